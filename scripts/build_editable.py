@@ -1,0 +1,60 @@
+"""Build the extension into this environment's editable install; a second build takes about a second.
+
+The first call runs pip. Later calls run only CMake in the build directory that pip left, and put the new
+binary in the place of the old one by a rename, so that processes that have it mapped go on undisturbed.
+"""
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD_DIR = ROOT / "build" / str(sys.implementation.cache_tag)
+BINARY = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def is_installed() -> bool:
+    """Whether this environment has an editable install that is newer than what describes the build."""
+    cache = BUILD_DIR / "CMakeCache.txt"
+    target = installed_binary()
+    if not cache.exists() or not target.exists():
+        return False
+    try:
+        importlib.metadata.distribution("stepmill")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    installed_at = target.with_name(".built").stat().st_mtime if target.with_name(".built").exists() else 0.0
+    return installed_at > max((ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt"))
+
+
+def installed_binary() -> Path:
+    return Path(sysconfig.get_path("platlib")) / "stepmill" / BINARY
+
+
+def install() -> None:
+    """Install through pip, without build isolation, so that the build directory stays valid."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-build-isolation", f"-Cbuild-dir={BUILD_DIR}", "-Ccmake.args=-GNinja", "-e", str(ROOT)]
+    subprocess.run(command, check=True)
+    installed_binary().with_name(".built").touch()
+
+
+def rebuild() -> None:
+    """Run CMake where pip left off, and swap the binary in."""
+    scripts = sysconfig.get_path("scripts")
+    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
+    subprocess.run(["cmake", "--build", str(BUILD_DIR)], check=True, env=environment)
+    built, target = BUILD_DIR / BINARY, installed_binary()
+    if built.stat().st_mtime > target.stat().st_mtime:
+        fresh = target.with_suffix(".new")
+        shutil.copyfile(built, fresh)
+        fresh.chmod(0o755)
+        fresh.replace(target)
+
+
+if __name__ == "__main__":
+    rebuild() if is_installed() else install()

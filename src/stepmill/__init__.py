@@ -1,0 +1,98 @@
+"""stepmill: runs many reinforcement-learning environments at once.
+
+The names below are loaded on first use. A worker imports this package too, and must not pay for Gymnasium by doing so.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from stepmill._version import __version__
+
+if not sys.platform.startswith("linux"):
+    raise ImportError(
+        f"stepmill runs on Linux only for now, and this is {sys.platform}; use it in a Linux container or virtual machine."
+    )
+
+if TYPE_CHECKING:
+    from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
+    from stepmill.frontends.gymnasium import make_vec as make_vec
+    from stepmill.pool.pool import Pool as Pool
+    from stepmill.spec.batch import Batch as Batch
+    from stepmill.spec.env import EnvSpec as EnvSpec
+    from stepmill.spec.errors import BadOutput as BadOutput
+    from stepmill.spec.errors import BusyEnvError as BusyEnvError
+    from stepmill.spec.errors import ClosedPoolError as ClosedPoolError
+    from stepmill.spec.errors import EngineBug as EngineBug
+    from stepmill.spec.errors import EnvError as EnvError
+    from stepmill.spec.errors import EnvTimeout as EnvTimeout
+    from stepmill.spec.errors import MissingExtraError as MissingExtraError
+    from stepmill.spec.errors import RecvTimeout as RecvTimeout
+    from stepmill.spec.errors import StepmillError as StepmillError
+    from stepmill.spec.errors import UsageError as UsageError
+    from stepmill.spec.errors import WorkerDied as WorkerDied
+    from stepmill.spec.options import AutoresetMode as AutoresetMode
+    from stepmill.spec.options import OnFault as OnFault
+    from stepmill.spec.options import PoolOptions as PoolOptions
+    from stepmill.spec.options import Seeding as Seeding
+
+_HOME_OF = {
+    "VectorEnv": "stepmill.frontends.gymnasium",
+    "make_vec": "stepmill.frontends.gymnasium",
+    "Pool": "stepmill.pool.pool",
+    "Batch": "stepmill.spec.batch",
+    "EnvSpec": "stepmill.spec.env",
+    "AutoresetMode": "stepmill.spec.options",
+    "OnFault": "stepmill.spec.options",
+    "PoolOptions": "stepmill.spec.options",
+    "Seeding": "stepmill.spec.options",
+    "BadOutput": "stepmill.spec.errors",
+    "BusyEnvError": "stepmill.spec.errors",
+    "ClosedPoolError": "stepmill.spec.errors",
+    "EngineBug": "stepmill.spec.errors",
+    "EnvError": "stepmill.spec.errors",
+    "EnvTimeout": "stepmill.spec.errors",
+    "MissingExtraError": "stepmill.spec.errors",
+    "RecvTimeout": "stepmill.spec.errors",
+    "StepmillError": "stepmill.spec.errors",
+    "UsageError": "stepmill.spec.errors",
+    "WorkerDied": "stepmill.spec.errors",
+}
+
+__all__ = [
+    "AutoresetMode",
+    "BadOutput",
+    "Batch",
+    "BusyEnvError",
+    "ClosedPoolError",
+    "EngineBug",
+    "EnvError",
+    "EnvSpec",
+    "EnvTimeout",
+    "MissingExtraError",
+    "OnFault",
+    "Pool",
+    "PoolOptions",
+    "RecvTimeout",
+    "Seeding",
+    "StepmillError",
+    "UsageError",
+    "VectorEnv",
+    "WorkerDied",
+    "__version__",
+    "make_vec",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its room, once."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stepmill' has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
