@@ -1,0 +1,45 @@
+"""What an env says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepmill.spec.tree import Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What the engine has to know of an env before it can step it.
+
+    Attributes:
+        observation: tree of one row's observation.
+        action: tree of one row's action.
+        batch_size: how many rows the env owns; more than 1 only if it is batched.
+        is_batched: whether `step` takes and returns arrays with a leading dimension of batch_size.
+        render_mode: as the env was made.
+        metadata: the env's own; for a batched env "autoreset_mode" is there as Gymnasium's string.
+        spaces: the original spaces, pickled as (observation space, action space) of one row; opaque to the engine.
+        gym_spec: the Gymnasium spec that the env was made from, pickled; None if it has none or it does not pickle.
+    """
+
+    observation: Node
+    action: Node
+    batch_size: int = 1
+    is_batched: bool = False
+    render_mode: str | None = None
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    spaces: bytes = b""
+    gym_spec: bytes | None = None
+
+    def is_compatible(self, other: EnvSpec) -> bool:
+        """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure and batch size.
+
+        Bounds of spaces may differ; a front-end that minds compares `spaces`.
+        """
+        return (
+            self.observation == other.observation
+            and self.action == other.action
+            and self.batch_size == other.batch_size
+            and self.is_batched == other.is_batched
+        )

@@ -1,0 +1,213 @@
+"""Every error that stepmill raises, as one tree.
+
+    StepmillError
+    ├── UsageError (ValueError)      the user's mistake
+    │   ├── BusyEnvError             an env is still stepping
+    │   └── ClosedPoolError          the pool is closed
+    ├── EnvError                     the env's: it raised
+    ├── BadOutput                    the env's: it returned what its spaces do not allow
+    ├── EnvTimeout                   the env's: it took too long
+    ├── WorkerDied                   the world's: a worker is gone
+    ├── RecvTimeout (TimeoutError)   results did not come in time; nothing is lost
+    ├── MissingExtraError (ImportError)
+    └── EngineBug                    ours
+
+Exceptions of an env travel as text plus the name of their class, never by calling a stranger's constructor, and
+every error here pickles. Several faults at once become one error, by `join_errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]) -> StepmillError:
+    """Make an unpickled error without its own constructor, which may ask for more than a message."""
+    error = cls.__new__(cls)
+    StepmillError.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class StepmillError(Exception):
+    """What all errors of stepmill have in common.
+
+    Attributes:
+        message: what happened, to which env, and what to do; without the faults that came along.
+        others: the faults that happened beside this one, each a StepmillError.
+    """
+
+    def __init__(self, message: str, *, others: Sequence[StepmillError] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.others = tuple(others)
+
+    def details(self) -> str:
+        """Return what follows the message when the error is printed; empty if nothing does."""
+        return ""
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.others:
+            parts.append("\n".join(f"and at the same time: {other.message}" for other in self.others))
+        parts.extend(details for error in (self, *self.others) if (details := error.details()))
+        return "\n\n".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+class UsageError(StepmillError, ValueError):
+    """The caller asked for something that cannot be done; nothing has been changed."""
+
+
+class BusyEnvError(UsageError):
+    """An env is still stepping or resetting, or the pool is in use by another call.
+
+    Attributes:
+        env_ids: the envs concerned; empty if it is the pool as a whole.
+    """
+
+    def __init__(self, message: str, *, env_ids: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.env_ids = tuple(env_ids)
+
+
+class ClosedPoolError(UsageError):
+    """The pool is closed, or belongs to another process."""
+
+
+class EnvError(StepmillError):
+    """An env raised.
+
+    Attributes:
+        env_id: the env that raised; None if it is not known which.
+        phase: what it was doing: "construct", "reset", "step", "call", "render" or "close".
+        error_type: the dotted name of the class of the original exception.
+        remote_traceback: the traceback where it was raised, as text; may be empty.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        env_id: int | None = None,
+        phase: str = "",
+        error_type: str = "",
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.env_id = env_id
+        self.phase = phase
+        self.error_type = error_type
+        self.remote_traceback = remote_traceback
+
+    def details(self) -> str:
+        """Return the traceback from where the env ran."""
+        if not self.remote_traceback:
+            return ""
+        return f"env {self.env_id}, where it raised:\n{self.remote_traceback.rstrip()}"
+
+
+class BadOutput(StepmillError):
+    """An env returned something that its spaces, or the rules of its API, do not allow.
+
+    Attributes:
+        env_id: the env; None if it is not known which.
+        leaf: where in the result the bad value is, for example "observation['camera'][0]" or "reward".
+        phase: "reset", "step" or "info".
+    """
+
+    def __init__(self, message: str, *, env_id: int | None = None, leaf: str = "", phase: str = "") -> None:
+        super().__init__(message)
+        self.env_id = env_id
+        self.leaf = leaf
+        self.phase = phase
+
+
+class EnvTimeout(StepmillError):
+    """An env was given up because it took longer than its deadline.
+
+    Attributes:
+        env_id: the env; None if a whole worker was late.
+        phase: "construct", "reset", "step", "call", "render" or "close".
+        timeout_s: the deadline that passed, in seconds.
+    """
+
+    def __init__(self, message: str, *, env_id: int | None = None, phase: str = "", timeout_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.env_id = env_id
+        self.phase = phase
+        self.timeout_s = timeout_s
+
+
+class WorkerDied(StepmillError):
+    """A worker is gone, and with it the envs that it owned.
+
+    Attributes:
+        worker: number of the worker.
+        env_ids: the envs that it owned.
+        exit_code: its exit status; None if a signal ended it or if the status is not known.
+        signal_name: for example "SIGKILL"; None if no signal ended it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: int,
+        env_ids: Sequence[int] = (),
+        exit_code: int | None = None,
+        signal_name: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.env_ids = tuple(env_ids)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+
+class RecvTimeout(StepmillError, TimeoutError):
+    """Too few results came before the deadline. Nothing is lost: wait again.
+
+    Attributes:
+        env_ids: the envs that were still at work.
+        timeout_s: the deadline that passed, in seconds.
+    """
+
+    def __init__(self, message: str, *, env_ids: Sequence[int] = (), timeout_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.env_ids = tuple(env_ids)
+        self.timeout_s = timeout_s
+
+
+class MissingExtraError(StepmillError, ImportError):
+    """An optional library is not installed.
+
+    Attributes:
+        module: the module that could not be imported.
+        extra: the extra of stepmill that brings it.
+    """
+
+    def __init__(self, *, module: str, extra: str) -> None:
+        super().__init__(f"{module} is not installed; run: pip install 'stepmill[{extra}]'")
+        self.module = module
+        self.extra = extra
+
+
+class EngineBug(StepmillError):
+    """Something that stepmill rules out has happened; please report it."""
+
+
+def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
+    """Return one error that stands for several faults: a copy of the first, with the rest in `others`.
+
+    Its text mentions all of them. The arguments are not changed.
+    """
+    first, *rest = errors
+    if not rest:
+        return first
+    joined = _rebuild(type(first), first.message, first.__dict__)
+    joined.others = (*first.others, *(flat for error in rest for flat in (error, *error.others)))
+    joined.__cause__ = first.__cause__
+    return joined

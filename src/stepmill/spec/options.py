@@ -1,0 +1,337 @@
+"""What a user may choose: `PoolOptions` and the enums of its fields."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
+
+from stepmill.spec.errors import UsageError
+
+
+class AutoresetMode(str, Enum):
+    """When an env that ended its episode is reset; names and values are Gymnasium's."""
+
+    NEXT_STEP = "NextStep"
+    SAME_STEP = "SameStep"
+    DISABLED = "Disabled"
+
+
+class Seeding(str, Enum):
+    """Where the seeds of automatic resets come from."""
+
+    CONTINUE = "continue"  # the env's own generator goes on
+    PER_EPISODE = "per_episode"  # a seed derived from (seed, env_id, episode)
+    FIXED = "fixed"  # the same seed each episode
+
+
+class OnFault(str, Enum):
+    """What happens to an env that raised, hung, died or returned rubbish."""
+
+    RAISE = "raise"
+    TRUNCATE = "truncate"
+    REPLAY = "replay"
+
+
+class Context(str, Enum):
+    """How worker processes are started."""
+
+    FORKSERVER = "forkserver"
+    FORK = "fork"
+    SPAWN = "spawn"
+
+
+class RetryIn(str, Enum):
+    """Where a failed reset is tried again."""
+
+    SAME = "same"
+    NEW = "new"  # in a new process
+
+
+class BackendName(str, Enum):
+    """Where envs run."""
+
+    AUTO = "auto"
+    SERIAL = "serial"
+    THREAD = "thread"
+    PROCESS = "process"
+    KERNEL = "kernel"
+    RAY = "ray"
+    ENVPOOL = "envpool"
+
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+_MIB = 1 << 20
+_BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
+
+# Fields whose default is the only value that works for now. Lift one here when it is built.
+NOT_YET = frozenset(
+    {
+        "affinity",
+        "crash_dir",
+        "linger_s",
+        "max_restarts",
+        "max_restarts_total",
+        "num_episodes",
+        "on_fault",
+        "overlap_resets",
+        "replay_log_bytes",
+        "reset_retries",
+        "reset_retry_in",
+        "reset_retry_wait_s",
+        "reset_timeout_s",
+        "restart_window_s",
+        "spare_envs",
+        "step_timeout_s",
+    }
+)
+NOT_YET_BACKENDS = frozenset({BackendName.KERNEL, BackendName.RAY, BackendName.ENVPOOL})
+
+_CHOICES: dict[str, type[Enum]] = {
+    "context": Context,
+    "autoreset_mode": AutoresetMode,
+    "seeding": Seeding,
+    "on_fault": OnFault,
+    "reset_retry_in": RetryIn,
+}
+# name: (smallest value, whether None is allowed)
+_COUNTS: dict[str, tuple[int, bool]] = {
+    "num_workers": (0, True),
+    "envs_per_worker": (1, True),
+    "slots": (1, False),
+    "num_episodes": (1, True),
+    "max_restarts": (0, False),
+    "max_restarts_total": (0, True),
+    "reset_retries": (0, False),
+    "spare_envs": (0, False),
+    "replay_log_bytes": (0, False),
+    "worker_threads": (1, True),
+}
+# name: (whether 0 is allowed, whether None is allowed)
+_AMOUNTS: dict[str, tuple[bool, bool]] = {
+    "step_timeout_s": (False, True),
+    "reset_timeout_s": (False, True),
+    "start_timeout_s": (False, True),
+    "call_timeout_s": (False, True),
+    "linger_s": (True, False),
+    "spin_us": (True, True),
+    "restart_window_s": (False, False),
+    "reset_retry_wait_s": (True, False),
+}
+_SWITCHES = ("copy", "overlap_resets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """How a pool runs its envs. Strings are accepted where a field is an enum.
+
+    Attributes:
+        backend: "auto" is serial if there is one env or num_workers is 0, else process; or a Backend object.
+        num_workers: None is min(num_envs, usable cores); the serial backend has none, whatever is asked.
+        envs_per_worker: the other way to say it; give at most one. 1 isolates the envs from each other.
+        context: how worker processes start.
+        autoreset_mode: as Gymnasium's.
+        copy: True makes every result a copy; False lends large observations (see `Batch`).
+        episode_stats: put return and length of an episode into the info at its end. None leaves it to the
+            front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
+        step_timeout_s, reset_timeout_s: None is no limit.
+        start_timeout_s, call_timeout_s: how long building the envs, and a call, may take; None is no limit.
+        linger_s: after the envs asked for are there, wait this much longer for more.
+        slots: result slots for observations that are lent.
+        spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
+        seeding: where the seeds of automatic resets come from.
+        num_episodes: episodes per env, after which it is never ready again; None is no end.
+        on_fault: what happens to an env that fails.
+        max_restarts, restart_window_s: so many restarts in so many seconds, then the fault is raised.
+        max_restarts_total: the same over the pool's life; None is no limit.
+        reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset.
+        spare_envs: envs kept freshly reset.
+        overlap_resets: reset a finished env before the next command asks for it.
+        replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
+        crash_dir: where crash capsules go.
+        worker_env: environment variables of the workers, on top of the learner's.
+        worker_threads: torch and OpenMP threads in each worker; None leaves them alone.
+        affinity: cores that the workers may use.
+    """
+
+    backend: object = BackendName.AUTO
+    num_workers: int | None = None
+    envs_per_worker: int | None = None
+    context: Context = Context.FORKSERVER
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+    copy: bool = False
+    episode_stats: bool | None = None
+    step_timeout_s: float | None = None
+    reset_timeout_s: float | None = None
+    start_timeout_s: float | None = 120.0
+    call_timeout_s: float | None = 120.0
+    linger_s: float = 0.0
+    slots: int = 4
+    spin_us: float | None = None
+    seeding: Seeding = Seeding.CONTINUE
+    num_episodes: int | None = None
+    on_fault: OnFault = OnFault.RAISE
+    max_restarts: int = 10
+    restart_window_s: float = 60.0
+    max_restarts_total: int | None = None
+    reset_retries: int = 0
+    reset_retry_in: RetryIn = RetryIn.SAME
+    reset_retry_wait_s: float = 0.1
+    spare_envs: int = 0
+    overlap_resets: bool = False
+    replay_log_bytes: int = 64 * _MIB
+    crash_dir: str | os.PathLike[str] | None = None
+    worker_env: Mapping[str, str] = field(default_factory=dict)
+    worker_threads: int | None = 1
+    affinity: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        self._set("backend", _backend(self.backend))
+        for name, choices in _CHOICES.items():
+            self._set(name, _choice(name, getattr(self, name), choices))
+        for name, (smallest, may_be_none) in _COUNTS.items():
+            self._set(name, _count(name, getattr(self, name), smallest, may_be_none=may_be_none))
+        for name, (may_be_zero, may_be_none) in _AMOUNTS.items():
+            self._set(name, _amount(name, getattr(self, name), may_be_zero=may_be_zero, may_be_none=may_be_none))
+        for name in _SWITCHES:
+            self._set(name, _switch(name, getattr(self, name)))
+        if self.episode_stats is not None:
+            self._set("episode_stats", _switch("episode_stats", self.episode_stats))
+        self._set("worker_env", _environment(self.worker_env))
+        self._set("affinity", None if self.affinity is None else tuple(self.affinity))
+        self._check_workers()
+        self._check_built()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_workers(self) -> None:
+        if self.num_workers is not None and self.envs_per_worker is not None:
+            raise UsageError(
+                f"num_workers={self.num_workers} and envs_per_worker={self.envs_per_worker} are both given; "
+                "give at most one of them"
+            )
+        if self.num_workers == 0 and self.backend not in (BackendName.AUTO, BackendName.SERIAL):
+            raise UsageError(
+                f"num_workers=0 leaves the {_name_of(self.backend)} backend without workers; "
+                "use backend='serial', or at least 1 worker"
+            )
+
+    def _check_built(self) -> None:
+        if isinstance(self.backend, BackendName) and self.backend in NOT_YET_BACKENDS:
+            raise UsageError(
+                f"backend={self.backend.value!r} is not built yet; use 'auto', 'serial', 'thread' or 'process'"
+            )
+        for name in sorted(NOT_YET):
+            default = PoolOptions.__dataclass_fields__[name].default
+            if getattr(self, name) != default:
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r} is not built yet; leave {name} out, "
+                    f"its default is {_plain(default)!r}"
+                )
+
+
+def apply_arguments(options: PoolOptions | None, **arguments: object) -> PoolOptions:
+    """Return options with a function's own arguments put in.
+
+    An argument at its default leaves the option as it is. An argument and an option that are both given must agree.
+
+    Raises:
+        UsageError: they do not agree, or a value is not allowed.
+    """
+    options = PoolOptions() if options is None else options
+    given = PoolOptions(**arguments)  # type: ignore[arg-type]  # checked by its __post_init__
+    changes = {}
+    for name in arguments:
+        default = PoolOptions.__dataclass_fields__[name].default
+        asked, chosen = getattr(given, name), getattr(options, name)
+        if asked == default:
+            continue
+        if chosen not in (default, asked):
+            raise UsageError(
+                f"{name} is given twice: {_plain(asked)!r}, and {_plain(chosen)!r} in options; give it once"
+            )
+        changes[name] = asked
+    return replace(options, **changes) if changes else options
+
+
+def _plain(value: object) -> object:
+    """Return an enum's value, for messages that a user can type in again."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _name_of(backend: object) -> str:
+    return str(backend.value) if isinstance(backend, BackendName) else type(backend).__name__
+
+
+def _backend(value: object) -> object:
+    if isinstance(value, str):
+        return _choice("backend", value, BackendName)
+    missing = [name for name in _BACKEND_METHODS if not callable(getattr(value, name, None))]
+    if missing:
+        names = ", ".join(repr(name.value) for name in BackendName)
+        raise UsageError(
+            f"backend={value!r} is neither a name nor a Backend: it has no {', '.join(missing)}; use one of {names}"
+        )
+    return value
+
+
+def _choice(name: str, value: object, choices: type[_Choice]) -> _Choice:
+    # Gymnasium's AutoresetMode is an enum of its own: its values are ours.
+    try:
+        return choices(_plain(value))
+    except ValueError:
+        names = ", ".join(repr(choice.value) for choice in choices)
+        raise UsageError(f"{name}={_plain(value)!r} is not one of {names}") from None
+
+
+def _count(name: str, value: SupportsIndex | None, smallest: int, *, may_be_none: bool) -> int | None:
+    if value is None and may_be_none:
+        return None
+    try:
+        count = None if value is None or isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or count < smallest:
+        raise UsageError(f"{name}={value!r} must be a whole number, {smallest} or more{_or_none(may_be_none)}")
+    return count
+
+
+def _amount(name: str, value: SupportsFloat | None, *, may_be_zero: bool, may_be_none: bool) -> float | None:
+    if value is None and may_be_none:
+        return None
+    try:
+        amount = math.nan if value is None or isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        amount = math.nan
+    if not math.isfinite(amount) or amount < 0 or (amount == 0 and not may_be_zero):
+        unit = "microseconds" if name.endswith("_us") else "seconds"
+        bound = "0 or more" if may_be_zero else "more than 0"
+        raise UsageError(f"{name}={value!r} must be a number of {unit}, {bound}{_or_none(may_be_none)}")
+    return amount
+
+
+def _or_none(may_be_none: bool) -> str:
+    return ", or None" if may_be_none else ""
+
+
+def _switch(name: str, value: object) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(f"{name}={value!r} must be True or False")
+
+
+def _environment(value: object) -> dict[str, str]:
+    is_valid = isinstance(value, Mapping) and all(
+        isinstance(name, str) and name and "=" not in name and isinstance(text, str) for name, text in value.items()
+    )
+    if not isinstance(value, Mapping) or not is_valid:
+        raise UsageError(f"worker_env={value!r} must map names of environment variables to strings")
+    return dict(value)

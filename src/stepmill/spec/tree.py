@@ -1,0 +1,131 @@
+"""The shape of an observation or an action, as a tree that names no foreign library.
+
+    Leaf      an array of fixed dtype and shape: one field of the slab
+    DictNode  keys and children
+    TupleNode children, and the class that makes the tuple if it is a named one
+    Opaque    something of no fixed size; it travels beside the arrays
+
+Leaves and opaques are numbered separately, each from 0, in depth-first order. That order is the contract between the
+slab, the native loop and the front-ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+
+
+class LeafKind(IntEnum):
+    """How one value of a leaf looks to the env."""
+
+    ARRAY = 0  # an array of the leaf's shape
+    SCALAR = 1  # a NumPy scalar: a Box of shape ()
+    DISCRETE = 2  # a NumPy integer, of which the engine keeps the small ones
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An array of fixed dtype and shape.
+
+    Attributes:
+        dtype: of the array; never structured, never object.
+        shape: for one env, without a batch dimension.
+        kind: how one value looks to the env.
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    kind: LeafKind = LeafKind.ARRAY
+
+
+@dataclass(frozen=True)
+class DictNode:
+    """A dict. Its items are in the order of the env's space, which is the order of the dicts given back."""
+
+    items: tuple[tuple[Hashable, Node], ...]
+
+
+@dataclass(frozen=True)
+class TupleNode:
+    """A tuple, or a named one if there is a factory, which is called with the children as positional arguments."""
+
+    children: tuple[Node, ...]
+    factory: Callable[..., tuple[object, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A value of no fixed size: text, sequence, graph, or a custom space's."""
+
+
+Node: TypeAlias = Leaf | DictNode | TupleNode | Opaque
+Path: TypeAlias = str  # how one would index it, for example "['camera'][0]"; empty for the root
+
+
+def walk(node: Node, path: Path = "") -> Iterator[tuple[Path, Leaf | Opaque]]:
+    """Yield every leaf and every opaque with its path, depth first."""
+    if isinstance(node, DictNode):
+        for key, child in node.items:
+            yield from walk(child, f"{path}[{key!r}]")
+    elif isinstance(node, TupleNode):
+        for index, child in enumerate(node.children):
+            yield from walk(child, f"{path}[{index}]")
+    else:
+        yield path, node
+
+
+def leaves(node: Node) -> list[tuple[Path, Leaf]]:
+    """Return the leaves with their paths; the place in the list is the leaf index."""
+    return [(path, end) for path, end in walk(node) if isinstance(end, Leaf)]
+
+
+def opaques(node: Node) -> list[Path]:
+    """Return the paths of the opaque parts; the place in the list is the opaque index."""
+    return [path for path, end in walk(node) if isinstance(end, Opaque)]
+
+
+def program(node: Node) -> tuple[object, ...]:
+    """Return the tree as the nested tuples that native code walks.
+
+    `(0, leaf_index, kind)` leaf · `(1, keys, children)` dict · `(2, children, factory | None)` tuple ·
+    `(3, opaque_index)` opaque; kind is a plain int.
+    """
+    return _program(node, itertools.count(), itertools.count())
+
+
+def _program(node: Node, next_leaf: Iterator[int], next_opaque: Iterator[int]) -> tuple[object, ...]:
+    if isinstance(node, Leaf):
+        return (0, next(next_leaf), int(node.kind))
+    if isinstance(node, DictNode):
+        keys = tuple(key for key, _ in node.items)
+        return (1, keys, tuple(_program(child, next_leaf, next_opaque) for _, child in node.items))
+    if isinstance(node, TupleNode):
+        children = tuple(_program(child, next_leaf, next_opaque) for child in node.children)
+        return (2, children, node.factory)
+    return (3, next(next_opaque))
+
+
+def unflatten(node: Node, arrays: Sequence[object], opaque_columns: Sequence[object] = ()) -> object:
+    """Return arrays and opaque columns in the tree's structure: dicts, tuples, named tuples.
+
+    Args:
+        arrays: one per leaf, in the order of `leaves(node)`; each [B, ...] for a batch.
+        opaque_columns: one per opaque, in the order of `opaques(node)`; each a tuple of B values for a batch.
+    """
+    return _unflatten(node, iter(arrays), iter(opaque_columns))
+
+
+def _unflatten(node: Node, arrays: Iterator[object], columns: Iterator[object]) -> object:
+    if isinstance(node, Leaf):
+        return next(arrays)
+    if isinstance(node, DictNode):
+        return {key: _unflatten(child, arrays, columns) for key, child in node.items}
+    if isinstance(node, TupleNode):
+        children = [_unflatten(child, arrays, columns) for child in node.children]
+        return tuple(children) if node.factory is None else node.factory(*children)
+    return next(columns)
