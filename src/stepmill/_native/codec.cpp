@@ -1,0 +1,35 @@
+// The codec's two functions for Python. The hot loop and the ledger use codec.hpp directly.
+#include "bindings.hpp"
+#include "codec.hpp"
+
+namespace nb = nanobind;
+
+namespace stepmill {
+
+namespace {
+
+nb::bytes encode_object(nb::handle obj, nb::handle pickler) {
+    std::vector<std::uint8_t> out;
+    Encoder encoder(pickler.ptr());
+    if (!encoder.encode(obj.ptr(), out)) throw nb::python_error();
+    return nb::bytes(out.data(), out.size());
+}
+
+nb::object decode_bytes(const nb::bytes& data, nb::handle unpickler) {
+    PyObject* obj = decode(static_cast<const std::uint8_t*>(data.data()), data.size(), unpickler.ptr());
+    if (obj == nullptr) throw nb::python_error();
+    return nb::steal(obj);
+}
+
+}  // namespace
+
+void bind_codec(nb::module_& module) {
+    module.def("encode", &encode_object, nb::arg("obj"), nb::arg("pickler").none(),
+               nb::sig("def encode(obj: object, pickler: collections.abc.Callable[[object], bytes] | None) -> bytes"),
+               "Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` takes what the codec does not know.");
+    module.def("decode", &decode_bytes, nb::arg("data"), nb::arg("unpickler").none(),
+               nb::sig("def decode(data: bytes, unpickler: collections.abc.Callable[[bytes], object] | None) -> object"),
+               "Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.");
+}
+
+}  // namespace stepmill

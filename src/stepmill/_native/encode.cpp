@@ -1,0 +1,290 @@
+// Python values to bytes. See codec.hpp for the contract and codec_format.hpp for the bytes.
+#define NO_IMPORT_ARRAY
+#include "numpy_api.hpp"
+
+#include "codec.hpp"
+#include "codec_format.hpp"
+#include "py_ref.hpp"
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace stepmill {
+
+const std::array<ScalarKind, NUM_SCALAR_KINDS>& scalar_kinds() {
+#define STEPMILL_KIND(Name, CODE) \
+    ScalarKind { &Py##Name##ArrType_Type, CODE, sizeof(Py##Name##ScalarObject::obval), offsetof(Py##Name##ScalarObject, obval) }
+    static const std::array<ScalarKind, NUM_SCALAR_KINDS> kinds{{
+        STEPMILL_KIND(Double, NPY_DOUBLE),
+        STEPMILL_KIND(Float, NPY_FLOAT),
+        STEPMILL_KIND(Long, NPY_LONG),
+        STEPMILL_KIND(Bool, NPY_BOOL),
+        STEPMILL_KIND(Int, NPY_INT),
+        STEPMILL_KIND(UByte, NPY_UBYTE),
+        STEPMILL_KIND(Byte, NPY_BYTE),
+        STEPMILL_KIND(Short, NPY_SHORT),
+        STEPMILL_KIND(UShort, NPY_USHORT),
+        STEPMILL_KIND(UInt, NPY_UINT),
+        STEPMILL_KIND(ULong, NPY_ULONG),
+        STEPMILL_KIND(LongLong, NPY_LONGLONG),
+        STEPMILL_KIND(ULongLong, NPY_ULONGLONG),
+        STEPMILL_KIND(Half, NPY_HALF),
+        STEPMILL_KIND(LongDouble, NPY_LONGDOUBLE),
+        STEPMILL_KIND(CFloat, NPY_CFLOAT),
+        STEPMILL_KIND(CDouble, NPY_CDOUBLE),
+        STEPMILL_KIND(CLongDouble, NPY_CLONGDOUBLE),
+    }};
+#undef STEPMILL_KIND
+    return kinds;
+}
+
+const ScalarKind* scalar_kind_of_code(unsigned code) {
+    for (const ScalarKind& kind : scalar_kinds()) {
+        if (kind.code == code) return &kind;
+    }
+    return nullptr;
+}
+
+namespace {
+
+enum class Outcome {
+    DONE,
+    FAILED,       // a Python exception is set
+    TOO_COMPLEX,  // too deep or too many parts: pickle the whole object
+};
+
+const ScalarKind* scalar_kind_of_type(const PyTypeObject* type) {
+    for (const ScalarKind& kind : scalar_kinds()) {
+        if (kind.type == type) return &kind;
+    }
+    return nullptr;
+}
+
+// Walks one object and appends its bytes. Python code runs only in `pickle`, which may change the containers under
+// our feet: items are held while they are written, and counts are written after the items.
+class Walk {
+  public:
+    Walk(PyObject* pickler, std::vector<std::uint8_t>& out) : pickler_(pickler), out_(out) {}
+
+    Outcome value(PyObject* obj, int depth);
+    Outcome pickle(PyObject* obj);
+
+  private:
+    void raw(const void* data, std::size_t size) {
+        const auto* bytes = static_cast<const std::uint8_t*>(data);
+        out_.insert(out_.end(), bytes, bytes + size);
+    }
+    void tag(Tag tag) { out_.push_back(static_cast<std::uint8_t>(tag)); }
+    template <typename T>
+    void fixed(Tag tag, const T& item) {
+        std::uint8_t bytes[1 + sizeof(T)];
+        bytes[0] = static_cast<std::uint8_t>(tag);
+        std::memcpy(bytes + 1, &item, sizeof(T));
+        raw(bytes, sizeof bytes);
+    }
+    void varint(std::uint64_t number) {
+        for (; number >= 0x80; number >>= 7) out_.push_back(static_cast<std::uint8_t>(number | 0x80));
+        out_.push_back(static_cast<std::uint8_t>(number));
+    }
+    void blob(Tag kind, const void* data, std::size_t size) {
+        tag(kind);
+        varint(size);
+        raw(data, size);
+    }
+
+    Outcome integer(PyObject* obj);
+    Outcome text(Tag kind, PyObject* obj);
+    Outcome scalar(const ScalarKind& kind, PyObject* obj);
+    Outcome array(PyArrayObject* array);
+    Outcome dict(PyObject* dict, int depth);
+    template <bool IS_LIST>
+    Outcome sequence(PyObject* sequence, int depth);
+    Outcome key(PyObject* obj, int depth) { return PyUnicode_CheckExact(obj) ? text(Tag::KEY, obj) : value(obj, depth); }
+
+    // A count is written before its items, but known only after them: room for it is left, and closed up at the end.
+    std::size_t open_count() {
+        const std::size_t at = out_.size();
+        out_.push_back(0);
+        return at;
+    }
+    void close_count(std::size_t at, std::size_t count);
+
+    PyObject* pickler_;
+    std::vector<std::uint8_t>& out_;
+    std::size_t num_nodes_{0};
+};
+
+void Walk::close_count(std::size_t at, std::size_t count) {
+    out_[at] = static_cast<std::uint8_t>(count & 0x7f);
+    if (count < 0x80) return;
+    out_[at] |= 0x80;
+    std::uint8_t rest[MAX_VARINT_BYTES];
+    std::size_t used = 0;
+    for (count >>= 7; count >= 0x80; count >>= 7) rest[used++] = static_cast<std::uint8_t>(count | 0x80);
+    rest[used++] = static_cast<std::uint8_t>(count);
+    out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(at) + 1, rest, rest + used);
+}
+
+Outcome Walk::pickle(PyObject* obj) {
+    if (pickler_ == nullptr) {
+        PyErr_Format(PyExc_TypeError, "a value of type %.200s can only be pickled, and there is no pickler; pass one to encode()",
+                     Py_TYPE(obj)->tp_name);
+        return Outcome::FAILED;
+    }
+    const PyRef pickled(PyObject_CallOneArg(pickler_, obj));
+    if (pickled == nullptr) return Outcome::FAILED;
+    if (!PyBytes_CheckExact(pickled.get())) {
+        PyErr_Format(PyExc_TypeError, "the pickler returned %.200s for a value of type %.200s; it must return bytes",
+                     Py_TYPE(pickled.get())->tp_name, Py_TYPE(obj)->tp_name);
+        return Outcome::FAILED;
+    }
+    blob(Tag::PICKLE, PyBytes_AS_STRING(pickled.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(pickled.get())));
+    return Outcome::DONE;
+}
+
+Outcome Walk::integer(PyObject* obj) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(obj, &overflow);
+    if (overflow == 0) {
+        fixed(Tag::INT, static_cast<std::int64_t>(number));
+        return Outcome::DONE;
+    }
+    const PyRef digits(PyNumber_ToBase(obj, 16));  // linear in the size, and free of the limit on decimal digits
+    return digits == nullptr ? Outcome::FAILED : text(Tag::BIG_INT, digits.get());
+}
+
+Outcome Walk::text(Tag kind, PyObject* obj) {
+    Py_ssize_t size = 0;
+    const char* utf8 = PyUnicode_AsUTF8AndSize(obj, &size);
+    if (utf8 != nullptr) {
+        blob(kind, utf8, static_cast<std::size_t>(size));
+        return Outcome::DONE;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return Outcome::FAILED;
+    PyErr_Clear();
+    const PyRef bytes(PyUnicode_AsEncodedString(obj, "utf-8", "surrogatepass"));
+    if (bytes == nullptr) return Outcome::FAILED;
+    blob(kind, PyBytes_AS_STRING(bytes.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.get())));
+    return Outcome::DONE;
+}
+
+Outcome Walk::scalar(const ScalarKind& kind, PyObject* obj) {
+    std::uint8_t bytes[2 + 32];
+    bytes[0] = static_cast<std::uint8_t>(Tag::SCALAR);
+    bytes[1] = kind.code;
+    std::memcpy(bytes + 2, reinterpret_cast<const std::uint8_t*>(obj) + kind.offset, kind.size_bytes);
+    raw(bytes, 2u + kind.size_bytes);
+    return Outcome::DONE;
+}
+
+Outcome Walk::array(PyArrayObject* array) {
+    const int code = PyArray_TYPE(array);
+    const bool is_text = code == NPY_STRING || code == NPY_UNICODE;
+    const bool is_native = is_text ? PyArray_ITEMSIZE(array) > 0 : code >= 0 && scalar_kind_of_code(static_cast<unsigned>(code)) != nullptr;
+    auto* obj = reinterpret_cast<PyObject*>(array);
+    if (!is_native || PyArray_NDIM(array) > MAX_NATIVE_NDIM) return pickle(obj);
+
+    // The copy is taken first and then asked for its shape: NumPy may let go of the GIL while it copies.
+    const PyRef flat(PyArray_IS_C_CONTIGUOUS(array) ? Py_NewRef(obj) : PyArray_NewCopy(array, NPY_CORDER));
+    if (flat == nullptr) return Outcome::FAILED;
+    auto* source = reinterpret_cast<PyArrayObject*>(flat.get());
+    tag(Tag::ARRAY);
+    out_.push_back(static_cast<std::uint8_t>(code));
+    out_.push_back(PyArray_ISBYTESWAPPED(source) ? 1 : 0);
+    if (is_text) varint(static_cast<std::uint64_t>(PyArray_ITEMSIZE(source)));
+    out_.push_back(static_cast<std::uint8_t>(PyArray_NDIM(source)));
+    for (int axis = 0; axis < PyArray_NDIM(source); ++axis) varint(static_cast<std::uint64_t>(PyArray_DIM(source, axis)));
+    raw(PyArray_DATA(source), static_cast<std::size_t>(PyArray_NBYTES(source)));
+    return Outcome::DONE;
+}
+
+Outcome Walk::dict(PyObject* dict, int depth) {
+    tag(Tag::DICT);
+    const std::size_t at = open_count();
+    std::size_t count = 0;
+    Py_ssize_t position = 0;
+    PyObject* name = nullptr;
+    PyObject* item = nullptr;
+    while (PyDict_Next(dict, &position, &name, &item)) {
+        const PyRef held_name = share(name);
+        const PyRef held_item = share(item);
+        Outcome outcome = key(name, depth + 1);
+        if (outcome == Outcome::DONE) outcome = value(item, depth + 1);
+        if (outcome != Outcome::DONE) return outcome;
+        ++count;
+    }
+    close_count(at, count);
+    return Outcome::DONE;
+}
+
+template <bool IS_LIST>
+Outcome Walk::sequence(PyObject* sequence, int depth) {
+    tag(IS_LIST ? Tag::LIST : Tag::TUPLE);
+    const std::size_t at = open_count();
+    Py_ssize_t count = 0;
+    for (; count < Py_SIZE(sequence); ++count) {
+        const PyRef item = share(IS_LIST ? PyList_GET_ITEM(sequence, count) : PyTuple_GET_ITEM(sequence, count));
+        const Outcome outcome = value(item.get(), depth + 1);
+        if (outcome != Outcome::DONE) return outcome;
+    }
+    close_count(at, static_cast<std::size_t>(count));
+    return Outcome::DONE;
+}
+
+Outcome Walk::value(PyObject* obj, int depth) {
+    if (++num_nodes_ > CODEC_MAX_NODES || depth > CODEC_MAX_DEPTH) return Outcome::TOO_COMPLEX;
+    const PyTypeObject* type = Py_TYPE(obj);
+    if (obj == Py_None || type == &PyBool_Type) {
+        tag(obj == Py_None ? Tag::NONE : obj == Py_True ? Tag::TRUE : Tag::FALSE);
+        return Outcome::DONE;
+    }
+    if (type == &PyFloat_Type) {
+        fixed(Tag::FLOAT, PyFloat_AS_DOUBLE(obj));
+        return Outcome::DONE;
+    }
+    if (type == &PyLong_Type) return integer(obj);
+    if (type == &PyUnicode_Type) return text(Tag::STR, obj);
+    if (type == &PyArray_Type) return array(reinterpret_cast<PyArrayObject*>(obj));
+    if (type == &PyDict_Type) return dict(obj, depth);
+    if (type == &PyTuple_Type) return sequence<false>(obj, depth);
+    if (type == &PyList_Type) return sequence<true>(obj, depth);
+    if (const ScalarKind* kind = scalar_kind_of_type(type)) return scalar(*kind, obj);
+    if (type == &PyBytes_Type) {
+        blob(Tag::BYTES, PyBytes_AS_STRING(obj), static_cast<std::size_t>(PyBytes_GET_SIZE(obj)));
+        return Outcome::DONE;
+    }
+    if (type == &PyComplex_Type) {
+        fixed(Tag::COMPLEX, std::array<double, 2>{PyComplex_RealAsDouble(obj), PyComplex_ImagAsDouble(obj)});
+        return Outcome::DONE;
+    }
+    return pickle(obj);
+}
+
+}  // namespace
+
+Encoder::Encoder(PyObject* pickler) : pickler_(pickler == Py_None ? nullptr : Py_XNewRef(pickler)) {}
+
+Encoder::~Encoder() { Py_XDECREF(pickler_); }
+
+Encoder::Encoder(Encoder&& other) noexcept : pickler_(std::exchange(other.pickler_, nullptr)) {}
+
+bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out) {
+    const std::size_t before = out.size();
+    Outcome outcome = Outcome::FAILED;
+    try {
+        Walk walk(pickler_, out);
+        outcome = walk.value(obj, 0);
+        if (outcome == Outcome::TOO_COMPLEX) {
+            out.resize(before);
+            outcome = walk.pickle(obj);
+        }
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+        outcome = Outcome::FAILED;
+    }
+    if (outcome != Outcome::DONE) out.resize(before);
+    return outcome == Outcome::DONE;
+}
+
+}  // namespace stepmill
