@@ -1,0 +1,72 @@
+"""What a user needs to test an env, a backend or a front-end: toy envs, and checks that say what is wrong.
+
+Names load on first use: the toy envs need Gymnasium, and whoever imports this package may not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepmill.testing.check import CheckFailed as CheckFailed
+    from stepmill.testing.check import check_backend as check_backend
+    from stepmill.testing.check import check_env as check_env
+    from stepmill.testing.check import check_frontend as check_frontend
+    from stepmill.testing.envs import BatchedCountingEnv as BatchedCountingEnv
+    from stepmill.testing.envs import CountingEnv as CountingEnv
+    from stepmill.testing.envs import ImageEnv as ImageEnv
+    from stepmill.testing.envs import SeedRecorder as SeedRecorder
+    from stepmill.testing.envs import SlowEnv as SlowEnv
+    from stepmill.testing.faulty import BadOutputEnv as BadOutputEnv
+    from stepmill.testing.faulty import DyingEnv as DyingEnv
+    from stepmill.testing.faulty import OddRewardEnv as OddRewardEnv
+    from stepmill.testing.faulty import RaisingEnv as RaisingEnv
+    from stepmill.testing.gates import Gate as Gate
+    from stepmill.testing.gates import GateEnv as GateEnv
+    from stepmill.testing.leaves import DisguiseEnv as DisguiseEnv
+    from stepmill.testing.leaves import ScalarDisguiseEnv as ScalarDisguiseEnv
+    from stepmill.testing.sampled import SampledEnv as SampledEnv
+
+_NAMES_IN = {
+    "check": ("CheckFailed", "check_backend", "check_env", "check_frontend"),
+    "envs": ("BatchedCountingEnv", "CountingEnv", "ImageEnv", "SeedRecorder", "SlowEnv"),
+    "faulty": ("BadOutputEnv", "DyingEnv", "OddRewardEnv", "RaisingEnv"),
+    "gates": ("Gate", "GateEnv"),
+    "leaves": ("DisguiseEnv", "ScalarDisguiseEnv"),
+    "sampled": ("SampledEnv",),
+}
+_HOME_OF = {name: f"stepmill.testing.{module}" for module, names in _NAMES_IN.items() for name in names}
+
+__all__ = [
+    "BadOutputEnv",
+    "BatchedCountingEnv",
+    "CheckFailed",
+    "CountingEnv",
+    "DisguiseEnv",
+    "DyingEnv",
+    "Gate",
+    "GateEnv",
+    "ImageEnv",
+    "OddRewardEnv",
+    "RaisingEnv",
+    "SampledEnv",
+    "ScalarDisguiseEnv",
+    "SeedRecorder",
+    "SlowEnv",
+    "check_backend",
+    "check_env",
+    "check_frontend",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its file, once."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stepmill.testing' has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

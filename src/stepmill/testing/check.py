@@ -1,0 +1,225 @@
+"""Executable contracts: run them on an env, a backend or a front-end of your own. Each raises `CheckFailed` or returns None."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+
+from stepmill.testing.compare import find_difference
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.faulty import RaisingEnv
+from stepmill.testing.leaves import all_leaves_space
+from stepmill.testing.sampled import SampledEnv
+
+if TYPE_CHECKING:
+    from stepmill.pool.pool import Pool
+
+    EnvFn = Callable[[], gymnasium.Env[Any, Any]]
+    MakePool = Callable[[Sequence[EnvFn]], Pool]
+    MakeVectorEnv = Callable[..., gymnasium.vector.VectorEnv[Any, Any, Any]]
+
+NUM_STEPS = 40
+
+
+class CheckFailed(AssertionError):  # noqa: N818 - reads as a verdict, like AssertionError's pytest.fail
+    """The thing under test breaks its contract; the text says which clause, and where."""
+
+
+def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info: Collection[str] = ()) -> None:
+    """Check that an env's data follow from its seed and its actions alone, as replay and seeded runs need.
+
+    Two envs are driven with one seed and the same actions, alternately, so that a random generator which they share shows;
+    then the first is reset with the seed again, and must repeat itself. Results must have the shape and dtype of the spaces.
+
+    Args:
+        env_fn: builds the env; called twice.
+        seed: of the resets, and of the random actions.
+        num_steps: how many steps each time.
+        ignore_info: info keys that may differ, such as wall-clock times.
+
+    Raises:
+        CheckFailed: the env is not deterministic, or breaks the Gymnasium step API.
+    """
+    first, second = env_fn(), env_fn()
+    try:
+        actions = _draw_actions(first.action_space, num_steps, seed)
+        runs = [_Run(env, seed, ignore_info) for env in (first, second)]
+        _compare_alternately(runs, actions, "two envs with the same seed and actions")
+        again = [_Run(first, seed, ignore_info)]
+        for index, action in enumerate([None, *actions]):
+            _fail_if(
+                find_difference(again[0].advance(action), runs[0].history[index], f"step {index}"),
+                "an env that was used and then reset with its seed does not repeat itself",
+            )
+    finally:
+        first.close()
+        second.close()
+
+
+def check_backend(make_pool: MakePool) -> None:
+    """Check that pools of `make_pool(env_fns)` keep the contract of every backend: data, calls, faults, close.
+
+    Args:
+        make_pool: builds a Pool on the backend under test, with automatic resets at the next step.
+
+    Raises:
+        CheckFailed: with the clause that is broken.
+    """
+    _check_data(make_pool)
+    _check_calls(make_pool)
+    _check_raising_env(make_pool)
+
+
+def check_frontend(make_vector_env: MakeVectorEnv, *, num_envs: int = 3) -> None:
+    """Check that a `gymnasium.vector.VectorEnv` returns what Gymnasium's own in-line one does, in all autoreset modes.
+
+    Args:
+        make_vector_env: called as `make_vector_env(env_fns, autoreset_mode=mode)`.
+        num_envs: how many envs to run.
+
+    Raises:
+        CheckFailed: with the first element that differs.
+    """
+    space = all_leaves_space()
+    env_fns = [partial(SampledEnv, space, space, base_seed=i) for i in range(num_envs)]
+    for mode in gymnasium.vector.AutoresetMode:
+        ours = make_vector_env(env_fns, autoreset_mode=mode)
+        theirs = gymnasium.vector.SyncVectorEnv(env_fns, autoreset_mode=mode)
+        try:
+            _compare_vector_envs(ours, theirs, is_manual=mode is gymnasium.vector.AutoresetMode.DISABLED)
+        finally:
+            ours.close()
+            theirs.close()
+
+
+class _Run:
+    """One env being driven; keeps what it returned."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], seed: int, ignore_info: Collection[str]) -> None:
+        self._env = env
+        self._seed: int | None = seed
+        self._ignore_info = ignore_info
+        self._is_over = True
+        self.history: list[object] = []
+
+    def advance(self, action: object) -> object:
+        """Step with the action, or reset if the episode is over; return a deep copy of the result."""
+        if self._is_over:
+            result: tuple[Any, ...] = self._env.reset(seed=self._seed)
+            self._seed = None
+            _fail_if(None if _is_tuple(result, 2) else f"{result!r}", "reset must return (observation, info)")
+            self._is_over = False
+        else:
+            result = self._env.step(copy.deepcopy(action))
+            is_step = _is_tuple(result, 5)
+            _fail_if(
+                None if is_step else f"{result!r}",
+                "step must return (observation, reward, terminated, truncated, info)",
+            )
+            self._is_over = bool(result[2]) or bool(result[3])
+        space = self._env.observation_space
+        _fail_if(
+            None if space.contains(result[0]) else f"{result[0]!r} is not in {space}",
+            "an observation is outside its space",
+        )
+        info = {key: value for key, value in result[-1].items() if key not in self._ignore_info}
+        self.history.append(copy.deepcopy((*result[:-1], info)))
+        return self.history[-1]
+
+
+def _is_tuple(result: object, length: int) -> bool:
+    return isinstance(result, tuple) and len(result) == length and isinstance(result[-1], dict)
+
+
+def _compare_alternately(runs: Sequence[_Run], actions: Sequence[object], who: str) -> None:
+    for index, action in enumerate([None, *actions]):
+        left, right = (run.advance(action) for run in runs)
+        _fail_if(find_difference(left, right, f"step {index}"), f"{who} return different data")
+
+
+def _draw_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
+    space = copy.deepcopy(space)
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
+def _fail_if(problem: str | None, clause: str) -> None:
+    if problem is not None:
+        raise CheckFailed(f"{clause}: {problem}")
+
+
+def _check_data(make_pool: MakePool) -> None:
+    lengths = [3, 4, 5]
+    env_fns = [partial(CountingEnv, i, n) for i, n in enumerate(lengths)]
+    with make_pool(env_fns) as pool:
+        batch = pool.reset(seed=0)
+        _expect("the observation after reset", batch.obs, np.array([[i, 0, 0] for i in range(3)]))
+        for clock in range(1, NUM_STEPS):
+            actions = np.array([clock, 10 + clock, 20 + clock]) % 100
+            batch = pool.step(actions)
+            # An episode of n steps takes n + 1 commands: the last is the reset, which ignores its action.
+            places = [divmod(clock, length + 1) for length in lengths]
+            _expect(
+                f"the observation after step {clock}",
+                batch.obs,
+                np.array([[i, episode, t] for i, (episode, t) in enumerate(places)]),
+            )
+            acted = np.array([t > 0 for _, t in places])
+            _expect(f"the reward of step {clock}", batch.reward, np.where(acted, actions, 0).astype(np.float64))
+            ends = np.array([t == length for (_, t), length in zip(places, lengths, strict=True)])
+            _expect(f"terminated of step {clock}", batch.terminated, ends)
+            _expect(f"truncated of step {clock}", batch.truncated, np.zeros(3, bool))
+            _expect(f"env_id of step {clock}", batch.env_id, np.arange(3, dtype=batch.env_id.dtype))
+
+
+def _check_calls(make_pool: MakePool) -> None:
+    with make_pool([partial(CountingEnv, i) for i in range(3)]) as pool:
+        pool.reset(seed=0)
+        _expect("the answers of a call", list(pool.call("add", 1.0, right=2.0)), [3.0, 4.0, 5.0])
+        pool.set_attr("weight", [5.0, 6.0, 7.0])
+        _expect("the attribute that was set", list(pool.get_attr("weight")), [5.0, 6.0, 7.0])
+    pool.close()
+
+
+def _check_raising_env(make_pool: MakePool) -> None:
+    from stepmill.spec.errors import EnvError
+
+    env_fns = [partial(RaisingEnv, "step", at, identity=i) for i, at in enumerate((2, 99))]
+    with make_pool(env_fns) as pool:
+        pool.reset(seed=0)
+        pool.step(np.array([1, 1]))
+        try:
+            pool.step(np.array([1, 1]))
+        except EnvError as error:
+            _expect("the env that an EnvError names", error.env_id, 0)
+            _fail_if(None if "a deliberate failure" in str(error) else str(error), "an EnvError must carry the cause")
+        else:
+            raise CheckFailed("an env that raises must surface as EnvError: nothing was raised")
+        batch = pool.reset(env_ids=[0])
+        _expect("the env that is reset after a fault", batch.env_id.tolist(), [0])
+
+
+def _expect(what: str, got: object, wanted: object) -> None:
+    _fail_if(find_difference(got, wanted, what), "the pool returns the wrong data")
+
+
+def _compare_vector_envs(
+    ours: gymnasium.vector.VectorEnv[Any, Any, Any],
+    theirs: gymnasium.vector.VectorEnv[Any, Any, Any],
+    *,
+    is_manual: bool,
+) -> None:
+    clause = "the front-end differs from gymnasium.vector.SyncVectorEnv"
+    _fail_if(find_difference(ours.reset(seed=3), theirs.reset(seed=3), "reset"), clause)
+    for index, action in enumerate(_draw_actions(theirs.action_space, NUM_STEPS, seed=5)):
+        result = theirs.step(action)
+        _fail_if(find_difference(ours.step(action), result, f"step {index}"), clause)
+        over = np.logical_or(result[2], result[3])
+        if is_manual and over.any():
+            left, right = (env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs))
+            _fail_if(find_difference(left, right, f"the partial reset after step {index}"), clause)

@@ -1,0 +1,115 @@
+"""Envs that wait until a test lets them go on: synchronisation without sleeping.
+
+```
+ test process                          env, in any process or thread
+   gate.wait_arrivals(n)  ◄── byte ──  arrives, writes one byte
+   gate.open(n)           ── byte ──►  reads one byte, goes on
+```
+Both ways are named pipes in a directory of the gate's own, so that a worker which inherits nothing finds them by path.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.testing.envs import CountingEnv, Info, Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+GATED_ACTION = 99
+"""The action that makes a `GateEnv` wait; all others pass."""
+
+
+class Gate:
+    """A semaphore that starts shut. Made and opened by the test, waited for by envs. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="stepmill-gate-"))
+        for name in ("arrivals", "tickets"):
+            os.mkfifo(self.path / name)
+        # Open for both ways, so that neither side ever waits for the other to open its end.
+        self._arrivals = os.open(self.path / "arrivals", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._tickets = os.open(self.path / "tickets", os.O_RDWR | os.O_CLOEXEC)
+
+    def open(self, count: int = 1) -> None:
+        """Let `count` arrivals pass, those that wait already and those still to come."""
+        os.write(self._tickets, b"t" * count)
+
+    def wait_arrivals(self, count: int = 1, *, timeout_s: float = 30.0) -> None:
+        """Wait until `count` more envs have come to the gate.
+
+        Raises:
+            TimeoutError: fewer came within `timeout_s` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        missing = count
+        while missing:
+            readable, _, _ = select.select([self._arrivals], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                raise TimeoutError(f"{missing} of {count} envs did not arrive at the gate within {timeout_s} s")
+            missing -= len(os.read(self._arrivals, missing))
+
+    def close(self) -> None:
+        """Open for good, and remove the pipes. Idempotent."""
+        if self._tickets < 0:
+            return
+        self.open(1000)
+        os.close(self._arrivals)
+        os.close(self._tickets)
+        self._arrivals = self._tickets = -1
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def wait_at(path: str | os.PathLike[str]) -> None:
+    """Arrive at the gate that lies at `path`, and wait there, without the GIL, for a ticket; pass if it is gone."""
+    try:
+        arrivals = os.open(Path(path) / "arrivals", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        tickets = os.open(Path(path) / "tickets", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(arrivals, b"a")
+        os.read(tickets, 1)
+    finally:
+        os.close(arrivals)
+        os.close(tickets)
+
+
+class GateEnv(CountingEnv):
+    """A counting env that waits at the gate when its action is `GATED_ACTION`, or in a reset with options {"gate": True}."""
+
+    def __init__(self, path: str | os.PathLike[str], identity: int = 0, length: int = 5) -> None:
+        super().__init__(identity, length)
+        self._path = os.fspath(path)
+
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> tuple[NDArray[np.int64], Info]:
+        if options and options.get("gate"):
+            wait_at(self._path)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.int64], float, bool, bool, Info]:
+        if action == GATED_ACTION:
+            wait_at(self._path)
+        return super().step(action)
+
+    def wait_here(self) -> int:
+        """Wait at the gate as a remote call, and return the identity."""
+        wait_at(self._path)
+        return self.identity
