@@ -1,18 +1,82 @@
-# Two commands on a fresh machine: `make run` and `make test`. They need Python 3.10 or newer, a C++ compiler and make.
+# Two commands on a fresh machine: `make run` and `make test`. They need Python 3.10 or newer, a C++ compiler and make;
+# everything else, CMake and Ninja too, comes from PyPI into .venv.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
-PY := $(VENV)/bin/python
-CACHE_TAG = $(shell $(PY) -c 'import sys; print(sys.implementation.cache_tag)')
-BUILD_DIR = build/$(CACHE_TAG)
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STUB := src/stepmill/_native.pyi
+PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build
+.PHONY: help venv build run test check format stub sanitize soak test-torch test-versions bench-setup bench dist lock clean
 
-$(VENV)/.ready: pyproject.toml
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check scikit-build-core nanobind ninja cmake "numpy>=2"
-	touch $@
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
 
-venv: $(VENV)/.ready
+$(VENV)/.ready: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "stepmill needs Python 3.10 or newer; give one: make PYTHON=python3.12")'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
+	    { rm -rf $(VENV); echo "no venv could be made: install your system's python3-venv and run make again" >&2; exit 1; }
+	$(PY) -m pip install -q -r constraints.txt
+	@touch $@
 
-build: venv
-	$(PY) scripts/build_editable.py
+venv: $(VENV)/.ready  ## the environment in .venv
+
+build: venv  ## the extension, editable; fast when little changed
+	@$(PY) scripts/build_editable.py
+
+run: build  ## drive CartPole and Atari Pong, and compare with Gymnasium's vector env
+	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --steps 200000 --seed 0
+	$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --steps 8000 --seed 0
+	$(PY) -m stepmill.observe.showcase
+
+test: build  ## all tests but the long ones, under 10 minutes
+	$(PY) -m pytest -m "not soak" $(PYTEST_ARGS)
+
+check: build  ## lint, types, walls, sizes, stub
+	$(BIN)/ruff check $(PYTHON_CODE)
+	$(BIN)/ruff format --check $(PYTHON_CODE)
+	$(BIN)/mypy
+	$(BIN)/mypy scripts $(wildcard tests/typing)
+	$(BIN)/lint-imports
+	$(PY) scripts/check_sizes.py
+	$(PY) scripts/check_stub.py
+
+format: venv  ## let ruff mend what it can
+	$(BIN)/ruff check --fix $(PYTHON_CODE)
+	$(BIN)/ruff format $(PYTHON_CODE)
+
+stub: build  ## write the stub of the extension anew
+	$(PY) scripts/check_stub.py --write
+
+sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests on an ASAN build
+	scripts/sanitize.sh $(PY)
+
+soak: build  ## 10 million steps without growth, and the tests marked soak
+	$(PY) scripts/soak.py
+	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
+
+test-torch: build  ## the tests marked torch, in an environment of their own
+	scripts/test_torch.sh $(PY)
+
+test-versions: venv  ## build and test on the oldest and the newest CPython found
+	$(PY) scripts/test_versions.py
+
+bench-setup: build  ## the peers' environments
+	$(PY) -m benchmarks.setup
+
+bench: build  ## the tables of benchmarks/
+	$(PY) -m benchmarks.run
+
+dist: venv  ## sdist and wheel, each tried in an empty environment
+	$(PY) scripts/check_dist.py
+
+lock: venv  ## choose the versions of constraints.txt anew
+	scripts/lock.sh $(PY)
+
+clean:  ## remove what was built, but not the environment
+	rm -rf build dist .venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)/.built

@@ -4,6 +4,7 @@ The first call runs pip. Later calls run only CMake in the build directory that 
 binary in the place of the old one by a rename, so that processes that have it mapped go on undisturbed.
 """
 
+import fcntl
 import importlib.metadata
 import os
 import shutil
@@ -20,15 +21,14 @@ BINARY = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 def is_installed() -> bool:
     """Whether this environment has an editable install that is newer than what describes the build."""
     cache = BUILD_DIR / "CMakeCache.txt"
-    target = installed_binary()
-    if not cache.exists() or not target.exists():
+    stamp = installed_binary().with_name(".built")
+    if not (cache.exists() and installed_binary().exists() and stamp.exists()):
         return False
     try:
         importlib.metadata.distribution("stepmill")
     except importlib.metadata.PackageNotFoundError:
         return False
-    installed_at = target.with_name(".built").stat().st_mtime if target.with_name(".built").exists() else 0.0
-    return installed_at > max((ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt"))
+    return stamp.stat().st_mtime > max((ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt"))
 
 
 def installed_binary() -> Path:
@@ -56,5 +56,16 @@ def rebuild() -> None:
         fresh.replace(target)
 
 
+def main() -> None:
+    """Build, one at a time: a second build of the same environment waits for the first."""
+    BUILD_DIR.mkdir(parents=True, exist_ok=True)
+    with (BUILD_DIR / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_installed():
+            rebuild()
+        else:
+            install()
+
+
 if __name__ == "__main__":
-    rebuild() if is_installed() else install()
+    main()

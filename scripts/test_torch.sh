@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The tests marked torch, in an environment beside .venv that also has PyTorch. Usage: test_torch.sh PYTHON
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1
+if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != True ]; then
+    echo "the tests with torch are run on CPython 3.11; make the environment with it: remove .venv, then make venv PYTHON=python3.11" >&2
+    exit 2
+fi
+side=$("$python" scripts/side_env.py .venvs/torch --editable)
+"$side" -m pip install -q "torch==2.13.0"
+"$side" -m pytest -m "torch and not soak"
