@@ -233,7 +233,7 @@ class PoolOptions:
             default = PoolOptions.__dataclass_fields__[name].default
             if getattr(self, name) != default:
                 raise UsageError(
-                    f"{name}={getattr(self, name)!r} is not built yet; leave {name} out, "
+                    f"{name}={_plain(getattr(self, name))!r} is not built yet; leave {name} out, "
                     f"its default is {_plain(default)!r}"
                 )
 

@@ -1,0 +1,107 @@
+"""Gymnasium envs: spaces become trees, and the env is stepped as it is."""
+
+from __future__ import annotations
+
+import pickle
+from typing import cast
+
+import cloudpickle
+import gymnasium
+from gymnasium import spaces
+
+from stepmill.envs import Steppable
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
+
+# bool, signed, unsigned, float, complex: what has a fixed size and no references.
+_PLAIN_KINDS = "biufc"
+
+
+def describe(env: object, like: EnvSpec | None) -> EnvSpec:
+    """Return what a Gymnasium env says of itself; `like` itself if that says the same."""
+    env = cast("gymnasium.Env[object, object]", env)
+    observation = read_space(env, "observation_space")
+    action = read_space(env, "action_space")
+    spec = EnvSpec(
+        observation=tree_of(observation, "observation_space"),
+        action=tree_of(action, "action_space"),
+        render_mode=env.render_mode,
+        metadata=dict(env.metadata),
+        spaces=pickle_spaces(observation, action, None if like is None else like.spaces),
+        gym_spec=_pickle_spec(env) if like is None else like.gym_spec,
+    )
+    return like if like is not None and is_same(spec, like) else spec
+
+
+def adapt(env: object) -> Steppable:
+    """Return the env: it has the engine's own API."""
+    return cast("Steppable", env)
+
+
+def read_space(env: object, name: str) -> spaces.Space[object]:
+    """Return one of an env's spaces.
+
+    Raises:
+        UsageError: it has none, or something else under that name.
+    """
+    space = getattr(env, name, None)
+    if not isinstance(space, spaces.Space):
+        found = "missing" if space is None else f"a {type(space).__name__}"
+        raise UsageError(f"{name} of {env} is {found}; set it to a gymnasium.Space in the env's constructor")
+    return space
+
+
+def tree_of(space: spaces.Space[object], path: str) -> Node:
+    """Return the tree of a space; `path` names it in errors.
+
+    Raises:
+        UsageError: a part of it has a structured or object dtype.
+    """
+    if isinstance(space, spaces.Dict):
+        return DictNode(tuple((key, tree_of(child, f"{path}[{key!r}]")) for key, child in space.spaces.items()))
+    if isinstance(space, spaces.Tuple):
+        return TupleNode(tuple(tree_of(child, f"{path}[{index}]") for index, child in enumerate(space.spaces)))
+    if isinstance(space, spaces.Discrete):
+        return _leaf(space, (), LeafKind.DISCRETE, path)
+    if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return _leaf(space, tuple(space.shape), LeafKind.ARRAY if space.shape else LeafKind.SCALAR, path)
+    return Opaque()
+
+
+def _leaf(space: spaces.Space[object], shape: tuple[int, ...], kind: LeafKind, path: str) -> Leaf:
+    dtype = space.dtype
+    if dtype is None or dtype.kind not in _PLAIN_KINDS:
+        raise UsageError(
+            f"{path} has dtype {dtype}, which cannot lie in shared memory; use numbers or bools, or a custom space"
+        )
+    # The slab's numbers are in the machine's own byte order; the hot loop swaps what comes in the other.
+    return Leaf(dtype.newbyteorder("="), tuple(int(size) for size in shape), kind)
+
+
+def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object], like: bytes | None) -> bytes:
+    """Return both spaces pickled, for the front-end; the object `like` if it is the same bytes."""
+    pair = (observation, action)
+    try:
+        pickled = pickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # Spaces of classes that came here by value (defined in a script or a function) need their class shipped.
+        pickled = cloudpickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
+    return like if like == pickled else pickled
+
+
+def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:
+    # For information only: Gymnasium rebuilds it from every wrapper's arguments, which need not be copyable.
+    try:
+        return None if env.spec is None else bytes(cloudpickle.dumps(env.spec))
+    except Exception:  # noqa: BLE001  any constructor argument's own __deepcopy__ or __reduce__ runs here
+        return None
+
+
+def is_same(spec: EnvSpec, other: EnvSpec) -> bool:
+    """Whether two specs say the same, with their spaces compared as bytes."""
+    try:
+        return bool(spec == other)
+    except ValueError:
+        # Arrays in metadata have no single truth value.
+        return False
