@@ -1,0 +1,175 @@
+"""Finds the env that an id names, and says how to build it in a worker.
+
+The only file of this room that imports Gymnasium and ale_py to build envs. Nothing is built here: the id is resolved in this
+process, and workers get the resolved `EnvSpec`, so that they need no registration of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast
+
+from stepmill.spec.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+ATARI_MODULE = "ale_py"
+ATARI_EXTRA = "atari"
+FRAME_SKIP = 4
+SCREEN_SIZE_PX = 84
+STACK_SIZE = 4
+NUM_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True)
+class EnvChoice:
+    """An env that was found: its full id, how a worker builds it, and whether it gets the Atari preprocessing."""
+
+    env_id: str
+    make: Callable[[], gymnasium.Env[object, object]]
+    is_atari: bool
+
+
+def find_env(env_id: str, *, atari: bool | None = None) -> EnvChoice:
+    """Resolve a Gymnasium id.
+
+    Args:
+        env_id: `Id`, `namespace/Id` or `module:Id`; the module is imported first, so that it can register the id.
+        atari: whether the env gets the standard Atari preprocessing; None means that ids of ale_py do.
+
+    Raises:
+        UsageError: no such id (names the nearest), or its module cannot be imported, or it is no Atari env.
+        MissingExtraError: an Atari id, and ale_py or OpenCV is not installed.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        import_user_module(module, needed_by=env_id)
+    spec = _lookup(name)
+    if spec.entry_point is None:
+        raise UsageError(
+            f"{spec.id!r} exists as a vector env only, which Gymnasium's make_vec builds; choose another id"
+        )
+    is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
+    if atari and not is_ale:
+        raise UsageError(f"{spec.id!r} is not an Atari env of ale_py; leave --atari out")
+    if is_ale and (atari or (atari is None and spec.kwargs.get("obs_type") != "ram")):
+        _require_atari("cv2")
+        return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True)
+    return EnvChoice(spec.id, partial(make_plain, spec), is_atari=False)
+
+
+def make_plain(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
+    """Build the env as Gymnasium does, in a worker. The passive checker stays out: stepmill checks every result itself."""
+    import gymnasium
+
+    if str(spec.entry_point).startswith(f"{ATARI_MODULE}."):
+        _silence_ale()
+    return cast("gymnasium.Env[object, object]", gymnasium.make(spec, disable_env_checker=True))
+
+
+def make_atari(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
+    """Build an Atari env with the standard preprocessing, in a worker. Observation: uint8 [4, 84, 84], one frame in 4, gray."""
+    import gymnasium
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    _silence_ale()
+    env = gymnasium.make(spec, disable_env_checker=True, frameskip=1)
+    gray = AtariPreprocessing(env, frame_skip=FRAME_SKIP, screen_size=SCREEN_SIZE_PX, grayscale_obs=True)
+    return cast("gymnasium.Env[object, object]", FrameStackObservation(gray, STACK_SIZE))
+
+
+def batch_actions(space: gymnasium.Space[object], batch_size: int, seed: int | None) -> gymnasium.Space[object]:
+    """Return the space of `batch_size` actions at once, seeded; None seeds it from the system's entropy."""
+    from gymnasium.vector.utils import batch_space
+
+    actions = batch_space(space, batch_size)
+    actions.seed(seed)
+    return cast("gymnasium.Space[object]", actions)
+
+
+def import_user_module(module: str, *, needed_by: str) -> object:
+    """Import a module that the user named; whatever goes wrong in it becomes one UsageError."""
+    try:
+        return import_module(module)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"cannot import module {module!r} of {needed_by!r} ({cause}); is it on the path, in the current directory?"
+        ) from error
+
+
+def near_ids(env_id: str, known: Iterable[str]) -> list[str]:
+    """Return up to three ids that the user may have meant, the likeliest first."""
+    by_lower = {name.lower(): name for name in known}
+    wanted = env_id.lower()
+    bare = _bare_name(wanted)
+    same_name = [name for name in by_lower if _bare_name(name) == bare]
+    alike = difflib.get_close_matches(wanted, by_lower, n=2 * NUM_SUGGESTIONS, cutoff=0.6)
+    # Of one name the newest version first, then what is merely spelt alike.
+    found = dict.fromkeys([*sorted(same_name, reverse=True), *alike])
+    return [by_lower[name] for name in found][:NUM_SUGGESTIONS]
+
+
+def _bare_name(env_id: str) -> str:
+    """`ale/pong-v5` -> `pong`."""
+    return env_id.rpartition("/")[2].rpartition("-v")[0] or env_id.rpartition("/")[2]
+
+
+def _lookup(name: str) -> GymnasiumSpec:
+    import gymnasium
+
+    spec = _registered(name)
+    if spec is None and _register_ale(name):
+        spec = _registered(name)
+    if spec is None:
+        names = near_ids(name, gymnasium.registry)
+        meant = f"did you mean {' or '.join(names)}?" if names else "`module:Id` imports the module that registers it"
+        raise UsageError(f"unknown env id {name!r}; {meant}")
+    return spec
+
+
+def _registered(name: str) -> GymnasiumSpec | None:
+    """Return the spec of an id, or None; an id without a version means the newest."""
+    import gymnasium
+    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    try:
+        namespace, bare, version = parse_env_id(name)
+    except gymnasium.error.Error:
+        return None
+    if version is not None:
+        return None
+    newest = find_highest_version(namespace, bare)
+    return gymnasium.registry.get(get_env_id(namespace, bare, newest))
+
+
+def _register_ale(name: str) -> bool:
+    """Register the Atari ids, if ale_py is here; True if it did. An id that can only be Atari's makes it necessary."""
+    if find_spec(ATARI_MODULE) is None:
+        if name.startswith("ALE/"):
+            _require_atari(ATARI_MODULE)
+        return False
+    import gymnasium
+
+    gymnasium.register_envs(import_module(ATARI_MODULE))
+    return True
+
+
+def _require_atari(module: str) -> None:
+    if find_spec(module) is None:
+        raise MissingExtraError(module=module, extra=ATARI_EXTRA)
+
+
+def _silence_ale() -> None:
+    """Keep ALE's banner off the terminal of the live view, once per worker."""
+    ale = import_module(ATARI_MODULE)
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)

@@ -1,0 +1,84 @@
+"""The door of the command line: `main` turns every outcome into an exit status and at most one line on stderr.
+
+ 0    done
+ 1    an env, a worker or a policy failed while it ran; `--traceback` shows where
+ 2    the command cannot work as given: an unknown id, a missing extra, a count below 1, ...
+ 130  Ctrl-C
+ 143  SIGTERM
+
+What takes time to import is imported inside `main`, so that a Ctrl-C during start-up is caught as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from types import FrameType
+from typing import NoReturn
+
+from stepmill.spec.errors import EnvError, MissingExtraError, StepmillError, UsageError
+
+# What envs raise in their constructors when their library is not installed; the message names the pip install.
+MISSING_LIBRARY = frozenset({"DependencyNotInstalled", "ImportError", "ModuleNotFoundError"})
+
+
+class ExitStatus(IntEnum):
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `stepmill` with the given arguments, or with those of the process, and return its exit status."""
+    before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    try:
+        from stepmill.observe.commands import dispatch
+
+        status = dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        # The signal has done its work: a second one must not print a traceback while the interpreter shuts down.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        complain("interrupted")
+        return ExitStatus.INTERRUPTED
+    except BrokenPipeError:
+        return _leave_closed_pipe()
+    except StepmillError as error:
+        complain(error.message)
+        return ExitStatus.USAGE if is_users_mistake(error) else ExitStatus.FAILED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def is_users_mistake(error: StepmillError) -> bool:
+    """Whether the command cannot work as given, rather than having failed: nonsense input, or a library that is not there."""
+    if isinstance(error, EnvError):
+        return error.phase == "construct" and error.error_type.rpartition(".")[2] in MISSING_LIBRARY
+    return isinstance(error, (UsageError, MissingExtraError))
+
+
+def complain(message: str) -> None:
+    """Write one line to stderr: the first line of the message that says something."""
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "failed, without a word")
+    # Whoever closed stderr does not want to know.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"stepmill: {line}\n")
+        sys.stderr.flush()
+
+
+def _exit_on_sigterm(_signum: int, _frame: FrameType | None) -> NoReturn:
+    """Unwind, so that the live view gives the cursor back and the pool closes."""
+    raise SystemExit(ExitStatus.TERMINATED)
+
+
+def _leave_closed_pipe() -> int:
+    """Give up silently, as `head` expects: stdout becomes /dev/null, or the last flush at exit complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitStatus.FAILED

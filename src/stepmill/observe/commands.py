@@ -1,0 +1,202 @@
+"""The commands of `stepmill`. The only file that imports click; cli.py turns what is raised here into an exit status."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import click
+
+from stepmill._version import __version__
+from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
+from stepmill.observe.cli import ExitStatus, complain
+from stepmill.observe.policy import act_randomly, load_policy, search_current_directory
+from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
+from stepmill.observe.run import Run, RunPlan
+from stepmill.observe.snapshot import Setup, Snapshot
+from stepmill.spec.errors import StepmillError, UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from stepmill.pool.pool import Pool
+
+BACKENDS = ("auto", "serial", "thread", "process")
+RANDOM = "random"
+DEFAULT_NUM_ENVS = 8
+DEFAULT_SECONDS = 10.0
+COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The options of `stepmill run`, as click parsed them; None is "not given"."""
+
+    env_id: str
+    num_envs: int
+    num_workers: int | None
+    backend: str
+    batch_size: int | None
+    steps: int | None
+    seconds: float | None
+    seed: int | None
+    policy: str
+    atari: bool | None
+    json: bool
+    traceback: bool
+
+    def plan(self) -> RunPlan:
+        """Fill in the defaults; UsageError if the counts contradict each other."""
+        batch_size = self.num_envs if self.batch_size is None else self.batch_size
+        if batch_size > self.num_envs:
+            raise UsageError(
+                f"--batch-size {batch_size} is above --num-envs {self.num_envs}; a batch has each env at most once"
+            )
+        seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
+        return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run the command that the arguments name, and return the exit status.
+
+    click's own `main` is not used: it answers a Ctrl-C and a wrong option with several lines.
+    """
+    try:
+        with group.make_context("stepmill", arguments) as context:
+            group.invoke(context)
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.message)
+        return ExitStatus.USAGE
+    except click.ClickException as error:
+        complain(f"{error.format_message()} See `stepmill --help`, `stepmill run --help`.")
+        return ExitStatus.USAGE
+    return ExitStatus.DONE
+
+
+@click.group(name="stepmill", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="stepmill")
+def group() -> None:
+    """Runs many reinforcement-learning environments at once."""
+
+
+@group.command()
+@click.argument("env_id", metavar="ENV")
+@click.option("--num-envs", type=COUNT, default=DEFAULT_NUM_ENVS, show_default=True, help="How many envs.")
+@click.option("--num-workers", type=COUNT, help="How many workers share them.  [default: one per usable core]")
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="Where envs run.")
+@click.option("--batch-size", type=COUNT, help="Act on so many envs at a time, those that are ready.  [default: all]")
+@click.option("--steps", type=COUNT, help="Stop after so many env-steps in all.")
+@click.option("--seconds", type=SECONDS, help=f"Stop after so long.  [default: {DEFAULT_SECONDS:.0f}, without --steps]")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of env 0, and of the actions; env i gets seed + i.")
+@click.option("--policy", default=RANDOM, metavar="MODULE:FUNCTION", help="Who acts; see above.  [default: random]")
+@click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
+@click.option("--json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")
+@click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show where.")
+@click.pass_context
+def run(context: click.Context, /, **_: object) -> None:
+    """Drive ENV with random actions, or a policy of yours, and show how fast it goes and where the time goes.
+
+    ENV is a Gymnasium id, such as CartPole-v1 or ALE/Pong-v5, or module:Id; the module is imported first.
+
+    A policy is a function(obs, action_space) that returns one batch of actions. obs is the batch's observation: arrays
+    of shape [B, ...], in dicts and tuples where the env has them. action_space is Gymnasium's space of B actions at
+    once, seeded with --seed; what you return has the shape of action_space.sample(): integers [B] for Discrete,
+    floats [B, ...] for Box. B is --batch-size. The current directory is searched for its module.
+
+    Standard Atari preprocessing is: one frame in 4 (the env itself skips none), the maximum of the last two, gray,
+    84x84, up to 30 no-ops after a reset, the last 4 frames stacked. It needs pip install 'stepmill[atari]'.
+
+    On a terminal the run is shown live; elsewhere it writes a line every two seconds. Counted are steps of envs, not
+    resets. Exit status: 0 done, 1 an env, worker or policy failed, 2 the command cannot work as given, 130 Ctrl-C.
+    """
+    request = RunRequest(**context.params)
+    try:
+        run_env(request)
+    except StepmillError:
+        if request.traceback:
+            traceback.print_exc()
+        raise
+
+
+def run_env(request: RunRequest) -> None:
+    """Find the env, build the pool, run, and print the summary; also after a Ctrl-C, which is passed on."""
+    plan = request.plan()
+    search_current_directory()
+    choice = find_env(request.env_id, atari=request.atari)
+    with open_view(request, plan) as view:
+        setup, totals, is_interrupted = run_pool(request, plan, choice, view)
+    summarise = summary_json if request.json else summary_text
+    sys.stdout.write(f"{summarise(setup, totals, is_interrupted=is_interrupted)}\n")
+    sys.stdout.flush()
+    if is_interrupted:
+        raise KeyboardInterrupt
+
+
+def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> tuple[Setup, Snapshot, bool]:
+    """Run the envs under the view. Returns what was run, the totals, and whether a Ctrl-C ended it."""
+    from stepmill.pool.pool import Pool
+
+    policy = act_randomly if request.policy == RANDOM else load_policy(request.policy)
+    view.starting(f"{plural(plan.num_envs, 'env')} of {choice.env_id}")
+    begun_s = perf_counter()
+    with Pool(
+        [choice.make] * plan.num_envs,
+        backend=request.backend,
+        num_workers=request.num_workers,
+        batch_size=plan.batch_size,
+    ) as pool:
+        start_s = perf_counter() - begun_s
+        setup = Setup(
+            env_id=choice.env_id,
+            num_envs=plan.num_envs,
+            num_workers=len(pool.stats()["workers"]),
+            backend=request.backend,
+            batch_size=plan.batch_size,
+            policy=request.policy,
+            seed=plan.seed,
+            is_atari=choice.is_atari,
+            start_s=start_s,
+        )
+        view.began(setup)
+        running = Run(pool, policy, batch_actions(action_space(pool), plan.batch_size, plan.seed), plan)
+        is_interrupted = False
+        try:
+            for snapshot in running.snapshots(view.interval_s):
+                view.show(snapshot)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        return setup, running.finish(), is_interrupted
+
+
+def action_space(pool: Pool) -> gymnasium.Space[object]:
+    """Return the action space of one env, as the env declared it."""
+    spaces: tuple[object, gymnasium.Space[object]] = pickle.loads(pool.spec.spaces)
+    return spaces[1]
+
+
+@contextmanager
+def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
+    """Choose who is shown the run: a terminal gets the live view, a pipe plain lines, JSON keeps stdout to itself."""
+    stream = sys.stderr if request.json else sys.stdout
+    if not stream.isatty():
+        yield QuietView() if request.json else PlainView(stream)
+        return
+    from rich.console import Console
+
+    from stepmill.observe.live import open_live_view
+
+    console = Console(file=stream)
+    if console.is_dumb_terminal:
+        yield PlainView(stream)
+        return
+    with open_live_view(console, plan) as live:
+        yield live

@@ -1,0 +1,54 @@
+"""The policies that `stepmill run` can drive envs with: random actions, or a function that the user names.
+
+A policy is a function of (obs, action_space) that returns the actions of one batch:
+
+- `obs` is the batch's observation, arrays of shape [B, ...], in dicts and tuples where the env has them;
+- `action_space` is Gymnasium's space of B actions at once (`batch_space`), seeded with `--seed`;
+- what it returns has the shape of `action_space.sample()`: integers [B] for Discrete, floats [B, ...] for Box.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from os import getcwd
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from stepmill.observe.catalog import import_user_module
+from stepmill.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Policy: TypeAlias = "Callable[[object, gymnasium.Space[object]], object]"
+
+
+def act_randomly(_obs: object, action_space: gymnasium.Space[object]) -> object:
+    """Return one sample of the action space, whatever the observation."""
+    return action_space.sample()
+
+
+def load_policy(path: str) -> Policy:
+    """Return the function that `module:function` names; UsageError if there is none.
+
+    The current directory is searched first, as `python` does for a script there.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise UsageError(f"--policy {path!r} is not of the form module:function")
+    search_current_directory()
+    found: object = import_user_module(module, needed_by=f"--policy {path}")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"--policy {path!r}: module {module!r} has no {name!r}; give the name of a function in it")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"--policy {path!r} is a {type(found).__name__}, not a function of (obs, action_space)")
+    return cast("Policy", found)
+
+
+def search_current_directory() -> None:
+    """Let modules in the current directory be imported: the installed command, unlike `python -m`, does not look there."""
+    here = getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)

@@ -1,0 +1,178 @@
+"""Shows a run without a terminal: periodic plain lines, a summary as text, a summary as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Protocol, TextIO
+
+from stepmill.observe.snapshot import Episodes, Setup, Snapshot
+
+PLAIN_INTERVAL_S = 2.0
+SECONDS_PER_MINUTE = 60
+
+
+class View(Protocol):
+    """Who is shown a run while it lasts."""
+
+    interval_s: float
+
+    def starting(self, what: str) -> None:
+        """The envs are being built; `what` says which."""
+
+    def began(self, setup: Setup) -> None:
+        """All envs are there; the run begins."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Called about every `interval_s` seconds."""
+
+
+class PlainView:
+    """One line now and then, for logs and pipes."""
+
+    interval_s = PLAIN_INTERVAL_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def starting(self, what: str) -> None:
+        self._write(f"starting {what}")
+
+    def began(self, setup: Setup) -> None:
+        self._write(describe(setup))
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._write(plain_line(snapshot))
+
+    def _write(self, line: str) -> None:
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+
+class QuietView:
+    """Nothing until the summary."""
+
+    interval_s = math.inf
+
+    def starting(self, what: str) -> None:
+        """Says nothing."""
+
+    def began(self, setup: Setup) -> None:
+        """Says nothing."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Shows nothing."""
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """One line for a log: time, steps, rate, episodes with the latest means, and where the workers' time goes."""
+    parts = [
+        f"{snapshot.elapsed_s:.1f} s",
+        f"{snapshot.steps:,} env-steps",
+        f"{per_second(snapshot.recent_steps_per_s)} env-steps/s",
+        f"{snapshot.episodes.count:,} episodes",
+        f"return {number(snapshot.episodes.recent_return_mean)}",
+        f"length {number(snapshot.episodes.recent_length_mean)}",
+    ]
+    if snapshot.workers:
+        parts.append(f"env {percent(mean_env_share(snapshot))} waiting {percent(mean_wait_share(snapshot))}")
+    return " · ".join(parts)
+
+
+def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str:
+    """The summary at the end of a run, for people."""
+    ending = ", interrupted" if is_interrupted else ""
+    lines = [
+        f"{setup.env_id}: {describe(setup)}{ending}",
+        _field("env-steps", f"{totals.steps:,} in {totals.elapsed_s:.2f} s, {per_second(totals.steps_per_s)}/s"),
+        _field("episodes", _describe_episodes(totals.episodes)),
+        _field("start", f"{setup.start_s:.2f} s until all envs were built"),
+        _field(
+            "this process", f"{percent(totals.policy_share)} in the policy, {percent(totals.pool_share)} in the pool"
+        ),
+    ]
+    for worker in totals.workers:
+        shares = f"env {percent(worker.env_share)}, waiting {percent(worker.wait_share)}"
+        rate = f"engine {percent(worker.engine_share)}, {per_second(worker.steps_per_s)} steps/s"
+        lines.append(_field(f"worker {worker.worker}", f"{shares}, {rate}"))
+    return "\n".join(lines)
+
+
+def summary_json(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str:
+    """The summary as one JSON object: the fields of Setup and Snapshot; what is not a number is null."""
+    document = {**asdict(setup), **asdict(totals), "interrupted": is_interrupted}
+    # Over the whole run the two are the same number.
+    del document["recent_steps_per_s"]
+    return json.dumps(_without_nan(document), indent=2)
+
+
+def describe(setup: Setup) -> str:
+    """What is run, in one phrase: `64 envs in 2 workers (process), batches of 64, random policy, seed 0`."""
+    parts = [
+        f"{plural(setup.num_envs, 'env')} in {plural(setup.num_workers, 'worker')} ({setup.backend})",
+        f"batches of {setup.batch_size}",
+        "random policy" if setup.policy == "random" else f"policy {setup.policy}",
+    ]
+    if setup.is_atari:
+        parts.append("Atari preprocessing")
+    if setup.seed is not None:
+        parts.append(f"seed {setup.seed}")
+    return ", ".join(parts)
+
+
+def mean_env_share(snapshot: Snapshot) -> float:
+    return sum(worker.env_share for worker in snapshot.workers) / len(snapshot.workers)
+
+
+def mean_wait_share(snapshot: Snapshot) -> float:
+    return sum(worker.wait_share for worker in snapshot.workers) / len(snapshot.workers)
+
+
+def per_second(rate: float) -> str:
+    """Three or more digits: `812,345`, `97.4`, `0.35`."""
+    if rate >= 1000:
+        return f"{rate:,.0f}"
+    return f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:,.1f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def clock(seconds: float) -> str:
+    """`1:05`."""
+    minutes, rest = divmod(int(seconds), SECONDS_PER_MINUTE)
+    return f"{minutes}:{rest:02d}"
+
+
+def _field(name: str, text: str) -> str:
+    return f"  {name:<13} {text}"
+
+
+def _describe_episodes(episodes: Episodes) -> str:
+    if not episodes.count:
+        return "none ended"
+    returns = (
+        f"mean {number(episodes.return_mean)} (min {number(episodes.return_min)}, max {number(episodes.return_max)})"
+    )
+    return f"{episodes.count:,}, return {returns}, length mean {number(episodes.length_mean)}"
+
+
+def _without_nan(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

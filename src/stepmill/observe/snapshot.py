@@ -1,0 +1,114 @@
+"""What a run looks like at one moment, and the sums that it is made from.
+
+Plain data: run.py fills it, live.py and report.py show it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_RECENT_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is run, as the user asked for it and as the pool made it."""
+
+    env_id: str
+    num_envs: int
+    num_workers: int
+    backend: str
+    batch_size: int
+    policy: str
+    seed: int | None
+    is_atari: bool
+    start_s: float
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """Where one worker's time went, as shares of wall time, 0 to 1; what is left of 1 is the engine's own work."""
+
+    worker: int
+    pid: int | None
+    steps: int
+    steps_per_s: float
+    resets: int
+    env_share: float
+    wait_share: float
+
+    @property
+    def engine_share(self) -> float:
+        return max(0.0, 1.0 - self.env_share - self.wait_share)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Finished episodes. Means and extremes are NaN before the first one; `recent` means the last 100."""
+
+    count: int
+    return_mean: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    recent_return_mean: float
+    recent_length_mean: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run at one moment.
+
+    `recent_steps_per_s` and the workers' shares cover the last two seconds; in the last snapshot of a run, all of it.
+    `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
+    """
+
+    elapsed_s: float
+    steps: int
+    steps_per_s: float
+    recent_steps_per_s: float
+    batches: int
+    episodes: Episodes
+    policy_share: float
+    pool_share: float
+    workers: tuple[WorkerShare, ...]
+
+
+@dataclass
+class EpisodeTally:
+    """Sums over finished episodes."""
+
+    count: int = 0
+    return_sum: float = 0.0
+    return_min: float = float("inf")
+    return_max: float = float("-inf")
+    length_sum: int = 0
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_EPISODES))
+
+    def add(self, returns: NDArray[np.float64], lengths: NDArray[np.int64]) -> None:
+        """Count episodes that ended with these returns [k] and lengths [k], k at least 1."""
+        self.count += len(returns)
+        self.return_sum += float(returns.sum())
+        self.return_min = min(self.return_min, float(returns.min()))
+        self.return_max = max(self.return_max, float(returns.max()))
+        self.length_sum += int(lengths.sum())
+        self.recent.extend(zip(returns.tolist(), lengths.tolist(), strict=True))
+
+    def summary(self) -> Episodes:
+        if not self.count:
+            nan = float("nan")
+            return Episodes(0, nan, nan, nan, nan, nan, nan)
+        recent_return, recent_length = np.asarray(self.recent, np.float64).mean(axis=0).tolist()
+        return Episodes(
+            count=self.count,
+            return_mean=self.return_sum / self.count,
+            return_min=self.return_min,
+            return_max=self.return_max,
+            length_mean=self.length_sum / self.count,
+            recent_return_mean=recent_return,
+            recent_length_mean=recent_length,
+        )
