@@ -1,4 +1,4 @@
-// What each file of the extension adds to the module; module.cpp calls them all.
+// What each file adds to the module; module.cpp calls them all.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,7 +6,7 @@
 namespace stepmill {
 
 void bind_codec(nanobind::module_& module);   // encode, decode
-void bind_system(nanobind::module_& module);  // watch_parent, usable_cores
-void bind_reaper(nanobind::module_& module);  // Reaper; after the class Slab is bound
+void bind_system(nanobind::module_& module);  // watch_parent, usable_cores, pidfd_open, pidfd_send_signal, EXIT_LEARNER_GONE
+void bind_reaper(nanobind::module_& module);  // Reaper; after the class Slab
 
 }  // namespace stepmill

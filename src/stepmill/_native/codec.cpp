@@ -24,7 +24,7 @@ nb::object decode_bytes(const nb::bytes& data, nb::handle unpickler) {
 }  // namespace
 
 void bind_codec(nb::module_& module) {
-    module.def("encode", &encode_object, nb::arg("obj"), nb::arg("pickler").none(),
+    module.def("encode", &encode_object, nb::arg("obj").none(), nb::arg("pickler").none(),
                nb::sig("def encode(obj: object, pickler: collections.abc.Callable[[object], bytes] | None) -> bytes"),
                "Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` takes what the codec does not know.");
     module.def("decode", &decode_bytes, nb::arg("data"), nb::arg("unpickler").none(),

@@ -23,7 +23,7 @@ inline constexpr std::size_t CODEC_MAX_NODES = std::size_t{1} << 20;
 // Owns a reference to the pickler, a callable `pickler(obj) -> bytes`. For one thread, with the GIL held.
 // Encoding runs no Python code unless it has to pickle.
 class Encoder {
-  public:
+   public:
     explicit Encoder(PyObject* pickler);  // takes a reference of its own; null or None: what needs it is a TypeError
     ~Encoder();
     Encoder(const Encoder&) = delete;
@@ -36,7 +36,7 @@ class Encoder {
 
     PyObject* pickler() const { return pickler_; }  // borrowed, for tp_traverse
 
-  private:
+   private:
     PyObject* pickler_;
 };
 

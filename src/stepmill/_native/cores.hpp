@@ -5,12 +5,12 @@
 
 namespace stepmill {
 
-// The smaller of the affinity mask and every cgroup CPU quota (v1 and v2, all levels) above this process, quota rounded
-// up; at least 1. Reads /proc and /sys each time: ask once per pool. Falls back on the affinity mask alone.
+// The least of the affinity mask and of every cgroup CPU quota (v1 and v2, of all groups above this process; rounded
+// up), at least 1. Reads /proc and /sys each time: ask once per pool.
 int usable_cores();
 
-// The quota part of the above for given files, so that a test can say what /proc holds: cores, rounded up, or 0 for
-// "no limit". `root` is put before every path that is opened ("" on a real machine).
+// The quota's part of it, 0 where there is none. `root` comes before every path that is read, so that a test can say
+// what /proc and /sys hold; "" is the machine.
 int quota_cores(const std::string& root);
 
 }  // namespace stepmill

@@ -24,7 +24,7 @@ namespace {
 // pointers; interning it at first sight would keep keys that never come again for ever (CPython 3.12).
 // The GIL guards it. Its references live as long as the process.
 class KeyCache {
-  public:
+   public:
     // A new reference to the str for these bytes, or null with an exception set.
     PyObject* get(const char* utf8, std::size_t size) {
         if (size > MAX_KEY_BYTES) return PyUnicode_DecodeUTF8(utf8, static_cast<Py_ssize_t>(size), "surrogatepass");
@@ -43,7 +43,7 @@ class KeyCache {
         return key;
     }
 
-  private:
+   private:
     static constexpr std::size_t MAX_KEY_BYTES = 64;
 
     struct Place {
@@ -77,14 +77,14 @@ struct Shape {
 
 // Reads one payload from front to back. Every method returns null (false) with a Python exception set when it cannot.
 class Reader {
-  public:
+   public:
     Reader(const std::uint8_t* data, std::size_t size, PyObject* unpickler)
         : begin_(data), at_(data), end_(data + size), num_items_left_(size), unpickler_(unpickler) {}
 
     PyObject* value(int depth);
     bool finish();
 
-  private:
+   private:
     std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
 
     std::nullptr_t fail(const char* what) const {

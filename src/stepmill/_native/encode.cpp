@@ -64,13 +64,13 @@ const ScalarKind* scalar_kind_of_type(const PyTypeObject* type) {
 // Walks one object and appends its bytes. Python code runs only in `pickle`, which may change the containers under
 // our feet: items are held while they are written, and counts are written after the items.
 class Walk {
-  public:
+   public:
     Walk(PyObject* pickler, std::vector<std::uint8_t>& out) : pickler_(pickler), out_(out) {}
 
     Outcome value(PyObject* obj, int depth);
     Outcome pickle(PyObject* obj);
 
-  private:
+   private:
     void raw(const void* data, std::size_t size) {
         const auto* bytes = static_cast<const std::uint8_t*>(data);
         out_.insert(out_.end(), bytes, bytes + size);

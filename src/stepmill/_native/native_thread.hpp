@@ -1,0 +1,31 @@
+// Threads that no signal handler ever runs in: signals belong to the thread that runs Python.
+#pragma once
+
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+
+#include <pthread.h>
+
+namespace stepmill {
+
+// Starts `body(argument)` with all signals blocked and a small stack. Returns 0, or an errno and there is no thread.
+[[nodiscard]] inline int start_native_thread(pthread_t& thread, void* (*body)(void*), void* argument) noexcept {
+    constexpr std::size_t STACK_BYTES = 256 * 1024;
+    pthread_attr_t attributes;
+    if (const int error = pthread_attr_init(&attributes); error != 0) return error;
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+
+    // A thread inherits the mask of who starts it. So there is no moment in which a signal could reach it.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&thread, &attributes, body, argument);
+    // Thread-local storage lies on the stack: libraries with very much of it need the default size.
+    if (error == EINVAL) error = pthread_create(&thread, nullptr, body, argument);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,114 @@
+#include "overflow.hpp"
+
+#include <bit>
+#include <cerrno>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t PAGE_BYTES = 4096;
+constexpr std::uint64_t MAX_VALUE_BYTES = std::uint64_t{1} << 46;  // beyond any memory; keeps sums of offsets in range
+constexpr std::uint64_t TRIM_BYTES = std::uint64_t{1} << 20;       // smaller regions may keep what they once used
+
+struct Header {
+    std::uint64_t generation;
+    std::uint64_t size_bytes;
+};
+
+std::uint64_t round_to_pages(std::uint64_t size_bytes) { return (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
+
+// Gives memory back. Failure only means that it is held for longer.
+void punch(int fd, std::uint64_t offset, std::uint64_t size_bytes) {
+    if (size_bytes == 0) return;
+    [[maybe_unused]] const int result =
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size_bytes));
+}
+
+int write_all(int fd, const void* data, std::uint64_t size_bytes, std::uint64_t offset) {
+    const auto* bytes = static_cast<const std::uint8_t*>(data);
+    while (size_bytes > 0) {
+        const ssize_t written = pwrite(fd, bytes, size_bytes, static_cast<off_t>(offset));
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return written < 0 ? errno : EIO;
+        bytes += written;
+        offset += static_cast<std::uint64_t>(written);
+        size_bytes -= static_cast<std::uint64_t>(written);
+    }
+    return 0;
+}
+
+bool read_all(int fd, void* data, std::uint64_t size_bytes, std::uint64_t offset) {
+    auto* bytes = static_cast<std::uint8_t*>(data);
+    while (size_bytes > 0) {
+        const ssize_t got = pread(fd, bytes, size_bytes, static_cast<off_t>(offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        bytes += got;
+        offset += static_cast<std::uint64_t>(got);
+        size_bytes -= static_cast<std::uint64_t>(got);
+    }
+    return true;
+}
+
+}  // namespace
+
+OverflowWriter::OverflowWriter(int fd, std::size_t num_servers) : fd_(fd), regions_(num_servers) {
+    struct stat file {};
+    if (fstat(fd, &file) == 0) end_bytes_ = round_to_pages(static_cast<std::uint64_t>(file.st_size));
+}
+
+void OverflowWriter::grow(Region& region, std::uint64_t needed_bytes) {
+    punch(fd_, region.offset, region.resident_bytes);
+    region.offset = end_bytes_;
+    region.capacity_bytes = std::bit_ceil(round_to_pages(needed_bytes));
+    region.resident_bytes = 0;
+    end_bytes_ += region.capacity_bytes;
+}
+
+// One huge value must not hold its memory for ever: small ones after it give most of it back.
+void OverflowWriter::trim(Region& region, std::uint64_t used_bytes) const {
+    const std::uint64_t kept_bytes = round_to_pages(used_bytes);
+    if (region.resident_bytes > TRIM_BYTES && kept_bytes < region.resident_bytes / 4) {
+        punch(fd_, region.offset + kept_bytes, region.resident_bytes - kept_bytes);
+        region.resident_bytes = kept_bytes;
+    }
+    if (region.resident_bytes < kept_bytes) region.resident_bytes = kept_bytes;
+}
+
+int OverflowWriter::write(std::size_t server, const std::uint8_t* data, std::uint64_t size_bytes, OverflowRef& ref) {
+    if (size_bytes > MAX_VALUE_BYTES) return EFBIG;
+    Region& region = regions_[server];
+    const std::uint64_t needed_bytes = sizeof(Header) + size_bytes;
+    if (needed_bytes > region.capacity_bytes) grow(region, needed_bytes);
+    trim(region, needed_bytes);
+
+    const Header header{++generation_, size_bytes};
+    int error = write_all(fd_, &header, sizeof header, region.offset);
+    if (error == 0) error = write_all(fd_, data, size_bytes, region.offset + sizeof header);
+    if (error == 0) ref = OverflowRef{region.offset, size_bytes, header.generation};
+    return error;
+}
+
+bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out) {
+    out.clear();
+    struct stat file {};
+    if (fstat(fd, &file) != 0) return false;
+    const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
+    if (file_bytes < sizeof(Header) || ref.offset > file_bytes - sizeof(Header)) return false;
+    if (ref.size_bytes > file_bytes - sizeof(Header) - ref.offset) return false;
+
+    Header header{};
+    if (!read_all(fd, &header, sizeof header, ref.offset)) return false;
+    if (header.size_bytes != ref.size_bytes || (ref.generation != 0 && header.generation != ref.generation)) return false;
+    out.resize(ref.size_bytes);
+    if (read_all(fd, out.data(), ref.size_bytes, ref.offset + sizeof header)) return true;
+    out.clear();
+    return false;
+}
+
+}  // namespace stepmill

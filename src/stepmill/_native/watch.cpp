@@ -1,0 +1,42 @@
+#include "watch.hpp"
+
+#include <cerrno>
+#include <cstdint>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "native_thread.hpp"
+
+namespace stepmill {
+
+namespace {
+
+void* wait_and_exit(void* argument) {
+    const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(argument));
+    pollfd learner{fd, POLLIN, 0};
+    // A pidfd becomes readable when its process has ended. An error on it must not kill a healthy worker.
+    while (poll(&learner, 1, -1) < 0 && errno == EINTR) {
+    }
+    if ((learner.revents & POLLIN) != 0) _exit(EXIT_LEARNER_GONE);
+    close(fd);
+    return nullptr;
+}
+
+}  // namespace
+
+int watch_parent(int pidfd) {
+    const int fd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    if (fd < 0) return errno;
+    pthread_t thread{};
+    const int error = start_native_thread(thread, &wait_and_exit, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+    if (error != 0) {
+        close(fd);
+        return error;
+    }
+    pthread_detach(thread);
+    return 0;
+}
+
+}  // namespace stepmill
