@@ -1,0 +1,62 @@
+"""The package itself: what importing it loads, what it refuses, what it offers."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+
+import pytest
+
+import stepmill
+
+HEAVY = {"torch", "gymnasium", "ray", "rich", "click", "cloudpickle"}
+
+
+def run_python(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def modules_after(statement: str) -> set[str]:
+    answer = run_python(f"{statement}\nimport sys\nprint(*sys.modules)")
+    assert answer.returncode == 0, answer.stderr
+    return set(answer.stdout.split())
+
+
+@pytest.mark.parametrize("name", stepmill.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(stepmill, name) is not None
+
+
+def test_public_names_are_listed():
+    assert set(stepmill.__all__) <= set(dir(stepmill))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Pond'"):
+        _ = stepmill.Pond
+
+
+def test_importing_the_package_loads_neither_numpy_nor_another_library():
+    assert not modules_after("import stepmill") & {*HEAVY, "numpy", "stepmill._native"}
+
+
+def test_a_worker_starts_light():
+    loaded = modules_after("import stepmill.worker.host, stepmill.worker.launcher")
+    assert not loaded & (HEAVY - {"cloudpickle"})
+
+
+def test_the_ground_floor_loads_numpy_and_no_native_code():
+    loaded = modules_after("import stepmill.spec.env, stepmill.spec.options, stepmill.spec.errors, stepmill.spec.batch")
+    assert not loaded & {*HEAVY, "stepmill._native"}
+
+
+def test_the_version_has_one_home():
+    assert importlib.metadata.version("stepmill") == stepmill.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", stepmill.__version__)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system_is_refused_in_one_sentence(platform):
+    answer = run_python(f"import sys; sys.platform = {platform!r}\nimport stepmill")
+    assert answer.returncode == 1
+    assert re.search(rf"^ImportError: stepmill runs on Linux only .*{platform}.*\.$", answer.stderr, re.MULTILINE)
