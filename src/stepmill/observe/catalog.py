@@ -109,17 +109,21 @@ def near_ids(env_id: str, known: Iterable[str]) -> list[str]:
     """Return up to three ids that the user may have meant, the likeliest first."""
     by_lower = {name.lower(): name for name in known}
     wanted = env_id.lower()
-    bare = _bare_name(wanted)
-    same_name = [name for name in by_lower if _bare_name(name) == bare]
+    if wanted in by_lower:
+        return [by_lower[wanted]]
+    namespace, bare = _split(wanted)
+    same_name = [name for name in by_lower if _split(name)[1] == bare]
+    # Of one name the wanted namespace first, there the newest version first; then what is merely spelt alike.
+    same_name.sort(reverse=True)
+    same_name.sort(key=lambda name: _split(name)[0] != namespace)
     alike = difflib.get_close_matches(wanted, by_lower, n=2 * NUM_SUGGESTIONS, cutoff=0.6)
-    # Of one name the newest version first, then what is merely spelt alike.
-    found = dict.fromkeys([*sorted(same_name, reverse=True), *alike])
-    return [by_lower[name] for name in found][:NUM_SUGGESTIONS]
+    return [by_lower[name] for name in dict.fromkeys([*same_name, *alike])][:NUM_SUGGESTIONS]
 
 
-def _bare_name(env_id: str) -> str:
-    """`ale/pong-v5` -> `pong`."""
-    return env_id.rpartition("/")[2].rpartition("-v")[0] or env_id.rpartition("/")[2]
+def _split(env_id: str) -> tuple[str, str]:
+    """`ale/pong-v5` -> `("ale", "pong")`."""
+    namespace, _, rest = env_id.rpartition("/")
+    return namespace, rest.rpartition("-v")[0] or rest
 
 
 def _lookup(name: str) -> GymnasiumSpec:
