@@ -1,0 +1,183 @@
+"""The loop of `stepmill run`, against a pool that is a script: what is counted, when it ends, what a share is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import gymnasium
+import numpy as np
+import pytest
+
+from stepmill.observe.catalog import batch_actions
+from stepmill.observe.policy import act_randomly
+from stepmill.observe.run import PolicyError, Run, RunPlan
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import RecvTimeout
+
+
+@dataclass
+class ScriptedPool:
+    """Env i rewards 1 per step, and its episodes take i + 2 steps; autoreset as NEXT_STEP. Workers own one env each."""
+
+    num_envs: int
+    late: list[int] = field(default_factory=list)  # recv calls, counted from 0, that time out
+    num_recv: int = 0
+    pending: list[int] = field(default_factory=list)
+    actions: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.length = np.full(self.num_envs, -1)
+        self.steps = np.zeros(self.num_envs, np.int64)
+
+    def reset(self, *, seed=None) -> Batch:
+        self.length[:] = -1
+        return self._results(np.arange(self.num_envs))
+
+    def reset_async(self, *, seed=None) -> None:
+        self.pending = list(range(self.num_envs))
+
+    def step(self, actions) -> Batch:
+        self.actions.append(actions)
+        return self._results(np.arange(self.num_envs))
+
+    def send(self, actions, env_ids) -> None:
+        assert len(actions) == len(env_ids)
+        self.pending.extend(env_ids.tolist())
+
+    def recv(self, batch_size, *, timeout_s) -> Batch:
+        self.num_recv += 1
+        if self.num_recv - 1 in self.late:
+            raise RecvTimeout("too slow", env_ids=self.pending, timeout_s=timeout_s)
+        ready, self.pending = self.pending[:batch_size], self.pending[batch_size:]
+        return self._results(np.asarray(ready))
+
+    def stats(self):
+        return {
+            "workers": [
+                {"worker": i, "pid": 100 + i, "env_s": 0.0, "wait_s": 1e9 * i, "steps": int(self.steps[i]), "resets": 0}
+                for i in range(self.num_envs)
+            ]
+        }
+
+    def _results(self, env_id) -> Batch:
+        self.length[env_id] += 1
+        self.steps[env_id] += self.length[env_id] > 0
+        terminated = self.length[env_id] == env_id + 2
+        length = np.where(terminated, self.length[env_id], 0)
+        info = {"episode": {"r": length.astype(np.float64), "l": length}, "_episode": terminated}
+        self.length[env_id[terminated]] = -1
+        no = np.zeros(len(env_id), np.bool_)
+        return Batch(
+            np.zeros((len(env_id), 1)), np.ones(len(env_id)), terminated, no, info if terminated.any() else {}, env_id
+        )
+
+
+def run_of(pool, policy=act_randomly, **plan) -> Run:
+    plan = RunPlan(**{"num_envs": pool.num_envs, "batch_size": pool.num_envs, **plan})
+    return Run(pool, policy, batch_actions(gymnasium.spaces.Discrete(2), plan.batch_size, plan.seed), plan)
+
+
+def drive(run: Run) -> None:
+    assert list(run.snapshots(math.inf)) == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_results_of_resets_are_not_counted_as_steps(batch_size):
+    pool = ScriptedPool(3)
+    run = run_of(pool, batch_size=batch_size, max_steps=50)
+    drive(run)
+    totals = run.finish()
+    assert totals.steps == pool.steps.sum()
+    assert 50 <= totals.steps < 50 + batch_size
+
+
+def test_a_run_in_step_ends_with_the_batch_that_reaches_the_limit():
+    pool = ScriptedPool(4)
+    run = run_of(pool, max_steps=5)
+    drive(run)
+    assert (run.finish().steps, run.finish().batches) == (8, 3)
+
+
+def test_returns_and_lengths_are_those_of_the_episodes_that_ended():
+    run = run_of(ScriptedPool(2), max_steps=10)
+    drive(run)
+    episodes = run.finish().episodes
+    # Two episodes of 2 steps in env 0, two of 3 steps in env 1.
+    assert (episodes.count, episodes.return_min, episodes.return_max) == (4, 2.0, 3.0)
+    assert episodes.return_mean == episodes.length_mean == episodes.recent_return_mean == 2.5
+
+
+def test_before_the_first_episode_ends_the_means_are_nan():
+    run = run_of(ScriptedPool(2), max_steps=2)
+    drive(run)
+    episodes = run.finish().episodes
+    assert episodes.count == 0
+    assert math.isnan(episodes.return_mean)
+    assert math.isnan(episodes.recent_length_mean)
+
+
+def test_waiting_in_vain_shows_a_snapshot_and_loses_nothing():
+    pool = ScriptedPool(4, late=[1, 2])
+    run = run_of(pool, batch_size=2, max_steps=4)
+    assert len(list(run.snapshots(0.0))) == 5
+    assert run.finish().steps == pool.steps.sum()
+
+
+def test_a_limit_of_seconds_ends_a_run_without_a_limit_of_steps():
+    run = run_of(ScriptedPool(2), max_seconds=0.05)
+    drive(run)
+    assert run.finish().elapsed_s >= 0.05
+
+
+def test_the_policy_gets_the_observation_and_the_batched_space_and_its_actions_are_sent():
+    seen = []
+
+    def act(obs, action_space):
+        seen.append((obs.shape, action_space.sample().shape))
+        return np.full(3, 1)
+
+    pool = ScriptedPool(3)
+    drive(run_of(pool, act, max_steps=3))
+    assert seen == [((3, 1), (3,))]
+    assert pool.actions[0].tolist() == [1, 1, 1]
+
+
+def test_the_same_seed_draws_the_same_actions():
+    pools = [ScriptedPool(3), ScriptedPool(3)]
+    for pool in pools:
+        drive(run_of(pool, max_steps=30, seed=7))
+    assert np.array_equal(pools[0].actions, pools[1].actions)
+
+
+def test_a_policy_that_raises_is_named_with_its_cause():
+    def act(obs, action_space):
+        raise ValueError("no idea")
+
+    with pytest.raises(PolicyError, match="policy raised ValueError: no idea") as raised:
+        drive(run_of(ScriptedPool(2), act, max_steps=2))
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_shares_stay_between_0_and_1_whatever_the_clocks_say():
+    pool = ScriptedPool(2)
+    run = run_of(pool, max_steps=1)
+    drive(run)
+    for worker in run.finish().workers:
+        assert 0 <= worker.env_share <= 1
+        assert 0 <= worker.wait_share <= 1
+        assert 0 <= worker.engine_share <= 1
+
+
+def test_an_interrupted_run_still_tells_what_it_did():
+    pool = ScriptedPool(2)
+
+    def act(obs, action_space):
+        if len(pool.actions) == 3:
+            raise KeyboardInterrupt
+        return action_space.sample()
+
+    run = run_of(pool, act)
+    with pytest.raises(KeyboardInterrupt):
+        drive(run)
+    assert run.finish().steps == pool.steps.sum() > 0
