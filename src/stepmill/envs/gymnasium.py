@@ -91,10 +91,11 @@ def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object
 
 
 def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:
-    # For information only: Gymnasium rebuilds it from every wrapper's arguments, which need not be copyable.
+    # For information only. Gymnasium rebuilds it from every wrapper's arguments, whose own __deepcopy__ and
+    # __reduce__ run here and may raise anything.
     try:
         return None if env.spec is None else bytes(cloudpickle.dumps(env.spec))
-    except Exception:  # noqa: BLE001  any constructor argument's own __deepcopy__ or __reduce__ runs here
+    except Exception:
         return None
 
 
