@@ -100,13 +100,13 @@ bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& ou
     if (fstat(fd, &file) != 0) return false;
     const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
     if (file_bytes < sizeof(Header) || ref.offset > file_bytes - sizeof(Header)) return false;
-    if (ref.size_bytes > file_bytes - sizeof(Header) - ref.offset) return false;
+    if (ref.size > file_bytes - sizeof(Header) - ref.offset) return false;
 
     Header header{};
     if (!read_all(fd, &header, sizeof header, ref.offset)) return false;
-    if (header.size_bytes != ref.size_bytes || (ref.generation != 0 && header.generation != ref.generation)) return false;
-    out.resize(ref.size_bytes);
-    if (read_all(fd, out.data(), ref.size_bytes, ref.offset + sizeof header)) return true;
+    if (header.size_bytes != ref.size || (ref.generation != 0 && header.generation != ref.generation)) return false;
+    out.resize(ref.size);
+    if (read_all(fd, out.data(), ref.size, ref.offset + sizeof header)) return true;
     out.clear();
     return false;
 }

@@ -16,7 +16,7 @@ namespace stepmill {
 // Where one value lies: what a row carries.
 struct OverflowRef {
     std::uint64_t offset{0};
-    std::uint64_t size_bytes{0};
+    std::uint64_t size{0};        // in bytes
     std::uint64_t generation{0};  // grows with every write; 0 in a reader's hand: any generation will do
 };
 

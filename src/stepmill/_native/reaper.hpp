@@ -1,0 +1,99 @@
+// The reaper: turns the death of a worker, and a command that takes too long, into faults of the rows concerned.
+//
+//   worker's pidfd readable ──► dead = DIED     ──► every outstanding command: CONDEMNED, fault, done = ticket ──► ring
+//   progress stands still   ──► dead = OVERDUE, SIGKILL ──► culprit TIMED_OUT, the others NEIGHBOUR          ──► ring
+//
+// Results that were published stay as they are. Knows no Python.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "slab.hpp"
+
+namespace stepmill {
+
+// What WorkerControl::dead says.
+enum class Death : std::uint32_t {
+    NONE = 0,
+    DIED = 1,     // all its threads are gone: it writes nothing more
+    OVERDUE = 2,  // given up, may still run: it loses every CAS
+};
+
+// Settles all outstanding commands of a worker whose `dead` is set: fault, no payload, done = ticket; then rings the pool.
+// Commands whose results are published, or being published by one who may still run, are left alone. Any thread of the
+// learner may call it, several at once: each command is settled once. Returns how many this call settled.
+std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault);
+
+// 0: no limit.
+struct Limits {
+    std::uint64_t step_ns{0};
+    std::uint64_t reset_ns{0};
+};
+
+// A command that has run for long.
+struct SlowCommand {
+    std::uint32_t worker;
+    std::uint32_t server;
+    std::uint64_t elapsed_ns;
+};
+
+// Owns one native thread and duplicates of the pidfds. Any thread of the learner may call it; none waits for more than a
+// scan of the control words. In a forked child it is inert.
+class Reaper {
+   public:
+    Reaper(std::shared_ptr<Slab> slab, Limits limits);  // throws std::system_error
+    ~Reaper();
+    Reaper(const Reaper&) = delete;
+    Reaper& operator=(const Reaper&) = delete;
+
+    // The worker lives from now on, in the process behind `pidfd` (duplicated), or in a thread if it is NO_PIDFD. Of a
+    // worker that is replaced, the old process must be gone and its rows be settled. Throws std::system_error.
+    void watch(std::uint32_t worker, int pidfd);
+    void forget(std::uint32_t worker);        // its end is expected
+    void declare_dead(std::uint32_t worker);  // its thread has ended
+    std::vector<SlowCommand> slow_commands(std::uint64_t min_ns);  // of all workers that are watched; to a second
+    void stop();                              // ends the thread; idempotent
+
+    static constexpr int NO_PIDFD = -1;
+
+   private:
+    struct Watched {
+        int pidfd{NO_PIDFD};
+        bool is_watched{false};
+        std::uint32_t generation{0};  // tells an event of a former process from one of this
+        std::uint64_t progress{0};
+        std::uint64_t since_ns{0};    // when `progress` was seen first
+    };
+
+    static void* run(void* self);
+    void loop();
+    int tick_ms() const;
+    void on_event(std::uint64_t data);
+    void bury(std::uint32_t worker);
+    void check_deadlines();
+    bool is_overdue(std::uint32_t worker, std::uint64_t now);
+    void give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket);
+    void drop(Watched& watched);
+    void wake() const;
+    bool is_forked() const;
+    void close_all();
+
+    std::shared_ptr<Slab> slab_;
+    const Limits limits_;
+    const pid_t owner_;
+    int epoll_{-1};
+    int wake_{-1};
+    pthread_t thread_{};
+    bool is_running_{false};       // the caller's: the thread is there to be joined
+    std::mutex mutex_;
+    bool is_stopping_{false};      // guarded by mutex_
+    std::vector<Watched> watched_;  // guarded by mutex_
+};
+
+}  // namespace stepmill
