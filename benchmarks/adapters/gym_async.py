@@ -1,0 +1,17 @@
+"""Gymnasium's AsyncVectorEnv: options `copy`, `context`."""
+
+from __future__ import annotations
+
+import gymnasium
+
+from benchmarks.adapters.gym_sync import Engine as SyncEngine
+
+
+class Engine(SyncEngine):
+    """One process per env, shared memory for observations."""
+
+    def make(self) -> gymnasium.vector.VectorEnv:  # type: ignore[type-arg]
+        options = self.job.options
+        return gymnasium.vector.AsyncVectorEnv(
+            self.job.env_fns, copy=options.get("copy", False), context=options.get("context")
+        )

@@ -1,0 +1,130 @@
+"""What is measured: the cells of TARGETS.md's sections 1 to 4, each an env, a number of envs and the engines that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.engines import ENGINES, PIPES, PUFFERS, EngineSpec
+
+NUM_CORES = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of a table.
+
+    Attributes:
+        section: number of the table.
+        key: names the cell on the command line and in raw results.
+        could_run: how many envs could run at once, for efficiency; None where env-steps per second are asked.
+    """
+
+    section: int
+    key: str
+    title: str
+    env: str
+    num_envs: int
+    engines: tuple[EngineSpec, ...]
+    could_run: int | None = None
+
+
+SECTIONS = {
+    1: "Overhead: no-op Python env, 4 float32 (env-steps/s)",
+    2: "Bandwidth: no-op env with images (env-steps/s)",
+    3: "Stragglers: efficiency = env time / (wall x what could run at once)",
+    4: "Real envs (env-steps/s; Atari: agent steps, frame skip 4, gray 84x84, stack 4)",
+    5: "Start and memory (CartPole, constructor to first reset; PSS growth per env)",
+}
+
+
+def _pick(names: Iterable[str], num_envs: int) -> tuple[EngineSpec, ...]:
+    """Engines by name; the asynchronous ones get half of the envs as their batch."""
+    half = num_envs // 2
+    return tuple(
+        ENGINES[name].with_options(batch_size=half) if name.endswith("-async") and name not in PIPES else ENGINES[name]
+        for name in names
+    )
+
+
+def _overhead() -> list[Cell]:
+    names = (
+        *("bare", "gym-sync", *PIPES, *PUFFERS),
+        *("stepmill-serial", "stepmill-thread", "stepmill-1w", "stepmill-2w", "stepmill-async"),
+    )
+    return [Cell(1, f"noop-{n}", f"n={n}", "noop", n, _pick(names, n)) for n in (2, 8, 32, 128)]
+
+
+def _bandwidth() -> list[Cell]:
+    names = ("gym-async-copy", *PIPES[1:], *PUFFERS, "stepmill-1w", "stepmill-2w")
+    shapes = (("image84", "84x84x4 u8"), ("image210", "210x160x3 u8"))
+    return [
+        Cell(2, f"{env}-{n}", f"{title} n={n}", env, n, _pick(names, n)) for env, title in shapes for n in (8, 32)
+    ]
+
+
+def _stragglers() -> list[Cell]:
+    return [
+        Cell(3, "sleep-32", "sleep 1 ms cv 1, n=32", "sleep1ms", 32, _waiting_engines(32, 8), 32),
+        Cell(3, "cpu-32", "CPU 200 µs cv 1, n=32", "cpu200us", 32, _computing_engines(32, 8), NUM_CORES),
+        Cell(3, "slowreset-16", "20 µs steps, 10 ms resets, n=16", "slowreset", 16, _computing_engines(16, 4), NUM_CORES),
+    ]
+
+
+def _async_peers(num_envs: int, batch: int, puffer_workers: int) -> tuple[EngineSpec, ...]:
+    puffer = ENGINES["puffer-2w-async"].with_options(
+        f"PufferLib, {puffer_workers} workers, async", num_workers=puffer_workers, batch_size=batch, sync_traj=False
+    )
+    return (
+        _renamed("tianshou-async", ENGINES["tianshou"].with_options("Tianshou ShmemVectorEnv, async", wait_num=batch)),
+        _renamed("diengine-async", ENGINES["diengine"].with_options("DI-engine subprocess, async", wait_num=batch)),
+        _renamed("puffer-async", puffer),
+    )
+
+
+def _waiting_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
+    """For envs that wait: as many workers as envs, in every engine that has workers."""
+    many = {"num_workers": num_envs, "batch_size": batch}
+    sync = {"num_workers": num_envs}
+    return (
+        *(ENGINES[name] for name in PIPES),
+        *_async_peers(num_envs, batch, num_envs),
+        ENGINES["stepmill-thread"].with_options(f"**stepmill** {num_envs} threads, sync", **sync),
+        ENGINES["stepmill-2w"].with_options(f"**stepmill** {num_envs} workers, sync", **sync),
+        ENGINES["stepmill-async-thread"].with_options(f"**stepmill** {num_envs} threads, async", **many),
+        ENGINES["stepmill-async"].with_options(f"**stepmill** {num_envs} workers, async", **many),
+    )
+
+
+def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
+    """For envs that compute: two workers where an engine lets one choose."""
+    return (
+        ENGINES["ceiling"],
+        *(ENGINES[name] for name in PIPES),
+        ENGINES["puffer-2w-sync"],
+        *_async_peers(num_envs, batch, num_envs // batch),
+        ENGINES["stepmill-2w"].with_options("**stepmill** 2 workers, sync"),
+        ENGINES["stepmill-async"].with_options("**stepmill** 2 workers, async", batch_size=batch),
+    )
+
+
+def _real() -> list[Cell]:
+    python = ("ceiling", *PIPES, *PUFFERS[:2])
+    ours = ("stepmill-serial", "stepmill-2w", "stepmill-async")
+    cpp = ("envpool-sync", "envpool-async")
+    cartpole = (*python, "gym-sync", "gym-numpy", *cpp, *ours)
+    return [
+        Cell(4, "cartpole-8", "CartPole n=8", "cartpole", 8, _pick(cartpole, 8)),
+        Cell(4, "cartpole-64", "CartPole n=64", "cartpole", 64, _pick(cartpole, 64)),
+        Cell(4, "halfcheetah-8", "HalfCheetah-v5 n=8", "halfcheetah", 8, _pick((*python, *cpp, *ours), 8)),
+        Cell(4, "pong-8", "Pong n=8", "pong", 8, _pick((*python, *cpp, "ale-sync", "ale-async", *ours), 8)),
+    ]
+
+
+def _renamed(name: str, spec: EngineSpec) -> EngineSpec:
+    return EngineSpec(name, spec.title, spec.adapter, spec.venv, spec.options, spec.packages)
+
+
+def all_cells() -> list[Cell]:
+    """The cells of sections 1 to 4, in the order of their tables."""
+    return [*_overhead(), *_bandwidth(), *_stragglers(), *_real()]

@@ -1,0 +1,103 @@
+"""Every engine by its row's name: which adapter drives it, in which environment, with which options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.places import DIENGINE, OURS, PEERS
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine in one configuration.
+
+    Attributes:
+        name: how it is asked for on the command line and named in raw results.
+        title: its row in the tables.
+        packages: distributions whose versions the report names.
+    """
+
+    name: str
+    title: str
+    adapter: str
+    venv: str = PEERS
+    options: dict[str, Any] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+
+    def with_options(self, title: str | None = None, **options: Any) -> EngineSpec:
+        """The same engine, configured for one cell."""
+        return replace(self, title=title or self.title, options={**self.options, **options})
+
+
+_ALL = (
+    EngineSpec("bare", "bare loop, one core", "bare"),
+    EngineSpec("ceiling", "**ceiling** (two pinned loops)", "ceiling"),
+    EngineSpec("gym-sync", "Gymnasium Sync", "gym_sync", packages=("gymnasium",)),
+    EngineSpec("gym-async", "Gymnasium Async, copy=False", "gym_async", packages=("gymnasium",)),
+    EngineSpec("gym-async-copy", "Gymnasium Async, copy=True", "gym_async", options={"copy": True}, packages=("gymnasium",)),
+    EngineSpec("gym-numpy", "Gymnasium make_vec, NumPy batch", "gym_numpy", packages=("gymnasium",)),
+    EngineSpec("sb3", "SB3 SubprocVecEnv", "sb3", packages=("stable-baselines3",)),
+    EngineSpec("tianshou", "Tianshou ShmemVectorEnv", "tianshou_venv", packages=("tianshou",)),
+    EngineSpec("torchrl", "TorchRL ParallelEnv", "torchrl_parallel", packages=("torchrl", "torch")),
+    EngineSpec("diengine", "DI-engine subprocess", "diengine", DIENGINE, packages=("di-engine",)),
+    EngineSpec("puffer-1w", "PufferLib, 1 worker", "puffer", options={"num_workers": 1}),
+    EngineSpec("puffer-2w-async", "PufferLib, 2 workers, async", "puffer", options={"num_workers": 2}),
+    EngineSpec("puffer-2w-sync", "PufferLib, 2 workers, sync", "puffer", options={"num_workers": 2}),
+    EngineSpec("envpool-sync", "EnvPool C++, sync", "envpool_cpp", packages=("envpool",)),
+    EngineSpec("envpool-async", "EnvPool C++, async", "envpool_cpp", packages=("envpool",)),
+    EngineSpec("ale-sync", "ALE C++ vector env, sync", "ale_vector", packages=("ale-py",)),
+    EngineSpec("ale-async", "ALE C++ vector env, async", "ale_vector", packages=("ale-py",)),
+    EngineSpec(
+        "stepmill-serial",
+        "**stepmill** serial",
+        "stepmill_vector",
+        OURS,
+        {"backend": "serial", "num_workers": 0},
+        ("stepmill",),
+    ),
+    EngineSpec(
+        "stepmill-thread",
+        "**stepmill** thread, 2 workers",
+        "stepmill_vector",
+        OURS,
+        {"backend": "thread", "num_workers": 2},
+        ("stepmill",),
+    ),
+    EngineSpec(
+        "stepmill-1w",
+        "**stepmill** process, 1 worker",
+        "stepmill_vector",
+        OURS,
+        {"backend": "process", "num_workers": 1},
+        ("stepmill",),
+    ),
+    EngineSpec(
+        "stepmill-2w",
+        "**stepmill** process, 2 workers",
+        "stepmill_vector",
+        OURS,
+        {"backend": "process", "num_workers": 2},
+        ("stepmill",),
+    ),
+    EngineSpec(
+        "stepmill-async",
+        "**stepmill** process, 2 workers, async",
+        "stepmill_pool",
+        OURS,
+        {"backend": "process", "num_workers": 2},
+        ("stepmill",),
+    ),
+    EngineSpec(
+        "stepmill-async-thread",
+        "**stepmill** thread, async",
+        "stepmill_pool",
+        OURS,
+        {"backend": "thread", "num_workers": 2},
+        ("stepmill",),
+    ),
+)
+
+ENGINES = {spec.name: spec for spec in _ALL}
+PUFFERS = ("puffer-1w", "puffer-2w-async", "puffer-2w-sync")
+PIPES = ("gym-async", "sb3", "tianshou", "diengine", "torchrl")

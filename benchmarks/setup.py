@@ -1,0 +1,191 @@
+"""Builds what the peers need: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill]`.
+
+A peer that cannot be set up does not stop the others; the benchmark names it in its tables with the reason.
+
+- `peers`: Gymnasium, SB3, Tianshou, TorchRL, EnvPool, ALE, with the versions of NumPy and Gymnasium that stepmill itself is built with.
+- `diengine`: DI-engine 0.5.3. A plain install cannot resolve (it wants gym 0.25 and old build tools), so its dependencies are listed here.
+- `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python: they are unpacked from the sdist, with a stub for `gym`.
+- `stepmill`: only when the Python that runs this is another one than the peers'; then stepmill is built once more, beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.places import DIENGINE, PEERS, PUFFER, ROOT, VENVS
+
+PYTHON = "3.11"  # the one for which a CPU build of torch is at hand everywhere
+TORCH = "torch==2.13.0"
+STEP_LIMIT_S = 1800
+
+PEER_PACKAGES = (
+    TORCH,
+    "gymnasium[mujoco]==1.4.0",
+    "stable-baselines3==2.9.2",
+    "tianshou==2.0.1",
+    "torchrl==0.14.1",
+    "envpool==1.2.5",
+    "ale-py==0.12.1",
+    "opencv-python-headless",
+    "mujoco",
+    "psutil",
+    "uv",
+)
+DIENGINE_PACKAGES = (
+    TORCH,
+    "numpy==1.26.4",
+    "gymnasium==1.4.0",
+    "gym==0.25.1",
+    "DI-treetensor>=0.4.0",
+    "DI-toolkit>=0.1.0",
+    "ale-py==0.12.1",
+    "click>=7.0.0",
+    "cloudpickle",
+    "easydict>=1.9",
+    "einops",
+    "enum-tools",
+    "flask<=2.0.3",
+    "hickle",
+    "imageio",
+    "matplotlib",
+    "mpire>=2.3.5",
+    "mujoco",
+    "opencv-python-headless<4.12",
+    "psutil",
+    "pynng",
+    "pyyaml",
+    "redis",
+    "requests",
+    "responses",
+    "tabulate",
+    "tensorboardX>=2.2",
+    "trueskill",
+    "URLObject",
+    "wandb<=0.19.0",
+    "werkzeug<=2.0.3",
+    "yapf",
+)
+PUFFER_FILES = ("pufferlib.py", "emulation.py", "spaces.py", "vector.py")
+PUFFER_INIT = '"""The vector files of PufferLib 3.0.0, without its compiled parts."""\n\nfrom pufferlib.pufferlib import *\n'
+GYM_STUB = '"""Stands in for gym, which PufferLib only asks for its spaces."""\n\nfrom gymnasium import spaces\n'
+
+
+class SetupError(RuntimeError):
+    """A part could not be set up; the text says why."""
+
+
+def set_up_peers() -> None:
+    """One environment for all peers that agree on versions, pinned to the NumPy and Gymnasium that stepmill uses."""
+    python = _make_venv(PEERS)
+    # torch first, alone: what comes after must take this one, not the latest.
+    _pip(python, "install", TORCH)
+    _pip(python, "install", *PEER_PACKAGES, "-c", str(ROOT / "constraints.txt"))
+
+
+def set_up_diengine() -> None:
+    """An environment of its own: NumPy 1.26 and gym 0.25 suit no other peer."""
+    python = _make_venv(DIENGINE)
+    _pip(python, "install", TORCH, "numpy==1.26.4")
+    _pip(python, "install", *DIENGINE_PACKAGES)
+    _pip(python, "install", "--no-deps", "DI-engine==0.5.3")
+
+
+def set_up_pufferlib() -> None:
+    """Unpack the vector files. The build of the sdist fails, or is thrown away: only its unpacked source is taken."""
+    python = VENVS / PEERS / "bin" / "python"
+    with tempfile.TemporaryDirectory(prefix="stepmill-bench-") as cache:
+        command = [str(python), "-m", "uv", "pip", "install", "--no-deps", "--no-build-isolation", "pufferlib==3.0.0"]
+        environment = {**os.environ, "UV_CACHE_DIR": cache, "NO_OCEAN": "1", "NO_TRAIN": "1"}
+        target = ["--python", str(python), "--target", str(Path(cache) / "unused")]
+        result = subprocess.run(
+            [*command, *target], env=environment, capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False
+        )
+        found = sorted(Path(cache).glob("sdists-*/**/pufferlib/vector.py"))
+        if not found:
+            raise SetupError(f"no sdist of pufferlib 3.0.0 was unpacked: {result.stderr.strip()[-400:]}")
+        package = PUFFER / "pufferlib"
+        package.mkdir(parents=True, exist_ok=True)
+        for name in PUFFER_FILES:
+            shutil.copy(found[0].parent / name, package / name)
+    (package / "__init__.py").write_text(PUFFER_INIT)
+    (PUFFER / "gym").mkdir(exist_ok=True)
+    (PUFFER / "gym" / "__init__.py").write_text(GYM_STUB)
+
+
+def set_up_stepmill() -> None:
+    """Make sure that stepmill runs on the same Python and NumPy as its peers, by building it beside them if need be."""
+    note = VENVS / "stepmill-python"
+    note.unlink(missing_ok=True)
+    peers = VENVS / PEERS / "bin" / "python"
+    if _versions(Path(sys.executable)) == _versions(peers):
+        return
+    _pip(peers, "install", "scikit-build-core", "nanobind", "cmake", "ninja", "rich", "click", "cloudpickle")
+    _pip(peers, "install", "--no-build-isolation", "--no-deps", str(ROOT))
+    note.write_text(f"{peers}\n")
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "peers": set_up_peers,
+    "diengine": set_up_diengine,
+    "pufferlib": set_up_pufferlib,
+    "stepmill": set_up_stepmill,
+}
+
+
+def main() -> int:
+    """Set up all parts, or those asked for; exit status 1 when one failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.setup", description="Builds the peers' environments.")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas: " + ", ".join(PARTS))
+    wanted = parser.parse_args().only.split(",")
+    unknown = sorted(set(wanted) - set(PARTS))
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    failed = []
+    for name in wanted:
+        print(f"setting up {name}", flush=True)
+        try:
+            PARTS[name]()
+        except (SetupError, subprocess.TimeoutExpired, OSError) as exc:
+            failed.append(name)
+            print(f"{name} could not be set up: {exc}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _make_venv(name: str) -> Path:
+    place = VENVS / name
+    python = place / "bin" / "python"
+    if not python.exists():
+        maker = shutil.which(f"python{PYTHON}")
+        if maker is None and sys.version_info[:2] != (3, 11):
+            raise SetupError(f"no Python {PYTHON} found; the peers need it for torch. Put python{PYTHON} on PATH")
+        VENVS.mkdir(parents=True, exist_ok=True)
+        _run([maker or sys.executable, "-m", "venv", str(place)])
+    return python
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    _run([str(python), "-m", "pip", arguments[0], "-q", *arguments[1:]])
+
+
+def _versions(python: Path) -> str:
+    code = "import sys, numpy, gymnasium; print(sys.version_info[:2], numpy.__version__, gymnasium.__version__)"
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120, check=False).stdout
+
+
+def _run(command: list[str]) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False)
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if line.startswith(("ERROR", "error"))]
+        raise SetupError("; ".join(lines[:4]) or result.stderr.strip()[-400:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
