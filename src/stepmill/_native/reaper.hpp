@@ -59,6 +59,7 @@ class Reaper {
     void declare_dead(std::uint32_t worker);  // its thread has ended
     std::vector<SlowCommand> slow_commands(std::uint64_t min_ns);  // of all workers that are watched; to a second
     void stop();                              // ends the thread; idempotent
+    std::uint32_t num_workers() const { return static_cast<std::uint32_t>(slab_->workers.size()); }
 
     static constexpr int NO_PIDFD = -1;
 

@@ -1,0 +1,93 @@
+// The class Reaper for Python. What it does, reaper.hpp says.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <system_error>
+#include <tuple>
+#include <vector>
+
+#include "bindings.hpp"
+#include "reaper.hpp"
+
+namespace nb = nanobind;
+
+namespace stepmill {
+
+namespace {
+
+constexpr double NANOSECONDS = 1e9;
+constexpr double MAX_LIMIT_S = 1e9;
+
+std::uint64_t to_ns(std::optional<double> limit_s) {
+    if (!limit_s) return 0;
+    if (!(*limit_s > 0.0)) throw nb::value_error("a time limit must be a positive number of seconds, or None for no limit");
+    return static_cast<std::uint64_t>(std::min(*limit_s, MAX_LIMIT_S) * NANOSECONDS) + 1;
+}
+
+// Runs `action`; what the system refuses becomes an OSError.
+template <typename Action>
+auto with_os_errors(Action action) {
+    try {
+        return action();
+    } catch (const std::system_error& refusal) {
+        PyErr_SetObject(PyExc_OSError, nb::make_tuple(refusal.code().value(), refusal.what()).ptr());
+        throw nb::python_error();
+    }
+}
+
+std::shared_ptr<Reaper> make_reaper(std::shared_ptr<Slab> slab, std::optional<double> step_timeout_s, std::optional<double> reset_timeout_s) {
+    const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s)};
+    return with_os_errors([&] { return std::make_shared<Reaper>(std::move(slab), limits); });
+}
+
+void check_worker(const Reaper& reaper, std::uint32_t worker) {
+    if (worker < reaper.num_workers()) return;
+    throw nb::index_error("there is no such worker; workers count from 0");
+}
+
+std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> slow_commands(Reaper& reaper, double min_s) {
+    std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> slow;
+    const auto min_ns = static_cast<std::uint64_t>(std::clamp(min_s, 0.0, MAX_LIMIT_S) * NANOSECONDS);
+    for (const SlowCommand& command : reaper.slow_commands(min_ns)) {
+        slow.emplace_back(command.worker, command.server, static_cast<double>(command.elapsed_ns) / NANOSECONDS);
+    }
+    return slow;
+}
+
+}  // namespace
+
+void bind_reaper(nb::module_& module) {
+    nb::class_<Reaper>(module, "Reaper", "Watches workers and deadlines in a native thread; makes faults of deaths and hangs.")
+        .def(nb::new_(&make_reaper), nb::arg("slab"), nb::arg("step_timeout_s").none() = nb::none(), nb::arg("reset_timeout_s").none() = nb::none())
+        .def(
+            "watch",
+            [](Reaper& reaper, std::uint32_t worker, int pidfd) {
+                check_worker(reaper, worker);
+                with_os_errors([&] { reaper.watch(worker, pidfd); });
+            },
+            nb::arg("worker"), nb::arg("pidfd") = Reaper::NO_PIDFD,
+            "Watch a worker that lives from now on: the process behind `pidfd` (duplicated), or a thread if it is -1.")
+        .def(
+            "forget",
+            [](Reaper& reaper, std::uint32_t worker) {
+                check_worker(reaper, worker);
+                reaper.forget(worker);
+            },
+            nb::arg("worker"), "Watch a worker no longer: its end is expected.")
+        .def(
+            "declare_dead",
+            [](Reaper& reaper, std::uint32_t worker) {
+                check_worker(reaper, worker);
+                reaper.declare_dead(worker);
+            },
+            nb::arg("worker"), "Treat a worker thread that has ended like a process that died.")
+        .def("slow_commands", &slow_commands, nb::arg("min_s"),
+             "Return (worker, server, seconds) of each command that has run for `min_s` or longer, to a second.")
+        .def("stop", &Reaper::stop, "End the thread; idempotent. Deaths go unnoticed from then on.");
+}
+
+}  // namespace stepmill

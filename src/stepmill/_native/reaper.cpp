@@ -1,0 +1,270 @@
+#include "reaper.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "native_thread.hpp"
+#include "pidfd.hpp"
+
+namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t WAKE = UINT64_MAX;  // epoll's name for the eventfd; the others are generation << 32 | worker
+constexpr int MAX_EVENTS = 16;
+constexpr std::uint64_t MILLISECOND_NS = 1'000'000;
+
+[[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
+
+// Takes a command from its owner for good. False: it is condemned already, or its results are (being) published.
+bool take_from(Word& state, std::uint32_t ticket, bool is_gone) noexcept {
+    std::uint32_t old = state.load(std::memory_order_acquire);
+    for (;;) {
+        if (old == state_word(ticket, Phase::CONDEMNED)) return false;
+        // Only the dead can be robbed in the middle of publishing: the living still writes.
+        if (old == state_word(ticket, Phase::PUBLISHING) && !is_gone) return false;
+        if (state.compare_exchange_weak(old, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return true;
+    }
+}
+
+// Who condemned a command writes its outcome, which has no payload.
+void settle(ServerWords& words, std::uint32_t local, std::uint32_t ticket, Fault fault) noexcept {
+    words.result[local] = 0;
+    words.payload_bytes[local] = 0;
+    words.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
+    words.done[local].store(ticket, std::memory_order_release);
+}
+
+}  // namespace
+
+std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault) {
+    // Against Ledger::dispatch, which writes tickets and then reads `dead`: one of the two sees the other's word.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    WorkerControl& control = *slab.workers[worker];
+    const bool is_gone = control.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
+    ServerWords& words = slab.words[worker];
+    const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[worker].size());
+    std::uint32_t num_settled = 0;
+    for (std::uint32_t local = 0; local < num_servers; ++local) {
+        const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+        if (words.done[local].load(std::memory_order_acquire) == ticket) continue;
+        if (!take_from(words.state[local], ticket, is_gone)) continue;
+        settle(words, local, ticket, fault);
+        ++num_settled;
+    }
+    if (num_settled != 0) count_results(*slab.pool, num_settled);
+    // Whatever the count says: the dead may have stored results that they never counted.
+    ring_pool(*slab.pool);
+    return num_settled;
+}
+
+Reaper::Reaper(std::shared_ptr<Slab> slab, Limits limits)
+    : slab_(std::move(slab)), limits_(limits), owner_(getpid()), watched_(slab_->workers.size()) {
+    epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = WAKE;
+    int error = epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0 ? errno : 0;
+    if (error == 0) error = start_native_thread(thread_, &Reaper::run, this);
+    if (error != 0) {
+        close_all();
+        fail(error, "the thread that watches over workers cannot be started");
+    }
+    is_running_ = true;
+}
+
+Reaper::~Reaper() {
+    stop();
+    close_all();
+}
+
+bool Reaper::is_forked() const { return getpid() != owner_; }
+
+void Reaper::close_all() {
+    for (Watched& watched : watched_) drop(watched);
+    for (int* fd : {&epoll_, &wake_}) {
+        if (*fd >= 0) close(*fd);
+        *fd = -1;
+    }
+}
+
+void Reaper::drop(Watched& watched) {
+    if (watched.pidfd != NO_PIDFD) {
+        // In a forked child the epoll set is shared with the learner, and not ours to change.
+        if (!is_forked()) epoll_ctl(epoll_, EPOLL_CTL_DEL, watched.pidfd, nullptr);
+        close(watched.pidfd);
+    }
+    watched.pidfd = NO_PIDFD;
+    watched.is_watched = false;
+    ++watched.generation;
+}
+
+void Reaper::wake() const {
+    const std::uint64_t one = 1;
+    // Fails only when the counter is full, and then the thread is awake already.
+    [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+}
+
+void Reaper::stop() {
+    if (is_forked() || !is_running_) return;
+    {
+        const std::lock_guard lock(mutex_);
+        is_stopping_ = true;
+    }
+    wake();
+    pthread_join(thread_, nullptr);
+    is_running_ = false;
+}
+
+void Reaper::watch(std::uint32_t worker, int pidfd) {
+    if (is_forked()) return;
+    const std::lock_guard lock(mutex_);
+    Watched& watched = watched_.at(worker);
+    drop(watched);
+    if (pidfd != NO_PIDFD) {
+        watched.pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+        if (watched.pidfd < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
+    }
+    WorkerControl& control = *slab_->workers[worker];
+    watched.progress = control.progress.load(std::memory_order_acquire);
+    watched.since_ns = now_ns();
+    watched.is_watched = true;
+    control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
+
+    if (pidfd == NO_PIDFD) return;
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = std::uint64_t{watched.generation} << 32 | worker;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, watched.pidfd, &event) == 0) return;
+    const int error = errno;
+    drop(watched);
+    fail(error, "a worker's process cannot be watched");
+}
+
+void Reaper::forget(std::uint32_t worker) {
+    if (is_forked()) return;
+    const std::lock_guard lock(mutex_);
+    drop(watched_.at(worker));
+}
+
+void Reaper::declare_dead(std::uint32_t worker) {
+    if (is_forked()) return;
+    const std::lock_guard lock(mutex_);
+    if (watched_.at(worker).is_watched) bury(worker);
+}
+
+std::vector<SlowCommand> Reaper::slow_commands(std::uint64_t min_ns) {
+    std::vector<SlowCommand> slow;
+    if (is_forked()) return slow;
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = now_ns();
+    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) {
+        const Watched& watched = watched_[worker];
+        const WorkerControl& control = *slab_->workers[worker];
+        const std::uint32_t local = control.current.load(std::memory_order_relaxed);
+        const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
+        const bool stands_still = watched.is_watched && control.progress.load(std::memory_order_acquire) == watched.progress;
+        if (!stands_still || local >= servers.size() || now - watched.since_ns < min_ns) continue;
+        slow.push_back({worker, servers[local], now - watched.since_ns});
+    }
+    return slow;
+}
+
+// ---- the thread -------------------------------------------------------------------------------------------------
+
+void* Reaper::run(void* self) {
+    static_cast<Reaper*>(self)->loop();
+    return nullptr;
+}
+
+// With limits: an eighth of the shorter, so that a hang is known a few milliseconds after its time. Without: once a
+// second, for slow_commands alone.
+int Reaper::tick_ms() const {
+    std::uint64_t shortest_ns = UINT64_MAX;
+    for (const std::uint64_t limit_ns : {limits_.step_ns, limits_.reset_ns}) {
+        if (limit_ns != 0) shortest_ns = std::min(shortest_ns, limit_ns);
+    }
+    if (shortest_ns == UINT64_MAX) return 1000;
+    return static_cast<int>(std::clamp<std::uint64_t>(shortest_ns / 8 / MILLISECOND_NS, 1, 15));
+}
+
+void Reaper::loop() {
+    const int timeout_ms = tick_ms();
+    epoll_event events[MAX_EVENTS];
+    for (;;) {
+        const int num_events = epoll_wait(epoll_, events, MAX_EVENTS, timeout_ms);
+        const std::lock_guard lock(mutex_);
+        if (is_stopping_) return;
+        for (int i = 0; i < num_events; ++i) on_event(events[i].data.u64);
+        check_deadlines();
+    }
+}
+
+void Reaper::on_event(std::uint64_t data) {
+    if (data == WAKE) return;  // only stop() wakes
+    const auto worker = static_cast<std::uint32_t>(data);
+    const Watched& watched = watched_[worker];
+    if (watched.pidfd != NO_PIDFD && watched.generation == data >> 32) bury(worker);
+}
+
+void Reaper::bury(std::uint32_t worker) {
+    WorkerControl& control = *slab_->workers[worker];
+    drop(watched_[worker]);
+    const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
+    if (control.spinning.exchange(0, std::memory_order_acq_rel) != 0) release_spin(*slab_->pool);
+    control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: ringing needs no system call
+    // Of who was killed for being overdue, the culprit has its fault already; what is left are its neighbours.
+    condemn_worker(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
+}
+
+void Reaper::check_deadlines() {
+    const std::uint64_t now = now_ns();
+    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) {
+        Watched& watched = watched_[worker];
+        WorkerControl& control = *slab_->workers[worker];
+        if (!watched.is_watched) continue;
+        const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
+        if (progress != watched.progress) {
+            watched.progress = progress;
+            watched.since_ns = now;
+            continue;
+        }
+        const std::uint32_t local = control.current.load(std::memory_order_relaxed);
+        if (local >= slab_->plan.servers[worker].size() || !is_overdue(worker, now)) continue;
+        const std::uint32_t ticket = slab_->words[worker].ticket[local].load(std::memory_order_acquire);
+        // Read again, after the ticket: while it stands still, the command that hangs is the one of this ticket.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (control.progress.load(std::memory_order_acquire) == progress) give_up(worker, local, ticket);
+    }
+}
+
+bool Reaper::is_overdue(std::uint32_t worker, std::uint64_t now) {
+    const WorkerControl& control = *slab_->workers[worker];
+    if (control.dead.load(std::memory_order_relaxed) != 0) return false;
+    const bool is_reset = control.running.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Command::RESET);
+    const std::uint64_t limit_ns = is_reset ? limits_.reset_ns : limits_.step_ns;
+    return limit_ns != 0 && now - watched_[worker].since_ns > limit_ns;
+}
+
+void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket) {
+    ServerWords& words = slab_->words[worker];
+    std::uint32_t expected = state_word(ticket, Phase::RUNNING);
+    // It may have come to its end just now: who publishes is not late.
+    if (!words.state[local].compare_exchange_strong(expected, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
+    slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
+    settle(words, local, ticket, Fault::TIMED_OUT);
+    count_results(*slab_->pool, 1);
+    // A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
+    if (watched_[worker].pidfd != NO_PIDFD) [[maybe_unused]] const int error = signal_pidfd(watched_[worker].pidfd, SIGKILL);
+    condemn_worker(*slab_, worker, Fault::NEIGHBOUR);
+}
+
+}  // namespace stepmill
