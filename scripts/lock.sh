@@ -3,11 +3,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
-side=$("$python" scripts/side_env.py .venvs/lock)
-PIP_CONSTRAINT='' "$side" -m pip install -q uv
+folder=.venvs/lock
+"$python" -m venv "$folder"
+PIP_CONSTRAINT='' "$folder/bin/pip" install -q uv
+new=$(mktemp)
 {
     echo '# What `make venv` installs, exact on every supported Python. Written by `make lock`; do not edit.'
-    "$(dirname "$side")/uv" pip compile -q --universal --upgrade --python-version 3.10 --no-header --no-annotate \
+    "$folder/bin/uv" pip compile -q --universal --upgrade --python-version 3.10 --no-header --no-annotate \
         --no-emit-package stepmill --extra dev pyproject.toml
-} >constraints.new
-mv constraints.new constraints.txt
+} >"$new"
+cp "$new" constraints.txt
+rm "$new"
