@@ -45,15 +45,15 @@ void settle(ServerWords& words, std::uint32_t local, std::uint32_t ticket, Fault
 }  // namespace
 
 std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault) {
-    // Against Ledger::dispatch, which writes tickets and then reads `dead`: one of the two sees the other's word.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // `dead` was written before, and the tickets are read after it, all seq_cst. Ledger::dispatch writes tickets and then
+    // reads `dead`: one of the two sees what the other wrote.
     WorkerControl& control = *slab.workers[worker];
     const bool is_gone = control.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
     ServerWords& words = slab.words[worker];
     const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[worker].size());
     std::uint32_t num_settled = 0;
     for (std::uint32_t local = 0; local < num_servers; ++local) {
-        const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+        const std::uint32_t ticket = words.ticket[local].load(std::memory_order_seq_cst);
         if (words.done[local].load(std::memory_order_acquire) == ticket) continue;
         if (!take_from(words.state[local], ticket, is_gone)) continue;
         settle(words, local, ticket, fault);
@@ -237,11 +237,10 @@ void Reaper::check_deadlines() {
             watched.since_ns = now;
             continue;
         }
-        const std::uint32_t local = control.current.load(std::memory_order_relaxed);
+        const std::uint32_t local = control.current.load(std::memory_order_acquire);
         if (local >= slab_->plan.servers[worker].size() || !is_overdue(worker, now)) continue;
         const std::uint32_t ticket = slab_->words[worker].ticket[local].load(std::memory_order_acquire);
-        // Read again, after the ticket: while it stands still, the command that hangs is the one of this ticket.
-        std::atomic_thread_fence(std::memory_order_seq_cst);
+        // Read again, after the ticket: if it still stands, the command that hangs is the one of this ticket.
         if (control.progress.load(std::memory_order_acquire) == progress) give_up(worker, local, ticket);
     }
 }

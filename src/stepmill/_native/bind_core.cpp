@@ -1,0 +1,150 @@
+// Python's view of Slab, Loop and Ledger.
+#define NO_IMPORT_ARRAY
+#include "bindings.hpp"
+#include "ledger.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+namespace stepmill {
+
+namespace {
+
+using namespace nb::literals;
+
+std::vector<Column> parse_columns(nb::handle list) {
+    std::vector<Column> columns;
+    for (nb::handle item : list) {
+        nb::tuple parts = nb::cast<nb::tuple>(item);
+        columns.push_back({nb::cast<std::size_t>(parts[0]), nb::cast<std::size_t>(parts[1]), nb::cast<std::size_t>(parts[2])});
+    }
+    return columns;
+}
+
+SlabPlan parse_plan(nb::dict fields) {
+    auto number = [&](const char* name) { return nb::cast<std::size_t>(fields[name]); };
+    SlabPlan plan;
+    plan.size_bytes = number("size_bytes");
+    plan.num_rows = static_cast<std::uint32_t>(number("num_rows"));
+    plan.batch_size = static_cast<std::uint32_t>(number("batch_size"));
+    plan.num_slots = static_cast<std::uint32_t>(number("num_slots"));
+    plan.private_slots = static_cast<std::uint32_t>(number("private_slots"));
+    plan.worker_control = nb::cast<std::vector<std::size_t>>(fields["worker_control"]);
+    for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
+    plan.observation = parse_columns(fields["observation"]);
+    plan.final_observation = parse_columns(fields["final_observation"]);
+    plan.action = parse_columns(fields["action"]);
+    plan.reward = number("reward");
+    plan.terminated = number("terminated");
+    plan.truncated = number("truncated");
+    plan.episode_return = number("episode_return");
+    plan.episode_length = number("episode_length");
+    plan.payload = number("payload");
+    plan.payload_row_bytes = number("payload_row_bytes");
+    return plan;
+}
+
+nb::dict worker_stats(const Slab& slab, std::uint32_t worker) {
+    const WorkerControl& control = *slab.workers.at(worker);
+    nb::dict stats;
+    stats["worker"] = worker;
+    stats["env_s"] = static_cast<double>(control.env_ns.load(std::memory_order_relaxed)) * 1e-9;
+    stats["wait_s"] = static_cast<double>(control.wait_ns.load(std::memory_order_relaxed)) * 1e-9;
+    stats["steps"] = control.num_steps.load(std::memory_order_relaxed);
+    stats["resets"] = control.num_resets.load(std::memory_order_relaxed);
+    stats["is_dead"] = control.dead.load(std::memory_order_relaxed) != 0;
+    return stats;
+}
+
+// nanobind's classes take part in garbage collection only if told how: envs and hooks refer back to pools.
+template <typename Type>
+int traverse_class(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    return nb::inst_ptr<Type>(self)->traverse(visit, arg);
+}
+
+template <typename Type>
+int clear_class(PyObject* self) {
+    nb::inst_ptr<Type>(self)->release();
+    return 0;
+}
+
+template <typename Type>
+PyType_Slot* collector_slots() {
+    static PyType_Slot slots[] = {
+        {Py_tp_traverse, reinterpret_cast<void*>(traverse_class<Type>)},
+        {Py_tp_clear, reinterpret_cast<void*>(clear_class<Type>)},
+        {0, nullptr},
+    };
+    return slots;
+}
+
+void bind_slab(nb::module_& module) {
+    nb::class_<Slab>(module, "Slab", "One mapped slab of shared memory; slab/layout.py says what lies where.")
+        .def("__init__",
+             [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds) {
+                 new (self) Slab(fd, parse_plan(plan), std::move(command_fds), std::move(result_fds));
+             },
+             "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a)
+        .def("format", &Slab::format, "Write the header. The pool's, once, before a worker attaches.")
+        .def("set_spinning", [](Slab& slab, int max_spinners, std::uint32_t spin_ns) {
+                 slab.pool->max_spinners.store(max_spinners);
+                 slab.pool->spin_ns.store(spin_ns);
+             }, "max_spinners"_a, "spin_ns"_a, "Say how many threads of this pool may spin at a time, and a worker's longest spin.")
+        .def("worker_stats", &worker_stats, "worker"_a, "Seconds in envs and waiting, steps and resets of one worker.")
+        .def("is_dead", [](const Slab& slab, std::uint32_t worker) { return slab.workers.at(worker)->dead.load() != 0; }, "worker"_a);
+    nb::class_<Lease>(module, "Lease", "Base object of leased arrays: while it lives, their slot is not written.");
+}
+
+void bind_loop(nb::module_& module) {
+    module.attr("LOOP_REQUEST") = static_cast<int>(LoopExit::REQUEST);
+    module.attr("LOOP_STOP") = static_cast<int>(LoopExit::STOP);
+    nb::class_<Loop>(module, "Loop", nb::type_slots(collector_slots<Loop>()), "The hot loop of one worker.")
+        .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::list, nb::dict>(), "slab"_a, "worker"_a, "envs"_a, "settings"_a)
+        .def("run", [](Loop& loop) { return static_cast<int>(loop.run()); }, "Serve commands until a slow request or the end comes; waits without the GIL.")
+        .def("run_server", &Loop::run_server, "server"_a, "Do the outstanding command of a server (its number in this worker); False if there is none.")
+        .def("run_until", &Loop::run_until, "server"_a, "after_ticket"_a, "Do a server's outstanding command if its ticket is at most after_ticket.")
+        .def("refresh", &Loop::refresh, "Look up step and reset of every env again.")
+        .def("requests_seen", &Loop::requests_seen, "count"_a, "Say how many slow requests were handled so far.")
+        .def("release", &Loop::release, "Drop every reference to Python objects.");
+}
+
+void bind_ledger(nb::module_& module) {
+    nb::class_<Ledger>(module, "Ledger", nb::type_slots(collector_slots<Ledger>()), "The pool's books, and its hot path.")
+        .def(nb::init<std::shared_ptr<Slab>, nb::dict>(), "slab"_a, "settings"_a)
+        .def("attach_inline", &Ledger::attach_inline, "loop"_a, "Run commands in the caller, by this loop (the serial backend).")
+        .def("step", &Ledger::step, "actions"_a, "Step all envs; Gymnasium's five values, or None when a fault is there.")
+        .def("send", &Ledger::send, "actions"_a, "env_ids"_a.none() = nb::none(), "Command a step of some or all envs.")
+        .def("send_reset", &Ledger::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "Command resets; a seed and a blob, or None, per env.")
+        .def("wait", &Ledger::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "0: that many are ready, 1: a fault is there, 2: timed out.")
+        .def("wait_for", &Ledger::wait_for, "env_ids"_a.none(), "timeout_s"_a.none() = nb::none(), "The same for all of these envs that are busy.")
+        .def("collect", &Ledger::collect, "max_envs"_a, "out"_a.none() = nb::none(), "Receive ready envs, longest-waiting first: a Batch's six fields.")
+        .def("collect_ready", &Ledger::collect_ready, "Gymnasium's five values if all envs are ready, else None.")
+        .def("observe", &Ledger::observe, "env_ids"_a.none() = nb::none(), "Newest observations of envs, a fresh copy.")
+        .def("take_faults", &Ledger::take_faults, "(env_id, kind, record bytes or None) of every fault there is; those envs are FAULTED now.")
+        .def("discard", &Ledger::discard, "env_ids"_a.none(), "Drop the results of these envs that are done.")
+        .def("ready_ids", &Ledger::ready_ids, "Envs whose result can be received.")
+        .def("states", &Ledger::states, "Per env: 0 idle, 1 busy, 2 ready, 3 faulted.")
+        .def("num_pending", &Ledger::num_pending, "Envs commanded and not yet received.")
+        .def("num_held", &Ledger::num_held, "Result slots that leases hold.")
+        .def("ticket_of", &Ledger::ticket_of, "env_id"_a, "Number of the command last given to the env.")
+        .def("post_request", &Ledger::post_request, "worker"_a, "Tell a worker that a slow request waits in its mailbox.")
+        .def("set_eager", &Ledger::set_eager, "is_eager"_a, "Whether workers report each result at once, or a group at a time.")
+        .def("close", &Ledger::close, "Tell the workers to end, wake a waiter, refuse further use. From any thread.")
+        .def("release", &Ledger::release, "Drop every reference to Python objects.");
+}
+
+}  // namespace
+
+void bind_core(nb::module_& module) {
+    module.attr("POOL_CONTROL_BYTES") = sizeof(PoolControl);
+    module.def("worker_control_bytes", &worker_control_bytes, "num_servers"_a, "Bytes of one worker's control words.");
+    module.def("register_errors", [](nb::object usage, nb::object busy, nb::object closed, nb::object bug) { errors() = {usage, busy, closed, bug}; },
+               "usage"_a, "busy"_a, "closed"_a, "bug"_a, "Hand in the error classes that native code raises.");
+    bind_slab(module);
+    bind_loop(module);
+    bind_ledger(module);
+}
+
+}  // namespace stepmill

@@ -1,0 +1,317 @@
+// The ledger's other half: finished rows become the batch that the user gets. Whether that is a view or a copy is decided here, once.
+#define NO_IMPORT_ARRAY
+#include <algorithm>
+#include <cstring>
+
+#include "ledger.hpp"
+
+namespace stepmill {
+
+namespace {
+
+// A fresh C array of `rows` items of a builtin type.
+nb::object new_column(npy_intp rows, int type_num) {
+    nb::object array = nb::steal(PyArray_SimpleNew(1, &rows, type_num));
+    if (!array) throw nb::python_error();
+    return array;
+}
+
+template <typename Item>
+Item* data_of(nb::handle array) {
+    return static_cast<Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+nb::object checked(PyObject* fresh) {
+    if (fresh == nullptr) throw nb::python_error();
+    return nb::steal(fresh);
+}
+
+}  // namespace
+
+// ---- what the user gets -----------------------------------------------------------------------------------------
+
+nb::object Ledger::collect_all() {
+    pending_.clear();
+    scanned_ = 0;
+    return gather(all_, nullptr, false);
+}
+
+nb::object Ledger::collect(std::uint32_t max_envs, nb::handle out) {
+    const InUse in_use(*this);
+    Ids ids, rest;
+    for (const std::uint32_t id : pending_) {
+        const bool is_taken = ids.size() < max_envs && is_done(id) && !has_fault(id);
+        (is_taken ? ids : rest).push_back(id);
+    }
+    const bool is_whole = ids.size() == num_envs_ && std::is_sorted(ids.begin(), ids.end());
+    const Ids& taken = is_whole ? all_ : ids;
+    std::vector<nb::object> outs;
+    const bool has_out = out.is_valid() && !out.is_none();
+    if (has_out) outs = parse_out(taken, out);  // raises before anything is received
+    pending_ = std::move(rest);
+    scanned_ = 0;
+    return gather(taken, has_out ? &outs : nullptr, true);
+}
+
+nb::object Ledger::collect_ready() {
+    const InUse in_use(*this);
+    bool is_fault = false;
+    if (pending_.size() != num_envs_ || scan(pending_, num_envs_, is_fault) != num_envs_ || is_fault) return nb::none();
+    return collect_all();
+}
+
+nb::object Ledger::gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids) {
+    settle(ids);
+    nb::list payloads, finals;
+    gather_payloads(ids, payloads, finals);
+    nb::object obs = gather_obs(ids, outs);
+    nb::object reward = gather_column(ids, slab_->reward(), NPY_DOUBLE);
+    nb::object terminated = gather_column(ids, slab_->terminated(), NPY_BOOL);
+    nb::object truncated = gather_column(ids, slab_->truncated(), NPY_BOOL);
+    nb::object info = gather_info(ids, payloads, finals);
+    if (!has_ids) return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
+    nb::object env_id = new_column(static_cast<npy_intp>(ids.size() * batch_size_), NPY_INT64);
+    auto* target = data_of<std::int64_t>(env_id);
+    for (const std::uint32_t id : ids) target = std::fill_n(target, batch_size_, id);
+    return checked(PyTuple_Pack(6, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr()));
+}
+
+nb::object Ledger::observe(nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage;
+    Ids ids = parse_ids(env_ids, storage);  // a copy: no view is handed out
+    return gather_obs(ids, nullptr);
+}
+
+// Received: these envs are idle, and where their results went is where their newest result is.
+void Ledger::settle(const Ids& ids) {
+    for (const std::uint32_t id : ids) {
+        EnvBook& env = envs_[id];
+        book_->unpin(env.latest);
+        env.latest = env.target;
+        env.status = EnvStatus::IDLE;
+    }
+}
+
+// ---- observations -----------------------------------------------------------------------------------------------
+
+int Ledger::common_slot(const Ids& ids) const {
+    const int slot = ids.empty() ? -1 : envs_[ids[0]].latest;
+    for (const std::uint32_t id : ids) {
+        if (envs_[id].latest != slot) return -1;
+    }
+    return slot;
+}
+
+nb::object Ledger::gather_obs(const Ids& ids, const std::vector<nb::object>* outs) {
+    const int slot = common_slot(ids);
+    nb::object lease;
+    auto make_leaf = [&](const Node& node) {
+        const auto index = static_cast<std::size_t>(node.index);
+        if (outs == nullptr) return gather_leaf(obs_.leaves[index], ids, slot, lease).release().ptr();
+        gather_into(obs_.leaves[index], ids, slot, data_of<std::byte>((*outs)[index]));
+        return nb::object((*outs)[index]).release().ptr();
+    };
+    if (obs_.root.kind == Node::Kind::LEAF) return checked(make_leaf(obs_.root));
+    return checked(build_tree(obs_.root, make_leaf, [&](const Node& node) { return opaque_column(ids, node.index).release().ptr(); }));
+}
+
+nb::object Ledger::gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease) {
+    const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
+    const bool is_leased = is_all(ids) && !is_copy_ && common_slot >= static_cast<int>(slab_->plan.private_slots) &&
+                           leaf.row_bytes * static_cast<std::size_t>(rows) >= lease_bytes_;
+    if (is_leased) {
+        const auto slot = static_cast<std::uint32_t>(common_slot);
+        if (!lease) lease = nb::cast(new Lease(book_, slot), nb::rv_policy::take_ownership);
+        return checked(view_array(leaf, rows, slab_->base + leaf.column.at(slot, 0), lease.ptr()));
+    }
+    nb::object array = checked(new_array(leaf, rows));
+    gather_into(leaf, ids, common_slot, data_of<std::byte>(array));
+    return array;
+}
+
+void Ledger::gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const {
+    const std::size_t env_bytes = leaf.row_bytes * batch_size_;
+    if (is_all(ids) && common_slot >= 0) {
+        std::memcpy(target, slab_->base + leaf.column.at(static_cast<std::size_t>(common_slot), 0), env_bytes * num_envs_);
+        return;
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        std::memcpy(target + i * env_bytes, slab_->base + leaf.column.at(envs_[ids[i]].latest, row_of(ids[i])), env_bytes);
+    }
+}
+
+// The caller's arrays, checked: one per leaf, of the batch's shape and dtype, in C order and writable.
+std::vector<nb::object> Ledger::parse_out(const Ids& ids, nb::handle out) const {
+    std::vector<nb::object> outs(obs_.leaves.size());
+    const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
+    auto take = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        const Leaf& leaf = obs_.leaves[index];
+        std::vector<npy_intp> dims{rows};
+        dims.insert(dims.end(), leaf.shape.begin(), leaf.shape.end());
+        auto* array = reinterpret_cast<PyArrayObject*>(value);
+        const bool is_good = PyArray_Check(value) && PyArray_TYPE(array) == leaf.type_num && PyArray_ISCARRAY(array) && leaf.is_native &&
+                             PyArray_NDIM(array) == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), PyArray_DIMS(array));
+        if (!is_good) {
+            PyErr_Format(PyExc_ValueError, "leaf %s must be a writable C array of %S with %zd rows of the observation's shape", leaf.path.c_str(), leaf.descr.ptr(), rows);
+            return false;
+        }
+        outs[index] = nb::borrow(value);
+        return true;
+    };
+    auto refuse = [](const Node&, PyObject*) {
+        PyErr_SetString(PyExc_ValueError, "observations without a fixed size cannot be written in place");
+        return false;
+    };
+    if (walk_tree(obs_.root, out.ptr(), "", take, refuse)) return outs;
+    nb::python_error cause;
+    const std::string text = "out does not fit this batch: " + nb::cast<std::string>(nb::str(cause.value()));
+    PyErr_SetString(errors().usage.ptr(), text.c_str());
+    throw nb::python_error();
+}
+
+nb::object Ledger::opaque_column(const Ids& ids, int index) const {
+    nb::list column;
+    for (const std::uint32_t id : ids) {
+        const nb::object& opaques = envs_[id].opaques;
+        nb::object item = opaques ? nb::object(opaques[index]) : nb::none();
+        if (is_batched_ && opaques) column.extend(item);
+        else column.append(item);
+    }
+    return checked(PyList_AsTuple(column.ptr()));
+}
+
+// The last observation of an episode that ended under SAME_STEP, as one env's observation.
+nb::object Ledger::final_obs(std::uint32_t env_id, nb::handle opaques) {
+    const std::uint32_t row = row_of(env_id);
+    auto make_leaf = [&](const Node& node) -> PyObject* {
+        const auto index = static_cast<std::size_t>(node.index);
+        const Leaf& leaf = obs_.leaves[index];
+        std::byte* source = slab_->base + slab_->plan.final_observation[index].at(0, row);
+        if (leaf.shape.empty()) return PyArray_Scalar(source, leaf.dtype(), nullptr);
+        nb::object array = checked(new_array(leaf, -1));
+        std::memcpy(data_of<std::byte>(array), source, leaf.row_bytes);
+        return array.release().ptr();
+    };
+    auto make_opaque = [&](const Node& node) { return nb::object(opaques[node.index]).release().ptr(); };
+    return checked(build_tree(obs_.root, make_leaf, make_opaque));
+}
+
+// ---- rewards, flags, infos --------------------------------------------------------------------------------------
+
+template <typename Item>
+nb::object Ledger::gather_column(const Ids& ids, const Item* column, int type_num) const {
+    nb::object array = new_column(static_cast<npy_intp>(ids.size() * batch_size_), type_num);
+    auto* target = data_of<Item>(array);
+    if (is_all(ids)) {
+        std::memcpy(target, column, sizeof(Item) * num_envs_ * batch_size_);
+        return array;
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        std::memcpy(target + i * batch_size_, column + row_of(ids[i]), sizeof(Item) * batch_size_);
+    }
+    return array;
+}
+
+nb::object Ledger::read_payload(std::uint32_t env_id) {
+    const Seat seat = slab_->seats[envs_[env_id].server];
+    const ServerWords& words = slab_->words[seat.worker];
+    const std::uint64_t bytes = words.payload_bytes[seat.local];
+    if (!(words.result[seat.local] & RESULT_REMOTE)) {
+        const std::uint64_t length = std::min<std::uint64_t>(bytes, slab_->plan.payload_row_bytes);
+        return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(slab_->payload(row_of(env_id))), static_cast<Py_ssize_t>(length)));
+    }
+    const OverflowRef ref{words.payload_offset[seat.local], bytes, words.payload_generation[seat.local]};
+    if (!read_overflow(slab_->result_fds.at(seat.worker), ref, buffer_)) {
+        const std::string text = "the info of env " + std::to_string(env_id) + " cannot be read back; its worker wrote outside its memory";
+        PyErr_SetString(errors().bug.ptr(), text.c_str());
+        throw nb::python_error();
+    }
+    return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(buffer_.data()), static_cast<Py_ssize_t>(buffer_.size())));
+}
+
+// payloads: (position, bytes), or (position, decoded) where observations have opaque leaves. finals: (position, observation).
+void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const std::uint32_t id = ids[i];
+        const Seat seat = slab_->seats[envs_[id].server];
+        const ServerWords& words = slab_->words[seat.worker];
+        const bool is_final = (words.result[seat.local] & RESULT_FINAL) != 0;
+        nb::object payload;
+        if (words.payload_bytes[seat.local] != 0) {
+            payload = read_payload(id);
+            if (obs_.num_opaques != 0) {
+                payload = checked(decode(reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(payload.ptr())), static_cast<std::size_t>(PyBytes_GET_SIZE(payload.ptr())), unpickler_.ptr()));
+                envs_[id].opaques = payload[2];
+            }
+            payloads.append(nb::make_tuple(i * batch_size_, payload));
+        }
+        if (is_final) finals.append(nb::make_tuple(i * batch_size_, final_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none())));
+    }
+}
+
+nb::object Ledger::episodes(const Ids& ids) {
+    const auto* terminated = slab_->terminated();
+    const auto* truncated = slab_->truncated();
+    bool is_any = false;
+    for (const std::uint32_t id : ids) {
+        for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) is_any |= (terminated[row] | truncated[row]) != 0;
+    }
+    if (!is_any) return nb::none();
+    nb::object returns = gather_column(ids, slab_->episode_return(), NPY_DOUBLE);
+    nb::object lengths = gather_column(ids, slab_->episode_length(), NPY_INT64);
+    return nb::make_tuple(returns, lengths);
+}
+
+nb::object Ledger::gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals) {
+    const nb::object ended = has_episodes_ ? episodes(ids) : nb::none();
+    if (PyList_GET_SIZE(payloads.ptr()) == 0 && PyList_GET_SIZE(finals.ptr()) == 0 && ended.is_none()) return checked(PyDict_New());
+    nb::object flags = nb::none();
+    if (!ended.is_none()) flags = nb::make_tuple(gather_column(ids, slab_->terminated(), NPY_BOOL), gather_column(ids, slab_->truncated(), NPY_BOOL));
+    return make_info_(payloads, finals, ended, flags, ids.size() * batch_size_);
+}
+
+// ---- faults -----------------------------------------------------------------------------------------------------
+
+void Ledger::mark_faulted(std::uint32_t id) {
+    book_->unpin(envs_[id].target);
+    envs_[id].status = EnvStatus::FAULTED;
+}
+
+nb::list Ledger::take_faults() {
+    const InUse in_use(*this);
+    nb::list faults;
+    Ids rest;
+    for (const std::uint32_t id : pending_) {
+        if (!is_done(id) || !has_fault(id)) {
+            rest.push_back(id);
+            continue;
+        }
+        const Seat seat = slab_->seats[envs_[id].server];
+        const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
+        const bool has_record = kind <= static_cast<std::uint32_t>(Fault::BAD_ACTION) && slab_->words[seat.worker].payload_bytes[seat.local] != 0;
+        faults.append(nb::make_tuple(id, kind, has_record ? read_payload(id) : nb::none()));
+        mark_faulted(id);
+    }
+    pending_ = std::move(rest);
+    scanned_ = 0;
+    return faults;
+}
+
+// Drops the results of envs that are done, as if they had been received.
+void Ledger::discard(nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage, done;
+    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].status == EnvStatus::PENDING && is_done(id)) done.push_back(id);
+    }
+    for (const std::uint32_t id : done) {
+        if (has_fault(id)) mark_faulted(id);
+        else settle({id});
+    }
+    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING; });
+    scanned_ = 0;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,472 @@
+#define NO_IMPORT_ARRAY
+#include "ledger.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <pthread.h>
+
+#include "reaper.hpp"
+
+namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that lands just before the wait is seen after this at the latest
+
+std::atomic<std::uint32_t> fork_count{0};
+
+std::uint32_t watch_forks() {
+    static const int once = pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
+    static_cast<void>(once);
+    return fork_count.load();
+}
+
+[[noreturn]] void raise(const nb::object& error, const std::string& text) {
+    PyErr_SetString(error.ptr(), text.c_str());
+    throw nb::python_error();
+}
+
+std::string list_ids(const std::vector<std::uint32_t>& ids) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < ids.size() && i < 16; ++i) text += (i ? ", " : "") + std::to_string(ids[i]);
+    return text + (ids.size() > 16 ? ", …]" : "]");
+}
+
+}  // namespace
+
+InUse::InUse(Ledger& ledger) : ledger_(ledger) {
+    if (ledger.fork_generation_ != fork_count.load(std::memory_order_relaxed)) {
+        raise(errors().usage, "this pool belongs to the process that made it; make a new pool in the forked child");
+    }
+    if (ledger.is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool is closed; make a new one");
+    if (ledger.is_in_use_.exchange(true, std::memory_order_acquire)) {
+        raise(errors().usage, "the pool is in use by another call; a pool is used by one thread at a time, and not from within its own envs or signal handlers");
+    }
+}
+
+Errors& errors() {
+    static Errors* const classes = new Errors;  // lives as long as the interpreter: errors are raised until the very end
+    return *classes;
+}
+
+Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
+    : slab_(std::move(slab)),
+      book_(std::make_shared<SlotBook>(slab_->memory, slab_->plan.num_slots)),
+      num_envs_(nb::cast<std::uint32_t>(settings["num_envs"])),
+      batch_size_(slab_->plan.batch_size),
+      num_workers_(static_cast<std::uint32_t>(slab_->workers.size())),
+      obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
+      action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),
+      is_touched_(num_workers_),
+      is_named_(num_envs_),
+      autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
+      is_copy_(nb::cast<bool>(settings["copy"])),
+      has_episodes_(nb::cast<bool>(settings["episode_stats"])),
+      holds_gil_(nb::cast<bool>(settings["holds_gil"])),
+      is_batched_(nb::cast<bool>(settings["batched"])),
+      lease_bytes_(nb::cast<std::size_t>(settings["lease_bytes"])),
+      spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
+      encoder_(nb::object(settings["pickler"]).ptr()),
+      make_info_(settings["make_info"]),
+      on_dead_(settings["on_dead"]),
+      unpickler_(settings["unpickler"]),
+      fork_generation_(watch_forks()) {
+    envs_.resize(num_envs_);
+    for (std::uint32_t i = 0; i < num_envs_; ++i) {
+        all_.push_back(i);
+        const Seat seat = slab_->seats.at(i);
+        envs_[i].server = i;
+        envs_[i].done = &slab_->words[seat.worker].done[seat.local];
+        envs_[i].fault = &slab_->words[seat.worker].fault[seat.local];
+    }
+    book_->pin(0, num_envs_);
+    pending_.reserve(num_envs_);
+    for (std::uint32_t w = 0; w < num_workers_; ++w) blobs_.emplace_back(slab_->command_fds.at(w), slab_->plan.servers[w].size());
+}
+
+void Ledger::attach_inline(nb::object loop) {
+    inline_ = nb::cast<Loop*>(loop);
+    inline_object_ = std::move(loop);
+}
+
+void Ledger::release() {
+    inline_ = nullptr;
+    inline_object_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
+    for (EnvBook& env : envs_) env.opaques.reset();
+}
+
+int Ledger::traverse(visitproc visit, void* arg) const {
+    Py_VISIT(inline_object_.ptr());
+    Py_VISIT(make_info_.ptr());
+    Py_VISIT(on_dead_.ptr());
+    Py_VISIT(unpickler_.ptr());
+    Py_VISIT(encoder_.pickler());
+    return 0;
+}
+
+void Ledger::close() {
+    if (fork_generation_ != fork_count.load()) return;
+    is_closed_.store(true, std::memory_order_release);
+    for (WorkerControl* worker : slab_->workers) {
+        worker->stop.store(1, std::memory_order_release);
+        ring_worker(*worker);
+    }
+    ring_pool(*slab_->pool);
+}
+
+void Ledger::post_request(std::uint32_t worker) {
+    WorkerControl& control = *slab_->workers.at(worker);
+    control.requests.fetch_add(1, std::memory_order_release);
+    ring_worker(control);
+}
+
+// ---- commands ---------------------------------------------------------------------------------------------------
+
+nb::object Ledger::step(nb::handle actions) {
+    const InUse in_use(*this);
+    check_idle(all_, false);
+    std::vector<nb::list> opaques;
+    write_actions(actions, all_, opaques);
+    dispatch(all_, Command::STEP);
+    if (wait_ids(pending_, num_envs_, nb::handle()) != WaitResult::READY) return nb::none();
+    return collect_all();
+}
+
+void Ledger::send(nb::handle actions, nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage;
+    const Ids& ids = parse_ids(env_ids, storage);
+    check_idle(ids, false);
+    std::vector<nb::list> opaques;
+    write_actions(actions, ids, opaques);
+    dispatch(ids, Command::STEP);
+}
+
+// seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.
+void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) {
+    const InUse in_use(*this);
+    Ids storage;
+    const Ids& ids = parse_ids(env_ids, storage);
+    check_idle(ids, true);
+    check_workers(ids);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const Seat seat = slab_->seats[envs_[ids[i]].server];
+        ServerWords& words = slab_->words[seat.worker];
+        words.flags[seat.local] = 0;
+        nb::object seed = seeds[i], blob = blobs[i];
+        if (!seed.is_none()) {
+            words.seed[seat.local] = nb::cast<std::uint64_t>(seed);
+            words.flags[seat.local] |= FLAG_SEED;
+        }
+        if (!blob.is_none()) write_blob(ids[i], blob.ptr());
+    }
+    dispatch(ids, Command::RESET);
+}
+
+const Ledger::Ids& Ledger::parse_ids(nb::handle env_ids, Ids& storage) const {
+    if (!env_ids.is_valid() || env_ids.is_none()) return all_;
+    nb::object array = nb::steal(PyArray_FROM_O(env_ids.ptr()));
+    if (!array) throw nb::python_error();
+    auto* source = reinterpret_cast<PyArrayObject*>(array.ptr());
+    const bool is_integer = PyArray_ISINTEGER(source) || PyArray_SIZE(source) == 0;
+    if (PyArray_NDIM(source) != 1 || !is_integer) raise(errors().usage, "env_ids must be a list or array of integers, one per env");
+    array = nb::steal(PyArray_FROM_OTF(array.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!array) throw nb::python_error();
+    source = reinterpret_cast<PyArrayObject*>(array.ptr());
+    const auto* ids = static_cast<const std::int64_t*>(PyArray_DATA(source));
+    const auto num = static_cast<std::size_t>(PyArray_SIZE(source));
+    std::fill(is_named_.begin(), is_named_.end(), std::uint8_t{0});
+    for (std::size_t i = 0; i < num; ++i) {
+        if (ids[i] < 0 || ids[i] >= static_cast<std::int64_t>(num_envs_)) {
+            raise(errors().usage, "env id " + std::to_string(ids[i]) + " does not exist; this pool has envs 0 to " + std::to_string(num_envs_ - 1));
+        }
+        const auto id = static_cast<std::uint32_t>(ids[i]);
+        if (is_named_[id]++) raise(errors().usage, "env id " + std::to_string(id) + " is named twice; name each env once");
+        storage.push_back(id);
+    }
+    return storage;
+}
+
+void Ledger::check_idle(const Ids& ids, bool is_reset) const {
+    bool is_good = true;
+    for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status == EnvStatus::FAULTED);
+    if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
+    Ids busy, faulted, ended;
+    for (const std::uint32_t id : ids) {
+        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
+        if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
+        if (slab_->terminated()[row_of(id)] || slab_->truncated()[row_of(id)]) ended.push_back(id);
+    }
+    if (!busy.empty()) raise(errors().busy, "envs " + list_ids(busy) + " are still stepping or not received; recv() them before the next send()");
+    if (is_reset) return;
+    if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; bring them back with reset(env_ids=...) or revive() before stepping them");
+    if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
+}
+
+void Ledger::check_workers(const Ids& ids) {
+    for (const std::uint32_t id : ids) {
+        const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
+        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0) continue;
+        on_dead_(worker);  // raises
+        raise(errors().bug, "a dead worker went unreported; this is a bug of stepmill, please report it");
+    }
+}
+
+// An array of `rows` rows of a leaf, in its dtype and C order; a new reference.
+nb::object Ledger::plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const {
+    nb::object array = nb::steal(PyArray_FROM_O(value));
+    if (!array) {
+        PyErr_Clear();
+        raise(errors().usage, "actions for leaf " + leaf.path + " are no array; give an array of shape [num_envs, ...]");
+    }
+    auto* source = reinterpret_cast<PyArrayObject*>(array.ptr());
+    std::vector<npy_intp> dims{rows};
+    dims.insert(dims.end(), leaf.shape.begin(), leaf.shape.end());
+    const bool is_shape = PyArray_NDIM(source) == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), PyArray_DIMS(source));
+    if (!is_shape) {
+        const std::string got = nb::cast<std::string>(nb::str(array.attr("shape")));
+        std::string wanted = std::to_string(dims[0]) + (dims.size() == 1 ? "," : "");
+        for (std::size_t i = 1; i < dims.size(); ++i) wanted += ", " + std::to_string(dims[i]);
+        raise(errors().usage, "actions for leaf " + leaf.path + " have shape " + got + "; give shape (" + wanted + ")");
+    }
+    if (PyArray_TYPE(source) == leaf.type_num && PyArray_ISCARRAY_RO(source) && leaf.is_native) return array;
+    if (!PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
+        raise(errors().usage, "actions for leaf " + leaf.path + " have dtype " + nb::cast<std::string>(nb::str(array.attr("dtype"))) +
+                                  "; the action space wants " + nb::cast<std::string>(nb::str(leaf.descr)));
+    }
+    Py_INCREF(leaf.descr.ptr());
+    array = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!array) throw nb::python_error();
+    return array;
+}
+
+// Checks all, then writes all: a wrong action changes nothing.
+void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques) {
+    check_workers(ids);
+    const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
+    std::vector<nb::object> arrays(action_.leaves.size());
+    if (action_.num_opaques != 0) opaques.resize(ids.size());
+    auto leaf = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        arrays[index] = plain_actions(action_.leaves[index], value, rows);
+        return true;
+    };
+    auto opaque = [&](const Node&, PyObject* value) {
+        nb::object items = nb::steal(PySequence_Fast(value, "actions of a space without a fixed size must be a sequence, one per env"));
+        if (!items) return false;
+        if (static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr())) != ids.size()) {
+            PyErr_Format(PyExc_ValueError, "%zd actions for %zu envs", PySequence_Fast_GET_SIZE(items.ptr()), ids.size());
+            return false;
+        }
+        for (std::size_t i = 0; i < ids.size(); ++i) opaques[i].append(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
+        return true;
+    };
+    if (!walk_tree(action_.root, actions.ptr(), "", leaf, opaque)) {
+        nb::python_error cause;
+        raise(errors().usage, "the actions do not fit the action space: " + nb::cast<std::string>(nb::str(cause.value())));
+    }
+    for (std::size_t index = 0; index < arrays.size(); ++index) {
+        const Column& column = action_.leaves[index].column;
+        const auto* source = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(arrays[index].ptr())));
+        const std::size_t env_bytes = column.row_bytes * batch_size_;
+        if (is_all(ids)) {
+            std::memcpy(slab_->base + column.at(0, 0), source, env_bytes * num_envs_);
+            continue;
+        }
+        for (std::size_t i = 0; i < ids.size(); ++i) std::memcpy(slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
+    }
+    for (const std::uint32_t id : ids) {
+        const Seat seat = slab_->seats[envs_[id].server];
+        slab_->words[seat.worker].flags[seat.local] = 0;
+    }
+    for (std::size_t i = 0; i < opaques.size(); ++i) write_blob(ids[i], nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+}
+
+void Ledger::write_blob(std::uint32_t env_id, PyObject* blob) {
+    const Seat seat = slab_->seats[envs_[env_id].server];
+    ServerWords& words = slab_->words[seat.worker];
+    buffer_.clear();
+    if (!encoder_.encode(blob, buffer_)) throw nb::python_error();
+    OverflowRef ref;
+    const int error = blobs_[seat.worker].write(seat.local, buffer_.data(), buffer_.size(), ref);
+    if (error != 0) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+        throw nb::python_error();
+    }
+    words.blob_offset[seat.local] = ref.offset;
+    words.blob_bytes[seat.local] = ref.size;
+    words.blob_generation[seat.local] = ref.generation;
+    words.flags[seat.local] |= FLAG_BLOB;
+}
+
+// Where results go: never into a slot that a lease holds, never over the env's own newest result.
+void Ledger::choose_slots(const Ids& ids) {
+    const std::uint32_t num_private = slab_->plan.private_slots;
+    const bool is_whole = is_all(ids) && !is_copy_;
+    const int common = is_whole ? book_->find_free(num_private) : book_->find_private(num_private);
+    for (const std::uint32_t id : ids) {
+        EnvBook& env = envs_[id];
+        env.target = common >= 0 ? static_cast<std::uint8_t>(common) : static_cast<std::uint8_t>(env.latest == 0 ? 1 : 0);
+        book_->pin(env.target);
+    }
+}
+
+void Ledger::dispatch(const Ids& ids, Command command) {
+    choose_slots(ids);
+    const auto first = static_cast<std::ptrdiff_t>(pending_.size());
+    std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});
+    for (const std::uint32_t id : ids) {
+        EnvBook& env = envs_[id];
+        const Seat seat = slab_->seats[env.server];
+        ServerWords& words = slab_->words[seat.worker];
+        words.row[seat.local] = row_of(id);
+        words.command[seat.local] = static_cast<std::uint8_t>(command);
+        words.slot[seat.local] = env.target;
+        env.status = EnvStatus::PENDING;
+        is_touched_[seat.worker] = 1;
+        // Tickets grow before the doorbell rings: a worker that wakes early must already see its command.
+        words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
+        pending_.push_back(id);
+    }
+    if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
+    if (inline_ == nullptr) {
+        for (std::uint32_t w = 0; w < num_workers_; ++w) {
+            if (is_touched_[w]) ring_worker(*slab_->workers[w]);
+        }
+        check_deaths();
+    }
+}
+
+// A worker that died before its tickets were written was reaped without them: settle them here.
+void Ledger::check_deaths() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (std::uint32_t w = 0; w < num_workers_; ++w) {
+        if (is_touched_[w] && slab_->workers[w]->dead.load(std::memory_order_seq_cst) != 0) condemn_worker(*slab_, w, Fault::DIED);
+    }
+}
+
+// ---- waiting ----------------------------------------------------------------------------------------------------
+
+// How many of `ids` are done, at most `need`; stops at the first fault.
+std::uint32_t Ledger::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
+    std::uint32_t ready = 0;
+    const bool is_pending = &ids == &pending_;
+    std::uint32_t begin = 0;
+    if (is_pending) begin = ready = scanned_;
+    bool is_prefix = is_pending;
+    for (std::uint32_t i = begin; i < ids.size() && ready < need; ++i) {
+        if (!is_done(ids[i])) {
+            is_prefix = false;
+            continue;
+        }
+        if (has_fault(ids[i])) is_fault = true;
+        ++ready;
+        if (is_prefix && !is_fault) scanned_ = i + 1;
+    }
+    return ready;
+}
+
+int Ledger::wait(std::uint32_t min_envs, nb::handle timeout_s) {
+    const InUse in_use(*this);
+    if (min_envs > pending_.size()) {
+        raise(errors().usage, std::to_string(min_envs) + " envs are wanted, but only " + std::to_string(pending_.size()) + " are stepping; send() them actions first");
+    }
+    return static_cast<int>(wait_ids(pending_, min_envs, timeout_s));
+}
+
+int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
+    const InUse in_use(*this);
+    Ids storage, busy;
+    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
+    }
+    return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
+}
+
+WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+    if (inline_ != nullptr) return wait_inline(ids, need);
+    PoolControl& pool = *slab_->pool;
+    std::uint64_t deadline = UINT64_MAX;
+    bool has_waited = false;
+    for (;;) {
+        // This order finds every result, or is woken for it: bell, count, rows, want, count again, wait.
+        const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
+        const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+        bool is_fault = false;
+        const std::uint32_t ready = scan(ids, need, is_fault);
+        if (is_fault) return WaitResult::FAULT;
+        if (ready >= need) return WaitResult::READY;
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
+        if (!has_waited && timeout_s.is_valid() && !timeout_s.is_none()) {
+            deadline = now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
+        }
+        if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
+        has_waited = true;
+        pool.want.store(count + (need - ready), std::memory_order_seq_cst);
+        if (pool.count.load(std::memory_order_seq_cst) != count) continue;
+        rest(seen, deadline);
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+// Spins a little if that has lately been enough, then parks for a slice.
+void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
+    PoolControl& pool = *slab_->pool;
+    const std::uint64_t began = now_ns();
+    bool is_rung = false;
+    if (spin_ns_ != 0 && holds_gil_ && recent_wait_ns_ < 4 * spin_ns_ && acquire_spin(pool)) {
+        is_rung = spin_while(pool.bell, seen, std::min(until_ns, began + spin_ns_));
+        release_spin(pool);
+    }
+    if (!is_rung) {
+        const std::uint64_t now = now_ns();
+        const std::uint64_t slice = until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0;
+        PyThreadState* thread = PyEval_SaveThread();
+        park(pool.bell, pool.parked, seen, slice);
+        PyEval_RestoreThread(thread);
+    }
+    recent_wait_ns_ = now_ns() - began;
+}
+
+// The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.
+WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
+    WorkerControl& control = *slab_->workers[0];
+    const std::uint64_t began = now_ns();
+    std::uint32_t ready = 0;
+    bool is_fault = false;
+    for (std::size_t i = 0; i < ids.size() && ready < need; ++i) {
+        const std::uint32_t id = ids[i];
+        if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
+        if (inline_->take_interrupt()) {
+            mark_faulted(id);
+            std::erase(pending_, id);
+            PyErr_SetNone(PyExc_KeyboardInterrupt);
+            throw nb::python_error();
+        }
+        is_fault |= has_fault(id);
+        ++ready;
+    }
+    control.env_ns.store(control.env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    return is_fault ? WaitResult::FAULT : WaitResult::READY;
+}
+
+nb::list Ledger::ready_ids() {
+    nb::list ids;
+    for (const std::uint32_t id : pending_) {
+        if (is_done(id) && !has_fault(id)) ids.append(id);
+    }
+    return ids;
+}
+
+nb::list Ledger::states() {
+    nb::list states;
+    for (std::uint32_t id = 0; id < num_envs_; ++id) {
+        const EnvStatus status = envs_[id].status;
+        const int pending = is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
+        states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : 0);
+    }
+    return states;
+}
+
+}  // namespace stepmill

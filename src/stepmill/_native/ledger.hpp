@@ -1,0 +1,137 @@
+// The parent's books: which env was commanded what, what is ready, which slot holds whose newest result.
+// The hot path of Pool and VectorEnv: check, write, ring, wait, gather, all in one call.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "codec.hpp"
+#include "leases.hpp"
+#include "loop.hpp"
+#include "overflow.hpp"
+#include "tree.hpp"
+
+namespace stepmill {
+
+// What the parent knows of an env. Whether a PENDING env is ready, its `done` word tells.
+enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2 };
+enum class WaitResult { READY, FAULT, TIMED_OUT };
+
+struct EnvBook {
+    EnvStatus status = EnvStatus::IDLE;
+    std::uint8_t latest = 0;     // slot of the newest result received
+    std::uint8_t target = 0;     // slot that the command under way writes to
+    std::uint32_t ticket = 0;
+    std::uint32_t server = 0;
+    nb::object opaques;          // newest opaque observation leaves, a list
+    const Word* done = nullptr;
+    const Word* fault = nullptr;
+};
+
+// Used by one thread at a time; a second one, or a forked child, is told so. Needs the GIL, and lets go of it while parked.
+class Ledger {
+   public:
+    Ledger(std::shared_ptr<Slab> slab, nb::dict settings);
+
+    void attach_inline(nb::object loop);
+    nb::object step(nb::handle actions);                          // None: a fault is there, or not all is ready
+    void send(nb::handle actions, nb::handle env_ids);
+    void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
+    int wait(std::uint32_t min_envs, nb::handle timeout_s);       // as WaitResult, over all pending envs
+    int wait_for(nb::handle env_ids, nb::handle timeout_s);
+    nb::object collect(std::uint32_t max_envs, nb::handle out);   // Batch fields of the ready envs, longest-waiting first
+    nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
+    nb::object observe(nb::handle env_ids);                       // newest observations, a fresh copy
+    nb::list take_faults();                                       // (env_id, kind, payload | None); their envs become FAULTED
+    void discard(nb::handle env_ids);
+    nb::list ready_ids();
+    nb::list states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted
+    std::uint32_t num_pending() const { return static_cast<std::uint32_t>(pending_.size()); }
+    std::uint32_t num_held() const { return book_->num_held(); }
+    std::uint32_t ticket_of(std::uint32_t env_id) const { return envs_.at(env_id).ticket; }
+    void post_request(std::uint32_t worker);
+    void set_eager(bool is_eager) { slab_->pool->eager.store(is_eager, std::memory_order_relaxed); }
+    void close();                                                 // from any thread: wakes a waiter, refuses all further use
+    void release();
+    int traverse(visitproc visit, void* arg) const;
+
+   private:
+    friend class InUse;
+    using Ids = std::vector<std::uint32_t>;
+
+    const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
+    void check_idle(const Ids& ids, bool is_reset) const;
+    void check_workers(const Ids& ids);
+    void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
+    nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
+    void write_blob(std::uint32_t env_id, PyObject* blob);
+    void choose_slots(const Ids& ids);
+    void dispatch(const Ids& ids, Command command);
+    void check_deaths();
+    bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == envs_[env_id].ticket; }
+    bool has_fault(std::uint32_t env_id) const { return envs_[env_id].fault->load(std::memory_order_relaxed) != 0; }
+    std::uint32_t scan(const Ids& ids, std::uint32_t need, bool& is_fault);
+    WaitResult wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    nb::object collect_all();
+    WaitResult wait_inline(const Ids& ids, std::uint32_t need);
+    void rest(std::uint32_t seen, std::uint64_t until_ns);
+    void settle(const Ids& ids);                                  // received: they are idle, their targets are the latest
+    nb::object gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids);
+    nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
+    void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals);
+    nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
+    nb::object gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease);
+    void gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const;
+    std::vector<nb::object> parse_out(const Ids& ids, nb::handle out) const;
+    void mark_faulted(std::uint32_t id);
+    nb::object opaque_column(const Ids& ids, int index) const;
+    nb::object final_obs(std::uint32_t env_id, nb::handle opaques);
+    template <typename Item>
+    nb::object gather_column(const Ids& ids, const Item* column, int type_num) const;
+    nb::object episodes(const Ids& ids);
+    bool is_all(const Ids& ids) const { return &ids == &all_; }
+    std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
+    int common_slot(const Ids& ids) const;
+    nb::object read_payload(std::uint32_t env_id);
+
+    std::shared_ptr<Slab> slab_;
+    std::shared_ptr<SlotBook> book_;
+    std::uint32_t num_envs_, batch_size_, num_workers_;
+    Tree obs_, action_;
+    std::vector<EnvBook> envs_;
+    std::vector<OverflowWriter> blobs_;      // by worker
+    std::vector<std::uint8_t> is_touched_;   // by worker, scratch
+    Ids all_, pending_;  // pending: in order of send, ties by env id
+    std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
+    mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
+    Autoreset autoreset_;
+    bool is_copy_, has_episodes_, holds_gil_, is_batched_;
+    std::size_t lease_bytes_;
+    std::uint64_t spin_ns_, recent_wait_ns_ = 0;
+    Encoder encoder_;
+    nb::object make_info_, on_dead_, unpickler_, inline_object_;
+    Loop* inline_ = nullptr;
+    std::vector<std::uint8_t> buffer_;
+    std::atomic<bool> is_in_use_{false}, is_closed_{false};
+    std::uint32_t fork_generation_;
+};
+
+// Held while a call runs: reentrant use, and use from a second thread or a forked child, are the user's mistake, and said so.
+class InUse {
+   public:
+    explicit InUse(Ledger& ledger);
+    ~InUse() { ledger_.is_in_use_.store(false, std::memory_order_release); }
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+
+   private:
+    Ledger& ledger_;
+};
+
+// Error classes of stepmill.spec.errors, handed in once by the slab room.
+struct Errors {
+    nb::object usage, busy, closed, bug;
+};
+Errors& errors();
+
+}  // namespace stepmill

@@ -1,0 +1,351 @@
+#define NO_IMPORT_ARRAY
+#include "loop.hpp"
+
+#include <cstring>
+
+namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t PARK_SLICE_NS = 1'000'000'000;  // how often a parked worker looks whether a signal came
+
+// Two rounds of splitmix64: seeds of automatic resets, 31 bits so that every env API takes them.
+std::uint64_t derive_seed(std::uint64_t base, std::uint64_t env, std::uint64_t episode) {
+    auto mix = [](std::uint64_t x) {
+        x += 0x9e3779b97f4a7c15u;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        return x ^ (x >> 31);
+    };
+    return mix(mix(mix(base) + env) + episode) >> 33;
+}
+
+bool read_flag(PyObject* value, bool& flag) {
+    if (value == Py_False || value == Py_True) {
+        flag = value == Py_True;
+        return true;
+    }
+    const int truth = PyObject_IsTrue(value);
+    flag = truth > 0;
+    return truth >= 0;
+}
+
+bool read_reward(PyObject* value, double& reward) {
+    reward = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value) : PyFloat_AsDouble(value);
+    if (reward != -1.0 || !PyErr_Occurred()) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    return false;
+}
+
+}  // namespace
+
+Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings)
+    : slab_(std::move(slab)),
+      worker_(worker),
+      control_(slab_->workers.at(worker)),
+      words_(slab_->words.at(worker)),
+      pool_(slab_->pool),
+      autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
+      seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
+      is_batched_(nb::cast<bool>(settings["batched"])),
+      is_inline_(nb::cast<bool>(settings.contains("inline") ? nb::object(settings["inline"]) : nb::object(nb::bool_(false)))),
+      batch_size_(slab_->plan.batch_size),
+      obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
+      action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),
+      final_columns_(slab_->plan.final_observation),
+      describe_(settings["describe"]),
+      unpickler_(settings["unpickler"]),
+      encoder_(nb::object(settings["pickler"]).ptr()),
+      overflow_(slab_->result_fds.at(worker), slab_->plan.servers.at(worker).size()),
+      reset_names_(nb::make_tuple("seed", "options")) {
+    slab_->check();
+    for (nb::handle env : envs) {
+        ServedEnv served;
+        served.env = nb::borrow(env);
+        served.episode_return.assign(batch_size_, 0.0);
+        served.episode_length.assign(batch_size_, 0);
+        served.ended.assign(batch_size_, 0);
+        served.done = words_.done[envs_.size()].load(std::memory_order_acquire);
+        envs_.push_back(std::move(served));
+    }
+    refresh();
+}
+
+void Loop::refresh() {
+    for (ServedEnv& served : envs_) {
+        served.step = served.env.attr("step");
+        served.reset = served.env.attr("reset");
+    }
+}
+
+void Loop::release() {
+    envs_.clear();
+    describe_.reset(), unpickler_.reset();
+    interned_.fill(nb::object());
+}
+
+int Loop::traverse(visitproc visit, void* arg) const {
+    for (const ServedEnv& served : envs_) {
+        Py_VISIT(served.env.ptr());
+        Py_VISIT(served.step.ptr());
+        Py_VISIT(served.reset.ptr());
+    }
+    Py_VISIT(describe_.ptr());
+    Py_VISIT(unpickler_.ptr());
+    Py_VISIT(encoder_.pickler());
+    return 0;
+}
+
+// ---- the loop ---------------------------------------------------------------------------------------------------
+
+LoopExit Loop::run() {
+    for (;;) {
+        // The bell is read before the tickets: what comes after this line rings it again.
+        const std::uint32_t seen = control_->bell.load(std::memory_order_acquire);
+        if (control_->stop.load(std::memory_order_acquire) != 0) return LoopExit::STOP;
+        bool is_interrupted = false;
+        const bool has_worked = sweep(is_interrupted);
+        if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) return LoopExit::REQUEST;
+        if (!has_worked) wait(seen);
+        if (PyErr_Occurred()) throw nb::python_error();
+    }
+}
+
+// Does every command that is there, in server order. Stops before a command that a slow request might have to precede.
+bool Loop::sweep(bool& is_interrupted) {
+    bool has_worked = false;
+    std::uint64_t began = 0;
+    for (std::uint32_t local = 0; local < envs_.size(); ++local) {
+        const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
+        if (ticket == envs_[local].done) continue;
+        if (control_->requests.load(std::memory_order_acquire) != requests_seen_) {
+            is_interrupted = true;
+            break;
+        }
+        if (!has_worked) began = now_ns();
+        has_worked = true;
+        do_command(local, ticket);
+    }
+    if (!has_worked) return false;
+    flush();
+    const std::uint64_t spent = now_ns() - began;
+    control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + spent, std::memory_order_relaxed);
+    return true;
+}
+
+bool Loop::run_server(std::uint32_t local) {
+    const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
+    if (ticket == envs_[local].done) return false;
+    const std::uint64_t began = is_inline_ ? 0 : now_ns();
+    do_command(local, ticket);
+    flush();
+    if (!is_inline_) control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    return true;
+}
+
+void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
+    const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
+    if (ticket != envs_[local].done && static_cast<std::int32_t>(after_ticket - ticket) >= 0) run_server(local);
+}
+
+void Loop::finish_command(std::uint32_t local) { envs_.at(local).done = words_.ticket[local].load(std::memory_order_acquire); }
+
+void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
+    ServedEnv& served = envs_[local];
+    if (!take_command(words_.state[local], ticket)) {
+        served.done = ticket;  // condemned before it began
+        return;
+    }
+    control_->running.store(words_.command[local], std::memory_order_relaxed);
+    control_->current.store(local, std::memory_order_relaxed);
+    control_->progress.store(control_->progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    Result result;
+    const char* phase = "step";
+    if (perform(local, result, phase)) {
+        publish(local, ticket, result);
+    } else {
+        const bool is_output = phase[0] == 'o';  // "output of …": the env returned, but not what an env returns
+        publish_fault(local, ticket, is_output ? Fault::BAD_OUTPUT : Fault::RAISED, phase, false);
+    }
+    served.done = ticket;
+    control_->current.store(NO_SERVER, std::memory_order_relaxed);
+    control_->progress.store(control_->progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
+    ServedEnv& served = envs_[local];
+    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
+    const bool is_due = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
+    if (!is_reset && !is_due) return perform_step(local, result, phase);
+    phase = "reset";
+    const bool is_done = perform_reset(local, result, !is_reset);
+    if (!is_done && !result.obs && result.info) phase = "output of reset";
+    return is_done;
+}
+
+// ---- calls of the env -------------------------------------------------------------------------------------------
+
+bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic) {
+    ServedEnv& served = envs_[local];
+    nb::object seed, options = nb::none();
+    const std::uint8_t flags = is_automatic ? 0 : words_.flags[local];
+    if (flags & FLAG_BLOB) {
+        nb::object blob;
+        if (!read_blob(local, blob)) return false;
+        seed = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 0));
+        options = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 1));
+        if (seed.is_none()) seed.reset();
+    }
+    if (flags & FLAG_SEED) {
+        served.base_seed = words_.seed[local];
+        served.has_seed = true;
+        served.episode = 0;
+        if (!seed) seed = nb::int_(served.base_seed);
+    } else if (!seed && served.has_seed && seeding_ != Seeding::CONTINUE) {
+        ++served.episode;
+        const std::uint64_t env_id = slab_->plan.servers[worker_][local];
+        seed = nb::int_(seeding_ == Seeding::FIXED ? served.base_seed : derive_seed(served.base_seed, env_id, served.episode));
+    }
+    nb::object returned;
+    if (is_automatic && !seed) {
+        returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
+    } else {
+        PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
+        const bool has_options = !is_automatic;
+        static PyObject* const seed_only = PyTuple_Pack(1, PyUnicode_InternFromString("seed"));
+        returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_only));
+    }
+    control_->num_resets.store(control_->num_resets.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (!returned) return false;
+    return unpack_reset(returned.ptr(), result);
+}
+
+bool Loop::unpack_reset(PyObject* returned, Result& result) {
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) != 2) {
+        result.info = nb::none();  // marks: the env returned, but not what an env returns
+        PyErr_Format(PyExc_TypeError, "reset must return (observation, info), got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
+    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+    return true;
+}
+
+bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {
+    ServedEnv& served = envs_[local];
+    phase = "action";
+    nb::object opaques;
+    if (words_.flags[local] & FLAG_BLOB) {
+        nb::object blob;
+        if (!read_blob(local, blob)) return false;
+        opaques = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 2));
+    }
+    nb::object action = nb::steal(build_action(local, opaques));
+    if (!action) return false;
+    phase = "step";
+    PyObject* args[2] = {nullptr, action.ptr()};  // the slot before the arguments is the callee's to use
+    nb::object returned = nb::steal(PyObject_Vectorcall(served.step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    control_->num_steps.store(control_->num_steps.load(std::memory_order_relaxed) + batch_size_, std::memory_order_relaxed);
+    if (!returned) return false;
+    phase = "output of step";
+    if (!unpack_step(returned.ptr(), result)) return false;
+    const bool is_end = !is_batched_ && (result.is_terminated || result.is_truncated);
+    if (!is_end || autoreset_ != Autoreset::SAME_STEP) return true;
+    phase = "reset";
+    result.final_obs = std::move(result.obs);
+    result.final_info = std::move(result.info);
+    result.obs.reset(), result.info.reset();
+    if (perform_reset(local, result, true)) return true;
+    if (result.info) phase = "output of reset";
+    return false;
+}
+
+bool Loop::unpack_step(PyObject* returned, Result& result) {
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) != 5) {
+        PyErr_Format(PyExc_TypeError, "step must return the five values (observation, reward, terminated, truncated, info), got %zd values of %R",
+                     PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : Py_ssize_t{1}, reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
+    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 4));
+    if (is_batched_) {
+        result.reward = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+        result.terminated = nb::borrow(PyTuple_GET_ITEM(returned, 2));
+        result.truncated = nb::borrow(PyTuple_GET_ITEM(returned, 3));
+        return true;
+    }
+    return read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value) && read_flag(PyTuple_GET_ITEM(returned, 2), result.is_terminated) &&
+           read_flag(PyTuple_GET_ITEM(returned, 3), result.is_truncated);
+}
+
+bool Loop::read_blob(std::uint32_t local, nb::object& blob) {
+    const OverflowRef ref{words_.blob_offset[local], words_.blob_bytes[local], words_.blob_generation[local]};
+    if (!read_overflow(slab_->command_fds.at(worker_), ref, buffer_)) {
+        PyErr_SetString(PyExc_RuntimeError, "the command's options or action could not be read back");
+        return false;
+    }
+    blob = nb::steal(decode(buffer_.data(), buffer_.size(), unpickler_.ptr()));
+    return blob && PyTuple_Check(blob.ptr()) && PyTuple_GET_SIZE(blob.ptr()) == 3;
+}
+
+PyObject* Loop::build_action(std::uint32_t local, nb::handle opaques) {
+    const std::uint32_t row = words_.row[local];
+    if (action_.root.kind == Node::Kind::LEAF) return action_leaf(action_.root, row);
+    return build_tree(
+        action_.root, [&](const Node& node) { return action_leaf(node, row); },
+        [&](const Node& node) -> PyObject* {
+            PyObject* opaque = opaques.is_valid() ? PyList_GetItem(opaques.ptr(), node.index) : nullptr;
+            Py_XINCREF(opaque);
+            return opaque;
+        });
+}
+
+PyObject* Loop::action_leaf(const Node& node, std::uint32_t row) {
+    const Leaf& leaf = action_.leaves[static_cast<std::size_t>(node.index)];
+    std::byte* value = slab_->base + leaf.column.at(0, row);
+    if (!is_batched_) {
+        if (node.leaf_kind == LeafKind::DISCRETE) return interned(leaf, value);
+        if (node.leaf_kind == LeafKind::SCALAR) return PyArray_Scalar(value, leaf.dtype(), nullptr);
+    }
+    PyObject* array = new_array(leaf, is_batched_ ? static_cast<npy_intp>(batch_size_) : -1);
+    if (array != nullptr) std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array)), value, leaf.row_bytes * (is_batched_ ? batch_size_ : 1));
+    return array;
+}
+
+// NumPy integers of Discrete actions are made once: they are immutable, and most spaces have few.
+PyObject* Loop::interned(const Leaf& leaf, const std::byte* value) {
+    std::int64_t number = 0;
+    if (leaf.type_num != NPY_INT64) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
+    std::memcpy(&number, value, sizeof number);
+    if (number < 0 || number >= static_cast<std::int64_t>(interned_.size())) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
+    nb::object& scalar = interned_[static_cast<std::size_t>(number)];
+    if (!scalar) scalar = nb::steal(PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr));
+    Py_XINCREF(scalar.ptr());
+    return scalar.ptr();
+}
+
+// ---- waiting ----------------------------------------------------------------------------------------------------
+
+void Loop::wait(std::uint32_t seen) {
+    const std::uint64_t began = now_ns();
+    PyThreadState* thread = PyEval_SaveThread();
+    const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
+    bool is_rung = false;
+    if (spin_ns != 0 && recent_wait_ns_ < 4 * spin_ns && acquire_spin(*pool_)) {
+        control_->spinning.store(1, std::memory_order_release);
+        is_rung = spin_while(control_->bell, seen, began + spin_ns);
+        control_->spinning.store(0, std::memory_order_release);
+        release_spin(*pool_);
+    }
+    while (!is_rung) {
+        const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);
+        is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
+    }
+    recent_wait_ns_ = now_ns() - began;
+    control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + recent_wait_ns_, std::memory_order_relaxed);
+    PyEval_RestoreThread(thread);
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+}  // namespace stepmill

@@ -1,0 +1,105 @@
+// The hot loop, the only one: a worker's commands turned into calls of env.reset and env.step, and results into bytes.
+// Serial, thread, process and Ray workers all run it. Autoreset is written here once.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "codec.hpp"
+#include "overflow.hpp"
+#include "tree.hpp"
+
+namespace stepmill {
+
+enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
+enum class Seeding : int { CONTINUE = 0, PER_EPISODE = 1, FIXED = 2 };
+enum class LoopExit : int { REQUEST = 0, STOP = 1 };
+
+// What one command brought, before it is written.
+struct Result {
+    nb::object obs, info, final_obs, final_info;
+    nb::object reward, terminated, truncated;  // of a batched env: arrays [k]
+    double reward_value = 0.0;
+    bool is_terminated = false, is_truncated = false;
+};
+
+// One env object and what the loop remembers of it.
+struct ServedEnv {
+    nb::object env, step, reset;
+    std::uint32_t done = 0;        // ticket of the command last finished
+    bool needs_reset = false;      // its last step ended an episode
+    bool has_seed = false;
+    std::uint64_t base_seed = 0;   // the seed of the last explicit reset
+    std::uint64_t episode = 0;     // resets since then
+    std::vector<double> episode_return;         // by row of the env, running
+    std::vector<std::int64_t> episode_length;
+    std::vector<std::uint8_t> ended;            // batched: the row's last step ended its episode
+};
+
+// Called by one thread at a time, the worker's own, with the GIL; run() lets go of it while it waits.
+class Loop {
+   public:
+    Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings);
+
+    LoopExit run();
+    bool run_server(std::uint32_t local);
+    void run_until(std::uint32_t local, std::uint32_t after_ticket);
+    void refresh();
+    bool take_interrupt() { return std::exchange(was_interrupted_, false); }  // a KeyboardInterrupt came out of an env of the serial backend
+    void requests_seen(std::uint32_t count) { requests_seen_ = count; }
+    void finish_command(std::uint32_t local);  // a restarted worker: the command in its words is settled already
+    void release();                            // drops every reference to Python objects
+    int traverse(visitproc visit, void* arg) const;
+
+   private:
+    bool sweep(bool& is_interrupted);
+    void do_command(std::uint32_t local, std::uint32_t ticket);
+    bool perform(std::uint32_t local, Result& result, const char*& phase);
+    bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
+    bool perform_step(std::uint32_t local, Result& result, const char*& phase);
+    bool unpack_reset(PyObject* returned, Result& result);
+    bool unpack_step(PyObject* returned, Result& result);
+    bool read_blob(std::uint32_t local, nb::object& blob);
+    PyObject* build_action(std::uint32_t local, nb::handle opaques);
+    PyObject* action_leaf(const Node& node, std::uint32_t row);
+    PyObject* interned(const Leaf& leaf, const std::byte* value);
+    void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
+    bool write_result(std::uint32_t local, Result& result);
+    bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, nb::list& opaques);
+    bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
+    bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
+    void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end);
+    bool write_payload(std::uint32_t local, PyObject* payload);
+    void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
+    void finish(std::uint32_t local, std::uint32_t ticket);
+    void flush();
+    void wait(std::uint32_t seen);
+
+    std::shared_ptr<Slab> slab_;
+    std::uint32_t worker_;
+    WorkerControl* control_;
+    ServerWords words_;
+    PoolControl* pool_;
+    Autoreset autoreset_;
+    Seeding seeding_;
+    bool is_batched_;
+    bool is_inline_;
+    std::uint32_t batch_size_;
+    std::vector<ServedEnv> envs_;
+    Tree obs_, action_;
+    std::vector<Column> final_columns_;
+    nb::object describe_, unpickler_;
+    Encoder encoder_;
+    OverflowWriter overflow_;
+    std::vector<std::uint8_t> buffer_;
+    std::uint32_t requests_seen_ = 0;
+    std::uint32_t group_ = 0;       // results stored but not counted yet
+    std::uint64_t recent_wait_ns_ = 0;
+    bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
+    nb::object reset_names_;        // ("seed", "options")
+    std::array<nb::object, 1024> interned_;
+};
+
+}  // namespace stepmill

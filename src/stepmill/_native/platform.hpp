@@ -1,0 +1,45 @@
+// What depends on the operating system: futex, clock, CPU pause. Linux only; a port replaces this file.
+// Nothing here knows Python.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace stepmill {
+
+inline std::uint64_t now_ns() noexcept {
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+inline void cpu_pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");
+#else
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+enum class Woken { RUNG, TIMED_OUT, SIGNAL };
+
+// Sleeps while *word == expected, at most timeout_ns. The word lies in memory shared between processes.
+inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::uint64_t timeout_ns) noexcept {
+    timespec time{static_cast<time_t>(timeout_ns / 1'000'000'000u), static_cast<long>(timeout_ns % 1'000'000'000u)};
+    const long result = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &time, nullptr, 0);
+    if (result == 0 || errno == EAGAIN) return Woken::RUNG;
+    return errno == EINTR ? Woken::SIGNAL : Woken::TIMED_OUT;
+}
+
+inline void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace stepmill

@@ -1,0 +1,200 @@
+// The words that a pool and its workers share, and the only functions that change them. Knows neither Python nor NumPy.
+//
+//     slab:  PoolControl | WorkerControl 0, its server words | WorkerControl 1, its server words | … | data arrays
+//
+// One writer per byte (docs/ARCHITECTURE.md). What several write is an atomic read-modify-write and says so.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "platform.hpp"
+
+namespace stepmill {
+
+constexpr std::size_t CACHE_LINE = 64;
+constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
+constexpr std::uint32_t LAYOUT_VERSION = 1;
+
+enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
+enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, CONDEMNED = 3 };
+enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACTION = 3, DIED = 4, TIMED_OUT = 5, NEIGHBOUR = 6, INTERRUPTED = 7 };
+
+constexpr std::uint8_t FLAG_SEED = 1;      // the command carries a seed
+constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob in the command memfd
+constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows hold the last observation of an episode that ended in this step
+constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload lies in the result memfd, not in the payload row
+
+using Word = std::atomic<std::uint32_t>;
+static_assert(Word::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+
+struct alignas(CACHE_LINE) PoolControl {
+    // Written once, before a worker attaches.
+    std::uint64_t magic;
+    std::uint32_t version;
+    std::uint32_t num_workers;
+    std::uint64_t size_bytes;
+    alignas(CACHE_LINE) Word bell;   // anyone adds; the parent sleeps on it
+    alignas(CACHE_LINE) Word count;  // anyone adds: results published since the start, a hint
+    // The parent's.
+    alignas(CACHE_LINE) Word want;  // ring when count crosses this
+    Word eager;                     // 1: workers add to count after every result, 0: after every group
+    Word parked;                    // 1: the parent sleeps, a ring needs the system call
+    std::atomic<std::int32_t> max_spinners;
+    Word spin_ns;                              // how long a worker may spin before it parks
+    alignas(CACHE_LINE) std::atomic<std::int32_t> spinners;  // anyone adds: permits to spin that are out
+};
+static_assert(sizeof(PoolControl) == 5 * CACHE_LINE);
+
+struct alignas(CACHE_LINE) WorkerControl {
+    // The parent's.
+    Word bell;      // the worker sleeps on it
+    Word requests;  // slow requests posted so far
+    Word stop;      // 1: close the envs and end
+    // The worker's.
+    alignas(CACHE_LINE) Word parked;
+    Word spinning;  // 1: holds a permit to spin; the reaper gives it back for the dead
+    Word current;   // the server whose command runs, NO_SERVER when none does
+    Word running;   // Command that runs
+    std::atomic<std::uint64_t> progress;  // grows with every command taken and finished
+    alignas(CACHE_LINE) std::atomic<std::uint64_t> env_ns;
+    std::atomic<std::uint64_t> wait_ns;
+    std::atomic<std::uint64_t> num_steps;
+    std::atomic<std::uint64_t> num_resets;
+    // The reaper's.
+    alignas(CACHE_LINE) Word dead;
+};
+static_assert(sizeof(WorkerControl) == 4 * CACHE_LINE);
+
+constexpr std::uint32_t NO_SERVER = UINT32_MAX;
+
+constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
+
+// The control words of a worker's k servers: one array per word, each from a cache line of its own.
+struct ServerWords {
+    // The parent's.
+    Word* ticket;
+    std::uint32_t* row;
+    std::uint8_t* command;
+    std::uint8_t* flags;
+    std::uint8_t* slot;
+    std::uint64_t* seed;
+    std::uint64_t* blob_offset;
+    std::uint64_t* blob_bytes;
+    std::uint64_t* blob_generation;
+    // The worker's; state also by the reaper (CAS), done and fault by the reaper for the dead.
+    Word* done;
+    Word* state;
+    Word* fault;
+    std::uint8_t* result;
+    std::uint64_t* payload_offset;
+    std::uint64_t* payload_bytes;
+    std::uint64_t* payload_generation;
+
+    static ServerWords at(std::byte* base, std::uint32_t num_servers) noexcept {
+        ServerWords words{};
+        std::size_t used = 0;
+        auto place = [&](auto*& pointer) {
+            using Item = std::remove_reference_t<decltype(*pointer)>;
+            pointer = reinterpret_cast<Item*>(base + used);
+            used += align_line(sizeof(Item) * num_servers);
+        };
+        place(words.ticket), place(words.row), place(words.command), place(words.flags), place(words.slot), place(words.seed);
+        place(words.blob_offset), place(words.blob_bytes), place(words.blob_generation);
+        place(words.done), place(words.state), place(words.fault), place(words.result);
+        place(words.payload_offset), place(words.payload_bytes), place(words.payload_generation);
+        return words;
+    }
+
+    static constexpr std::size_t size_bytes(std::uint32_t num_servers) noexcept {
+        const std::size_t n = num_servers;
+        return 5 * align_line(4 * n) + 4 * align_line(n) + 7 * align_line(8 * n);
+    }
+};
+
+constexpr std::size_t worker_control_bytes(std::uint32_t num_servers) { return sizeof(WorkerControl) + ServerWords::size_bytes(num_servers); }
+
+// ---- row states -------------------------------------------------------------------------------------------------
+
+constexpr std::uint32_t state_word(std::uint32_t ticket, Phase phase) noexcept { return ticket << 2 | static_cast<std::uint32_t>(phase); }
+constexpr std::uint32_t state_ticket(std::uint32_t state) noexcept { return state >> 2; }
+constexpr Phase state_phase(std::uint32_t state) noexcept { return static_cast<Phase>(state & 3u); }
+constexpr std::uint32_t ticket_part(std::uint32_t ticket) noexcept { return ticket & 0x3fffffffu; }  // what a state word keeps of a ticket
+
+// The owner takes command `ticket`. False: it was condemned before it began, and the owner writes nothing.
+inline bool take_command(Word& state, std::uint32_t ticket) noexcept {
+    std::uint32_t old = state.load(std::memory_order_relaxed);
+    if (state_ticket(old) == ticket_part(ticket)) return false;
+    return state.compare_exchange_strong(old, state_word(ticket, Phase::RUNNING), std::memory_order_acq_rel);
+}
+
+// The owner is about to write results. False: it was condemned meanwhile, and the owner writes nothing.
+inline bool claim_result(Word& state, std::uint32_t ticket) noexcept {
+    std::uint32_t expected = state_word(ticket, Phase::RUNNING);
+    return state.compare_exchange_strong(expected, state_word(ticket, Phase::PUBLISHING), std::memory_order_acq_rel);
+}
+
+// The reaper takes command `ticket` from a living or dead owner. False: the owner is publishing.
+inline bool condemn(Word& state, std::uint32_t ticket) noexcept {
+    std::uint32_t old = state.load(std::memory_order_acquire);
+    for (;;) {
+        if (old == state_word(ticket, Phase::CONDEMNED)) return true;
+        if (old == state_word(ticket, Phase::PUBLISHING)) return false;
+        if (state.compare_exchange_weak(old, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return true;
+    }
+}
+
+// ---- doorbells --------------------------------------------------------------------------------------------------
+
+inline void ring(Word& bell, Word& parked) noexcept {
+    // The bell moves before `parked` is read: a sleeper that sets `parked` later sees the new bell and does not sleep.
+    bell.fetch_add(1, std::memory_order_seq_cst);
+    if (parked.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
+}
+
+inline void ring_worker(WorkerControl& worker) noexcept { ring(worker.bell, worker.parked); }
+inline void ring_pool(PoolControl& pool) noexcept { ring(pool.bell, pool.parked); }
+
+// Counts published results, and rings the parent if that makes the number it waits for. Their `done` words are stored already.
+inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
+    const std::uint32_t before = pool.count.fetch_add(group, std::memory_order_seq_cst);
+    const std::uint32_t want = pool.want.load(std::memory_order_seq_cst);
+    const bool was_below = static_cast<std::int32_t>(want - before) > 0;
+    const bool is_reached = static_cast<std::int32_t>(before + group - want) >= 0;
+    if (was_below && is_reached) ring_pool(pool);
+}
+
+// ---- spinning ---------------------------------------------------------------------------------------------------
+
+// At most max_spinners threads of a pool spin at a time: more would take the cores that envs need.
+inline bool acquire_spin(PoolControl& pool) noexcept {
+    if (pool.spinners.load(std::memory_order_relaxed) >= pool.max_spinners.load(std::memory_order_relaxed)) return false;
+    if (pool.spinners.fetch_add(1, std::memory_order_acq_rel) < pool.max_spinners.load(std::memory_order_relaxed)) return true;
+    pool.spinners.fetch_sub(1, std::memory_order_acq_rel);
+    return false;
+}
+
+inline void release_spin(PoolControl& pool) noexcept { pool.spinners.fetch_sub(1, std::memory_order_acq_rel); }
+
+inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until_ns) noexcept {
+    do {
+        for (int i = 0; i < 16; ++i) {
+            if (word.load(std::memory_order_acquire) != seen) return true;
+            cpu_pause();
+        }
+    } while (now_ns() < until_ns);
+    return false;
+}
+
+// Sleeps until the bell moves from `seen`, at most timeout_ns.
+inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t timeout_ns) noexcept {
+    parked.store(1, std::memory_order_seq_cst);
+    Woken woken = Woken::RUNG;
+    if (bell.load(std::memory_order_seq_cst) == seen) woken = futex_wait(bell, seen, timeout_ns);
+    parked.store(0, std::memory_order_seq_cst);
+    return woken;
+}
+
+}  // namespace stepmill

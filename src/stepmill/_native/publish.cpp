@@ -1,0 +1,198 @@
+// The second half of the loop: results and faults become bytes in the slab, and `done` makes them visible.
+#define NO_IMPORT_ARRAY
+#include <cstring>
+
+#include "loop.hpp"
+
+namespace stepmill {
+
+namespace {
+
+bool is_empty_dict(const nb::object& info) { return !info || (PyDict_CheckExact(info.ptr()) && PyDict_GET_SIZE(info.ptr()) == 0); }
+
+PyObject* raised_exception() {
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) PyException_SetTraceback(value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return value;
+#endif
+}
+
+}  // namespace
+
+void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
+    if (!claim_result(words_.state[local], ticket)) return;  // condemned: the memory belongs to someone else now
+    if (!write_result(local, result)) {
+        publish_fault(local, ticket, Fault::BAD_OUTPUT, words_.command[local] == static_cast<std::uint8_t>(Command::RESET) ? "output of reset" : "output of step", true);
+        return;
+    }
+    words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
+    finish(local, ticket);
+}
+
+void Loop::finish(std::uint32_t local, std::uint32_t ticket) {
+    // The release makes every byte above visible to who sees done == ticket.
+    words_.done[local].store(ticket, std::memory_order_release);
+    ++group_;
+    if (pool_->eager.load(std::memory_order_relaxed) != 0) flush();
+}
+
+void Loop::flush() {
+    if (group_ == 0) return;
+    const std::uint32_t group = group_;
+    group_ = 0;
+    count_results(*pool_, group);
+}
+
+bool Loop::write_result(std::uint32_t local, Result& result) {
+    ServedEnv& served = envs_[local];
+    const std::uint32_t row = words_.row[local];
+    words_.result[local] = 0;
+    words_.payload_bytes[local] = 0;
+    if (!PyDict_Check(result.info.ptr())) {
+        PyErr_Format(PyExc_TypeError, "info must be a dict, got %R", reinterpret_cast<PyObject*>(Py_TYPE(result.info.ptr())));
+        return false;
+    }
+    nb::list opaques, final_opaques;
+    if (!write_obs(result.obs.ptr(), row, words_.slot[local], false, opaques)) return false;
+    if (result.final_obs) {
+        if (!write_obs(result.final_obs.ptr(), row, 0, true, final_opaques)) return false;
+        words_.result[local] |= RESULT_FINAL;
+    }
+    if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
+    served.needs_reset = !is_batched_ && !result.final_obs && (result.is_terminated || result.is_truncated);
+    if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
+    const nb::object none = nb::none();
+    nb::tuple payload = nb::make_tuple(result.info, result.final_info ? result.final_info : none, opaques, final_opaques);
+    return write_payload(local, payload.ptr());
+}
+
+bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, nb::list& opaques) {
+    const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
+    auto write = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        const Leaf& leaf = obs_.leaves[index];
+        const std::size_t offset = is_final ? final_columns_[index].at(0, row) : leaf.column.at(slot, row);
+        return write_leaf(leaf, value, slab_->base + offset, rows);
+    };
+    if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);
+    return walk_tree(obs_.root, obs, "", write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
+}
+
+void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end) {
+    env.episode_return[k] += reward;
+    ++env.episode_length[k];
+    if (!is_end) return;
+    slab_->episode_return()[row] = env.episode_return[k];
+    slab_->episode_length()[row] = env.episode_length[k];
+    env.episode_return[k] = 0.0;
+    env.episode_length[k] = 0;
+}
+
+bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
+    slab_->reward()[row] = result.reward_value;
+    slab_->terminated()[row] = result.is_terminated;
+    slab_->truncated()[row] = result.is_truncated;
+    ServedEnv& served = envs_[local];
+    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET) || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
+    if (is_reset) {
+        served.episode_return[0] = 0.0;
+        served.episode_length[0] = 0;
+    } else {
+        note_episode(served, row, 0, result.reward_value, result.is_terminated || result.is_truncated);
+    }
+    return true;
+}
+
+namespace {
+
+// A batched env's rewards or flags as a C array of `num` items of `type_num`; null with an exception set.
+nb::object flat_array(nb::handle value, int type_num, std::uint32_t num, const char* name) {
+    nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (array && PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())) != static_cast<npy_intp>(num)) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, but the batched env has %u envs", name,
+                     static_cast<Py_ssize_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()))), num);
+        array.reset();
+    }
+    return array;
+}
+
+template <typename Item>
+const Item* items(const nb::object& array) {
+    return static_cast<const Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+}  // namespace
+
+bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result) {
+    ServedEnv& served = envs_[local];
+    if (!result.reward) {  // a reset
+        for (std::uint32_t k = 0; k < batch_size_; ++k) {
+            slab_->reward()[row + k] = 0.0;
+            slab_->terminated()[row + k] = slab_->truncated()[row + k] = 0;
+            served.episode_return[k] = 0.0, served.episode_length[k] = 0, served.ended[k] = 0;
+        }
+        return true;
+    }
+    const nb::object reward = flat_array(result.reward, NPY_DOUBLE, batch_size_, "reward");
+    const nb::object terminated = reward ? flat_array(result.terminated, NPY_BOOL, batch_size_, "terminated") : nb::object();
+    const nb::object truncated = terminated ? flat_array(result.truncated, NPY_BOOL, batch_size_, "truncated") : nb::object();
+    if (!truncated) return false;
+    for (std::uint32_t k = 0; k < batch_size_; ++k) {
+        const bool is_end = items<npy_bool>(terminated)[k] || items<npy_bool>(truncated)[k];
+        slab_->reward()[row + k] = items<double>(reward)[k];
+        slab_->terminated()[row + k] = items<npy_bool>(terminated)[k] != 0;
+        slab_->truncated()[row + k] = items<npy_bool>(truncated)[k] != 0;
+        const bool is_reset = served.ended[k] && autoreset_ == Autoreset::NEXT_STEP;
+        if (!is_reset) note_episode(served, row + k, k, items<double>(reward)[k], is_end);
+        served.ended[k] = is_end;
+    }
+    return true;
+}
+
+bool Loop::write_payload(std::uint32_t local, PyObject* payload) {
+    buffer_.clear();
+    if (!encoder_.encode(payload, buffer_)) return false;
+    if (buffer_.size() <= slab_->plan.payload_row_bytes) {
+        std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
+    } else {
+        OverflowRef ref;
+        const int error = overflow_.write(local, buffer_.data(), buffer_.size(), ref);
+        if (error != 0) {
+            errno = error;
+            PyErr_SetFromErrno(PyExc_OSError);
+            return false;
+        }
+        words_.payload_offset[local] = ref.offset;
+        words_.payload_generation[local] = ref.generation;
+        words_.result[local] |= RESULT_REMOTE;
+    }
+    words_.payload_bytes[local] = buffer_.size();
+    return true;
+}
+
+// Turns the exception that is set into a fault record. Never leaves an exception set, and never fails to publish.
+void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed) {
+    nb::object raised = nb::steal(PyErr_Occurred() ? raised_exception() : nullptr);
+    if (is_inline_ && raised && PyErr_GivenExceptionMatches(raised.ptr(), PyExc_KeyboardInterrupt)) {
+        was_interrupted_ = true;
+        fault = Fault::INTERRUPTED;
+    }
+    if (!is_claimed && !claim_result(words_.state[local], ticket)) return;
+    words_.result[local] = 0;
+    words_.payload_bytes[local] = 0;
+    PyObject* cause = raised ? raised.ptr() : Py_None;
+    nb::object record = nb::steal(PyObject_CallFunction(describe_.ptr(), "Os", cause, phase));
+    if (!record || !write_payload(local, record.ptr())) PyErr_Clear();  // the fault itself still arrives, without its words
+    envs_[local].needs_reset = false;
+    words_.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
+    finish(local, ticket);
+}
+
+}  // namespace stepmill

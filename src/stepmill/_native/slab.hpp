@@ -1,0 +1,118 @@
+// One mapped slab: where everything lies. Built once from the plan that slab/layout.py made; knows no Python.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "protocol.hpp"
+
+namespace stepmill {
+
+// One leaf of an observation or action: [slot][row][row_bytes].
+struct Column {
+    std::size_t offset;
+    std::size_t slot_stride;  // 0 where there is only one slot
+    std::size_t row_bytes;
+
+    std::size_t at(std::size_t slot, std::size_t row) const noexcept { return offset + slot * slot_stride + row * row_bytes; }
+};
+
+// Where a server's control words lie.
+struct Seat {
+    std::uint32_t worker;
+    std::uint32_t local;
+};
+
+struct SlabPlan {
+    std::size_t size_bytes = 0;
+    std::uint32_t num_rows = 0;
+    std::uint32_t batch_size = 1;  // rows per server
+    std::uint32_t num_slots = 1;
+    std::uint32_t private_slots = 1;
+    std::vector<std::size_t> worker_control;             // offset of each WorkerControl
+    std::vector<std::vector<std::uint32_t>> servers;     // of each worker, in local order
+    std::vector<Column> observation, final_observation, action;
+    std::size_t reward = 0, terminated = 0, truncated = 0, episode_return = 0, episode_length = 0;
+    std::size_t payload = 0, payload_row_bytes = 0;
+};
+
+// Owns the mapping. The last of pool, loop and leases that lets go unmaps it.
+class SlabMemory {
+   public:
+    SlabMemory(int fd, std::size_t size_bytes) : size_bytes_(size_bytes) {
+        void* base = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (base == MAP_FAILED) throw std::runtime_error("the slab cannot be mapped: " + std::to_string(size_bytes) + " bytes");
+        base_ = static_cast<std::byte*>(base);
+    }
+    ~SlabMemory() { munmap(base_, size_bytes_); }
+    SlabMemory(const SlabMemory&) = delete;
+    SlabMemory& operator=(const SlabMemory&) = delete;
+
+    std::byte* base() const noexcept { return base_; }
+
+   private:
+    std::byte* base_ = nullptr;
+    std::size_t size_bytes_;
+};
+
+// Pointers into a mapping. Shared by value of its shared_ptr; all members are constant after the constructor.
+class Slab {
+   public:
+    Slab(int fd, SlabPlan slab_plan, std::vector<int> command_fds_, std::vector<int> result_fds_)
+        : plan(std::move(slab_plan)),
+          command_fds(std::move(command_fds_)),
+          result_fds(std::move(result_fds_)),
+          memory(std::make_shared<SlabMemory>(fd, plan.size_bytes)),
+          base(memory->base()),
+          pool(reinterpret_cast<PoolControl*>(base)) {
+        for (std::size_t w = 0; w < plan.worker_control.size(); ++w) {
+            std::byte* control = base + plan.worker_control[w];
+            workers.push_back(reinterpret_cast<WorkerControl*>(control));
+            words.push_back(ServerWords::at(control + sizeof(WorkerControl), static_cast<std::uint32_t>(plan.servers[w].size())));
+            for (std::uint32_t local = 0; local < plan.servers[w].size(); ++local) {
+                const std::uint32_t server = plan.servers[w][local];
+                if (server >= seats.size()) seats.resize(server + 1);
+                seats[server] = {static_cast<std::uint32_t>(w), local};
+            }
+        }
+    }
+
+    // Called once, by the pool that made the memfd, before a worker attaches.
+    void format() noexcept {
+        pool->magic = LAYOUT_MAGIC;
+        pool->version = LAYOUT_VERSION;
+        pool->num_workers = static_cast<std::uint32_t>(workers.size());
+        pool->size_bytes = plan.size_bytes;
+        for (WorkerControl* worker : workers) worker->current.store(NO_SERVER);
+    }
+
+    void check() const {
+        if (pool->magic != LAYOUT_MAGIC || pool->version != LAYOUT_VERSION || pool->size_bytes != plan.size_bytes) {
+            throw std::runtime_error("this memory is not a slab of this version of stepmill");
+        }
+    }
+
+    double* reward() const noexcept { return reinterpret_cast<double*>(base + plan.reward); }
+    std::uint8_t* terminated() const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.terminated); }
+    std::uint8_t* truncated() const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.truncated); }
+    double* episode_return() const noexcept { return reinterpret_cast<double*>(base + plan.episode_return); }
+    std::int64_t* episode_length() const noexcept { return reinterpret_cast<std::int64_t*>(base + plan.episode_length); }
+    std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }
+
+    const SlabPlan plan;
+    const std::vector<int> command_fds, result_fds;
+    const std::shared_ptr<SlabMemory> memory;
+    std::byte* const base;
+    PoolControl* const pool;
+    std::vector<WorkerControl*> workers;
+    std::vector<ServerWords> words;
+    std::vector<Seat> seats;  // by server
+};
+
+}  // namespace stepmill

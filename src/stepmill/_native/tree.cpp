@@ -1,0 +1,225 @@
+#define NO_IMPORT_ARRAY
+#include "tree.hpp"
+
+#include <cstring>
+
+namespace stepmill {
+
+namespace {
+
+constexpr int MAX_DIMS = 32;  // NumPy's own limit, the batch dimension included
+
+std::string child_path(const std::string& path, nb::handle key) { return path + "[" + nb::cast<std::string>(nb::repr(key)) + "]"; }
+
+std::string shape_text(const npy_intp* dims, int ndim) {
+    std::string text = "(";
+    for (int i = 0; i < ndim; ++i) text += std::to_string(dims[i]) + (i + 1 < ndim || ndim == 1 ? "," : "") + (i + 1 < ndim ? " " : "");
+    return text + ")";
+}
+
+void collect_paths(const Node& node, const std::string& path, std::vector<Leaf>& leaves, int& num_opaques) {
+    if (node.kind == Node::Kind::LEAF) leaves.at(static_cast<std::size_t>(node.index)).path = path;
+    if (node.kind == Node::Kind::OPAQUE) ++num_opaques;
+    for (std::size_t i = 0; i < node.children.size(); ++i) {
+        const nb::object key = node.kind == Node::Kind::DICT ? node.keys[i] : nb::object(nb::int_(i));
+        collect_paths(node.children[i], child_path(path, key), leaves, num_opaques);
+    }
+}
+
+int batched_dims(const Leaf& leaf, npy_intp rows, npy_intp* dims) {
+    int ndim = 0;
+    if (rows >= 0) dims[ndim++] = rows;
+    for (const npy_intp size : leaf.shape) dims[ndim++] = size;
+    return ndim;
+}
+
+bool is_plain(PyArrayObject* array, const Leaf& leaf, const npy_intp* dims, int ndim) {
+    if (!leaf.is_native || PyArray_TYPE(array) != leaf.type_num || PyArray_NDIM(array) != ndim || !PyArray_ISCARRAY_RO(array)) return false;
+    if (std::memcmp(PyArray_DIMS(array), dims, static_cast<std::size_t>(ndim) * sizeof(npy_intp)) != 0) return false;
+    return PyArray_ITEMSIZE(array) == static_cast<npy_intp>(PyDataType_ELSIZE(leaf.dtype()));
+}
+
+// What is not a plain array of the right type: one NumPy conversion, refused where it would lose information.
+bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const npy_intp* dims, int ndim) {
+    nb::object source = nb::steal(PyArray_FROM_O(value));
+    if (!source) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(source.ptr());
+    if (PyArray_NDIM(array) != ndim || std::memcmp(PyArray_DIMS(array), dims, static_cast<std::size_t>(ndim) * sizeof(npy_intp)) != 0) {
+        PyErr_Format(PyExc_ValueError, "leaf %s has shape %s, but its space says %s", leaf.path.c_str(),
+                     shape_text(PyArray_DIMS(array), PyArray_NDIM(array)).c_str(), shape_text(dims, ndim).c_str());
+        return false;
+    }
+    if (!PyArray_CanCastArrayTo(array, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
+        PyErr_Format(PyExc_TypeError, "leaf %s has dtype %S, which does not fit its space's %S without loss", leaf.path.c_str(),
+                     reinterpret_cast<PyObject*>(PyArray_DESCR(array)), leaf.descr.ptr());
+        return false;
+    }
+    Py_INCREF(leaf.descr.ptr());
+    nb::object sink = nb::steal(PyArray_NewFromDescr(&PyArray_Type, leaf.dtype(), ndim, dims, nullptr, target, NPY_ARRAY_CARRAY, nullptr));
+    return sink && PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(sink.ptr()), array) == 0;
+}
+
+bool structure_error(const std::string& path, const char* wanted, PyObject* got) {
+    PyErr_Format(PyExc_TypeError, "%s must be %s, got %R", path.empty() ? "the top level" : path.c_str(), wanted,
+                 reinterpret_cast<PyObject*>(Py_TYPE(got)));
+    return false;
+}
+
+bool walk_dict(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
+    if (!PyDict_Check(object) && !PyObject_HasAttrString(object, "keys")) return structure_error(path, "a dict", object);
+    for (std::size_t i = 0; i < node.children.size(); ++i) {
+        nb::object child = nb::steal(PyObject_GetItem(object, node.keys[i].ptr()));
+        if (!child) {
+            if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
+            PyErr_Clear();
+            PyErr_Format(PyExc_ValueError, "%s lacks the key %R of its space", path.empty() ? "the dict" : path.c_str(), node.keys[i].ptr());
+            return false;
+        }
+        if (!walk_tree(node.children[i], child.ptr(), child_path(path, node.keys[i]), leaf, opaque)) return false;
+    }
+    const Py_ssize_t size = PyObject_Size(object);
+    if (size < 0) return false;
+    if (static_cast<std::size_t>(size) != node.children.size()) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd keys, but its space has %zu", path.empty() ? "the dict" : path.c_str(), size, node.children.size());
+        return false;
+    }
+    return true;
+}
+
+bool walk_tuple(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
+    if (!PyTuple_Check(object) && !PyList_Check(object)) return structure_error(path, "a tuple", object);
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+    if (static_cast<std::size_t>(size) != node.children.size()) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, but its space has %zu", path.empty() ? "the tuple" : path.c_str(), size, node.children.size());
+        return false;
+    }
+    for (std::size_t i = 0; i < node.children.size(); ++i) {
+        nb::object child = nb::borrow(PySequence_Fast_GET_ITEM(object, static_cast<Py_ssize_t>(i)));
+        if (!walk_tree(node.children[i], child.ptr(), path + "[" + std::to_string(i) + "]", leaf, opaque)) return false;
+    }
+    return true;
+}
+
+PyObject* build_dict(const Node& node, const MakePart& leaf, const MakePart& opaque) {
+    nb::object dict = nb::steal(PyDict_New());
+    for (std::size_t i = 0; dict && i < node.children.size(); ++i) {
+        nb::object child = nb::steal(build_tree(node.children[i], leaf, opaque));
+        if (!child || PyDict_SetItem(dict.ptr(), node.keys[i].ptr(), child.ptr()) != 0) return nullptr;
+    }
+    return dict.release().ptr();
+}
+
+PyObject* build_tuple(const Node& node, const MakePart& leaf, const MakePart& opaque) {
+    nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(node.children.size())));
+    for (std::size_t i = 0; tuple && i < node.children.size(); ++i) {
+        PyObject* child = build_tree(node.children[i], leaf, opaque);
+        if (child == nullptr) return nullptr;
+        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), child);
+    }
+    if (!tuple || node.factory.is_none()) return tuple.release().ptr();
+    return PyObject_CallObject(node.factory.ptr(), tuple.ptr());
+}
+
+}  // namespace
+
+Node Node::parse(nb::handle program) {
+    nb::tuple parts = nb::cast<nb::tuple>(program);
+    Node node;
+    node.kind = static_cast<Kind>(nb::cast<int>(parts[0]));
+    node.factory = nb::none();
+    if (node.kind == Kind::LEAF) {
+        node.index = nb::cast<int>(parts[1]);
+        node.leaf_kind = static_cast<LeafKind>(nb::cast<int>(parts[2]));
+        return node;
+    }
+    if (node.kind == Kind::OPAQUE) {
+        node.index = nb::cast<int>(parts[1]);
+        return node;
+    }
+    const bool is_dict = node.kind == Kind::DICT;
+    if (is_dict) {
+        for (nb::handle key : nb::cast<nb::tuple>(parts[1])) node.keys.push_back(nb::borrow(key));
+    } else {
+        node.factory = nb::borrow(parts[2]);
+    }
+    for (nb::handle child : nb::cast<nb::tuple>(parts[is_dict ? 2 : 1])) node.children.push_back(parse(child));
+    return node;
+}
+
+Tree Tree::parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns) {
+    Tree tree;
+    tree.root = Node::parse(program);
+    std::size_t index = 0;
+    for (nb::handle item : leaf_list) {
+        nb::tuple parts = nb::cast<nb::tuple>(item);  // (dtype, shape)
+        Leaf leaf;
+        leaf.descr = nb::borrow(parts[0]);
+        leaf.type_num = leaf.dtype()->type_num;
+        leaf.is_native = PyArray_ISNBO(leaf.dtype()->byteorder);
+        for (nb::handle size : nb::cast<nb::tuple>(parts[1])) leaf.shape.push_back(nb::cast<npy_intp>(size));
+        leaf.column = columns.at(index++);
+        leaf.row_bytes = leaf.column.row_bytes;
+        tree.leaves.push_back(std::move(leaf));
+    }
+    collect_paths(tree.root, "", tree.leaves, tree.num_opaques);
+    for (Leaf& leaf : tree.leaves) {
+        if (leaf.path.empty()) leaf.path = "(the only one)";
+    }
+    return tree;
+}
+
+PyObject* build_tree(const Node& node, const MakePart& leaf, const MakePart& opaque) {
+    switch (node.kind) {
+        case Node::Kind::LEAF: return leaf(node);
+        case Node::Kind::OPAQUE: return opaque(node);
+        case Node::Kind::DICT: return build_dict(node, leaf, opaque);
+        case Node::Kind::TUPLE: return build_tuple(node, leaf, opaque);
+    }
+    return nullptr;
+}
+
+bool walk_tree(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
+    switch (node.kind) {
+        case Node::Kind::LEAF: return leaf(node, object);
+        case Node::Kind::OPAQUE: return opaque(node, object);
+        case Node::Kind::DICT: return walk_dict(node, object, path, leaf, opaque);
+        case Node::Kind::TUPLE: return walk_tuple(node, object, path, leaf, opaque);
+    }
+    return false;
+}
+
+bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp rows) {
+    npy_intp dims[MAX_DIMS];
+    const int ndim = batched_dims(leaf, rows > 0 ? rows : -1, dims);
+    if (PyArray_Check(value)) {
+        auto* array = reinterpret_cast<PyArrayObject*>(value);
+        if (is_plain(array, leaf, dims, ndim)) {
+            std::memcpy(target, PyArray_DATA(array), leaf.row_bytes * static_cast<std::size_t>(rows > 0 ? rows : 1));
+            return true;
+        }
+    }
+    return convert_leaf(leaf, value, target, dims, ndim);
+}
+
+PyObject* new_array(const Leaf& leaf, npy_intp rows) {
+    npy_intp dims[MAX_DIMS];
+    const int ndim = batched_dims(leaf, rows, dims);
+    Py_INCREF(leaf.descr.ptr());
+    return PyArray_NewFromDescr(&PyArray_Type, leaf.dtype(), ndim, dims, nullptr, nullptr, 0, nullptr);
+}
+
+PyObject* view_array(const Leaf& leaf, npy_intp rows, std::byte* memory, PyObject* base) {
+    npy_intp dims[MAX_DIMS];
+    const int ndim = batched_dims(leaf, rows, dims);
+    Py_INCREF(leaf.descr.ptr());
+    PyObject* array = PyArray_NewFromDescr(&PyArray_Type, leaf.dtype(), ndim, dims, nullptr, memory, NPY_ARRAY_CARRAY, nullptr);
+    if (array == nullptr) return nullptr;
+    Py_INCREF(base);
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), base) != 0) {
+        Py_DECREF(array);
+        return nullptr;
+    }
+    return array;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,72 @@
+// Trees of observations and actions: what a program (spec/tree.py) says, as native code walks it. GIL held throughout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+
+#include "numpy_api.hpp"
+#include "slab.hpp"
+
+namespace stepmill {
+
+namespace nb = nanobind;
+
+enum class LeafKind : int { ARRAY = 0, SCALAR = 1, DISCRETE = 2 };
+
+// What a leaf of one row looks like, and where its column lies.
+struct Leaf {
+    nb::object descr;  // PyArray_Descr
+    int type_num = 0;
+    bool is_native = true;  // byte order
+    std::vector<npy_intp> shape;
+    std::size_t row_bytes = 0;
+    Column column{};
+    std::string path;
+
+    PyArray_Descr* dtype() const noexcept { return reinterpret_cast<PyArray_Descr*>(descr.ptr()); }
+};
+
+struct Node {
+    enum class Kind : int { LEAF = 0, DICT = 1, TUPLE = 2, OPAQUE = 3 };
+    Kind kind = Kind::LEAF;
+    int index = 0;  // of the leaf or the opaque
+    LeafKind leaf_kind = LeafKind::ARRAY;
+    std::vector<nb::object> keys;
+    std::vector<Node> children;
+    nb::object factory;  // None: a plain tuple
+
+    static Node parse(nb::handle program);
+};
+
+// A node with its leaves.
+struct Tree {
+    Node root;
+    std::vector<Leaf> leaves;
+    int num_opaques = 0;
+
+    static Tree parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns);
+};
+
+// Builds the object that a tree describes: leaf(Node) and opaque(Node) make the parts, new references or null with an exception set.
+using MakePart = std::function<PyObject*(const Node&)>;
+PyObject* build_tree(const Node& node, const MakePart& leaf, const MakePart& opaque);
+
+// Takes an object apart: visits each part with a borrowed reference; false from a visitor or a wrong structure stops with an exception set.
+using VisitPart = std::function<bool(const Node&, PyObject*)>;
+bool walk_tree(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque);
+
+// Copies `value` into `rows` rows of a leaf at `target`. False: a TypeError or ValueError that names the leaf is set.
+// rows == 0 means: one row, without a batch dimension.
+bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp rows);
+
+// A fresh array over [rows, *shape] that copies nothing: memory is uninitialised. rows < 0: no batch dimension.
+PyObject* new_array(const Leaf& leaf, npy_intp rows);
+
+// An array over memory that `base` keeps alive (a reference is taken).
+PyObject* view_array(const Leaf& leaf, npy_intp rows, std::byte* memory, PyObject* base);
+
+}  // namespace stepmill

@@ -1,0 +1,64 @@
+"""The memory of a slab: descriptors that can be passed to another process. Nothing has a name, so nothing can leak one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepmill import _native
+from stepmill.slab.layout import Layout
+from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
+
+_native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
+
+
+@dataclass
+class SharedSlab:
+    """A slab and where its memory comes from.
+
+    Attributes:
+        plan: where everything lies; travels to the workers.
+        fds: the slab's memfd, then each worker's command memfd and result memfd. Owned.
+        native: the mapping in this process.
+    """
+
+    plan: Mapping[str, object]
+    fds: list[int]
+    native: _native.Slab
+
+    @classmethod
+    def create(cls, layout: Layout, num_workers: int) -> SharedSlab:
+        """Make the memory, zeroed, with its header written.
+
+        Raises:
+            OSError: there is no memory or no descriptor left.
+        """
+        fds: list[int] = []
+        try:
+            fds.append(os.memfd_create("stepmill-slab", os.MFD_CLOEXEC))
+            os.ftruncate(fds[0], layout.size_bytes)
+            for worker in range(num_workers):
+                fds.append(os.memfd_create(f"stepmill-commands-{worker}", os.MFD_CLOEXEC))
+                fds.append(os.memfd_create(f"stepmill-results-{worker}", os.MFD_CLOEXEC))
+            native = attach(layout.plan, fds)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        native.format()
+        return cls(layout.plan, fds, native)
+
+    def close(self) -> None:
+        """Close the descriptors. The mapping lives until the last array that leans on it is gone."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def attach(plan: Mapping[str, object], fds: Sequence[int]) -> _native.Slab:
+    """Map a slab from its descriptors, in any process.
+
+    Raises:
+        RuntimeError: it is not a slab of this version.
+    """
+    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]))
