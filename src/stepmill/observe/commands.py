@@ -77,7 +77,8 @@ def dispatch(arguments: list[str]) -> int:
         click.echo(error.message)
         return ExitStatus.USAGE
     except click.ClickException as error:
-        complain(f"{error.format_message()} See `stepmill --help`, `stepmill run --help`.")
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "stepmill"
+        complain(f"{error.format_message()} See `{command} --help`.")
         return ExitStatus.USAGE
     return ExitStatus.DONE
 
@@ -90,13 +91,31 @@ def group() -> None:
 
 @group.command()
 @click.argument("env_id", metavar="ENV")
-@click.option("--num-envs", type=COUNT, default=DEFAULT_NUM_ENVS, show_default=True, help="How many envs.")
-@click.option("--num-workers", type=COUNT, help="How many workers share them.  [default: one per usable core]")
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="Where envs run.")
-@click.option("--batch-size", type=COUNT, help="Act on so many envs at a time, those that are ready.  [default: all]")
-@click.option("--steps", type=COUNT, help="Stop after so many env-steps in all.")
-@click.option("--seconds", type=SECONDS, help=f"Stop after so long.  [default: {DEFAULT_SECONDS:.0f}, without --steps]")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of env 0, and of the actions; env i gets seed + i.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=DEFAULT_NUM_ENVS, show_default=True, help="How many envs.")
+@click.option(
+    "--num-workers", type=COUNT, metavar="N", help="How many workers share them.  [default: one per usable core]"
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    type=click.Choice(BACKENDS),
+    default="auto",
+    show_default=True,
+    help=f"Where envs run: {', '.join(BACKENDS)}.",
+)
+@click.option(
+    "--batch-size", type=COUNT, metavar="N", help="Act on so many envs at a time, those that are ready.  [default: all]"
+)
+@click.option("--steps", type=COUNT, metavar="N", help="Stop after so many env-steps in all.")
+@click.option(
+    "--seconds",
+    type=SECONDS,
+    metavar="S",
+    help=f"Stop after so long.  [default: {DEFAULT_SECONDS:.0f}, without --steps]",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of env 0, and of the actions; env i gets seed + i."
+)
 @click.option("--policy", default=RANDOM, metavar="MODULE:FUNCTION", help="Who acts; see above.  [default: random]")
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
 @click.option("--json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")

@@ -1,6 +1,7 @@
-"""The live view: one panel, redrawn in place some eight times a second. The only file that imports rich to draw a run.
+"""The live view: one panel, redrawn in place some five times a second. The only file that imports rich to draw a run.
 
 It is drawn by the thread that drives the pool, between two batches: no second thread competes with the run for the GIL.
+A picture is one Text in fixed columns, not rich's tables: they would take a tenth of the run's time with many workers.
 """
 
 from __future__ import annotations
@@ -9,32 +10,30 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from stepmill.observe.report import clock, describe, number, per_second, percent, plural
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot, WorkerShare
 
-LIVE_INTERVAL_S = 0.125
-SPARK_WIDTH = 40
-SHARE_WIDTH = 30
+LIVE_INTERVAL_S = 0.2
 MAX_WIDTH = 100
-# Lines of the panel that are not a worker's: two of border, title line, rates, counts, progress, legend, blanks.
-LINES_BESIDE_WORKERS = 14
-SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
-SPARK_ASCII = "_.-=+*%#"
-
-
-@contextmanager
-def open_live_view(console: Console, plan: RunPlan) -> Iterator[LiveView]:
-    """Show a run on a terminal while the block lasts; the cursor comes back however it is left."""
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveView(live, console, plan)
+# The terminal echoes this behind the panel's last line; if it wrapped, the panel could not be erased exactly.
+CTRL_C_ECHO = "^C"
+# Borders and padding of the panel.
+FRAME_COLUMNS = 4
+# Lines beside the workers': 2 of border, 1 of setup, 4 of numbers, 1 of headings, 2 blank; and the cursor's.
+LINES_BESIDE_WORKERS = 12
+LABEL = "{:<13}"
+NUMBER = "{:>13}  "
+WORKER_HEADINGS = "worker      pid    steps/s     env  waiting  engine   "
+WORKER_CELLS = "{:>6} {:>8} {:>10} {:>7} {:>8} {:>7}   "
+MAX_BAR_WIDTH = 30
+MIN_BAR_WIDTH = 10
+SPARK_WIDTH = 40
 
 
 class LiveView:
@@ -46,7 +45,9 @@ class LiveView:
         self._live = live
         self._console = console
         self._plan = plan
+        self._glyphs = "_.-=+*%#.#" if console.options.ascii_only else "▁▂▃▄▅▆▇█░━"
         self._setup: Setup | None = None
+        self._shown: Snapshot | None = None
         self._rates: deque[float] = deque(maxlen=SPARK_WIDTH)
 
     def starting(self, what: str) -> None:
@@ -57,98 +58,96 @@ class LiveView:
 
     def show(self, snapshot: Snapshot) -> None:
         if self._setup is not None:
-            self._rates.append(snapshot.recent_steps_per_s)
+            self._rates.append(self._rate_since_shown(snapshot))
+            self._shown = snapshot
             self._live.update(self.panel(self._setup, snapshot), refresh=True)
 
-    def panel(self, setup: Setup, snapshot: Snapshot) -> RenderableType:
+    def panel(self, setup: Setup, snapshot: Snapshot) -> Panel:
         """Compose the whole picture from one snapshot and the rates before it."""
-        body = Group(
-            Text(describe(setup), style="dim"),
-            Text(),
-            self._numbers(snapshot),
-            Text(),
-            self._workers(snapshot.workers),
-        )
+        width = min(MAX_WIDTH, self._console.width - len(CTRL_C_ECHO))
+        body = Text(no_wrap=True, overflow="ellipsis")
+        body.append(f"{describe(setup)}\n\n", "dim")
+        self._add_numbers(body, snapshot, _bar_width(width, beside=len(LABEL.format("") + NUMBER.format("")) + 12))
+        body.append("\n")
+        self._add_workers(body, snapshot.workers, _bar_width(width, beside=len(WORKER_HEADINGS)))
         title = Text.assemble(("stepmill ", "bold"), (setup.env_id, "bold cyan"))
-        width = min(MAX_WIDTH, self._console.width)
-        return Panel(
-            body, title=title, title_align="left", subtitle="Ctrl-C stops", subtitle_align="right", width=width
-        )
+        end = "Ctrl-C stops"
+        return Panel(body, title=title, title_align="left", subtitle=end, subtitle_align="right", width=width)
 
-    def _numbers(self, snapshot: Snapshot) -> Table:
+    def _rate_since_shown(self, snapshot: Snapshot) -> float:
+        """Env-steps/s since the last picture: the number shown is calm, the line of blocks is quick."""
+        if self._shown is None:
+            return snapshot.steps_per_s
+        return (snapshot.steps - self._shown.steps) / (snapshot.elapsed_s - self._shown.elapsed_s)
+
+    def _add_numbers(self, body: Text, snapshot: Snapshot, bar_width: int) -> None:
         episodes = snapshot.episodes
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(no_wrap=True, justify="right", min_width=12)
-        table.add_column(no_wrap=True)
-        rate = Text(per_second(snapshot.recent_steps_per_s), style="bold green")
-        table.add_row("env-steps/s", rate, self._spark())
-        table.add_row("env-steps", f"{snapshot.steps:,}", self._progress(snapshot))
-        latest = Text.assemble(
-            ("return ", "dim"), (number(episodes.recent_return_mean), "bold"), (" mean   ", "dim"),
-            ("length ", "dim"), (number(episodes.recent_length_mean), "bold"), (" mean, of the last 100", "dim"),
-        )  # fmt: skip
-        table.add_row("episodes", f"{episodes.count:,}", latest if episodes.count else Text("none ended yet", "dim"))
-        table.add_row(
-            "this process",
-            Text(f"{percent(snapshot.policy_share)}", justify="right"),
-            Text(f"in the policy, {percent(snapshot.pool_share)} in the pool", style="dim"),
-        )
-        return table
-
-    def _progress(self, snapshot: Snapshot) -> RenderableType:
-        """A bar towards the nearer of the two limits, with the time so far."""
-        done = [0.0]
-        if self._plan.max_steps is not None:
-            done.append(snapshot.steps / self._plan.max_steps)
-        if self._plan.max_seconds is not None:
-            done.append(snapshot.elapsed_s / self._plan.max_seconds)
-        row = Table.grid(padding=(0, 1))
-        if len(done) > 1:
-            share = min(1.0, max(done))
-            row.add_row(
-                ProgressBar(total=1.0, completed=share, width=SHARE_WIDTH), percent(share), clock(snapshot.elapsed_s)
-            )
+        body.append(LABEL.format("env-steps/s"), "dim")
+        body.append(NUMBER.format(per_second(snapshot.recent_steps_per_s)), "bold green")
+        body.append(f"{self._spark()}\n", "green")
+        body.append(LABEL.format("env-steps"), "dim")
+        body.append(NUMBER.format(f"{snapshot.steps:,}"))
+        share = self._share_done(snapshot)
+        done = round(share * bar_width)
+        body.append(self._glyphs[9] * done, "green")
+        body.append(self._glyphs[9] * (bar_width - done), "bright_black")
+        body.append(f" {percent(share)}  {clock(snapshot.elapsed_s)}\n")
+        body.append(LABEL.format("episodes"), "dim")
+        body.append(NUMBER.format(f"{episodes.count:,}"))
+        if episodes.count:
+            latest = f"return {number(episodes.recent_return_mean)}, length {number(episodes.recent_length_mean)}"
+            body.append(latest, "bold").append(", means of the last 100\n", "dim")
         else:
-            row.add_row(Text("no limit", style="dim"), clock(snapshot.elapsed_s))
-        return row
+            body.append("none ended yet\n", "dim")
+        body.append(LABEL.format("this process"), "dim")
+        body.append(NUMBER.format(percent(snapshot.policy_share)))
+        body.append(f"in the policy, {percent(snapshot.pool_share)} in the pool\n", "dim")
 
-    def _spark(self) -> Text:
+    def _share_done(self, snapshot: Snapshot) -> float:
+        """How near the run is to the limit that will end it, 0 to 1."""
+        shares = [0.0]
+        if self._plan.max_steps is not None:
+            shares.append(snapshot.steps / self._plan.max_steps)
+        if self._plan.max_seconds is not None:
+            shares.append(snapshot.elapsed_s / self._plan.max_seconds)
+        return min(1.0, max(shares))
+
+    def _spark(self) -> str:
         """The recent rates as a line of blocks, the highest of them full height."""
-        blocks = SPARK_ASCII if self._console.options.ascii_only else SPARK_BLOCKS
         top = max(self._rates, default=0.0) or 1.0
-        heights = (int(rate / top * (len(blocks) - 1) + 0.5) for rate in self._rates)
-        return Text("".join(blocks[height] for height in heights), style="green")
+        return "".join(self._glyphs[round(rate / top * 7)] for rate in self._rates)
 
-    def _workers(self, workers: tuple[WorkerShare, ...]) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for heading in ("worker", "pid", "steps/s", "env", "waiting", "engine"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column(self._legend(), no_wrap=True, width=SHARE_WIDTH)
+    def _add_workers(self, body: Text, workers: tuple[WorkerShare, ...], bar_width: int) -> None:
+        body.append(WORKER_HEADINGS, "dim")
+        if bar_width:
+            body.append("env", "green").append(" engine", "yellow").append(" waiting", "dim")
         room = max(1, self._console.height - LINES_BESIDE_WORKERS)
-        shown = workers if len(workers) <= room else workers[: room - 1]
+        shown = workers if len(workers) <= room else workers[: max(1, room - 1)]
         for each in shown:
-            table.add_row(
-                str(each.worker),
-                "-" if each.pid is None else str(each.pid),
-                per_second(each.steps_per_s),
-                percent(each.env_share),
-                percent(each.wait_share),
-                percent(each.engine_share),
-                self._share_bar(each),
-            )
+            pid = "-" if each.pid is None else each.pid
+            shares = (percent(each.env_share), percent(each.wait_share), percent(each.engine_share))
+            body.append(f"\n{WORKER_CELLS.format(each.worker, pid, per_second(each.steps_per_s), *shares)}")
+            self._add_bar(body, each, bar_width)
         if len(shown) < len(workers):
-            table.add_row("...", "", Text(f"{plural(len(workers) - len(shown), 'worker')} more", style="dim"))
-        return table
+            body.append(f"\n... and {plural(len(workers) - len(shown), 'more worker')}", "dim")
 
-    def _share_bar(self, worker: WorkerShare) -> Text:
-        """Env, engine and waiting as one bar of fixed width."""
-        env = round(worker.env_share * SHARE_WIDTH)
-        waiting = min(round(worker.wait_share * SHARE_WIDTH), SHARE_WIDTH - env)
-        full, light = ("#", ".") if self._console.options.ascii_only else ("█", "░")
-        return Text.assemble(
-            (full * env, "green"), (full * (SHARE_WIDTH - env - waiting), "yellow"), (light * waiting, "dim")
-        )
+    def _add_bar(self, body: Text, worker: WorkerShare, width: int) -> None:
+        """Env, engine and waiting, side by side."""
+        env = round(worker.env_share * width)
+        waiting = min(round(worker.wait_share * width), width - env)
+        body.append(self._glyphs[7] * env, "green")
+        body.append(self._glyphs[7] * (width - env - waiting), "yellow")
+        body.append(self._glyphs[8] * waiting, "dim")
 
-    def _legend(self) -> Text:
-        return Text.assemble(("env ", "green"), ("engine ", "yellow"), ("waiting", "dim"))
+
+@contextmanager
+def open_live_view(console: Console, plan: RunPlan) -> Iterator[LiveView]:
+    """Show a run on a terminal while the block lasts; the cursor comes back however it is left."""
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveView(live, console, plan)
+
+
+def _bar_width(width: int, *, beside: int) -> int:
+    """What is left for a bar beside so many columns; 0 if that is too little."""
+    left = min(MAX_BAR_WIDTH, width - FRAME_COLUMNS - beside)
+    return left if left >= MIN_BAR_WIDTH else 0

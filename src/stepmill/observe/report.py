@@ -10,6 +10,7 @@ from typing import Protocol, TextIO
 from stepmill.observe.snapshot import Episodes, Setup, Snapshot
 
 PLAIN_INTERVAL_S = 2.0
+MAX_WORKER_LINES = 16
 SECONDS_PER_MINUTE = 60
 
 
@@ -92,10 +93,12 @@ def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str
             "this process", f"{percent(totals.policy_share)} in the policy, {percent(totals.pool_share)} in the pool"
         ),
     ]
-    for worker in totals.workers:
+    for worker in totals.workers[:MAX_WORKER_LINES]:
         shares = f"env {percent(worker.env_share)}, waiting {percent(worker.wait_share)}"
         rate = f"engine {percent(worker.engine_share)}, {per_second(worker.steps_per_s)} steps/s"
         lines.append(_field(f"worker {worker.worker}", f"{shares}, {rate}"))
+    if len(totals.workers) > MAX_WORKER_LINES:
+        lines.append(_field("...", f"{len(totals.workers) - MAX_WORKER_LINES} more workers; --json tells of all"))
     return "\n".join(lines)
 
 
