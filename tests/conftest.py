@@ -1,0 +1,110 @@
+"""What holds for every test: it ends, and it leaves no process, thread, descriptor or shared memory behind.
+
+Tests run in this process; pools of the process backend start real workers. Envs that a worker must import by name are in
+`stepmill.testing` or in `tests`, which is why the root of the repository is put on `sys.path`.
+"""
+
+# ruff: noqa: E402 - environment and path are set before anything else is imported
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before NumPy starts threads that would look like leaks
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import faulthandler
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium  # noqa: F401 - loaded here, so that no test is the first to open its files
+import hypothesis
+import numpy as np  # noqa: F401
+import pytest
+
+from tests.harness import leaks
+from tests.harness.pools import EnvFns, make_pool, make_vector_env
+
+HANG_S = 300.0
+_REPORT = pytest.StashKey[pytest.TestReport]()
+
+hypothesis.settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.register_profile(
+    "explore", parent=hypothesis.settings.get_profile("steady"), derandomize=False, max_examples=300
+)
+hypothesis.settings.load_profile(os.environ.get("STEPMILL_HYPOTHESIS", "steady"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "orphans: kills parents of processes, whose zombies come to us")
+    leaks.adopt_orphans()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[_REPORT] = report
+    return report
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a child, a thread, a descriptor or shared memory; dump all stacks if it hangs in native code."""
+    # The watchdog is a thread, too: it starts before the first count, and ends after the last.
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
+    before = leaks.Footprint.take()
+    yield
+    report = request.node.stash.get(_REPORT, None)
+    if report is not None and report.failed:
+        leaks.kill_descendants()  # its traceback holds on to what it used: only the failure is worth a report
+        faulthandler.cancel_dump_traceback_later()
+        return
+    if request.node.get_closest_marker("orphans"):
+        leaks.reap_orphans()
+    left = leaks.find_leaks(before)
+    if left:
+        leaks.kill_descendants()
+    faulthandler.cancel_dump_traceback_later()
+    assert not left, "the test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture(params=["serial", "thread", "fork"])
+def where(request: pytest.FixtureRequest) -> str:
+    """Name of a backend in `tests.harness.pools.BACKENDS`."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def pool_of(where: str) -> Iterator[Callable[..., Any]]:
+    """Build pools on the backend under test; they are closed at the end."""
+    yield from _keep_closed(where, make_pool)
+
+
+@pytest.fixture
+def vector_env_of(where: str) -> Iterator[Callable[..., Any]]:
+    """Build vector envs on the backend under test; they are closed at the end."""
+    yield from _keep_closed(where, make_vector_env)
+
+
+def _keep_closed(where: str, make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def make_one(env_fns: EnvFns, **arguments: Any) -> Any:
+        made.append(make(where, env_fns, **arguments))
+        return made[-1]
+
+    yield make_one
+    for one in reversed(made):
+        one.close()
+    made.clear()

@@ -1,0 +1,158 @@
+"""A `stepmill.VectorEnv` is Gymnasium's `SyncVectorEnv`, element by element, on every backend."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces as gs
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+
+from stepmill.testing.compare import find_difference
+from stepmill.testing.leaves import all_leaves_space
+from stepmill.testing.sampled import SampledEnv
+from tests.harness import spaces
+from tests.harness.pools import BACKENDS, make_vector_env
+from tests.harness.trace import MASK, RESET, STEP, Story, compare_with_gymnasium, stories
+
+FIXED = stories(spaces.fixed_spaces(), spaces.fixed_spaces())
+ANY = stories(spaces.any_spaces(), spaces.any_spaces())
+LARGE = stories(spaces.large_spaces(), spaces.fixed_spaces(), max_acts=20)
+VARIABLE = [
+    gs.Text(12),
+    gs.Sequence(gs.Box(0, 1, (2,))),
+    gs.Sequence(gs.Discrete(5), stack=True),
+    gs.Graph(gs.Box(0, 1, (2,)), gs.Discrete(3)),
+    gs.OneOf([gs.Discrete(3), gs.Box(0, 1, (2,))]),
+]
+ACTS = (
+    [(STEP, 0, None)] * 6
+    + [(MASK, 5, {"level": 1})]
+    + [(STEP, 0, None)] * 6
+    + [(RESET, 9, None)]
+    + [(STEP, 0, None)] * 3
+)
+
+
+@settings(max_examples=60)
+@given(FIXED)
+def test_serial_equals_gymnasium_for_spaces_of_fixed_size(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "serial"))
+
+
+@settings(max_examples=50)
+@given(ANY)
+def test_serial_equals_gymnasium_for_any_space(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "serial"))
+
+
+@settings(max_examples=25)
+@given(LARGE)
+def test_serial_equals_gymnasium_for_observations_that_are_lent(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "serial"))
+
+
+@settings(max_examples=30)
+@given(ANY)
+def test_threads_equal_gymnasium_for_any_space(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "thread"))
+
+
+@settings(max_examples=15)
+@given(LARGE)
+def test_threads_equal_gymnasium_for_observations_that_are_lent(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "thread"))
+
+
+@settings(max_examples=20)
+@given(ANY)
+def test_forked_processes_equal_gymnasium_for_any_space(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "fork"))
+
+
+@settings(max_examples=10)
+@given(LARGE)
+def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
+    compare_with_gymnasium(story, partial(make_vector_env, "fork"))
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("where", ["thread", "fork"])
+def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_workers, mode):
+    space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})
+    story = Story(space, space, num_envs=5, mode=mode, seed=3, acts=ACTS)
+    compare_with_gymnasium(story, partial(make_vector_env, where, num_workers=num_workers))
+
+
+@pytest.mark.parametrize(
+    ("where", "mode"),
+    [
+        ("forkserver", AutoresetMode.NEXT_STEP),
+        ("forkserver", AutoresetMode.SAME_STEP),
+        ("forkserver", AutoresetMode.DISABLED),
+        ("spawn", AutoresetMode.SAME_STEP),
+    ],
+)
+def test_every_leaf_kind_equals_gymnasium_in_processes_that_inherit_nothing(where, mode):
+    space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})
+    story = Story(space, space, num_envs=3, mode=mode, seed=[7, None, 9], acts=ACTS)
+    compare_with_gymnasium(story, partial(make_vector_env, where))
+
+
+@pytest.mark.parametrize("space", VARIABLE, ids=lambda space: type(space).__name__)
+@pytest.mark.parametrize("where", ["serial", "fork"])
+def test_a_space_of_no_fixed_size_may_be_the_whole_observation_and_action(where, space):
+    story = Story(space, space, num_envs=2, mode=AutoresetMode.SAME_STEP, seed=1, acts=ACTS)
+    compare_with_gymnasium(story, partial(make_vector_env, where))
+
+
+@pytest.mark.parametrize("copy_results", [True, False])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_copying_results_does_not_change_them(mode, copy_results):
+    space = gs.Dict({"image": gs.Box(0, 255, (84, 84, 3), np.uint8), "number": gs.Discrete(5)})
+    story = Story(space, gs.Discrete(3), num_envs=4, mode=mode, seed=11, acts=ACTS)
+    compare_with_gymnasium(story, partial(make_vector_env, "fork", copy=copy_results))
+
+
+def _trace(where: str, mode: AutoresetMode, num_workers: int) -> list[Any]:
+    space = gs.Dict({"fixed": all_leaves_space(), "big": gs.Box(-np.inf, np.inf, (40, 40), np.float64)})
+    env_fns = [partial(SampledEnv, space, space, base_seed=i) for i in range(4)]
+    envs = make_vector_env(where, env_fns, autoreset_mode=mode, num_workers=num_workers)
+    envs.action_space.seed(1)
+    results: list[Any] = [copy.deepcopy(envs.reset(seed=5))]
+    for _ in range(20):
+        results.append(copy.deepcopy(envs.step(envs.action_space.sample())))
+        over = np.logical_or(*results[-1][2:4])
+        if mode is AutoresetMode.DISABLED and over.any():
+            results.append(copy.deepcopy(envs.reset(options={"reset_mask": over})))
+    envs.close()
+    return results
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_backends_and_numbers_of_workers_agree_bit_for_bit(mode):
+    reference = _trace("serial", mode, 1)
+    for where in ("thread", "fork"):
+        for num_workers in (1, 2, 3):
+            trace = _trace(where, mode, num_workers)
+            assert not find_difference(trace, reference, f"{where} with {num_workers} workers")
+
+
+@pytest.mark.parametrize("where", list(BACKENDS))
+def test_a_gymnasium_env_plays_the_same_episodes_as_under_gymnasium(where):
+    env_fns = [partial(gymnasium.make, "CartPole-v1")] * 3
+    ours = make_vector_env(where, env_fns)
+    theirs = gymnasium.vector.SyncVectorEnv(env_fns)
+    theirs.action_space.seed(4)
+    assert not find_difference(ours.reset(seed=42), theirs.reset(seed=42), "reset")
+    for i in range(150):
+        action = theirs.action_space.sample()
+        assert not find_difference(ours.step(action), theirs.step(action), f"step {i}")
+    ours.close()
+    theirs.close()

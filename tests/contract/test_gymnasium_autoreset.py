@@ -1,0 +1,180 @@
+"""Gymnasium's cases of automatic resets and merged infos, in our words, on every backend."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from stepmill.testing.compare import find_difference
+from tests.harness.gym_envs import TESTED_SPACES, CountToMaxEnv, FinalInfoEnv, InfoScriptEnv, SampleEnv
+
+
+def _assert_same(left, right):
+    assert not (difference := find_difference(left, right)), difference
+
+
+# ---------------------------------------------------------------- autoreset
+
+
+def _count_with(vector_env_of, mode):
+    envs = vector_env_of([CountToMaxEnv] * 3, autoreset_mode=mode)
+    envs.set_attr("max_count", [2, 3, 3])
+    observations, infos = envs.reset()
+    assert observations.tolist() == [0, 0, 0]
+    assert infos == {}
+    return envs
+
+
+def _assert_steps(envs, expected):
+    for observations, rewards, terminations in expected:
+        result = envs.step([1, 2, 3])
+        assert result[0].tolist() == observations
+        assert result[1].tolist() == rewards
+        assert result[2].tolist() == terminations
+        assert result[3].tolist() == [False] * 3
+        assert result[4] == {}
+
+
+def test_next_step_resets_in_the_step_after_the_last(vector_env_of):
+    envs = _count_with(vector_env_of, AutoresetMode.NEXT_STEP)
+    _assert_steps(
+        envs,
+        [
+            ([1, 1, 1], [1, 2, 3], [False, False, False]),
+            ([2, 2, 2], [1, 2, 3], [True, False, False]),
+            ([0, 3, 3], [0, 2, 3], [False, True, True]),
+            ([1, 0, 0], [1, 0, 0], [False, False, False]),
+        ],
+    )
+
+
+def test_disabled_leaves_the_reset_to_the_caller(vector_env_of):
+    envs = _count_with(vector_env_of, AutoresetMode.DISABLED)
+    _assert_steps(
+        envs,
+        [([1, 1, 1], [1, 2, 3], [False, False, False]), ([2, 2, 2], [1, 2, 3], [True, False, False])],
+    )
+    observations, infos = envs.reset(options={"reset_mask": np.array([True, False, False])})
+    assert observations.tolist() == [0, 2, 2]
+    assert infos == {}
+    _assert_steps(envs, [([1, 3, 3], [1, 2, 3], [False, True, True])])
+
+
+def test_same_step_resets_within_the_step_and_hands_out_the_last_observation(vector_env_of):
+    envs = _count_with(vector_env_of, AutoresetMode.SAME_STEP)
+    _assert_steps(envs, [([1, 1, 1], [1, 2, 3], [False, False, False])])
+    for observations, ends, last in (
+        ([0, 2, 2], [True, False, False], [2, None, None]),
+        ([1, 0, 0], [False, True, True], [None, 3, 3]),
+        ([0, 1, 1], [True, False, False], [2, None, None]),
+    ):
+        result = envs.step([1, 2, 3])
+        assert result[0].tolist() == observations
+        assert result[2].tolist() == ends
+        infos = result[4]
+        assert set(infos) == {"final_obs", "_final_obs", "final_info", "_final_info"}
+        assert infos["final_obs"].dtype == object
+        assert infos["final_obs"].tolist() == last
+        assert infos["_final_obs"].tolist() == ends
+        assert infos["final_info"] == {}
+        assert infos["_final_info"].tolist() == ends
+
+
+@pytest.mark.parametrize("name", ["box", "discrete", "dict of dict", "tuple of dict", "text", "sequence", "graph"])
+def test_final_observations_are_in_the_space_of_one_env(vector_env_of, name):
+    space = TESTED_SPACES[name]
+    envs = vector_env_of([partial(_EndingSampleEnv, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs.reset(seed=0)
+    for _ in range(4):
+        *_, infos = envs.step([0, 0])
+        for observation in infos["final_obs"]:
+            assert observation in envs.single_observation_space
+
+
+class _EndingSampleEnv(SampleEnv):
+    def __init__(self, space):
+        super().__init__(space, spaces.Discrete(2))
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, info
+
+
+def test_the_last_infos_and_the_first_are_both_seen(vector_env_of):
+    envs = vector_env_of([FinalInfoEnv])
+    _, info = envs.reset()
+    _assert_same(info, {"reset": np.array([True]), "_reset": np.array([True])})
+    for action in (1, 2):
+        observation, _, ended, _, info = envs.step([action])
+        assert observation.tolist() == [action]
+        assert ended.tolist() == [False]
+        _assert_same(info, {"action": np.array([action]), "_action": np.array([True])})
+    observation, _, ended, _, info = envs.step([3])
+    assert (observation.tolist(), ended.tolist(), info["action"].tolist()) == ([0], [True], [3])
+    observation, _, ended, _, info = envs.step([2])
+    assert (observation.tolist(), ended.tolist()) == ([0], [False])
+    _assert_same(info, {"reset": np.array([True]), "_reset": np.array([True])})
+
+
+# ---------------------------------------------------------------- infos
+
+
+def test_infos_are_merged_by_key_with_masks(vector_env_of):
+    envs = vector_env_of(
+        [
+            partial(InfoScriptEnv, [{"a": 1}, {"c": np.array([1, 2])}]),
+            partial(InfoScriptEnv, [{"a": 2, "b": 3}, {"c": np.array([3, 4])}]),
+        ]
+    )
+    _assert_same(
+        envs.reset()[1],
+        {
+            "a": np.array([1, 2]),
+            "_a": np.array([True, True]),
+            "b": np.array([0, 3]),
+            "_b": np.array([False, True]),
+        },
+    )
+    _assert_same(
+        envs.step(envs.action_space.sample())[4], {"c": np.array([[1, 2], [3, 4]]), "_c": np.array([True, True])}
+    )
+
+
+def test_infos_of_different_structure_are_merged(vector_env_of):
+    scripts = [
+        [{"a": 1, "b": 1.0}, {"episode": {"a": 1, "b": 1.0}}],
+        [{"c": None, "d": np.zeros(2)}, {"episode": {"a": 2, "b": 2.0}, "a": 1}],
+        [{"e": spaces.Discrete(3)}, {"a": 2}],
+    ]
+    envs = vector_env_of([partial(InfoScriptEnv, script) for script in scripts])
+    first = envs.reset()[1]
+    _assert_same(first["a"], np.array([1, 0, 0]))
+    _assert_same(first["b"], np.array([1.0, 0.0, 0.0]))
+    _assert_same(first["c"], np.array([None, None, None], object))
+    _assert_same(first["d"], np.zeros((3, 2)))
+    assert first["e"].tolist() == [None, None, spaces.Discrete(3)]
+    assert [first[f"_{key}"].tolist() for key in "abcde"] == [
+        [True, False, False],
+        [True, False, False],
+        [False, True, False],
+        [False, True, False],
+        [False, False, True],
+    ]
+    _assert_same(
+        envs.step(envs.action_space.sample())[4],
+        {
+            "episode": {
+                "a": np.array([1, 2, 0]),
+                "b": np.array([1.0, 2.0, 0.0]),
+                "_a": np.array([True, True, False]),
+                "_b": np.array([True, True, False]),
+            },
+            "_episode": np.array([True, True, False]),
+            "a": np.array([0, 1, 2]),
+            "_a": np.array([False, True, True]),
+        },
+    )

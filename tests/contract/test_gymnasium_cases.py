@@ -1,0 +1,408 @@
+"""What Gymnasium tests of its own vector envs, in our words, on every backend."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_differing_spaces
+
+import stepmill
+from stepmill.testing.compare import find_difference
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness.gym_envs import (
+    TESTED_SPACES,
+    CountToMaxEnv,
+    RaisingWhenToldEnv,
+    SampleEnv,
+    WordEnv,
+    WordSpace,
+    cartpoles,
+)
+
+PLEASANT_MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+
+
+def _assert_same(left, right):
+    assert not (difference := find_difference(left, right)), difference
+
+
+# ---------------------------------------------------------------- shape of the results
+
+
+def test_it_is_a_gymnasium_vector_env(vector_env_of):
+    envs = vector_env_of(cartpoles(4))
+    assert isinstance(envs, gymnasium.vector.VectorEnv)
+    assert envs.num_envs == 4
+    assert envs.unwrapped is envs
+    assert "VectorEnv" in repr(envs)
+    assert "num_envs=4" in repr(envs)
+
+
+def test_spaces_are_those_of_one_env_and_their_batches(vector_env_of):
+    envs = vector_env_of(cartpoles(3))
+    assert isinstance(envs.single_observation_space, spaces.Box)
+    assert isinstance(envs.single_action_space, spaces.Discrete)
+    assert isinstance(envs.action_space, spaces.MultiDiscrete)
+    assert envs.observation_space.shape == (3, 4)
+
+
+def test_reset_returns_a_batch_in_the_observation_space(vector_env_of):
+    envs = vector_env_of(cartpoles(5))
+    observations, infos = envs.reset()
+    assert type(observations) is np.ndarray
+    assert observations.dtype == envs.observation_space.dtype
+    assert observations.shape == (5, 4)
+    assert observations in envs.observation_space
+    assert infos == {}
+
+
+@pytest.mark.parametrize("form", ["batch", "list"])
+def test_step_returns_arrays_of_one_row_per_env(vector_env_of, form):
+    envs = vector_env_of(cartpoles(4))
+    envs.reset()
+    one_by_one = [envs.single_action_space.sample() for _ in range(4)]
+    observations, rewards, terminations, truncations, infos = envs.step(
+        envs.action_space.sample() if form == "batch" else one_by_one
+    )
+    assert observations.shape == (4, 4)
+    assert observations.dtype == np.float32
+    for array, dtype in ((rewards, np.float64), (terminations, np.bool_), (truncations, np.bool_)):
+        assert type(array) is np.ndarray
+        assert array.shape == (4,)
+        assert array.dtype == dtype
+    assert isinstance(infos, dict)
+
+
+@pytest.mark.parametrize("name", TESTED_SPACES)
+def test_any_space_serves_as_observation_and_as_action(vector_env_of, name):
+    space = TESTED_SPACES[name]
+    envs = vector_env_of([partial(SampleEnv, space, space)] * 3)
+    assert envs.observation_space == envs.action_space
+    observation, _ = envs.reset()
+    assert observation in envs.observation_space
+    observation, *_ = envs.step(envs.action_space.sample())
+    assert observation in envs.observation_space
+
+
+def test_float16_observations_keep_their_dtype(vector_env_of):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        space = spaces.Box(-1.0, 1.0, (3,), np.float16)
+    envs = vector_env_of([partial(SampleEnv, space, spaces.Discrete(2))] * 2)
+    observations, _ = envs.reset(seed=0)
+    assert observations.dtype == np.float16
+    observations, *_ = envs.step(envs.action_space.sample())
+    assert observations.dtype == np.float16
+
+
+def test_custom_spaces_travel_as_tuples(vector_env_of):
+    envs = vector_env_of([WordEnv] * 4)
+    assert isinstance(envs.single_action_space, WordSpace)
+    assert isinstance(envs.action_space, spaces.Tuple)
+    assert envs.reset()[0] == ("reset",) * 4
+    observations, *_ = envs.step(("action-2", "action-3", "action-5", "action-7"))
+    assert observations == ("step(action-2)", "step(action-3)", "step(action-5)", "step(action-7)")
+
+
+# ---------------------------------------------------------------- metadata, rendering, calls, attributes
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("form", ["enum", "text"])
+def test_metadata_names_the_autoreset_mode(vector_env_of, mode, form):
+    envs = vector_env_of([CountToMaxEnv] * 2, autoreset_mode=mode if form == "enum" else mode.value)
+    assert envs.metadata["autoreset_mode"] is mode
+
+
+def test_metadata_of_the_envs_is_left_alone(vector_env_of):
+    one = vector_env_of(cartpoles(1), autoreset_mode=AutoresetMode.NEXT_STEP)
+    other = vector_env_of(cartpoles(1), autoreset_mode=AutoresetMode.SAME_STEP)
+    assert one.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert other.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    env = cartpoles(1)[0]()
+    assert "autoreset_mode" not in env.metadata
+    env.close()
+
+
+def test_render_returns_a_frame_of_each_env(vector_env_of):
+    envs = vector_env_of([partial(stepmill_counting, i, render_mode="rgb_array") for i in range(3)])
+    assert envs.render_mode == "rgb_array"
+    envs.reset(seed=0)
+    frames = envs.render()
+    assert isinstance(frames, tuple)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 16, 32]
+    assert vector_env_of(cartpoles(2)).render_mode is None
+
+
+def stepmill_counting(identity: int, render_mode: str | None = None):
+    from stepmill.testing.envs import CountingEnv
+
+    return CountingEnv(identity, render_mode=render_mode)
+
+
+def test_call_reaches_methods_and_attributes_through_wrappers(vector_env_of):
+    envs = vector_env_of(cartpoles(4))
+    assert envs.call("gravity") == (9.8, 9.8, 9.8, 9.8)
+    assert envs.get_attr("gravity") == (9.8, 9.8, 9.8, 9.8)
+    assert envs.call("get_wrapper_attr", "length") == (0.5, 0.5, 0.5, 0.5)
+
+
+def test_set_attr_takes_one_value_or_one_for_each(vector_env_of):
+    envs = vector_env_of(cartpoles(4))
+    envs.set_attr("gravity", [9.81, 3.72, 8.87, 1.62])
+    assert envs.get_attr("gravity") == (9.81, 3.72, 8.87, 1.62)
+    envs.set_attr("gravity", 1.0)
+    assert envs.get_attr("gravity") == (1.0, 1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="4"):
+        envs.set_attr("gravity", [1.0, 2.0])
+
+
+def test_seeds_of_the_envs_can_be_read(vector_env_of):
+    envs = vector_env_of(cartpoles(4))
+    assert envs.np_random_seed == (0, 1, 2, 3)
+    envs.reset(seed=42)
+    assert envs.np_random_seed == (42, 43, 44, 45)
+    envs.reset(seed=None)
+    assert envs.np_random_seed == (42, 43, 44, 45)
+    assert all(isinstance(rng, np.random.Generator) for rng in envs.np_random)
+
+
+# ---------------------------------------------------------------- asynchronous halves
+
+
+def test_waiting_for_what_was_not_asked_is_an_error(vector_env_of):
+    envs = vector_env_of(cartpoles(2))
+    with pytest.raises(stepmill.UsageError, match="reset_async"):
+        envs.reset_wait()
+    envs.reset()
+    with pytest.raises(stepmill.UsageError, match="step_async"):
+        envs.step_wait()
+    with pytest.raises(stepmill.UsageError, match="call_async"):
+        envs.call_wait()
+
+
+def test_a_second_request_before_the_first_is_awaited_is_an_error(vector_env_of):
+    envs = vector_env_of(cartpoles(2))
+    envs.reset_async()
+    with pytest.raises(stepmill.UsageError):
+        envs.step_async(envs.action_space.sample())
+    envs.reset_wait()
+    envs.step_async(envs.action_space.sample())
+    with pytest.raises(stepmill.UsageError):
+        envs.reset_async()
+    envs.step_wait()
+
+
+def test_the_asynchronous_halves_do_what_the_whole_does(vector_env_of):
+    halves, whole = vector_env_of(cartpoles(3)), vector_env_of(cartpoles(3))
+    halves.reset_async(seed=1)
+    _assert_same(halves.reset_wait(), whole.reset(seed=1))
+    action = np.array([0, 1, 0])
+    halves.step_async(action)
+    _assert_same(halves.step_wait(), whole.step(action))
+    halves.call_async("gravity")
+    assert halves.call_wait() == whole.call("gravity")
+
+
+@pytest.mark.parametrize("where", ["thread", "fork"])
+def test_a_step_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
+    with Gate() as gate:
+        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
+        envs.reset(seed=0)
+        envs.step_async(np.array([1, GATED_ACTION]))
+        gate.wait_arrivals(1)
+        with pytest.raises(TimeoutError):
+            envs.step_wait(timeout=0.01)
+        gate.open()
+        observations, rewards, *_ = envs.step_wait(timeout=30)
+        assert observations[:, 2].tolist() == [1, 1]
+        assert rewards.tolist() == [1.0, GATED_ACTION]
+        envs.close()
+
+
+@pytest.mark.parametrize("where", ["thread", "fork"])
+def test_a_reset_that_takes_too_long_times_out_and_is_not_lost(vector_env_of):
+    with Gate() as gate:
+        envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)])
+        envs.reset_async(seed=0, options={"gate": True})
+        with pytest.raises(TimeoutError):
+            envs.reset_wait(timeout=0.01)
+        gate.open(2)
+        observations, _ = envs.reset_wait(timeout=30)
+        assert observations[:, 0].tolist() == [0, 1]
+        envs.close()
+
+
+def test_use_after_close_is_an_error_and_closing_twice_is_not(vector_env_of):
+    envs = vector_env_of(cartpoles(2))
+    envs.close()
+    envs.close()
+    for use in (envs.reset, envs.step_wait, partial(envs.call, "gravity"), partial(envs.step, np.array([0, 0]))):
+        with pytest.raises((stepmill.ClosedPoolError, gymnasium.error.ClosedEnvironmentError)):
+            use()
+
+
+# ---------------------------------------------------------------- errors of envs
+
+
+def test_an_error_in_reset_names_the_env_and_the_cause(vector_env_of):
+    envs = vector_env_of([RaisingWhenToldEnv] * 2)
+    envs.reset(seed=[0, 0])
+    with pytest.raises(stepmill.EnvError, match="Error in reset") as caught:
+        envs.reset(seed=[1, 0])
+    assert caught.value.env_id == 0
+    assert "ValueError" in caught.value.error_type
+    assert 'raise ValueError("Error in reset")' in caught.value.remote_traceback
+
+
+def test_errors_in_step_are_all_reported(vector_env_of):
+    envs = vector_env_of([RaisingWhenToldEnv] * 3)
+    envs.reset(seed=[0, 0, 0])
+    with pytest.raises(stepmill.EnvError) as caught:
+        envs.step(np.array([0, 1, 2]))
+    assert "Error in step with 1" in str(caught.value)
+    assert "Error in step with 2" in str(caught.value)
+
+
+def test_envs_of_different_spaces_are_refused(vector_env_of):
+    env_fns = cartpoles(3)
+    env_fns[1] = partial(gymnasium.make, "FrozenLake-v1")
+    with pytest.raises((stepmill.StepmillError, RuntimeError), match="1"):
+        vector_env_of(env_fns)
+
+
+# ---------------------------------------------------------------- partial resets and actions
+
+
+def test_a_partial_reset_touches_the_masked_envs_only(vector_env_of):
+    envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)
+    first, _ = envs.reset(seed=[0, 1, 2])
+    first = first.copy()
+    for _ in range(3):
+        last, *_ = envs.step(np.array([0, 1, 0]))
+    mask = np.array([True, True, False])
+    options = {"reset_mask": mask}
+    again, _ = envs.reset(seed=[0, 1, 0], options=options)
+    assert np.array_equal(again[:2], first[:2])
+    assert np.array_equal(again[2], last[2])
+    assert options == {"reset_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (np.array([True]), r"\(3,\)"),
+        (np.array([True, True, False, False]), r"\(3,\)"),
+        (np.array([[True, True, True]]), r"\(3,\)"),
+        (np.array([False, False, False]), "True"),
+        (np.array([1, 1, 0]), "bool"),
+        (np.array([1.0, 1.0, 0.0]), "bool"),
+        ([True, False, True], "array"),
+    ],
+    ids=["short", "long", "2d", "empty", "int", "float", "list"],
+)
+def test_a_bad_reset_mask_is_refused_and_changes_nothing(vector_env_of, mask, names):
+    envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)
+    envs.reset(seed=0, options={"reset_mask": np.array([True, True, True])})
+    with pytest.raises((TypeError, ValueError), match=names):
+        envs.reset(options={"reset_mask": mask})
+    assert envs.step(np.array([0, 0, 0]))[0].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [np.array([0, 1, 0]), np.array([0, 1, 0, 1, 0]), 0, np.array([[0, 1, 0, 1]])],
+    ids=["few", "many", "one", "2d"],
+)
+def test_a_wrong_number_of_actions_is_refused_and_changes_nothing(vector_env_of, action):
+    envs = vector_env_of(cartpoles(4))
+    twin = vector_env_of(cartpoles(4))
+    envs.reset(seed=0)
+    twin.reset(seed=0)
+    with pytest.raises((ValueError, TypeError)):
+        envs.step(action)
+    right = np.array([0, 1, 0, 1])
+    _assert_same(envs.step(right), twin.step(right))
+
+
+def test_a_list_of_seeds_of_the_wrong_length_is_refused(vector_env_of):
+    envs = vector_env_of(cartpoles(3))
+    with pytest.raises(ValueError, match="3"):
+        envs.reset(seed=[1, 2])
+
+
+# ---------------------------------------------------------------- observation modes
+
+BOXES = [spaces.Box(0, high, (5,)) for high in (1, 2, 3)]
+BATCHED_BOX = spaces.Box(0, np.repeat(np.arange(1, 4), 5).reshape((3, 5)), (3, 5))
+
+
+def _box_envs(given):
+    return [partial(SampleEnv, space, spaces.Discrete(2)) for space in given]
+
+
+def test_an_unknown_observation_mode_is_refused(vector_env_of):
+    with pytest.raises(ValueError, match="observation_mode"):
+        vector_env_of(_box_envs(BOXES), observation_mode="invalid")
+
+
+def test_same_refuses_spaces_that_differ_and_says_what_to_use(vector_env_of):
+    with pytest.raises((stepmill.StepmillError, RuntimeError), match="different"):
+        vector_env_of(_box_envs(BOXES), observation_mode="same")
+
+
+@pytest.mark.parametrize("mode", ["different", (BATCHED_BOX, spaces.Box(0, 1, (5,)))], ids=["different", "tuple"])
+def test_different_batches_spaces_of_one_shape(vector_env_of, mode):
+    envs = vector_env_of(_box_envs(BOXES), observation_mode=mode)
+    assert envs.observation_space == batch_differing_spaces(BOXES)
+    assert envs.single_observation_space == BOXES[0]
+    observation, _ = envs.reset()
+    assert observation in envs.observation_space
+    envs.step(envs.action_space.sample())
+
+
+@pytest.mark.parametrize(
+    "mode", ["different", (spaces.Box(0, 4, (3, 5)), spaces.Box(0, 4, (5,)))], ids=["different", "tuple"]
+)
+def test_no_mode_batches_spaces_of_different_shapes(vector_env_of, mode):
+    with pytest.raises((stepmill.StepmillError, ValueError, RuntimeError)):
+        vector_env_of(_box_envs([spaces.Box(0, 1, (n,)) for n in (1, 2, 3)]), observation_mode=mode)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["same", "different", (spaces.Box(0, 4, (3, 5)), spaces.Box(0, 4, (5,)))],
+    ids=["same", "different", "tuple"],
+)
+def test_no_mode_batches_spaces_of_different_kinds(vector_env_of, mode):
+    mixed = [spaces.Box(0, 1, (3,)), spaces.Discrete(5), spaces.Dict({"a": spaces.Discrete(2)})]
+    with pytest.raises((stepmill.StepmillError, TypeError, ValueError, RuntimeError)):
+        vector_env_of(_box_envs(mixed), observation_mode=mode)
+
+
+# ---------------------------------------------------------------- make_vec
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_make_vec_takes_an_id_and_the_same_arguments(mode):
+    envs = stepmill.make_vec("CartPole-v1", 3, backend="serial", autoreset_mode=mode)
+    theirs = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    assert envs.metadata["autoreset_mode"] is mode
+    assert envs.spec is not None
+    assert envs.spec.id == "CartPole-v1"
+    _assert_same(envs.reset(seed=1), theirs.reset(seed=1))
+    _assert_same(envs.step(np.array([0, 1, 0])), theirs.step(np.array([0, 1, 0])))
+    envs.close()
+    theirs.close()
+
+
+def test_a_vector_env_closes_when_it_is_garbage():
+    envs = stepmill.make_vec("CartPole-v1", 2, backend="process", num_workers=1)
+    envs.reset()
+    del envs  # the fixture finds what is left

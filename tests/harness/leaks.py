@@ -1,0 +1,166 @@
+"""What a process has, so that a test can show it has left nothing behind: children, threads, descriptors, shared memory."""
+
+# ruff: noqa: PERF203 - /proc changes while it is read
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+GRACE_S = 2.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent dies, so that none can hide from `Footprint`."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What this process had at one moment; each thing as a line of text."""
+
+    processes: frozenset[str]
+    threads: frozenset[str]
+    descriptors: frozenset[str]
+    mappings: tuple[str, ...]
+    shm: frozenset[str]
+
+    @classmethod
+    def take(cls) -> Footprint:
+        return cls(
+            processes=frozenset(_describe_process(pid) for pid in descendants()),
+            threads=frozenset(_list_threads()),
+            descriptors=frozenset(_list_descriptors()),
+            mappings=tuple(sorted(_list_mappings())),
+            shm=frozenset(name for name in os.listdir("/dev/shm") if "stepmill" in name),
+        )
+
+    def find_new(self, before: Footprint) -> list[str]:
+        """Return what is there now and was not before."""
+        new = [f"process {line}" for line in self.processes - before.processes]
+        new += [f"thread {line}" for line in self.threads - before.threads]
+        new += [f"descriptor {line}" for line in self.descriptors - before.descriptors]
+        new += [f"mapping {line}" for line in (Counter(self.mappings) - Counter(before.mappings)).elements()]
+        new += [f"/dev/shm/{line}" for line in self.shm - before.shm]
+        return sorted(new)
+
+
+def find_leaks(before: Footprint, *, grace_s: float = GRACE_S) -> list[str]:
+    """Return what has been left behind since `before`; what is on its way out has `grace_s` seconds to go."""
+    deadline = time.monotonic() + grace_s
+    leaks = Footprint.take().find_new(before)
+    if leaks:
+        gc.collect()
+        leaks = Footprint.take().find_new(before)
+    while leaks and time.monotonic() < deadline:
+        time.sleep(0.01)  # nothing to synchronise with: a thread's end cannot be waited for from outside
+        leaks = Footprint.take().find_new(before)
+    return leaks
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """Return the pids of all descendants of a process, zombies included."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = _stat(int(name))
+            if stat:
+                children.setdefault(int(stat[1]), []).append(int(name))
+    found: list[int] = []
+    todo = [os.getpid() if pid is None else pid]
+    while todo:
+        new = children.get(todo.pop(), [])
+        found += new
+        todo += new
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    return _state(pid) not in ("", "Z", "X")
+
+
+def wait_until_gone(pids: list[int], *, timeout_s: float) -> list[int]:
+    """Return which processes still run after at most `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    alive = [pid for pid in pids if is_running(pid)]
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.002)
+        alive = [pid for pid in alive if is_running(pid)]
+    return alive
+
+
+def reap_orphans() -> None:
+    """Collect dead processes that came to us when their parents died. Never call it while a child of ours may be one."""
+    for pid in descendants():
+        if _state(pid) == "Z":
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def kill_descendants() -> None:
+    """End whatever a failed test has left, so that the next test starts clean."""
+    for pid in descendants():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    wait_until_gone(descendants(), timeout_s=5)
+    reap_orphans()
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    stat = _stat(pid)
+    return stat[0] if stat else ""
+
+
+def _describe_process(pid: int) -> str:
+    stat = _stat(pid)
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        command = "?"
+    start_time = stat[19] if stat else "?"
+    return f"{pid} {'(zombie) ' if stat and stat[0] == 'Z' else ''}{command[:120]} started at {start_time}"
+
+
+def _list_threads() -> list[str]:
+    lines = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                lines.append(f"{task} {file.read().strip()}")
+        except OSError:
+            continue
+    return lines
+
+
+def _list_descriptors() -> list[str]:
+    lines = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            lines.append(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+        except OSError:
+            continue
+    return lines
+
+
+def _list_mappings() -> list[str]:
+    with open("/proc/self/maps") as file:
+        return [line.split(maxsplit=5)[5].strip() for line in file if "memfd:" in line]

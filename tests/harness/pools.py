@@ -1,0 +1,49 @@
+"""The backends that contract tests run on, by short names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "serial": {"backend": "serial"},
+    "thread": {"backend": "thread"},
+    "fork": {"backend": "process", "context": "fork"},
+    "forkserver": {"backend": "process", "context": "forkserver"},
+    "spawn": {"backend": "process", "context": "spawn"},
+}
+EnvFns = Sequence[Callable[[], Any]]
+NAMED = ("backend", "num_workers")
+
+
+def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
+    """Build a Pool on a backend of BACKENDS; `options` are arguments of PoolOptions, or `batch_size`."""
+    chosen = {**BACKENDS[where], **options}
+    if where == "serial":
+        chosen.pop("num_workers", None)
+    else:
+        chosen.setdefault("num_workers", min(2, len(env_fns)))
+    arguments = {name: chosen.pop(name) for name in ("backend", "num_workers", "batch_size") if name in chosen}
+    return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))
+
+
+def make_vector_env(where: str, env_fns: EnvFns, **arguments: Any) -> stepmill.VectorEnv:
+    """Build a VectorEnv on a backend of BACKENDS; `arguments` are its own."""
+    chosen = dict(BACKENDS[where])
+    if where != "serial":
+        arguments.setdefault("num_workers", min(2, len(env_fns)))
+    else:
+        arguments.pop("num_workers", None)
+    options = {**arguments.pop("options", {})}
+    if "context" in chosen:
+        options["context"] = chosen.pop("context")
+    return stepmill.VectorEnv(env_fns, **chosen, **arguments, options=stepmill.PoolOptions(**options))
+
+
+def counting_envs(num_envs: int, length: int = 5, **arguments: Any) -> list[Callable[[], CountingEnv]]:
+    """Return env_fns of counting envs 0 … num_envs-1."""
+    return [partial(CountingEnv, i, length, **arguments) for i in range(num_envs)]
