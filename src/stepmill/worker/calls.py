@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKind, Value
+from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, Value
 from stepmill.worker.records import describe
 
 RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
 _PHASES = {RequestKind.RENDER: "render"}
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for a payload that could not be loaded: whoever does the request raises the cause."""
+
+    cause: BaseException
 
 
 class ServingLoop(Protocol):
@@ -68,11 +76,6 @@ def answer(
     return Reply(request.id, outcomes)
 
 
-def refuse(request: Request, exc: BaseException) -> Reply:
-    """Returns the reply to a request that cannot be done for any of its envs."""
-    return Reply(request.id, (describe(exc, _phase(request)),) * len(request.servers))
-
-
 def _phase(request: Request) -> str:
     return _PHASES.get(request.kind, "call")
 
@@ -88,13 +91,16 @@ def _outcome(env: object, request: Request, place: int, passes: tuple[type[BaseE
 
 def _perform(env: object, request: Request, place: int) -> object:
     payload = request.payload
+    if isinstance(payload, Unreadable):
+        raise payload.cause
     if request.kind is RequestKind.RENDER:
         return get_attr(env, "render")()  # type: ignore[operator]
     if request.kind is RequestKind.GET_ATTR and isinstance(payload, str):
         return get_attr(env, payload)
     if request.kind is RequestKind.SET_ATTR and isinstance(payload, tuple):
         name, values = payload
-        return set_attr(env, name, values[place])
+        set_attr(env, name, values[place])
+        return None
     if request.kind is RequestKind.CALL and isinstance(payload, tuple):
         name, args, kwargs = payload
         attribute = get_attr(env, name)
@@ -117,7 +123,3 @@ def set_attr(env: object, name: str, value: object) -> None:
     else:
         setattr(env, name, value)
 
-
-def is_record(outcome: Outcome) -> bool:
-    """Whether an outcome says that the env raised."""
-    return not isinstance(outcome, Value)

@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 HEADER = struct.Struct("<QI")
@@ -107,10 +107,11 @@ class Channel:
         with self._lock:
             self._push_backlog()
 
-    def flush(self, deadline: float | None) -> bool:
-        """Waits until all that was sent has left this process. Returns False at the deadline."""
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until all that was sent has left this process. Returns False if it has not in time."""
+        deadline = time.monotonic() + timeout_s
         while self._backlog and not self._is_broken and not self._is_closed:
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 return False
             wait_ready({self.fd: select.POLLOUT}, deadline)
             self.push()

@@ -41,16 +41,23 @@ def load(data: bytes | bytearray) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What every worker of a pool must know. The times are in seconds; `entropy` seeds the global generators."""
+    """What every worker of a pool must know.
+
+    Attributes:
+        entropy: seeds the global generators of the workers, together with the worker's number.
+        worker_env: environment variables on top of the learner's.
+        worker_threads: threads of numeric libraries in a worker; None leaves them alone.
+        start_timeout_s, call_timeout_s: None is no limit.
+    """
 
     autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
     seeding: Seeding = Seeding.CONTINUE
     context: Context = Context.FORKSERVER
     entropy: int = 0
     worker_env: Mapping[str, str] = field(default_factory=dict)
-    worker_threads: int = 1
-    start_timeout_s: float = 120.0
-    call_timeout_s: float = 120.0
+    worker_threads: int | None = 1
+    start_timeout_s: float | None = 120.0
+    call_timeout_s: float | None = 120.0
 
 
 @dataclass(frozen=True)
@@ -139,11 +146,13 @@ class Attach:
     """Serve this slab.
 
     Attributes:
-        plan: where everything lies in it. The descriptors come along.
+        plan: where everything lies in it. The slab's descriptor and this worker's own two come along.
+        num_workers: of the pool.
         num_requests: how many requests the pool had posted to this worker's predecessors; they are not for it.
     """
 
     plan: Mapping[str, object]
+    num_workers: int
     num_requests: int
 
 

@@ -1,0 +1,194 @@
+"""What every backend offers, and what it answers with."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
+from stepmill.worker.host import Fault
+from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
+from stepmill.worker.records import env_error
+
+CALL_SLICE_S = 0.1  # how long a wait goes on before it looks for signals and for close()
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A way to run workers. Used by one thread at a time; `close` may come from any."""
+
+    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
+        """Builds all envs, the workers in parallel. If that fails nothing is left behind.
+
+        Raises:
+            EnvError: a constructor raised; the faults of other envs are in `others`.
+            EnvTimeout: building took longer than `start_timeout_s`.
+            WorkerDied: a worker ended before it had built its envs.
+            UsageError: an env_fn cannot travel to its worker.
+        """
+
+    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
+        """Lets the workers serve a slab. `ring(worker)` counts a request for a worker and rings its doorbell."""
+
+    def call(self, worker: int, request: Request) -> Future:
+        """Sends a slow request to a worker; never waits.
+
+        Raises:
+            UsageError: the payload cannot travel to the worker.
+        """
+
+    def revive(self, worker: int) -> WorkerReport:
+        """Starts a worker anew, for the envs of the same plan, and lets it serve the slab. Its control words are settled."""
+
+    def close(self, timeout_s: float) -> None:
+        """Ends everything within about this time. The workers of an attached slab have been told to stop. Idempotent."""
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """A backend whose workers can die on their own."""
+
+    @property
+    def pidfds(self) -> Mapping[int, int]:
+        """By worker, a descriptor that polls readable once the worker is gone. Changes with `revive`."""
+
+    def exit_code(self, worker: int) -> int | None:
+        """Returns the exit status of a worker that is gone, minus the signal's number if one ended it; None if not known."""
+
+
+class Future:
+    """The reply to a request. Resolve futures in any order, as often as you like, from any thread."""
+
+    def __init__(
+        self, request: Request, worker: int, timeout_s: float | None, wait: Callable[[Future, float | None], None]
+    ) -> None:
+        """Made by a backend. `wait(future, deadline)` returns when the future is done, or at the deadline."""
+        self.request = request
+        self.worker = worker
+        self._timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._wait = wait
+        self._done = threading.Event()
+        self._reply: Reply | None = None
+        self._error: StepmillError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` returns or raises at once, as far as is known now."""
+        return self._done.is_set()
+
+    def result(self, timeout_s: float | None = None) -> tuple[Outcome, ...]:
+        """Returns one outcome per env of the request; waits for it.
+
+        Args:
+            timeout_s: seconds from now; None is `call_timeout_s` from when the request was sent.
+        Raises:
+            EnvTimeout: the reply is not here yet. Nothing is lost: ask again.
+            WorkerDied: the worker is gone, and with it the reply.
+            ClosedPoolError: the pool was closed meanwhile.
+        """
+        self._wait(self, self._deadline if timeout_s is None else time.monotonic() + timeout_s)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if self._reply is None:
+            raise self._late(self._timeout_s if timeout_s is None else timeout_s)
+        return self._reply.outcomes
+
+    def wait_done(self, seconds: float) -> bool:
+        """Waits at most so long for another thread to finish this future; returns whether it is done."""
+        return self._done.wait(seconds)
+
+    def finish(self, reply: Reply) -> None:
+        """Gives it its reply. For backends; the first of `finish` and `fail` counts."""
+        if not self.is_done:
+            self._reply = reply
+            self._done.set()
+
+    def fail(self, error: StepmillError) -> None:
+        """Gives it the reason why there is no reply. For backends."""
+        if not self.is_done:
+            self._error = error
+            self._done.set()
+
+    def _late(self, timeout_s: float | None) -> EnvTimeout:
+        phase = "render" if self.request.kind is RequestKind.RENDER else "call"
+        limit_s = timeout_s or 0.0
+        return EnvTimeout(
+            f"the {phase} of {len(self.request.servers)} envs on worker {self.worker} was not done within {limit_s:g} s; "
+            "it may still come: ask for the result again, or close() the pool",
+            phase=phase,
+            timeout_s=limit_s,
+        )
+
+
+# ---- errors that several backends raise ------------------------------------------------------------------------------
+
+
+def fault_error(fault: Fault, worker: int) -> StepmillError:
+    """Returns the error for what a worker reported while it was built or attached."""
+    env_id, record = fault
+    if env_id is not None:
+        return env_error(record, env_id)
+    what = f"{record['type']}: {record['message']}"
+    if record["phase"] == "unpickle":
+        return EnvError(
+            f"the env_fns of worker {worker} could not be loaded there: {what}; "
+            "everything they use must be importable in a fresh process, or use context='fork'",
+            phase="construct",
+            error_type=record["type"],
+            remote_traceback=record["traceback"],
+        )
+    return EngineBug(f"worker {worker} failed to {record['phase']}: {what}\n{record['traceback']}")
+
+
+def late_start(plan: WorkerPlan, building: int | None, timeout_s: float) -> EnvTimeout:
+    """Returns the error for a worker that has not built its envs in time; `building` is the env it is at."""
+    at = f"env {building}" if building is not None else f"the first of envs {list(plan.env_ids)}"
+    return EnvTimeout(
+        f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; "
+        "make the constructor faster, or raise start_timeout_s",
+        env_id=building,
+        phase="construct",
+        timeout_s=timeout_s,
+    )
+
+
+def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
+    """Returns the error for a worker that is gone.
+
+    Args:
+        worker: its number.
+        env_ids: the envs it owned.
+        exit_code: as of `Mortal.exit_code`.
+        hint: what the user can do now, or what the worker was doing.
+    """
+    name = signal_name(exit_code)
+    how = f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
+    return WorkerDied(
+        f"worker {worker} {how}; its envs {list(env_ids)} are lost; {hint}",
+        worker=worker,
+        env_ids=env_ids,
+        exit_code=exit_code if name is None else None,
+        signal_name=name,
+    )
+
+
+def signal_name(exit_code: int | None) -> str | None:
+    """Returns the name of the signal that an exit code tells of, or None if it tells of none."""
+    if exit_code is None or exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"  # a real-time signal has no name
+
+
+def warn_of_close(worker: int, faults: Sequence[Fault]) -> None:
+    """Warns of envs that raised in close(): they are closed for the pool, but may have left something behind."""
+    for fault in faults:
+        warnings.warn(f"worker {worker}: {fault_error(fault, worker)}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,78 @@
+"""Envs in line: the caller is the one worker. The ledger runs its loop; a call is done when it is sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from stepmill import _native
+from stepmill.backends.base import Future, fault_error, warn_of_close
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
+from stepmill.worker.calls import answer
+from stepmill.worker.host import Built, build, close_envs, make_loop
+from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
+
+
+
+class SerialBackend:
+    """Runs all envs in the caller's thread. What an env raises while it is built or called is reported as by a worker,
+    but a KeyboardInterrupt passes through: here it is the user's."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._pid = os.getpid()
+        self._plan = WorkerPlan(0, (), ())
+        self._built = Built()
+        self._slab: SharedSlab | None = None
+        self._loop: _native.Loop | None = None
+
+    @property
+    def loop(self) -> _native.Loop:
+        """The native loop, for the ledger to run. Changes with `revive`."""
+        if self._loop is None:
+            raise EngineBug("the serial backend has no loop before attach() and after close()")
+        return self._loop
+
+    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
+        if len(plans) != 1:
+            raise EngineBug(f"the serial backend has one worker, not {len(plans)}")
+        self._plan = plans[0]
+        return [self._build()]
+
+    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
+        self._slab = slab
+        self._loop = make_loop(slab.native, 0, self._built, self._settings, is_inline=True)
+
+    def call(self, worker: int, request: Request) -> Future:
+        future = Future(request, worker, None, _no_wait)
+        future.finish(answer(self.loop, self._built.envs, request, passes=(KeyboardInterrupt,)))
+        return future
+
+    def revive(self, worker: int) -> WorkerReport:
+        """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""
+        if self._slab is None:
+            raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")
+        close_envs(self._plan.env_ids, self._built.envs)
+        report = self._build()
+        self._loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
+        return report
+
+    def close(self, timeout_s: float) -> None:
+        """Closes the envs, however long that takes: what runs in the caller's thread cannot be timed out."""
+        if os.getpid() != self._pid:
+            return
+        built, self._built, self._loop, self._slab = self._built, Built(), None, None
+        warn_of_close(0, close_envs(self._plan.env_ids, built.envs))
+
+    def _build(self) -> WorkerReport:
+        self._built = Built()
+        built = build(self._plan.env_ids, self._plan.env_fns, passes=(KeyboardInterrupt,))
+        if built.faults:
+            raise join_errors([fault_error(fault, 0) for fault in built.faults])
+        self._built = built
+        return WorkerReport(0, self._pid, tuple(built.specs))
+
+
+def _no_wait(future: Future, deadline: float | None) -> None:
+    """The future of an inline call is done when it is made."""

@@ -1,0 +1,92 @@
+"""Starts a fresh Python that continues in a function of ours, with the sys.path of the process that started it.
+
+The code on its command line reads, from a pipe, what it needs before it can import anything of ours. Until then it imports
+nothing that is not in the interpreter already, so that a stray `socket.py` in the working directory does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from stepmill.spec.errors import UsageError
+from stepmill.worker.settle import no_interrupts
+
+_CODE = """\
+import sys, os, marshal
+with os.fdopen({pipe}, "rb") as pipe:
+    boot = marshal.loads(pipe.read())
+sys.path[:], sys.argv[:] = boot["path"], boot["argv"]
+from stepmill.worker.boot import enter
+enter(boot)
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a fresh interpreter begins.
+
+    Attributes:
+        entry: the function, as "module:name"; it is called with the socket's descriptor and `facts`.
+        facts: what it is told; numbers, strings, and lists of them.
+        keep_fds: descriptors that it inherits under their numbers, beside the socket.
+        environ: its environment.
+    """
+
+    entry: str
+    facts: Mapping[str, object]
+    keep_fds: Sequence[int]
+    environ: Mapping[str, str] = field(repr=False)
+
+
+def start_interpreter(start: Start, sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Starts a fresh interpreter which inherits `sock`.
+
+    Raises:
+        UsageError: this Python does not know its own executable, or the system refuses to start it.
+    """
+    if not sys.executable:
+        raise UsageError("this Python is embedded and has no executable to start workers with; use context='fork'")
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    read_end, write_end = os.pipe()
+    try:
+        with no_interrupts():
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _CODE.format(pipe=read_end)],
+                stdin=subprocess.DEVNULL,
+                env=dict(start.environ),
+                pass_fds=(sock.fileno(), read_end, *start.keep_fds),
+            )
+    except OSError as exc:
+        os.close(write_end)
+        raise UsageError(f"no worker can be started with {sys.executable}: {exc}; is it still where it was?") from exc
+    finally:
+        os.close(read_end)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as pipe:  # broken: it is dead already
+        pipe.write(_first_words(start, sock))
+    return process
+
+
+def _first_words(start: Start, sock: socket.socket) -> bytes:
+    return marshal.dumps(
+        {
+            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "argv": [str(word) for word in getattr(sys, "argv", [])],
+            "entry": start.entry,
+            "fd": sock.fileno(),
+            "facts": dict(start.facts),
+        }
+    )
+
+
+def enter(boot: Mapping[str, object]) -> None:
+    """Continues in the function that `start_interpreter` was given. Called in the fresh interpreter."""
+    module, _, name = str(boot["entry"]).partition(":")
+    getattr(import_module(module), name)(boot["fd"], boot["facts"])

@@ -1,0 +1,157 @@
+"""What every worker does, be it a process, a thread or the caller itself: build envs, make the native loop, serve, close.
+
+    build(env_ids, env_fns) ─► Built: envs, specs, faults
+    make_loop(slab, …)      ─► the native loop over those envs
+    serve(loop, …)              runs it; does slow requests in between; returns when the pool says stop
+    close_envs(…)           ─► the records of envs that raised in close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol, cast
+
+from stepmill import _native
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.options import AutoresetMode, Seeding
+from stepmill.spec.tree import Node, leaves, program
+from stepmill.worker.calls import answer
+from stepmill.worker.messages import EnvFn, Record, Reply, Request, WorkerSettings, dump, load
+from stepmill.worker.records import describe
+
+Fault = tuple[int | None, Record]  # env_id and what it raised
+
+_AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
+_SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
+_COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
+
+
+class Door(Protocol):
+    """What `stepmill.envs` offers. It is found by name: the adapters import foreign libraries, and this room does not."""
+
+    def describe(self, env: object, like: EnvSpec | None = None) -> EnvSpec: ...
+    def adapt(self, env: object) -> object: ...
+
+
+class Mailbox(Protocol):
+    """Where slow requests come from and replies go to."""
+
+    def next(self) -> Request | None:
+        """Waits for the request that was announced; None if the learner is gone."""
+
+    def reply(self, reply: Reply) -> None:
+        """Sends a reply, without waiting for its reader."""
+
+
+@dataclass
+class Built:
+    """The envs of one worker: those that were built before the first fault, all of them if there is none."""
+
+    envs: list[object] = field(default_factory=list)
+    specs: list[EnvSpec] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def build(
+    env_ids: Sequence[int],
+    env_fns: Sequence[EnvFn],
+    *,
+    on_begin: Callable[[int], None] = lambda _: None,
+    passes: tuple[type[BaseException], ...] = (),
+) -> Built:
+    """Builds envs one after the other; goes on after one that raises, so that all faults are told at once.
+
+    Args:
+        env_ids: their numbers.
+        env_fns: their constructors.
+        on_begin: is told the env_id before each construction.
+        passes: exceptions that are raised here, once the envs built so far are closed; all others become faults.
+    """
+    built = Built()
+    door = cast("Door", import_module("stepmill.envs"))
+    for env_id, env_fn in zip(env_ids, env_fns, strict=True):
+        on_begin(env_id)
+        try:
+            env = env_fn()
+            like = built.specs[-1] if built.specs else None
+            built.specs.append(door.describe(env, like))
+            built.envs.append(door.adapt(env))
+        except passes:
+            close_envs(env_ids, built.envs)
+            raise
+        except BaseException as exc:
+            built.faults.append((env_id, describe(exc, "construct")))
+    if built.faults:
+        close_envs(env_ids, built.envs)
+    return built
+
+
+def make_loop(slab: _native.Slab, worker: int, built: Built, settings: WorkerSettings, *, is_inline: bool) -> _native.Loop:
+    """Returns the native loop over a worker's envs. `is_inline`: the learner's own thread runs it."""
+    spec = built.specs[0]
+    return _native.Loop(
+        slab,
+        worker,
+        built.envs,
+        {
+            "autoreset": _AUTORESET_NUMBERS[settings.autoreset],
+            "seeding": _SEEDING_NUMBERS[settings.seeding],
+            "batched": spec.is_batched,
+            "inline": is_inline,
+            "observation": program(spec.observation),
+            "observation_leaves": _shapes(spec.observation),
+            "action": program(spec.action),
+            "action_leaves": _shapes(spec.action),
+            "describe": describe,
+            "pickler": dump,
+            "unpickler": load,
+        },
+    )
+
+
+def _shapes(node: Node) -> list[tuple[object, tuple[int, ...]]]:
+    return [(leaf.dtype, leaf.shape) for _, leaf in leaves(node)]
+
+
+def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
+    """Runs the loop until the pool says stop. Returns False if the learner was gone before.
+
+    Args:
+        loop: over `envs`.
+        envs: the worker's envs, by server.
+        mailbox: where the requests are that the slab announces.
+        num_requests: announced to this worker's predecessors, and not for it.
+    """
+    num_seen = num_requests
+    loop.requests_seen(num_seen)
+    while loop.run() == _native.LOOP_REQUEST:
+        request = mailbox.next()
+        if request is None:
+            return False
+        reply = answer(loop, envs, request)
+        num_seen = (num_seen + 1) & _COUNTER_MASK
+        loop.requests_seen(num_seen)
+        mailbox.reply(reply)
+    return True
+
+
+def close_envs(env_ids: Sequence[int], envs: Sequence[object]) -> tuple[Fault, ...]:
+    """Closes envs, all of them, and returns the records of those that raised. An env without `close` needs none."""
+    faults: list[Fault] = []
+    for env_id, env in zip(env_ids, envs, strict=False):
+        try:
+            close: Callable[[], object] | None = getattr(env, "close", None)
+            if close is not None:
+                close()
+        except BaseException as exc:  # an env that calls sys.exit in close() must not keep the others open
+            faults.append((env_id, describe(exc, "close")))
+    return tuple(faults)
+
+
+def no_env(exc: BaseException, phase: str) -> tuple[Fault, ...]:
+    """Returns the fault of a worker that cannot serve for a reason that no env is to blame for."""
+    return ((None, describe(exc, phase)),)
+
+
