@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
 import cloudpickle
 import gymnasium
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec
@@ -106,3 +109,22 @@ def is_same(spec: EnvSpec, other: EnvSpec) -> bool:
     except ValueError:
         # Arrays in metadata have no single truth value.
         return False
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """An env_fn that makes a registered env: it carries the spec, so that a worker needs no registry.
+
+    Attributes:
+        spec: what to make, with its keyword arguments.
+        wrappers: put around the env, the first one innermost.
+    """
+
+    spec: GymnasiumSpec
+    wrappers: tuple[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]], ...] = ()
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        env: gymnasium.Env[Any, Any] = gymnasium.make(self.spec)
+        for wrapper in self.wrappers:
+            env = wrapper(env)
+        return env

@@ -112,14 +112,14 @@ _COUNTS: dict[str, tuple[int, bool]] = {
     "reset_retries": (0, False),
     "spare_envs": (0, False),
     "replay_log_bytes": (0, False),
-    "worker_threads": (1, True),
+    "worker_threads": (1, False),
 }
 # name: (whether 0 is allowed, whether None is allowed)
 _AMOUNTS: dict[str, tuple[bool, bool]] = {
     "step_timeout_s": (False, True),
     "reset_timeout_s": (False, True),
-    "start_timeout_s": (False, True),
-    "call_timeout_s": (False, True),
+    "start_timeout_s": (False, False),
+    "call_timeout_s": (False, False),
     "linger_s": (True, False),
     "spin_us": (True, True),
     "restart_window_s": (False, False),
@@ -142,7 +142,7 @@ class PoolOptions:
         episode_stats: put return and length of an episode into the info at its end. None leaves it to the
             front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
         step_timeout_s, reset_timeout_s: None is no limit.
-        start_timeout_s, call_timeout_s: how long building the envs, and a call, may take; None is no limit.
+        start_timeout_s, call_timeout_s: how long building the envs, and a call, may take.
         linger_s: after the envs asked for are there, wait this much longer for more.
         slots: result slots for observations that are lent.
         spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
@@ -157,7 +157,7 @@ class PoolOptions:
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
         crash_dir: where crash capsules go.
         worker_env: environment variables of the workers, on top of the learner's.
-        worker_threads: torch and OpenMP threads in each worker; None leaves them alone.
+        worker_threads: torch and OpenMP threads in each worker.
         affinity: cores that the workers may use.
     """
 
@@ -170,8 +170,8 @@ class PoolOptions:
     episode_stats: bool | None = None
     step_timeout_s: float | None = None
     reset_timeout_s: float | None = None
-    start_timeout_s: float | None = 120.0
-    call_timeout_s: float | None = 120.0
+    start_timeout_s: float = 120.0
+    call_timeout_s: float = 120.0
     linger_s: float = 0.0
     slots: int = 4
     spin_us: float | None = None
@@ -189,7 +189,7 @@ class PoolOptions:
     replay_log_bytes: int = 64 * _MIB
     crash_dir: str | os.PathLike[str] | None = None
     worker_env: Mapping[str, str] = field(default_factory=dict)
-    worker_threads: int | None = 1
+    worker_threads: int = 1
     affinity: Sequence[int] | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,82 @@
+"""The spaces of many envs as the spaces of one vector env, batched by Gymnasium's own functions."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from gymnasium import Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from stepmill.frontends.gymnasium.errors import ArgumentTypeError, SpaceMismatchError
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+
+SpacePair: TypeAlias = tuple[Space[Any], Space[Any]]
+
+
+def read_spaces(env_specs: Sequence[EnvSpec]) -> list[SpacePair]:
+    """Return (observation space, action space) of each env; envs whose spaces came as the same bytes share them."""
+    known: dict[bytes, SpacePair] = {}
+    for spec in env_specs:
+        if spec.spaces not in known:
+            known[spec.spaces] = pickle.loads(spec.spaces)
+    return [known[spec.spaces] for spec in env_specs]
+
+
+def batch_observations(
+    spaces: Sequence[Space[Any]], observation_mode: str | SpacePair
+) -> tuple[Space[Any], Space[Any]]:
+    """Return the batched and the single observation space.
+
+    Args:
+        spaces: one per row.
+        observation_mode: "same", "different", or the result.
+    """
+    if observation_mode == "same":
+        return batch_space(spaces[0], len(spaces)), spaces[0]
+    if observation_mode == "different":
+        return batch_differing_spaces(list(spaces)), spaces[0]
+    if not isinstance(observation_mode, tuple) or len(observation_mode) != 2:
+        raise UsageError(
+            f"observation_mode={observation_mode!r} is neither 'same', nor 'different', nor a tuple of "
+            "(batched observation space, single observation space)"
+        )
+    if not all(isinstance(space, Space) for space in observation_mode):
+        types = " and ".join(type(space).__name__ for space in observation_mode)
+        raise ArgumentTypeError(f"observation_mode is a tuple of {types}; give two Spaces, the batched one first")
+    return observation_mode
+
+
+def check_spaces(pairs: Sequence[SpacePair], single: Space[Any], *, is_same: bool) -> None:
+    """Check every env's spaces against those that the vector env shows.
+
+    Args:
+        pairs: (observation space, action space) of each env.
+        single: the single observation space.
+        is_same: whether observation spaces must be equal, or only of one structure, shape and dtype.
+
+    Raises:
+        SpaceMismatchError: an env's differ.
+    """
+    checked: set[int] = set()
+    for env_id, (observation, action) in enumerate(pairs):
+        if id(observation) in checked:
+            continue
+        checked.add(id(observation))
+        if is_same and observation != single:
+            raise SpaceMismatchError(
+                f"env {env_id} has the observation space {observation}, env 0 {single}; "
+                "make all envs alike, or use observation_mode='different' if only bounds differ"
+            )
+        if not is_same and not is_space_dtype_shape_equiv(observation, single):
+            raise SpaceMismatchError(
+                f"env {env_id} has the observation space {observation}, which has not the structure, shape and dtype "
+                f"of the vector env's {single}; make all envs alike in these"
+            )
+        if action != pairs[0][1]:
+            raise SpaceMismatchError(
+                f"env {env_id} has the action space {action}, env 0 {pairs[0][1]}; make all envs' action spaces equal"
+            )

@@ -1,0 +1,325 @@
+"""`VectorEnv`: Gymnasium's vector env on top of `Pool`.
+
+What differs from `gymnasium.vector.AsyncVectorEnv` 1.4, on purpose: no env is built in the parent; `options` is never
+changed; a wait that timed out can be waited for again; errors are stepmill's, and Gymnasium's at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+import numpy as np
+from gymnasium.vector import AutoresetMode as GymnasiumAutoreset
+from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from stepmill.frontends.gymnasium.arguments import Seeds, read_mask, read_seeds
+from stepmill.frontends.gymnasium.errors import (
+    ClosedVectorEnvError,
+    NothingPendingError,
+    PendingCallError,
+    WaitTimeout,
+)
+from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
+from stepmill.pool.pool import Pool
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import RecvTimeout, UsageError
+from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, apply_arguments
+
+StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+_ENV_API = frozenset({"reset", "step", "close"})
+
+
+class _Future(Protocol):
+    def result(self, timeout_s: float | None) -> Sequence[Any]: ...
+
+
+class _Waiting(Enum):
+    """What the envs were asked for and not yet waited for. Moves: NOTHING to any other and back; anything to CLOSED."""
+
+    NOTHING = "default"
+    RESET = "reset"
+    STEP = "step"
+    CALL = "call"
+    CLOSED = "closed"
+
+
+class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
+    """Many Gymnasium envs as one, stepped by stepmill.
+
+    Args:
+        env_fns: functions that make the envs; each runs in the worker that owns the env. One may make a vector env,
+            as long as all do: it owns as many rows as it has envs.
+        backend: where the envs run.
+        num_workers: how many workers share the envs.
+        autoreset_mode: stepmill's or Gymnasium's, or its name.
+        copy: False lends large observations without a copy: they stay valid as long as they are held.
+        observation_mode: "same", "different" (same shapes and dtypes, other bounds), or a tuple (batched observation
+            space, single observation space).
+        options: everything else; what is given here and above must agree.
+
+    Raises:
+        EnvError: a constructor raised.
+        SpaceMismatchError: the envs' spaces cannot be batched.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        *,
+        backend: object = BackendName.AUTO,
+        num_workers: int | None = None,
+        autoreset_mode: AutoresetMode | GymnasiumAutoreset | str = AutoresetMode.NEXT_STEP,
+        copy: bool = False,
+        observation_mode: str | SpacePair = "same",
+        options: PoolOptions | None = None,
+    ) -> None:
+        chosen = apply_arguments(
+            options, backend=backend, num_workers=num_workers, autoreset_mode=autoreset_mode, copy=copy
+        )
+        if chosen.episode_stats is None:
+            chosen = replace(chosen, episode_stats=False)
+        self.env_fns = env_fns
+        self.copy = chosen.copy
+        self.observation_mode = observation_mode
+        self.autoreset_mode = GymnasiumAutoreset(chosen.autoreset_mode.value)
+        self._waiting = _Waiting.CLOSED
+        self._future: _Future | None = None
+        self._pool = Pool(env_fns, backend=chosen.backend, num_workers=chosen.num_workers, options=chosen)
+        try:
+            self._describe(self._pool.spec, self._pool.env_specs)
+        except BaseException:
+            self._pool.close()
+            raise
+        self._step_fast = self._pool.step_fast
+        self._waiting = _Waiting.NOTHING
+
+    def _describe(self, spec: EnvSpec, env_specs: Sequence[EnvSpec]) -> None:
+        """Set what Gymnasium's users read from a vector env."""
+        own_mode = spec.metadata.get("autoreset_mode")
+        if spec.is_batched and own_mode != self.autoreset_mode.value:
+            raise UsageError(
+                f"the batched envs reset themselves with autoreset_mode={own_mode!r}, and "
+                f"{self.autoreset_mode.value!r} was asked for; make them with that mode, or ask for theirs"
+            )
+        self.num_envs = self._pool.num_envs * spec.batch_size
+        self.metadata = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = spec.render_mode
+        pairs = read_spaces(env_specs)
+        self.single_action_space = pairs[0][1]
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        observations = [pair[0] for pair in pairs for _ in range(spec.batch_size)]
+        self.observation_space, self.single_observation_space = batch_observations(observations, self.observation_mode)
+        check_spaces(pairs, self.single_observation_space, is_same=self.observation_mode == "same")
+
+    # ---- stepping and resetting ------------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> StepResult:
+        """Step all envs. Hot path: everything that can be is done natively.
+
+        Args:
+            actions: an element of `action_space`.
+
+        Returns:
+            observations [N, ...], rewards [N] float64, terminations [N] bool, truncations [N] bool, infos.
+        """
+        if self._waiting is not _Waiting.NOTHING:
+            self._refuse("step")
+        return self._step_fast(actions)
+
+    def step_async(self, actions: Any) -> None:
+        """Begin to step all envs; `step_wait` gives the results.
+
+        Args:
+            actions: an element of `action_space`.
+        """
+        self._check_idle("step_async")
+        self._pool.step_async(actions)
+        self._waiting = _Waiting.STEP
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Return the results of `step_async`; see `step`.
+
+        Args:
+            timeout: seconds; None waits while something live is at work.
+
+        Raises:
+            WaitTimeout: too slow. Nothing is lost; call step_wait() again.
+        """
+        result: StepResult = self._wait(_Waiting.STEP, self._pool.step_wait, timeout)
+        return result
+
+    def reset(self, *, seed: Seeds = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of a mask.
+
+        Args:
+            seed: an int s seeds env i with s + i; a list has one seed, or None, per env; None seeds nothing.
+            options: given to every env's reset, without its "reset_mask": a bool array [N], True for the envs to
+                reset. The others keep their last observation.
+
+        Returns:
+            observations [N, ...] and infos.
+        """
+        self._check_idle("reset")
+        seeds, mask, rest = self._read_reset(seed, options)
+        if mask is not None:
+            return self._pool.reset_rows(mask, seeds, rest)
+        batch = self._pool.reset(seed=seeds, options=rest)
+        return batch.obs, batch.info
+
+    def reset_async(self, seed: Seeds = None, options: Mapping[str, Any] | None = None) -> None:
+        """Begin to reset envs; `reset_wait` gives the results. See `reset` for the arguments."""
+        self._check_idle("reset_async")
+        seeds, mask, rest = self._read_reset(seed, options)
+        self._pool.reset_async(seed=seeds, options=rest, mask=mask)
+        self._waiting = _Waiting.RESET
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the results of `reset_async`: observations [N, ...] and infos.
+
+        Args:
+            timeout: seconds; None waits while something live is at work.
+
+        Raises:
+            WaitTimeout: too slow. Nothing is lost; call reset_wait() again.
+        """
+        result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._pool.reset_wait, timeout)
+        return result
+
+    def _read_reset(
+        self, seed: Seeds, options: Mapping[str, Any] | None
+    ) -> tuple[int | list[int | None] | None, NDArray[np.bool_] | None, dict[str, Any] | None]:
+        seeds = read_seeds(seed, self.num_envs)
+        if options is None:
+            return seeds, None, None
+        rest = {key: value for key, value in options.items() if key != "reset_mask"}
+        mask = read_mask(options["reset_mask"], self.num_envs) if "reset_mask" in options else None
+        return seeds, mask, rest
+
+    # ---- everything slow -------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute that is no method, through wrappers.
+
+        Args:
+            name: of the method.
+            *args: for every env.
+            **kwargs: for every env.
+
+        Returns:
+            One result per env.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Begin a `call`; `call_wait` gives the results."""
+        self._check_idle("call_async")
+        if name in _ENV_API:
+            raise UsageError(f"{name} of all envs cannot be reached by call(); use {name}() of the vector env")
+        if self._pool.spec.is_batched:
+            self._future = self._pool.call_async("call", name, *args, **kwargs)
+        else:
+            self._future = self._pool.call_async(name, *args, **kwargs)
+        self._waiting = _Waiting.CALL
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return the results of `call_async`, one per env.
+
+        Args:
+            timeout: seconds; None waits as long as `call_timeout_s` allows.
+
+        Raises:
+            WaitTimeout: too slow. Nothing is lost; call call_wait() again.
+        """
+        return self._flat(self._wait(_Waiting.CALL, self._read_future, timeout))
+
+    def _read_future(self, *, timeout_s: float | None) -> tuple[Any, ...]:
+        if self._future is None:
+            raise NothingPendingError("no call is pending; begin one with call_async()", "call")
+        return tuple(self._future.result(timeout_s=timeout_s))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env; as in Gymnasium, what is a method is called."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, on the wrapper that has it.
+
+        Args:
+            name: of the attribute.
+            values: a list or tuple has one value per env; anything else is for all.
+        """
+        self._check_idle("set_attr")
+        columns = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(columns) != self.num_envs:
+            raise UsageError(
+                f"set_attr({name!r}) got {len(columns)} values for {self.num_envs} envs; "
+                "give one per env in a list or tuple, or one for all"
+            )
+        if not self._pool.spec.is_batched:
+            self._pool.set_attr(name, columns)
+            return
+        size = self._pool.spec.batch_size
+        for env_id in range(self._pool.num_envs):
+            own = columns[env_id * size : (env_id + 1) * size]
+            self._pool.call("set_attr", name, own, env_ids=[env_id])
+
+    def render(self) -> tuple[Any, ...]:
+        """Return a frame, or what the render mode gives, per env."""
+        self._check_idle("render")
+        return self._flat(self._pool.render())
+
+    def _flat(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return one result per row from one per env: a batched env's is a tuple of its rows' results."""
+        if not self._pool.spec.is_batched:
+            return results
+        return tuple(result for rows in results for result in (rows or ()))
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as Gymnasium's own vector envs
+        """The seed of every env's generator."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # as Gymnasium's own vector envs
+        """A copy of every env's generator."""
+        return self.get_attr("np_random")
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and end the workers, within seconds whatever they do; both arguments are Gymnasium's."""
+        self._waiting = _Waiting.CLOSED
+        self._future = None
+        self._pool.close()
+
+    # ---- who waits for what ----------------------------------------------------------------------------------------
+
+    def _check_idle(self, asked: str) -> None:
+        if self._waiting is not _Waiting.NOTHING:
+            self._refuse(asked)
+
+    def _refuse(self, asked: str) -> NoReturn:
+        if self._waiting is _Waiting.CLOSED:
+            raise ClosedVectorEnvError(f"{asked}() came after close(); make a new VectorEnv")
+        pending = self._waiting.value
+        raise PendingCallError(f"{asked}() came while a {pending} is pending; call {pending}_wait() first", pending)
+
+    def _wait(self, kind: _Waiting, wait: Callable[..., Any], timeout: float | None) -> Any:
+        if self._waiting is _Waiting.CLOSED:
+            self._refuse(f"{kind.value}_wait")
+        if self._waiting is not kind:
+            raise NothingPendingError(f"no {kind.value} is pending; begin one with {kind.value}_async()", kind.value)
+        is_over = True
+        try:
+            return wait(timeout_s=timeout)
+        except RecvTimeout as exc:
+            is_over = False
+            raise WaitTimeout(exc.message, env_ids=exc.env_ids, timeout_s=exc.timeout_s) from exc
+        finally:
+            if is_over:
+                self._waiting = _Waiting.NOTHING

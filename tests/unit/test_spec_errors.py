@@ -1,0 +1,73 @@
+"""Errors say what happened, survive a pickle, and stand for each other when several come at once."""
+
+import copy
+import pickle
+
+import pytest
+
+from stepmill.spec import errors
+from stepmill.spec.errors import EnvError, RecvTimeout, StepmillError, WorkerDied, join_errors
+
+ONE_OF_EACH = [
+    errors.StepmillError("something"),
+    errors.UsageError("a mistake"),
+    errors.BusyEnvError("envs are busy", env_ids=[1, 2]),
+    errors.ClosedPoolError("closed"),
+    errors.EnvError("env 3 raised", env_id=3, phase="step", error_type="a.B", remote_traceback="Traceback: here\n"),
+    errors.BadOutput("env 1 is odd", env_id=1, leaf="observation['x']", phase="step"),
+    errors.EnvTimeout("env 1 hangs", env_id=1, phase="reset", timeout_s=1.5),
+    errors.WorkerDied("worker 0 died", worker=0, env_ids=[0, 1], signal_name="SIGKILL"),
+    errors.RecvTimeout("too slow", env_ids=[4], timeout_s=0.5),
+    errors.MissingExtraError(module="torch", extra="torch"),
+    errors.EngineBug("impossible"),
+]
+ids = [type(error).__name__ for error in ONE_OF_EACH]
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=ids)
+@pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_an_error_survives_with_all_its_attributes(error, through):
+    made = through(error)
+    assert type(made) is type(error)
+    assert made.__dict__ == error.__dict__
+    assert str(made) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [(errors.BusyEnvError("a"), ValueError), (RecvTimeout("a"), TimeoutError), (ONE_OF_EACH[-2], ImportError)],
+)
+def test_errors_are_caught_by_the_built_in_name_too(error, builtin):
+    assert isinstance(error, builtin)
+    assert isinstance(error, StepmillError)
+
+
+def test_a_timeout_of_an_env_is_not_taken_for_a_wait_that_can_be_repeated():
+    assert not issubclass(errors.EnvTimeout, TimeoutError)
+
+
+def test_an_env_error_shows_the_remote_traceback():
+    assert str(ONE_OF_EACH[4]) == "env 3 raised\n\nenv 3, where it raised:\nTraceback: here"
+
+
+def test_a_missing_extra_names_the_command():
+    assert str(ONE_OF_EACH[-2]) == "torch is not installed; run: pip install 'stepmill[torch]'"
+
+
+def test_one_error_stays_itself():
+    error = EnvError("env 0 raised", env_id=0)
+    assert join_errors([error]) is error
+
+
+def test_several_errors_become_the_first_and_mention_all():
+    first = EnvError("env 0 raised", env_id=0, remote_traceback="here")
+    second = WorkerDied("worker 1 died", worker=1, env_ids=[2])
+    third = EnvError("env 5 raised", env_id=5, remote_traceback="there")
+    joined = join_errors([first, join_errors([second, third])])
+    assert type(joined) is EnvError
+    assert joined.env_id == 0
+    assert [other.message for other in joined.others] == ["worker 1 died", "env 5 raised"]
+    for text in ("env 0 raised", "worker 1 died", "env 5 raised", "here", "there"):
+        assert text in str(joined)
+    assert first.others == ()
+    assert str(pickle.loads(pickle.dumps(joined))) == str(joined)

@@ -1,0 +1,141 @@
+"""Options say what is wrong with them before anything starts."""
+
+import dataclasses
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import (
+    NOT_YET,
+    AutoresetMode,
+    BackendName,
+    Context,
+    OnFault,
+    PoolOptions,
+    RetryIn,
+    Seeding,
+    apply_arguments,
+)
+
+
+def test_the_defaults_are_those_of_the_documentation():
+    options = PoolOptions()
+    assert (options.backend, options.context, options.seeding) == ("auto", "forkserver", "continue")
+    assert (options.start_timeout_s, options.call_timeout_s, options.slots) == (120, 120, 4)
+    assert (options.max_restarts, options.restart_window_s, options.replay_log_bytes) == (10, 60, 64 << 20)
+    assert options.copy is False
+    assert options.episode_stats is None
+
+
+def test_strings_and_foreign_enums_become_our_enums():
+    options = PoolOptions(
+        backend="thread",
+        context="spawn",
+        seeding="fixed",
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    )
+    assert options.backend is BackendName.THREAD
+    assert options.context is Context.SPAWN
+    assert options.seeding is Seeding.FIXED
+    assert options.autoreset_mode is AutoresetMode.SAME_STEP
+
+
+def test_autoreset_modes_are_gymnasiums():
+    theirs = {mode.name: mode.value for mode in gymnasium.vector.AutoresetMode}
+    assert theirs == {mode.name: mode.value for mode in AutoresetMode}
+
+
+def test_numpy_numbers_become_python_numbers():
+    options = PoolOptions(num_workers=np.int64(3), spin_us=np.float32(5), copy=np.True_)
+    assert type(options.num_workers) is int
+    assert type(options.spin_us) is float
+    assert options.copy is True
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"backend": "gpu"}, r"backend='gpu' is not one of 'auto', 'serial'"),
+        ({"backend": 3}, r"neither a name nor a Backend"),
+        ({"backend": "ray"}, r"backend='ray' is not built yet; use 'auto'"),
+        ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),
+        ({"autoreset_mode": "Never"}, r"autoreset_mode='Never' is not one of 'NextStep'"),
+        ({"num_workers": -1}, r"num_workers=-1 must be a whole number, 0 or more, or None"),
+        ({"num_workers": True}, r"num_workers=True must be a whole number"),
+        ({"num_workers": 1.5}, r"num_workers=1.5 must be a whole number"),
+        ({"envs_per_worker": 0}, r"envs_per_worker=0 must be a whole number, 1 or more"),
+        ({"num_workers": 2, "envs_per_worker": 2}, r"both given; give at most one"),
+        ({"num_workers": 0, "backend": "process"}, r"leaves the process backend without workers"),
+        ({"slots": 0}, r"slots=0 must be a whole number, 1 or more$"),
+        ({"slots": None}, r"slots=None"),
+        ({"start_timeout_s": 0}, r"start_timeout_s=0 must be a number of seconds, more than 0$"),
+        ({"call_timeout_s": float("nan")}, r"call_timeout_s=nan"),
+        ({"call_timeout_s": float("inf")}, r"call_timeout_s=inf"),
+        ({"spin_us": "5"}, r"spin_us='5' must be a number of microseconds, 0 or more, or None"),
+        ({"copy": 1}, r"copy=1 must be True or False"),
+        ({"episode_stats": "yes"}, r"episode_stats='yes' must be True or False"),
+        ({"worker_env": {"A": 1}}, r"worker_env=.* must map names"),
+        ({"worker_env": ["A=1"]}, r"worker_env=.* must map names"),
+        ({"worker_env": {"A=B": "1"}}, r"worker_env=.* must map names"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_to_do(wrong, text):
+    with pytest.raises(UsageError, match=text):
+        PoolOptions(**wrong)
+
+
+OTHER = {
+    "affinity": [0],
+    "crash_dir": "/tmp",
+    "linger_s": 1.0,
+    "max_restarts": 3,
+    "max_restarts_total": 3,
+    "num_episodes": 3,
+    "on_fault": OnFault.TRUNCATE,
+    "overlap_resets": True,
+    "replay_log_bytes": 5,
+    "reset_retries": 1,
+    "reset_retry_in": RetryIn.NEW,
+    "reset_retry_wait_s": 5,
+    "reset_timeout_s": 5.0,
+    "restart_window_s": 5,
+    "spare_envs": 1,
+    "step_timeout_s": 5.0,
+}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+def test_what_is_not_built_is_refused_by_name(name):
+    with pytest.raises(UsageError, match=f"{name}=.* is not built yet; leave {name} out"):
+        PoolOptions(**{name: OTHER[name]})
+    PoolOptions(**{name: getattr(PoolOptions(), name)})
+
+
+def test_options_are_frozen_and_pickle():
+    options = PoolOptions(worker_env={"A": "1"})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.slots = 3
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_the_callers_dict_is_not_kept():
+    variables = {"A": "1"}
+    options = PoolOptions(worker_env=variables)
+    variables["B"] = "2"
+    assert options.worker_env == {"A": "1"}
+
+
+def test_arguments_go_over_defaults_and_agree_with_options():
+    assert apply_arguments(None, backend="serial").backend is BackendName.SERIAL
+    assert apply_arguments(PoolOptions(num_workers=3), num_workers=None, copy=False).num_workers == 3
+    assert apply_arguments(PoolOptions(num_workers=3), num_workers=3).num_workers == 3
+
+
+def test_an_argument_that_contradicts_the_options_is_refused():
+    with pytest.raises(UsageError, match="num_workers is given twice: 2, and 3 in options"):
+        apply_arguments(PoolOptions(num_workers=3), num_workers=2)
+    with pytest.raises(UsageError, match="both given"):
+        apply_arguments(PoolOptions(envs_per_worker=3), num_workers=2)
