@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import FrameType
 from typing import NoReturn
@@ -36,11 +36,20 @@ class ExitStatus(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `stepmill` with the given arguments, or with those of the process, and return its exit status."""
-    before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    try:
+
+    def run_command() -> int:
         from stepmill.observe.commands import dispatch
 
-        status = dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        return dispatch(sys.argv[1:] if arguments is None else list(arguments))
+
+    return guard(run_command)
+
+
+def guard(command: Callable[[], int]) -> int:
+    """Run a command, and return its exit status; what it raises becomes a status and one line on stderr."""
+    before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    try:
+        status = command()
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -51,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _leave_closed_pipe()
     except StepmillError as error:
-        complain(error.message)
+        complain(f"{_first_line(error.message)}{_tell_others(error)}")
         return ExitStatus.USAGE if is_users_mistake(error) else ExitStatus.FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -66,11 +75,18 @@ def is_users_mistake(error: StepmillError) -> bool:
 
 def complain(message: str) -> None:
     """Write one line to stderr: the first line of the message that says something."""
-    line = next((line.strip() for line in message.splitlines() if line.strip()), "failed, without a word")
     # Whoever closed stderr does not want to know.
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"stepmill: {line}\n")
+        sys.stderr.write(f"stepmill: {_first_line(message)}\n")
         sys.stderr.flush()
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in message.splitlines() if line.strip()), "failed, without a word")
+
+
+def _tell_others(error: StepmillError) -> str:
+    return f" (and {len(error.others)} more; --traceback shows all)" if error.others else ""
 
 
 def _exit_on_sigterm(_signum: int, _frame: FrameType | None) -> NoReturn:

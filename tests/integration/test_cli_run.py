@@ -1,0 +1,287 @@
+"""`stepmill run` as a user starts it: a process of its own, judged by its exit status, stdout and stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import stepmill
+
+DEADLINE_S = 60.0
+COMMAND = [sys.executable, "-m", "stepmill"]
+MY_ENVS = """
+import gymnasium
+from gymnasium.error import DependencyNotInstalled
+from stepmill.testing import BadOutputEnv, CountingEnv, DyingEnv, RaisingEnv
+
+class Needy(CountingEnv):
+    def __init__(self):
+        raise DependencyNotInstalled('Box9D is not installed, run `pip install "gymnasium[box9d]"`')
+
+for name, entry_point, kwargs in [
+    ("Counting", CountingEnv, {}),
+    ("Needy", Needy, {}),
+    ("Broken", RaisingEnv, {"phase": "init"}),
+    ("Raising", RaisingEnv, {"phase": "step", "at": 7}),
+    ("Dying", DyingEnv, {"phase": "step", "at": 7}),
+]:
+    gymnasium.register(f"{name}-v0", entry_point=entry_point, kwargs=kwargs, order_enforce=False)
+"""
+MY_POLICIES = """
+def ones(obs, action_space):
+    return [1] * len(obs)
+
+def too_few(obs, action_space):
+    return action_space.sample()[:-1]
+
+def broken(obs, action_space):
+    raise ValueError("no idea")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A current directory with modules of envs and policies."""
+    (tmp_path / "my_envs.py").write_text(MY_ENVS)
+    (tmp_path / "my_policies.py").write_text(MY_POLICIES)
+    return tmp_path
+
+
+def run_cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL
+    )
+
+
+def summary_of(*arguments: str, cwd: Path | None = None) -> dict:
+    done = run_cli("run", *arguments, "--json", cwd=cwd)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def start_cli(*arguments: str, cwd: Path | None = None, **streams) -> subprocess.Popen[str]:
+    """Start the command in a process group of its own, as a shell does, so that a signal reaches all of it."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments], cwd=cwd, text=True, start_new_session=True, stdin=subprocess.DEVNULL, **streams
+    )
+
+
+def members_of(group: int) -> list[int]:
+    """Return the living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def read_until(stream, wanted: str) -> str:
+    """Read lines up to one that contains `wanted`."""
+    text = ""
+    for line in stream:
+        text += line
+        if wanted in line:
+            return text
+    raise AssertionError(f"{wanted!r} never came; there was: {text}")
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+@pytest.mark.parametrize("batch_size", ["4", "2"])
+def test_a_run_tells_what_it_did(backend, batch_size):
+    found = summary_of(
+        *("CartPole-v1", "--num-envs", "4", "--batch-size", batch_size, "--backend", backend),
+        *("--num-workers", "1" if backend == "serial" else "2", "--steps", "2000", "--seed", "3"),
+    )
+    assert found["env_id"] == "CartPole-v1"
+    assert found["backend"] == backend
+    assert 2000 <= found["steps"] < 2004
+    assert found["episodes"]["count"] > 20
+    assert 8 <= found["episodes"]["return_mean"] == found["episodes"]["length_mean"] <= 60
+    assert len(found["workers"]) == found["num_workers"] == (1 if backend == "serial" else 2)
+    assert all(0 < worker["env_share"] <= 1 for worker in found["workers"])
+    assert found["interrupted"] is False
+
+
+def test_the_same_seed_gives_the_same_episodes_wherever_the_envs_run():
+    places = [("serial", "1"), ("thread", "2"), ("process", "3")]
+    arguments = ("CartPole-v1", "--num-envs", "3", "--steps", "3000", "--seed", "11")
+    found = [summary_of(*arguments, "--backend", backend, "--num-workers", count) for backend, count in places]
+    assert found[0]["episodes"] == found[1]["episodes"] == found[2]["episodes"]
+    assert found[0]["steps"] == found[1]["steps"] == found[2]["steps"]
+
+
+def test_a_policy_of_the_user_acts(here):
+    found = summary_of(
+        *("my_envs:Counting-v0", "--policy", "my_policies:ones", "--num-envs", "2", "--steps", "100"), cwd=here
+    )
+    # Its episodes are of 5 steps, and the reward is the action.
+    assert found["episodes"]["return_min"] == found["episodes"]["return_max"] == 5
+    assert found["policy"] == "my_policies:ones"
+
+
+def test_without_a_terminal_there_are_plain_lines():
+    done = run_cli("run", "CartPole-v1", "--seconds", "2.5", "--num-envs", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0] == "starting 2 envs of CartPole-v1"
+    assert any("env-steps/s" in line and "return" in line and "waiting" in line for line in lines)
+    assert any(line.lstrip().startswith("env-steps ") for line in lines)
+
+
+def test_a_terminal_gets_the_live_view_and_its_cursor_back():
+    ours, theirs = pty.openpty()
+    try:
+        process = start_cli("run", "CartPole-v1", "--seconds", "1.5", stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        screen = read_terminal(ours)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        os.close(ours)
+    assert "Ctrl-C stops" in screen
+    assert "waiting" in screen
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
+
+
+def read_terminal(fd: int) -> str:
+    """Read all that a process writes to its terminal."""
+    data = b""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+        try:
+            chunk = os.read(fd, 65536)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not chunk:
+            break
+        data += chunk
+    return data.decode(errors="replace")
+
+
+def test_the_version_is_the_package_s():
+    done = run_cli("--version")
+    assert (done.returncode, done.stdout) == (0, f"stepmill, version {stepmill.__version__}\n")
+
+
+def test_help_documents_policies_and_the_atari_preprocessing():
+    words = " ".join(run_cli("run", "--help").stdout.split())
+    assert "function(obs, action_space)" in words
+    assert "84x84" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "CartPol-v1"], "did you mean CartPole-v1"),
+        (["run", "no_such_module:X-v0"], "cannot import module 'no_such_module'"),
+        (["run", "my_envs:Nothing-v0"], "unknown env id 'Nothing-v0'"),
+        (["run", "my_envs:Needy-v0"], 'pip install "gymnasium[box9d]"'),
+        (["run", "my_envs:Needy-v0", "--backend", "serial"], 'pip install "gymnasium[box9d]"'),
+        (["run", "CartPole-v1", "--atari"], "not an Atari env"),
+        (["run", "CartPole-v1", "--num-envs", "0"], "--num-envs"),
+        (["run", "CartPole-v1", "--num-workers", "0"], "--num-workers"),
+        (["run", "CartPole-v1", "--batch-size", "0"], "--batch-size"),
+        (["run", "CartPole-v1", "--steps", "-3"], "--steps"),
+        (["run", "CartPole-v1", "--seconds", "0"], "--seconds"),
+        (["run", "CartPole-v1", "--seed", "-1"], "--seed"),
+        (["run", "CartPole-v1", "--num-envs", "4", "--batch-size", "5"], "--batch-size 5 is above --num-envs 4"),
+        (["run", "CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "workers"),
+        (["run", "CartPole-v1", "--num-envs", "many"], "--num-envs"),
+        (["run", "CartPole-v1", "--backend", "magic"], "--backend"),
+        (["run", "CartPole-v1", "--policy", "my_policies"], "module:function"),
+        (["run", "CartPole-v1", "--policy", "my_policies:none"], "has no 'none'"),
+        (["run", "CartPole-v1", "--policy", "my_policies:too_few", "--num-envs", "2"], "action"),
+        (["run", "CartPole-v1", "--no-such-option"], "--no-such-option"),
+        (["run"], "ENV"),
+        (["walk"], "walk"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
+    done = run_cli(*arguments, cwd=here)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("stepmill: ")
+    assert expected in done.stderr
+
+
+@pytest.mark.parametrize("batch_size", ["2", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["my_envs:Broken-v0"], "a deliberate failure"),
+        (["my_envs:Raising-v0"], "a deliberate failure"),
+        (["my_envs:Dying-v0", "--backend", "process"], "SIGKILL"),
+        (["CartPole-v1", "--policy", "my_policies:broken"], "the policy raised ValueError: no idea"),
+    ],
+)
+def test_what_fails_while_it_runs_is_said_in_one_line(here, arguments, expected, batch_size):
+    done = run_cli("run", *arguments, "--num-envs", "2", "--batch-size", batch_size, cwd=here)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert expected in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["my_envs:Raising-v0"], ["CartPole-v1", "--policy", "my_policies:broken"]])
+def test_traceback_shows_where_it_failed(here, arguments):
+    done = run_cli("run", *arguments, "--num-envs", "2", "--traceback", cwd=here)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "in _fail" in done.stderr or "in broken" in done.stderr
+
+
+@pytest.mark.parametrize("batch_size", ["4", "2"])
+def test_ctrl_c_ends_with_the_summary_one_line_and_130(batch_size):
+    process = start_cli(
+        *("run", "CartPole-v1", "--num-envs", "4", "--batch-size", batch_size, "--seconds", "60"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    read_until(process.stdout, "env-steps/s")
+    os.killpg(process.pid, signal.SIGINT)
+    begun_s = time.monotonic()
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    assert time.monotonic() - begun_s < 5
+    assert (process.returncode, stderr) == (130, "stepmill: interrupted\n")
+    assert ", interrupted" in stdout
+    assert members_of(process.pid) == []
+
+
+def test_ctrl_c_while_the_envs_start_leaves_nothing():
+    process = start_cli("run", "CartPole-v1", "--num-envs", "64", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    read_until(process.stdout, "starting")
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, stderr) == (130, "stepmill: interrupted\n")
+    assert members_of(process.pid) == []
+
+
+def test_sigterm_closes_the_pool():
+    process = start_cli("run", "CartPole-v1", "--seconds", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    read_until(process.stdout, "env-steps/s")
+    process.terminate()
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, stderr) == (143, "")
+    assert members_of(process.pid) == []
+
+
+def test_a_closed_pipe_ends_the_run_in_silence():
+    process = start_cli("run", "CartPole-v1", "--seconds", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(DEADLINE_S), stderr) == (1, "")
+    assert members_of(process.pid) == []
