@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
@@ -64,6 +64,15 @@ class BackendName(str, Enum):
     KERNEL = "kernel"
     RAY = "ray"
     ENVPOOL = "envpool"
+
+
+class EnvState(IntEnum):
+    """What an env is doing, as the user of a pool sees it. The numbers are those of the native ledger."""
+
+    IDLE = 0  # waits for a command
+    BUSY = 1  # steps or resets
+    READY = 2  # its result can be received
+    FAULTED = 3  # its fault was raised; only a reset or revive() brings it back
 
 
 _Choice = TypeVar("_Choice", bound=Enum)
