@@ -71,11 +71,11 @@ std::vector<std::string> directories_of(const Mount& mount, const std::string& g
     std::string below = group;
     // In a container the mount may show only a part of the hierarchy, and `group` may be named from its top.
     if (mount.root != "/" && below.rfind(mount.root, 0) == 0) below.erase(0, mount.root.size());
-    if (below.rfind("/..", 0) == 0) below.clear();
+    if (below.rfind("/..", 0) == 0 || below.rfind('/', 0) != 0) below.clear();
     std::vector<std::string> directories;
     while (!below.empty() && below != "/") {
         directories.push_back(mount.point + below);
-        below.erase(std::min(below.rfind('/'), below.size()));
+        below.erase(below.rfind('/'));
     }
     directories.push_back(mount.point);
     return directories;

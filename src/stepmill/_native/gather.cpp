@@ -36,13 +36,21 @@ nb::object Ledger::collect_all() {
     return gather(all_, nullptr, false);
 }
 
-nb::object Ledger::collect(std::uint32_t max_envs, nb::handle out) {
-    const InUse in_use(*this);
-    Ids ids, rest;
+// Parts the pending envs: those that are ready, at most max_envs of them and only named ones, and the rest.
+void Ledger::part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const {
+    Ids storage;
+    parse_ids(env_ids, storage);
+    const bool is_any = !env_ids.is_valid() || env_ids.is_none();
     for (const std::uint32_t id : pending_) {
-        const bool is_taken = ids.size() < max_envs && is_done(id) && !has_fault(id);
+        const bool is_taken = ids.size() < max_envs && (is_any || is_named_[id]) && is_done(id) && !has_fault(id);
         (is_taken ? ids : rest).push_back(id);
     }
+}
+
+nb::object Ledger::collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids ids, rest;
+    part_ready(max_envs, env_ids, ids, rest);
     const bool is_whole = ids.size() == num_envs_ && std::is_sorted(ids.begin(), ids.end());
     const Ids& taken = is_whole ? all_ : ids;
     std::vector<nb::object> outs;
@@ -60,10 +68,25 @@ nb::object Ledger::collect_ready() {
     return collect_all();
 }
 
+nb::object Ledger::collect_rows(nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids ids, rest;
+    part_ready(num_envs_, env_ids, ids, rest);
+    pending_ = std::move(rest);
+    scanned_ = 0;
+    settle(ids);
+    nb::list payloads, finals;
+    gather_payloads(ids, payloads, finals, true);
+    nb::object info = checked(PyDict_New());
+    if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), nb::none(), num_envs_ * batch_size_);
+    const Ids everyone = all_;  // a copy: no view is handed out
+    return nb::make_tuple(gather_obs(everyone, nullptr), info);
+}
+
 nb::object Ledger::gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids) {
     settle(ids);
     nb::list payloads, finals;
-    gather_payloads(ids, payloads, finals);
+    gather_payloads(ids, payloads, finals, false);
     nb::object obs = gather_obs(ids, outs);
     nb::object reward = gather_column(ids, slab_->reward(), NPY_DOUBLE);
     nb::object terminated = gather_column(ids, slab_->terminated(), NPY_BOOL);
@@ -231,13 +254,15 @@ nb::object Ledger::read_payload(std::uint32_t env_id) {
     return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(buffer_.data()), static_cast<Py_ssize_t>(buffer_.size())));
 }
 
-// payloads: (position, bytes), or (position, decoded) where observations have opaque leaves. finals: (position, observation).
-void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals) {
+// payloads: (row, bytes), or (row, decoded) where observations have opaque leaves. finals: (row, observation).
+// Rows count within the batch, or within all envs if is_by_env.
+void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const std::uint32_t id = ids[i];
         const Seat seat = slab_->seats[envs_[id].server];
         const ServerWords& words = slab_->words[seat.worker];
         const bool is_final = (words.result[seat.local] & RESULT_FINAL) != 0;
+        const std::size_t row = (is_by_env ? id : i) * batch_size_;
         nb::object payload;
         if (words.payload_bytes[seat.local] != 0) {
             payload = read_payload(id);
@@ -245,9 +270,9 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
                 payload = checked(decode(reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(payload.ptr())), static_cast<std::size_t>(PyBytes_GET_SIZE(payload.ptr())), unpickler_.ptr()));
                 envs_[id].opaques = payload[2];
             }
-            payloads.append(nb::make_tuple(i * batch_size_, payload));
+            payloads.append(nb::make_tuple(row, payload));
         }
-        if (is_final) finals.append(nb::make_tuple(i * batch_size_, final_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none())));
+        if (is_final) finals.append(nb::make_tuple(row, final_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none())));
     }
 }
 

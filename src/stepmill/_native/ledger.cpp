@@ -68,7 +68,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
       encoder_(nb::object(settings["pickler"]).ptr()),
       make_info_(settings["make_info"]),
-      on_dead_(settings["on_dead"]),
+      obituary_(settings["obituary"]),
       unpickler_(settings["unpickler"]),
       fork_generation_(watch_forks()) {
     envs_.resize(num_envs_);
@@ -91,14 +91,14 @@ void Ledger::attach_inline(nb::object loop) {
 
 void Ledger::release() {
     inline_ = nullptr;
-    inline_object_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
+    inline_object_.reset(), make_info_.reset(), obituary_.reset(), unpickler_.reset();
     for (EnvBook& env : envs_) env.opaques.reset();
 }
 
 int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(inline_object_.ptr());
     Py_VISIT(make_info_.ptr());
-    Py_VISIT(on_dead_.ptr());
+    Py_VISIT(obituary_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
     return 0;
@@ -207,8 +207,9 @@ void Ledger::check_workers(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
         if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0) continue;
-        on_dead_(worker);  // raises
-        raise(errors().bug, "a dead worker went unreported; this is a bug of stepmill, please report it");
+        const nb::object error = obituary_(worker);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        throw nb::python_error();
     }
 }
 

@@ -39,7 +39,8 @@ class Ledger {
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
     int wait(std::uint32_t min_envs, nb::handle timeout_s);       // as WaitResult, over all pending envs
     int wait_for(nb::handle env_ids, nb::handle timeout_s);
-    nb::object collect(std::uint32_t max_envs, nb::handle out);   // Batch fields of the ready envs, longest-waiting first
+    nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // Batch fields of the ready envs, longest-waiting first
+    nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
     nb::object observe(nb::handle env_ids);                       // newest observations, a fresh copy
     nb::list take_faults();                                       // (env_id, kind, payload | None); their envs become FAULTED
@@ -78,7 +79,8 @@ class Ledger {
     void settle(const Ids& ids);                                  // received: they are idle, their targets are the latest
     nb::object gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids);
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
-    void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals);
+    void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
+    void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
     nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
     nb::object gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease);
     void gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const;
@@ -109,7 +111,7 @@ class Ledger {
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_, recent_wait_ns_ = 0;
     Encoder encoder_;
-    nb::object make_info_, on_dead_, unpickler_, inline_object_;
+    nb::object make_info_, obituary_, unpickler_, inline_object_;
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};

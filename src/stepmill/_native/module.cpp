@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
     stepmill::bind_core(m);
     stepmill::bind_codec(m);
     stepmill::bind_system(m);
+    stepmill::bind_reaper(m);
 }

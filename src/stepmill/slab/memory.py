@@ -13,7 +13,7 @@ from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, Usage
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
 
-@dataclass
+@dataclass(eq=False)
 class SharedSlab:
     """A slab and where its memory comes from.
 

@@ -1,0 +1,129 @@
+"""The slow side of a pool: methods and attributes of envs, and rendering."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.backends.base import Future
+from stepmill.pool.start import Running
+from stepmill.spec.errors import StepmillError, UsageError, join_errors
+from stepmill.worker.calls import call_payload, set_payload
+from stepmill.worker.messages import Request, RequestKind, Value
+from stepmill.worker.records import env_error
+
+EnvIds = Sequence[int] | NDArray[np.integer[Any]]
+
+
+class PoolFuture:
+    """The result of a call on several envs. Resolve futures in any order, as often as you like."""
+
+    def __init__(self, env_ids: Sequence[int], parts: Sequence[tuple[Future, Sequence[int]]]) -> None:
+        """`parts`: a worker's future, and the places in `env_ids` that it answers for."""
+        self.env_ids = tuple(env_ids)
+        self._parts = tuple(parts)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` returns or raises at once, as far as is known now."""
+        return all(future.is_done for future, _ in self._parts)
+
+    def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
+        """Return one value per env, in the order of the envs that were named; wait for them.
+
+        Args:
+            timeout_s: seconds from now; None is `call_timeout_s` from when the call was made.
+        Raises:
+            EnvError: an env raised; the faults of other envs are in `others`.
+            EnvTimeout: not done yet. Nothing is lost: ask again.
+            WorkerDied: a worker is gone, and with it the answer.
+        """
+        values: list[Any] = [None] * len(self.env_ids)
+        errors: list[StepmillError] = []
+        for future, places in self._parts:
+            for place, outcome in zip(places, future.result(timeout_s), strict=True):
+                if isinstance(outcome, Value):
+                    values[place] = outcome.value
+                else:
+                    errors.append(env_error(outcome, self.env_ids[place]))
+        if errors:
+            raise join_errors(errors)
+        return tuple(values)
+
+
+class PoolCalls:
+    """The part of `Pool` that makes slow requests. A request to an env runs after the commands sent to it before."""
+
+    num_envs: int
+    _running: Running
+    _ledger: _native.Ledger
+    _request_ids: itertools.count[int]
+
+    def call(self, name: str, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of envs, through wrappers; an attribute that is no method is returned.
+
+        Args:
+            name: of the method.
+            *args, **kwargs: for every env; they travel by cloudpickle.
+            env_ids: which envs; None is all.
+        Returns:
+            One result per env.
+        """
+        return self.call_async(name, *args, env_ids=env_ids, **kwargs).result()
+
+    def call_async(self, name: str, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> PoolFuture:
+        """Begin a `call`; the future's `result()` gives its results."""
+        payload = call_payload(name, args, kwargs)
+        return self._request(RequestKind.CALL, self._named(env_ids), lambda places: payload)
+
+    def get_attr(self, name: str, *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
+        """Return an attribute of envs, through wrappers, one per env."""
+        return self._request(RequestKind.GET_ATTR, self._named(env_ids), lambda places: name).result()
+
+    def set_attr(self, name: str, values: Any, *, env_ids: EnvIds | None = None) -> None:
+        """Set an attribute of envs, on the wrapper that has it.
+
+        Args:
+            name: of the attribute.
+            values: a list or tuple has one value per env; anything else is for all.
+            env_ids: which envs; None is all.
+        """
+        ids = self._named(env_ids)
+        column = list(values) if isinstance(values, (list, tuple)) else [values] * len(ids)
+        if len(column) != len(ids):
+            raise UsageError(f"set_attr({name!r}) got {len(column)} values for {len(ids)} envs; give one per env, or one for all")
+        self._request(RequestKind.SET_ATTR, ids, lambda places: set_payload(name, [column[place] for place in places])).result()
+
+    def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
+        """Return what each env's `render` gives, one per env."""
+        return self._request(RequestKind.RENDER, self._named(env_ids), lambda places: None).result()
+
+    def _named(self, env_ids: EnvIds | None) -> list[int]:
+        ids = list(range(self.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
+        unknown = [env_id for env_id in ids if not 0 <= env_id < self.num_envs]
+        if unknown:
+            raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {self.num_envs - 1}")
+        return ids
+
+    def _request(self, kind: RequestKind, ids: Sequence[int], payload_for: Any) -> PoolFuture:
+        running = self._running
+        places_of: dict[int, list[int]] = {}
+        for place, env_id in enumerate(ids):
+            places_of.setdefault(running.worker_of[env_id], []).append(place)
+        parts = []
+        for worker, places in places_of.items():
+            first = running.plans[worker].env_ids[0]
+            request = Request(
+                id=next(self._request_ids),
+                kind=kind,
+                servers=tuple(ids[place] - first for place in places),
+                after=tuple(self._ledger.ticket_of(ids[place]) for place in places),
+                payload=payload_for(places),
+            )
+            parts.append((running.backend.call(worker, request), places))
+        return PoolFuture(ids, parts)

@@ -1,0 +1,63 @@
+"""What a result carries beside arrays becomes the batch's info: decoded and merged when it is first looked at."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.pool.infos import LazyInfo, merge
+from stepmill.worker.messages import load
+
+# (first row, payload): bytes, or decoded already where observations have parts of no fixed size.
+Payload = tuple[int, Any]
+Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
+Flags = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+MakeInfo = Callable[[Sequence[Payload], Sequence[tuple[int, object]], "Episodes | None", "Flags | None", int], dict[str, Any]]
+
+
+def info_maker(rows_each: int | None) -> MakeInfo:
+    """Return the function that native code calls for a batch that carries more than arrays.
+
+    It holds no pool, so that no cycle keeps a pool alive.
+    """
+    return functools.partial(_make_info, rows_each)
+
+
+def _make_info(
+    rows_each: int | None,
+    payloads: Sequence[Payload],
+    finals: Sequence[tuple[int, object]],
+    episodes: Episodes | None,
+    flags: Flags | None,
+    num_rows: int,
+) -> dict[str, Any]:
+    def load_info() -> dict[str, Any]:
+        merged = merge(_in_row_order(payloads, dict(finals)), num_rows, rows_each=rows_each)
+        if episodes is not None and flags is not None and "episode" not in merged:
+            merged.update(_episode_info(episodes, flags))
+        return merged
+
+    return LazyInfo(load_info)
+
+
+def _in_row_order(payloads: Sequence[Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
+    for row, payload in payloads:
+        info, final_info, _, _ = _native.decode(payload, load) if isinstance(payload, bytes) else payload
+        if row in finals:
+            yield row, {"final_obs": finals[row], "final_info": final_info}
+        yield row, info
+
+
+def _episode_info(episodes: Episodes, flags: Flags) -> dict[str, Any]:
+    """Return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics."""
+    ended = flags[0] | flags[1]
+    returns, lengths = episodes
+    return {
+        "episode": {"r": np.where(ended, returns, 0.0), "l": np.where(ended, lengths, 0), "_r": ended, "_l": ended.copy()},
+        "_episode": ended.copy(),
+    }

@@ -1,0 +1,321 @@
+"""The public Pool: many envs, stepped together or as they get ready."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.pool.calls import PoolCalls
+from stepmill.pool.faults import fault_errors
+from stepmill.pool.resets import ResetDesk, Seed
+from stepmill.pool.start import Running, start_pool
+from stepmill.pool.stats import PoolStats, read_stats
+from stepmill.spec.batch import Batch
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
+from stepmill.spec.options import PoolOptions, Seeding, apply_arguments
+from stepmill.spec.state import EnvState
+
+CLOSE_TIMEOUT_S = 1.5
+_FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
+
+EnvIds = Sequence[int] | NDArray[np.integer[Any]]
+StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+class Pool(PoolCalls):
+    """Runs N envs, each under an env_id from 0 to N-1 for the life of the pool.
+
+    `step` steps all envs and waits for all. `send` and `recv` do it in two halves, for any subset: `recv` returns the
+    envs that are ready, longest-waiting first. A pool is used by one thread at a time; `close` may come from any.
+
+    Args:
+        env_fns: functions without arguments, one per env; called in the workers.
+        backend, num_workers: as in PoolOptions.
+        batch_size: how many envs `recv` returns if it is not told; None is all that are pending.
+        options: everything else.
+    Raises:
+        UsageError: the envs differ, or an option is wrong.
+        EnvError: a constructor raised.
+        WorkerDied: a worker ended while it built its envs.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], object]],
+        *,
+        backend: object = "auto",
+        num_workers: int | None = None,
+        batch_size: int | None = None,
+        options: PoolOptions | None = None,
+    ) -> None:
+        env_fns = _checked_fns(env_fns)
+        self.options = apply_arguments(options, backend=backend, num_workers=num_workers)
+        self.num_envs = len(env_fns)
+        self.batch_size = _checked_batch_size(batch_size, self.num_envs)
+        self._running = start_pool(env_fns, self.options)
+        self.env_specs: tuple[EnvSpec, ...] = self._running.specs
+        self.spec: EnvSpec = self.env_specs[0]
+        self.num_rows = self.num_envs * self.spec.batch_size
+        self.num_workers = len(self._running.plans)
+        self._ledger = self._running.ledger
+        self._request_ids = itertools.count(1)
+        self._is_eager = False
+        self._resets = ResetDesk(self.num_envs, self.spec.batch_size, is_seeded=self.options.seeding is not Seeding.CONTINUE)
+        self._last_reset: list[int] = []
+        self._finalizer = weakref.finalize(self, _shut, self._running)
+
+    # ---- synchronous --------------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: Seed = None, options: Mapping[str, object] | None = None, env_ids: EnvIds | None = None) -> Batch:
+        """Reset all envs, or some, and wait for them. What they were doing is waited for and dropped.
+
+        Args:
+            seed: None; s, which gives env i the seed s + i; a list, one per env; or a dict from env id to seed.
+            options: handed to each env's `reset`, every env a copy of its own.
+            env_ids: which envs; None is all.
+        Returns:
+            B rows: obs [B, ...], reward 0, terminated and truncated False.
+        Raises:
+            EnvError: an env raised. The others stay usable.
+        """
+        ids = self.reset_async(seed=seed, options=options, env_ids=env_ids)
+        self._wait_for(ids, None)
+        return Batch(*self._ledger.collect(len(ids), None, ids))
+
+    def step(self, actions: Any) -> Batch:
+        """Step all envs and wait for all.
+
+        Args:
+            actions: in the structure of the action space, each array [N, ...]; cast within its kind if need be.
+        Returns:
+            N rows in env order.
+        """
+        self.send(actions)
+        return self.recv(self.num_envs)
+
+    def step_fast(self, actions: Any) -> StepTuple:
+        """Step all envs: Gymnasium's five values, by the shortest way. Hot path.
+
+        Large observation arrays are leased: theirs to hold, no copy made.
+        """
+        result = self._ledger.step(actions)
+        return result if result is not None else self._raise_faults()
+
+    # ---- asynchronous -------------------------------------------------------------------------------------------
+
+    def reset_async(
+        self,
+        *,
+        seed: Seed = None,
+        options: Mapping[str, object] | None = None,
+        env_ids: EnvIds | None = None,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> list[int]:
+        """Command resets, and return the ids of the envs concerned. `recv` brings their observations.
+
+        Args:
+            seed, options, env_ids: as for `reset`.
+            mask: [num_rows] bool, instead of env_ids; a batched env of which only some rows are masked is handed
+                those as its own "reset_mask".
+        """
+        order = self._resets.order(env_ids, mask, seed, options)
+        self._drain(order.env_ids)
+        self._ledger.send_reset(order.env_ids, order.words, order.blobs)
+        self._last_reset = order.env_ids
+        return order.env_ids
+
+    def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
+        """Give actions to some envs, or all, and return at once.
+
+        Args:
+            actions: in the structure of the action space, each array [B, ...] in the order of env_ids.
+            env_ids: which envs; None is all.
+        Raises:
+            BusyEnvError: one of them is still stepping, or its result was not received. Nothing is sent.
+            UsageError: actions or ids are wrong. Nothing is sent.
+        """
+        self._ledger.send(actions, env_ids)
+
+    def recv(
+        self,
+        batch_size: int | None = None,
+        *,
+        min_envs: int | None = None,
+        max_envs: int | None = None,
+        timeout_s: float | None = None,
+        out: Any = None,
+    ) -> Batch:
+        """Return envs that finished, longest-waiting first.
+
+        Args:
+            batch_size: exactly so many envs; None is the pool's, or else all that are pending.
+            min_envs, max_envs: instead of batch_size: return as soon as min_envs are there, with at most max_envs.
+            timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
+            out: arrays in the structure of the observation, [B, ...] each, to be written in place of fresh ones.
+        Raises:
+            EnvError, BadOutput, WorkerDied: an env has a fault. It is told once; the others stay receivable.
+            RecvTimeout: too slow. Nothing is lost; call recv() again.
+            UsageError: more envs are wanted than are pending.
+        """
+        least, most = self._bounds(batch_size, min_envs, max_envs)
+        self._set_eager(least < self.num_envs)
+        outcome = self._ledger.wait(least, timeout_s)
+        if outcome == _FAULT:
+            self._raise_faults()
+        if outcome == _TIMED_OUT:
+            self._raise_timeout(timeout_s)
+        return Batch(*self._ledger.collect(most, out))
+
+    def recv_ready(self) -> Batch:
+        """Return what is ready now, which may be nothing (B = 0)."""
+        if self._ledger.num_pending() and self._ledger.wait(self._ledger.num_pending(), 0.0) == _FAULT:
+            self._raise_faults()
+        return Batch(*self._ledger.collect(self.num_envs))
+
+    # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
+
+    def reset_rows(
+        self, mask: NDArray[np.bool_], seed: Seed = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the rows of a mask; newest observations of all N rows, and infos [N] of those that were reset."""
+        self.reset_async(seed=seed, options=options, mask=mask)
+        return self.reset_wait()
+
+    def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for the envs of the last `reset_async`; observations of all N rows, and infos [N] of those envs."""
+        self._wait_for(self._last_reset, timeout_s)
+        result: tuple[Any, dict[str, Any]] = self._ledger.collect_rows(self._last_reset)
+        return result
+
+    def step_async(self, actions: Any) -> None:
+        """Command a step of all envs."""
+        self._ledger.send(actions)
+
+    def step_wait(self, timeout_s: float | None = None) -> StepTuple:
+        """Wait for all envs; Gymnasium's five values."""
+        outcome = self._ledger.wait(self.num_envs, timeout_s)
+        if outcome == _FAULT:
+            self._raise_faults()
+        if outcome == _TIMED_OUT:
+            self._raise_timeout(timeout_s)
+        result: StepTuple = self._ledger.collect_ready()
+        return result
+
+    # ---- asking -------------------------------------------------------------------------------------------------
+
+    @property
+    def ready_ids(self) -> list[int]:
+        """Envs whose result can be received now."""
+        return self._ledger.ready_ids()
+
+    @property
+    def states(self) -> list[EnvState]:
+        """What each env is doing, by env_id."""
+        return [EnvState(number) for number in self._ledger.states()]
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return read_stats(self._running)
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the workers and close the envs, in at most 2 s. Idempotent, and from any thread."""
+        self._finalizer()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._finalizer.alive else ", closed"
+        return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{state})"
+
+    # ---- inner --------------------------------------------------------------------------------------------------
+
+    def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
+        if batch_size is not None and (min_envs is not None or max_envs is not None):
+            raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
+        pending = self._ledger.num_pending()
+        if min_envs is not None or max_envs is not None:
+            least, most = min_envs or 1, max_envs or self.num_envs
+        else:
+            wanted = batch_size or self.batch_size or max(pending, 1)
+            least = most = wanted
+        if not 1 <= least <= most:
+            raise UsageError(f"recv() of {least} to {most} envs makes no sense; ask for 1 to {self.num_envs}")
+        if pending == 0:
+            raise UsageError("recv() with nothing pending would wait for ever; send() or reset_async() first")
+        return least, most
+
+    def _set_eager(self, is_eager: bool) -> None:
+        if is_eager is not self._is_eager:
+            self._is_eager = is_eager
+            self._ledger.set_eager(is_eager)
+
+    def _wait_for(self, ids: Sequence[int], timeout_s: float | None) -> None:
+        outcome = self._ledger.wait_for(ids, timeout_s)
+        if outcome == _FAULT:
+            self._raise_faults()
+        if outcome == _TIMED_OUT:
+            self._raise_timeout(timeout_s)
+
+    def _drain(self, ids: Sequence[int]) -> None:
+        """Wait for what these envs are doing, and drop it, faults too: they are about to be reset."""
+        while self._ledger.num_pending():
+            outcome = self._ledger.wait_for(ids, None)
+            self._ledger.discard(ids)
+            if outcome != _FAULT:
+                return
+
+    def _raise_faults(self) -> NoReturn:
+        running = self._running
+        faults = self._ledger.take_faults()
+        raise join_errors(fault_errors(faults, running.worker_of.__getitem__, running.obituary))
+
+    def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
+        busy = tuple(env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY)
+        raise RecvTimeout(
+            f"envs {list(busy)} were not ready within {timeout_s} s; nothing is lost, wait again",
+            env_ids=busy,
+            timeout_s=timeout_s or 0.0,
+        )
+
+
+def _checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
+    fns = tuple(env_fns)
+    if not fns:
+        raise UsageError("a pool needs at least one env; env_fns is empty")
+    for env_id, fn in enumerate(fns):
+        if not callable(fn):
+            raise UsageError(f"env_fns[{env_id}] is a {type(fn).__name__}; give a function that makes the env")
+    return fns
+
+
+def _checked_batch_size(batch_size: int | None, num_envs: int) -> int | None:
+    if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
+        raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
+    return batch_size
+
+
+def _shut(running: Running) -> None:
+    """Close everything; runs once, at close(), when the pool is garbage, or when the interpreter ends."""
+    running.ledger.close()
+    if running.reaper is not None:
+        running.reaper.stop()
+    running.backend.close(CLOSE_TIMEOUT_S)
+    running.ledger.release()
+    running.slab.close()

@@ -1,0 +1,142 @@
+"""What a reset takes along: a seed and options for each env."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.spec.errors import UsageError
+
+Seed = int | Sequence[int | None] | Mapping[int, int | None] | None
+LARGEST_WORD = 2**64 - 1  # a seed that is larger travels beside the command words
+Blob = tuple[object, object, None]  # (seed, options, no actions)
+
+
+@dataclass(frozen=True)
+class ResetOrder:
+    """Resets, ready for the ledger: per env a seed word and a blob, or None."""
+
+    env_ids: list[int]
+    words: list[int | None]
+    blobs: list[Blob | None]
+
+
+class ResetDesk:
+    """Turns what the user says of a reset into commands. Remembers only which envs have a seed yet."""
+
+    def __init__(self, num_envs: int, batch_size: int, *, is_seeded: bool) -> None:
+        """`is_seeded`: every env needs a seed, since those of its automatic resets are derived from it."""
+        self._num_envs = num_envs
+        self._batch_size = batch_size
+        self._unseeded = set(range(num_envs)) if is_seeded else set()
+
+    def order(
+        self, env_ids: Sequence[int] | NDArray[Any] | None, mask: NDArray[np.bool_] | None, seed: Seed, options: object
+    ) -> ResetOrder:
+        """Return the commands for a reset; see `Pool.reset_async`."""
+        if env_ids is not None and mask is not None:
+            raise UsageError("a reset takes env_ids or a mask, not both")
+        rows = None if mask is None else mask.reshape(self._num_envs, self._batch_size)
+        ids = self._ids(env_ids, rows)
+        seeds = spread_seed(seed, ids, self._num_envs, self._batch_size)
+        for place, env_id in enumerate(ids):
+            if env_id in self._unseeded:
+                seeds[place] = draw_seed() if seeds[place] is None else seeds[place]
+        self._unseeded.difference_update(ids)
+        words, blobs = split_words(seeds, options)
+        if rows is not None and self._batch_size > 1:
+            blobs = [_with_mask(blob, rows[env_id]) for blob, env_id in zip(blobs, ids, strict=True)]
+        return ResetOrder(ids, words, blobs)
+
+    def _ids(self, env_ids: Sequence[int] | NDArray[Any] | None, rows: NDArray[np.bool_] | None) -> list[int]:
+        if rows is not None:
+            return [int(env_id) for env_id in np.flatnonzero(rows.any(axis=1))]
+        if env_ids is None:
+            return list(range(self._num_envs))
+        try:
+            return [operator.index(env_id) for env_id in env_ids]
+        except TypeError:
+            raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
+
+
+def _with_mask(blob: Blob | None, rows: NDArray[np.bool_]) -> Blob | None:
+    if rows.all():
+        return blob
+    seed, options, _ = blob or (None, None, None)
+    given = dict(options) if isinstance(options, Mapping) else {}
+    return (seed, {**given, "reset_mask": rows.copy()}, None)
+
+
+def spread_seed(seed: Seed, env_ids: Sequence[int], num_envs: int, batch_size: int) -> list[int | list[int | None] | None]:
+    """Return each env's own seed, in the order of `env_ids`.
+
+    Args:
+        seed: None; s, which gives row i the seed s + i; a list with a seed or None for every row of the pool (or of the
+            named envs); a dict from env id to seed.
+        env_ids: the envs to be reset.
+        num_envs: envs of the pool.
+        batch_size: rows of an env. A batched env gets one seed, its first row's, or a list with one for each row.
+    """
+    if seed is None:
+        return [None] * len(env_ids)
+    if isinstance(seed, Mapping):
+        unknown = sorted(set(seed) - set(env_ids))
+        if unknown:
+            raise UsageError(f"seeds are given for envs {unknown}, which this reset does not reset; name them in env_ids")
+        return [_checked(seed.get(env_id)) for env_id in env_ids]
+    if isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, (str, bytes)):
+        return _from_list(seed, env_ids, num_envs, batch_size)
+    first = _checked(seed)
+    return [None if first is None else first + env_id * batch_size for env_id in env_ids]
+
+
+def _from_list(
+    seeds: Sequence[int | None], env_ids: Sequence[int], num_envs: int, batch_size: int
+) -> list[int | list[int | None] | None]:
+    num = len(seeds)
+    if num == num_envs * batch_size:
+        places = list(env_ids)
+    elif num == len(env_ids) * batch_size:
+        places = list(range(len(env_ids)))
+    else:
+        raise UsageError(f"{num} seeds are given for {num_envs * batch_size} envs; give one for each, or one number for all")
+    checked = [_checked(seed) for seed in seeds]
+    if batch_size == 1:
+        return [checked[place] for place in places]
+    return [checked[place * batch_size : (place + 1) * batch_size] for place in places]
+
+
+def _checked(seed: object) -> int | None:
+    if seed is None:
+        return None
+    try:
+        number = None if isinstance(seed, bool) else operator.index(seed)  # type: ignore[arg-type]  # that is the check
+    except TypeError:
+        number = None
+    if number is None or number < 0:
+        raise UsageError(f"the seed {seed!r} is no whole number of 0 or more; give an int, a list of them, or None")
+    return number
+
+
+def split_words(
+    seeds: Sequence[int | list[int | None] | None], options: object
+) -> tuple[list[int | None], list[Blob | None]]:
+    """Return what goes into the seed words, and the blobs (seed, options, no actions) that take the rest."""
+    words: list[int | None] = []
+    blobs: list[Blob | None] = []
+    for seed in seeds:
+        is_word = isinstance(seed, int) and seed <= LARGEST_WORD
+        words.append(seed if is_word else None)
+        extra = None if is_word else seed
+        blobs.append(None if extra is None and options is None else (extra, options, None))
+    return words, blobs
+
+
+def draw_seed() -> int:
+    """Return fresh entropy, small enough that seed + env_id is a seed for every env API."""
+    return int(np.random.SeedSequence().generate_state(1)[0]) >> 2

@@ -1,0 +1,215 @@
+"""From env functions to a running pool: plan the workers, build the envs, check them, lay out the slab."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from stepmill import _native
+from stepmill.backends.base import Backend, Mortal, died_error
+from stepmill.backends.process import ProcessBackend
+from stepmill.backends.serial import SerialBackend
+from stepmill.backends.thread import ThreadBackend
+from stepmill.pool.payloads import info_maker
+from stepmill.slab.layout import LEASE_BYTES, lay_out
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError, WorkerDied
+from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions
+from stepmill.spec.tree import Node, leaves, program
+from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
+
+EnvFn = Callable[[], object]
+
+WORKER_SPIN_US = 75.0  # a wake-up from a futex costs about 40 µs: who is called again sooner should not have slept
+PARENT_SPIN_US = 12.0  # the parent shares its core with a worker that parks
+ABORT_TIMEOUT_S = 1.5  # for ending workers when the pool cannot be made
+_AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
+
+
+@dataclass(frozen=True)
+class Running:
+    """What `start_pool` has made.
+
+    Attributes:
+        specs: of every env, by env_id.
+        worker_of: which worker serves an env, by env_id; its place there is env_id minus the worker's first env_id.
+        pids: of the workers' processes; the learner's own where they are none.
+    """
+
+    backend: Backend
+    plans: tuple[WorkerPlan, ...]
+    specs: tuple[EnvSpec, ...]
+    slab: SharedSlab
+    ledger: _native.Ledger
+    worker_of: tuple[int, ...]
+    pids: tuple[int, ...]
+    reaper: _native.Reaper | None
+    obituary: Callable[[int], WorkerDied]
+
+
+def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
+    """Build all envs and make everything that serves them. When it raises, nothing is left behind."""
+    plans = plan_workers(env_fns, options)
+    backend = make_backend(choose_backend(len(env_fns), options), options)
+    obituary = _obituary_writer(plans, backend)
+    slab: SharedSlab | None = None
+    reaper: _native.Reaper | None = None
+    try:
+        reports = backend.start(plans)
+        specs = tuple(spec for report in reports for spec in report.specs)
+        check_specs(specs)
+        layout = lay_out(specs[0], [plan.env_ids for plan in plans], lease_slots=options.slots)
+        slab = SharedSlab.create(layout, len(plans))
+        set_spinning(slab, options)
+        ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, obituary))
+        if isinstance(backend, Mortal):
+            reaper = _native.Reaper(slab.native)
+            for worker, pidfd in backend.pidfds.items():
+                reaper.watch(worker, pidfd)
+        backend.attach(slab, ledger.post_request)
+        if isinstance(backend, SerialBackend):
+            ledger.attach_inline(backend.loop)
+    except BaseException:
+        if reaper is not None:
+            reaper.stop()
+        backend.close(ABORT_TIMEOUT_S)
+        if slab is not None:
+            slab.close()
+        raise
+    worker_of = tuple(plan.worker for plan in plans for _ in plan.env_ids)
+    pids = tuple(report.pid for report in reports)
+    return Running(backend, tuple(plans), specs, slab, ledger, worker_of, pids, reaper, obituary)
+
+
+def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:
+    """Return a backend that has not begun."""
+    if not isinstance(choice, BackendName):
+        return choice
+    return _BACKENDS[choice](worker_settings(options))
+
+
+_BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
+    BackendName.SERIAL: SerialBackend,
+    BackendName.THREAD: ThreadBackend,
+    BackendName.PROCESS: ProcessBackend,
+}
+
+
+def _obituary_writer(plans: Sequence[WorkerPlan], backend: Backend) -> Callable[[int], WorkerDied]:
+    """Return what makes the error for a dead worker. It holds the backend weakly: the ledger must not keep a pool alive."""
+    backend_ref = weakref.ref(backend)
+
+    def obituary(worker: int) -> WorkerDied:
+        alive = backend_ref()
+        exit_code = alive.exit_code(worker) if isinstance(alive, Mortal) else None
+        return died_error(worker, plans[worker].env_ids, exit_code, hint="close() the pool and make a new one")
+
+    return obituary
+
+
+def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
+    """Return the backend that "auto" stands for: in line where nothing is gained by processes."""
+    if options.backend is BackendName.AUTO:
+        return BackendName.SERIAL if num_envs == 1 or options.num_workers == 0 else BackendName.PROCESS
+    return cast("BackendName | Backend", options.backend)
+
+
+def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
+    """Share the envs out among the workers: contiguous, and as even as can be."""
+    num_envs = len(env_fns)
+    if choose_backend(num_envs, options) is BackendName.SERIAL:
+        num_workers = 1
+    elif options.envs_per_worker is not None:
+        num_workers = -(-num_envs // options.envs_per_worker)
+    else:
+        num_workers = options.num_workers or _native.usable_cores()
+    num_workers = min(num_workers, num_envs)
+    bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
+    return [
+        WorkerPlan(worker, tuple(range(begin, end)), tuple(env_fns[begin:end]))
+        for worker, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+    ]
+
+
+def worker_settings(options: PoolOptions) -> WorkerSettings:
+    """Return what of the options every worker must know."""
+    return WorkerSettings(
+        autoreset=options.autoreset_mode,
+        seeding=options.seeding,
+        context=options.context,
+        entropy=int.from_bytes(os.urandom(8), "little"),
+        worker_env=options.worker_env,
+        worker_threads=options.worker_threads,
+        start_timeout_s=options.start_timeout_s,
+        call_timeout_s=options.call_timeout_s,
+    )
+
+
+def check_specs(specs: Sequence[EnvSpec]) -> None:
+    """Refuse envs that cannot share a slab.
+
+    Raises:
+        UsageError: names the first env that differs from env 0, and how.
+    """
+    first = specs[0]
+    for env_id, spec in enumerate(specs):
+        if spec is first or first.is_compatible(spec):
+            continue
+        for what, ours, theirs in (
+            ("observation space", first.observation, spec.observation),
+            ("action space", first.action, spec.action),
+            ("number of rows", first.batch_size, spec.batch_size),
+        ):
+            if ours != theirs:
+                raise UsageError(
+                    f"env {env_id} has another {what} than env 0: {theirs} instead of {ours}; "
+                    "the envs of a pool must agree in structure, shapes and dtypes"
+                )
+        raise UsageError(f"env {env_id} is batched and env 0 is not, or the other way round; let all be alike")
+
+
+def _ledger_settings(
+    specs: Sequence[EnvSpec], options: PoolOptions, backend: Backend, obituary: Callable[[int], WorkerDied]
+) -> dict[str, object]:
+    spec = specs[0]
+    spin_us = PARENT_SPIN_US if options.spin_us is None else min(options.spin_us, PARENT_SPIN_US)
+    return {
+        "num_envs": len(specs),
+        "observation": program(spec.observation),
+        "observation_leaves": _shapes(spec.observation),
+        "action": program(spec.action),
+        "action_leaves": _shapes(spec.action),
+        "autoreset": _AUTORESET_NUMBERS[options.autoreset_mode],
+        "copy": options.copy,
+        "episode_stats": options.episode_stats is not False,
+        "batched": spec.is_batched,
+        "holds_gil": isinstance(backend, ProcessBackend),
+        "lease_bytes": LEASE_BYTES,
+        "spin_ns": int(1000 * spin_us) if _native.usable_cores() > 1 else 0,
+        "make_info": info_maker(spec.batch_size if spec.is_batched else None),
+        "obituary": obituary,
+        "pickler": dump,
+        "unpickler": load,
+    }
+
+
+def _shapes(node: Node) -> list[tuple[object, tuple[int, ...]]]:
+    return [(leaf.dtype, leaf.shape) for _, leaf in leaves(node)]
+
+
+# ---- spinning: the cores are shared among the pools of this process -------------------------------------------------
+
+_spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
+
+
+def set_spinning(slab: SharedSlab, options: PoolOptions) -> None:
+    """Give a new pool its share of the threads that may spin: usable cores - 1, for all pools of this process."""
+    spin_us = WORKER_SPIN_US if options.spin_us is None else options.spin_us
+    _spinning.add(slab)
+    spinners = _native.usable_cores() - 1
+    share = max(spinners // len(_spinning), 1) if spinners else 0
+    slab.native.set_spinning(share, int(1000 * spin_us))

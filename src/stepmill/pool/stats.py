@@ -1,0 +1,42 @@
+"""Where the time went: the workers' own counters, read without disturbing them."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from stepmill.pool.start import Running
+
+
+class WorkerStats(TypedDict):
+    """One worker since its start: seconds in envs and waiting for commands, env steps, resets."""
+
+    worker: int
+    pid: int
+    env_s: float
+    wait_s: float
+    steps: int
+    resets: int
+    is_dead: bool
+
+
+class PoolStats(TypedDict):
+    """A pool since its start. `leased_slots`: result slots that arrays of the user hold now."""
+
+    workers: list[WorkerStats]
+    steps: int
+    resets: int
+    leased_slots: int
+
+
+def read_stats(running: Running) -> PoolStats:
+    """Return the counters as they are now."""
+    workers = [
+        WorkerStats(pid=pid, **running.slab.native.worker_stats(worker))  # type: ignore[typeddict-item]
+        for worker, pid in enumerate(running.pids)
+    ]
+    return PoolStats(
+        workers=workers,
+        steps=sum(each["steps"] for each in workers),
+        resets=sum(each["resets"] for each in workers),
+        leased_slots=running.ledger.num_held(),
+    )
