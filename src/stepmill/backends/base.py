@@ -126,6 +126,24 @@ class Future:
         )
 
 
+# ---- what several backends need --------------------------------------------------------------------------------------
+
+
+def deadline_after(timeout_s: float | None) -> float:
+    """Returns when a timeout that begins now is over, on the clock of time.monotonic; infinity for None."""
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def num_workers(slab: SharedSlab) -> int:
+    """Returns how many workers a slab is made for."""
+    return (len(slab.fds) - 1) // 2
+
+
+def own_fds(slab: SharedSlab, worker: int) -> tuple[int, int, int]:
+    """Returns the descriptors that one worker needs: of the slab, of its commands, of its results."""
+    return slab.fds[0], slab.fds[1 + 2 * worker], slab.fds[2 + 2 * worker]
+
+
 # ---- errors that several backends raise ------------------------------------------------------------------------------
 
 

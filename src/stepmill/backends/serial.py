@@ -14,10 +14,10 @@ from stepmill.worker.host import Built, build, close_envs, make_loop
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 
 
-
 class SerialBackend:
     """Runs all envs in the caller's thread. What an env raises while it is built or called is reported as by a worker,
-    but a KeyboardInterrupt passes through: here it is the user's."""
+    but a KeyboardInterrupt passes through: here it is the user's.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings

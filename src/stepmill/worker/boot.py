@@ -77,7 +77,7 @@ def start_interpreter(start: Start, sock: socket.socket) -> subprocess.Popen[byt
 def _first_words(start: Start, sock: socket.socket) -> bytes:
     return marshal.dumps(
         {
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "path": [str(entry) for entry in sys.path],
             "argv": [str(word) for word in getattr(sys, "argv", [])],
             "entry": start.entry,
             "fd": sock.fileno(),

@@ -38,7 +38,9 @@ def check_call(name: str) -> None:
         UsageError: `name` is one of RESERVED.
     """
     if name in RESERVED:
-        raise UsageError(f"call({name!r}) would bypass the engine, for every env; use {RESERVED[name]} of the pool instead")
+        raise UsageError(
+            f"call({name!r}) would bypass the engine, for every env; use {RESERVED[name]} of the pool instead"
+        )
 
 
 def call_payload(name: str, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
@@ -122,4 +124,3 @@ def set_attr(env: object, name: str, value: object) -> None:
         through_wrappers(name, value)
     else:
         setattr(env, name, value)
-

@@ -1,9 +1,9 @@
 """What every worker does, be it a process, a thread or the caller itself: build envs, make the native loop, serve, close.
 
-    build(env_ids, env_fns) ─► Built: envs, specs, faults
-    make_loop(slab, …)      ─► the native loop over those envs
-    serve(loop, …)              runs it; does slow requests in between; returns when the pool says stop
-    close_envs(…)           ─► the records of envs that raised in close()
+build(env_ids, env_fns) ─► Built: envs, specs, faults
+make_loop(slab, …)      ─► the native loop over those envs
+serve(loop, …)              runs it; does slow requests in between; returns when the pool says stop
+close_envs(…)           ─► the records of envs that raised in close()
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from stepmill import _native
+from stepmill.slab.memory import attach
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import AutoresetMode, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.calls import answer
+from stepmill.worker.channel import NO_FD
 from stepmill.worker.messages import EnvFn, Record, Reply, Request, WorkerSettings, dump, load
 from stepmill.worker.records import describe
 
@@ -88,7 +90,24 @@ def build(
     return built
 
 
-def make_loop(slab: _native.Slab, worker: int, built: Built, settings: WorkerSettings, *, is_inline: bool) -> _native.Loop:
+def attach_own(plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int]) -> _native.Slab:
+    """Maps a slab for one worker, which needs no other worker's memory.
+
+    Args:
+        plan: of the slab.
+        num_workers: of the pool.
+        worker: whose mapping it is.
+        fds: of the slab, of this worker's commands and of its results. They must stay open as long as the mapping.
+    """
+    slab_fd, commands_fd, results_fd = fds
+    everyone = [slab_fd] + [NO_FD] * (2 * num_workers)
+    everyone[1 + 2 * worker], everyone[2 + 2 * worker] = commands_fd, results_fd
+    return attach(plan, everyone)
+
+
+def make_loop(
+    slab: _native.Slab, worker: int, built: Built, settings: WorkerSettings, *, is_inline: bool
+) -> _native.Loop:
     """Returns the native loop over a worker's envs. `is_inline`: the learner's own thread runs it."""
     spec = built.specs[0]
     return _native.Loop(
@@ -139,19 +158,20 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
 
 def close_envs(env_ids: Sequence[int], envs: Sequence[object]) -> tuple[Fault, ...]:
     """Closes envs, all of them, and returns the records of those that raised. An env without `close` needs none."""
-    faults: list[Fault] = []
-    for env_id, env in zip(env_ids, envs, strict=False):
-        try:
-            close: Callable[[], object] | None = getattr(env, "close", None)
-            if close is not None:
-                close()
-        except BaseException as exc:  # an env that calls sys.exit in close() must not keep the others open
-            faults.append((env_id, describe(exc, "close")))
-    return tuple(faults)
+    faults = (_close_env(env_id, env) for env_id, env in zip(env_ids, envs, strict=False))
+    return tuple(fault for fault in faults if fault is not None)
+
+
+def _close_env(env_id: int, env: object) -> Fault | None:
+    try:
+        close: Callable[[], object] | None = getattr(env, "close", None)
+        if close is not None:
+            close()
+    except BaseException as exc:  # an env that calls sys.exit in close() must not keep the others open
+        return env_id, describe(exc, "close")
+    return None
 
 
 def no_env(exc: BaseException, phase: str) -> tuple[Fault, ...]:
     """Returns the fault of a worker that cannot serve for a reason that no env is to blame for."""
     return ((None, describe(exc, phase)),)
-
-

@@ -1,9 +1,9 @@
 """What travels between a pool, its launcher and its workers: frozen dataclasses, as cloudpickle bytes.
 
-    learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
-    launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
-    learner ──► worker     Build · Attach (+ the slab's descriptors) · Request
-    worker ──► learner     Building · Ready · Failed · Attached · Reply · Closed
+learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
+launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
+learner ──► worker     Build · Attach (+ the slab's descriptors) · Request
+worker ──► learner     Building · Ready · Failed · Attached · Reply · Closed
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ THREAD_VARIABLES = (
 )
 
 
-def worker_environ(base: Mapping[str, str], worker_env: Mapping[str, str], worker_threads: int | None) -> dict[str, str]:
+def worker_environ(
+    base: Mapping[str, str], worker_env: Mapping[str, str], worker_threads: int | None
+) -> dict[str, str]:
     """Returns the environment of workers: the learner's, thread counts, and on top what the user chose."""
     threads = {} if worker_threads is None else dict.fromkeys(THREAD_VARIABLES, str(worker_threads))
     return {**base, **threads, **worker_env}

@@ -13,11 +13,10 @@ import traceback
 from collections.abc import Mapping
 
 from stepmill import _native
-from stepmill.slab.memory import attach
 from stepmill.worker import settle
 from stepmill.worker.calls import Unreadable
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed
-from stepmill.worker.host import Built, build, close_envs, make_loop, no_env, serve
+from stepmill.worker.channel import Channel, ChannelClosed
+from stepmill.worker.host import Built, attach_own, build, close_envs, make_loop, no_env, serve
 from stepmill.worker.messages import (
     Attach,
     Attached,
@@ -104,7 +103,7 @@ class _Worker:
         if not isinstance(message, Attach):
             raise TypeError(f"a worker is told to attach after it has built, not {type(message).__name__}")
         try:
-            slab = attach(message.plan, _own_fds(message, order.worker, fds))
+            slab = attach_own(message.plan, message.num_workers, order.worker, fds)
             loop = make_loop(slab, order.worker, built, order.settings, is_inline=False)
         except Exception as exc:
             close_envs(order.env_ids, built.envs)
@@ -155,19 +154,13 @@ def _load_plan(data: bytes) -> WorkerPlan | None:
     return plan if isinstance(plan, WorkerPlan) else None
 
 
-def _own_fds(message: Attach, worker: int, fds: tuple[int, ...]) -> list[int]:
-    """Returns descriptors as the slab lists them, with NO_FD where another worker's would be. They stay open for good."""
-    slab_fd, commands_fd, results_fd = fds
-    everyone = [slab_fd] + [NO_FD] * (2 * message.num_workers)
-    everyone[1 + 2 * worker], everyone[2 + 2 * worker] = commands_fd, results_fd
-    return everyone
-
-
 def _ready(built: Built) -> Ready:
     # Equal specs of one worker are one object (see `build`), so identity is enough to find them.
     distinct = {id(spec): spec for spec in built.specs}
     places = {key: place for place, key in enumerate(distinct)}
-    return Ready(os.getpid(), tuple(dump(spec) for spec in distinct.values()), tuple(places[id(spec)] for spec in built.specs))
+    return Ready(
+        os.getpid(), tuple(dump(spec) for spec in distinct.values()), tuple(places[id(spec)] for spec in built.specs)
+    )
 
 
 def _packed(outcome: Outcome) -> Outcome:
@@ -180,5 +173,3 @@ def _packed(outcome: Outcome) -> Outcome:
         error = TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process: {exc}")
         error.__cause__ = exc
         return describe(error, "call")
-
-

@@ -1,0 +1,168 @@
+"""The learner's end of one worker process: what has been sent, what came back, and whether it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from stepmill import _native
+from stepmill.backends.base import Future
+from stepmill.spec.errors import StepmillError
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
+from stepmill.worker.host import Fault
+from stepmill.worker.messages import (
+    Attached,
+    Building,
+    Closed,
+    Failed,
+    Outcome,
+    Ready,
+    Reply,
+    Request,
+    Value,
+    WorkerPlan,
+    dump,
+    load,
+)
+from stepmill.worker.records import describe
+
+Answer = Ready | Attached | Failed
+
+
+class WorkerLink:
+    """One worker process, from its launch to its end. A revived worker gets a new link.
+
+    Attributes:
+        peer: the worker's end of the channel, for the launcher.
+        pid, pidfd: of the process; 0 and NO_FD until the launcher has told.
+        building: the env_id that the worker has last begun to construct.
+        answer: to what the worker was last told; None while it is at work.
+        num_posted: how many requests were announced to this worker and its predecessors.
+        exit_code: as the launcher told it, or None.
+        close_faults: of envs that raised in close().
+        is_cut: the worker's end of the channel is closed.
+    """
+
+    def __init__(self, plan: WorkerPlan, *, num_posted: int = 0) -> None:
+        self.plan = plan
+        self.channel, self.peer = Channel.pair()
+        self.pid = 0
+        self.pidfd = NO_FD
+        self.building: int | None = None
+        self.answer: Answer | None = None
+        self.num_posted = num_posted
+        self.exit_code: int | None = None
+        self.close_faults: tuple[Fault, ...] = ()
+        self.is_cut = False
+        self._futures: dict[int, Future] = {}
+        # Reentrant: a signal handler of the learner may call close() while its thread waits in here.
+        self._lock = threading.RLock()
+
+    @property
+    def fds(self) -> dict[int, int]:
+        """What to poll for news of this worker: descriptors and poll events."""
+        wanted = {self.pidfd: select.POLLIN}
+        if not self.is_cut:
+            wanted[self.channel.fd] = select.POLLIN
+        return wanted
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended. Whatever it sent can be pumped then."""
+        return self.pidfd != NO_FD and bool(wait_ready({self.pidfd: select.POLLIN}, 0.0))
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Sends a message; a worker that is gone does not get it, and that is noticed elsewhere."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(data, fds)
+
+    def post(self, request: Request, future: Future) -> bool:
+        """Sends a request. Returns False if the worker is known to be gone."""
+        with self._lock:
+            self._futures[request.id] = future
+            try:
+                self.channel.send(dump(request))
+            except ChannelClosed:
+                return False
+            self.num_posted += 1
+        return True
+
+    def pump(self) -> None:
+        """Takes in every message that is here. Never waits."""
+        with self._lock:
+            try:
+                while not self.is_cut and (frame := self.channel.take()) is not None:
+                    self._receive(load(frame.data))
+            except ChannelClosed:
+                self.is_cut = True
+
+    def wait(self, deadline: float | None) -> None:
+        """Waits for news until the deadline, in a slice, and takes it in."""
+        with self._lock:
+            self.pump()
+            wait_ready(self.fds, deadline)
+            self.pump()
+
+    def _receive(self, message: object) -> None:
+        if isinstance(message, Reply):
+            future = self._futures.pop(message.id, None)
+            if future is not None:
+                future.finish(Reply(message.id, tuple(_unpacked(outcome) for outcome in message.outcomes)))
+        elif isinstance(message, Building):
+            self.building = message.env_id
+        elif isinstance(message, Closed):
+            self.close_faults = message.faults
+        elif isinstance(message, (Ready, Attached, Failed)):
+            self.answer = message
+        else:
+            raise TypeError(f"a worker does not send a {type(message).__name__}")
+
+    def fail_futures(self, make_error: Callable[[], StepmillError]) -> None:
+        """Fails every request that has no reply yet."""
+        with self._lock:
+            waiting = list(self._futures.values())
+            self._futures.clear()
+        if waiting:
+            error = make_error()
+            for future in waiting:
+                future.fail(error)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the process, if it runs. By pidfd: its number may be another process's by now."""
+        if self.pidfd != NO_FD:
+            with contextlib.suppress(ProcessLookupError):
+                _native.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait_end(self, deadline: float) -> bool:
+        """Waits until the process has ended; returns whether it has, at the deadline at the latest."""
+        while self.pidfd != NO_FD and not self.is_dead:
+            if time.monotonic() >= deadline:
+                return False
+            self.wait(deadline)
+        self.pump()
+        return True
+
+    def close(self) -> None:
+        """Frees every descriptor."""
+        with self._lock:
+            self.channel.close()
+            self.peer.close()
+            self.is_cut = True
+            if self.pidfd != NO_FD:
+                os.close(self.pidfd)
+                self.pidfd = NO_FD
+
+
+def _unpacked(outcome: Outcome) -> Outcome:
+    if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
+        return outcome
+    try:
+        return dataclasses.replace(outcome, value=load(outcome.value))
+    except BaseException as exc:  # loading runs code of the user's classes
+        return describe(exc, "call")

@@ -1,0 +1,279 @@
+"""Envs in processes, one per worker: they run in parallel whatever they do, and may die without harm to the learner.
+
+    learner ──socket──► launcher ──fork or exec──► worker 0, 1, …       (worker/launcher.py, worker/work.py)
+       └────────────── a socket to each worker: Build, Attach, slow requests ──────────────┘
+                       the slab: everything else, natively
+
+Each wait polls the channels, the workers' pidfds and the launcher, so that a death ends it, and has a deadline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from stepmill.backends.base import (
+    Future,
+    died_error,
+    num_workers,
+    own_fds,
+    warn_of_close,
+)
+from stepmill.backends.launching import LauncherHandle
+from stepmill.backends.link import WorkerLink
+from stepmill.backends.starting import await_answers, read_report
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, WorkerDied
+from stepmill.spec.options import Context
+from stepmill.worker.messages import (
+    Attach,
+    Attached,
+    Build,
+    Request,
+    RequestKind,
+    WorkerPlan,
+    WorkerReport,
+    WorkerSettings,
+    dump,
+)
+
+STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
+HURRY_S = 0.3  # the same after Ctrl-C at the start
+KILL_S = 0.3  # how long a killed process may take to vanish
+EXIT_CODE_S = 0.04  # how long the launcher may take to say how a dead worker ended
+REVIVE_KILL_S = 2.0
+
+
+class ProcessBackend:
+    """Runs each worker in a process, started by a launcher of this pool's own."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._pid = os.getpid()
+        self._links: list[WorkerLink] = []
+        self._launcher: LauncherHandle | None = None
+        self._slab: SharedSlab | None = None
+        self._ring: Callable[[int], None] | None = None
+        self._is_closed = False
+        self._lock = threading.RLock()  # guards the launcher handle
+
+    # ---- start ----------------------------------------------------------------------------------------------------
+
+    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
+        try:
+            self._launcher = LauncherHandle(self._settings, plans)
+            # A fresh launcher takes a while to load; plans are pickled meanwhile.
+            orders = [self._order(plan) for plan in plans]
+            self._links = [WorkerLink(plan) for plan in plans]
+            return self._build(self._links, orders)
+        except Exception:
+            self._shut(STOP_S)
+            raise
+        except BaseException:  # Ctrl-C: the user has waited long enough
+            self._shut(HURRY_S)
+            raise
+
+    def _order(self, plan: WorkerPlan) -> bytes:
+        inherited = self._settings.context is Context.FORK
+        return dump(Build(self._settings, plan.worker, plan.env_ids, None if inherited else _pickle_plan(plan)))
+
+    def _build(self, links: Sequence[WorkerLink], orders: Sequence[bytes]) -> list[WorkerReport]:
+        launcher = self._live_launcher()
+        with self._lock:
+            for link, order in zip(links, orders, strict=True):
+                launcher.launch(link)
+                link.send(order)
+            await_answers(links, launcher, self._settings.start_timeout_s)
+        specs: dict[bytes, EnvSpec] = {}
+        return [read_report(link, specs) for link in links]
+
+    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
+        self._slab, self._ring = slab, ring
+        self._attach(self._links)
+
+    def _attach(self, links: Sequence[WorkerLink]) -> None:
+        launcher, slab = self._live_launcher(), self._slab
+        if slab is None:
+            raise EngineBug("workers cannot attach before there is a slab")
+        with self._lock:
+            for link in links:
+                link.answer = None
+                message = Attach(dict(slab.plan), num_workers(slab), link.num_posted)
+                link.send(dump(message), own_fds(slab, link.plan.worker))
+            await_answers(links, launcher, self._settings.start_timeout_s)
+        for link in links:
+            if not isinstance(link.answer, Attached):
+                raise EngineBug(f"worker {link.plan.worker} answered {link.answer} when it was told to attach")
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, worker: int, request: Request) -> Future:
+        packed = dataclasses.replace(request, payload=_pickle_payload(request))
+        future = Future(request, worker, self._settings.call_timeout_s, self._wait)
+        link, ring = self._links[worker], self._ring
+        if self._is_closed or ring is None or os.getpid() != self._pid:
+            future.fail(_closed())
+        elif link.post(packed, future):
+            # The doorbell rings as soon as the request is on its way: a worker that is woken early reads until it is whole.
+            ring(worker)
+        return future
+
+    def _wait(self, future: Future, deadline: float | None) -> None:
+        link = self._links[future.worker]
+        while True:
+            link.pump()
+            if future.is_done:
+                return
+            if self._is_closed:
+                link.fail_futures(_closed)
+            elif link.is_dead:
+                link.pump()
+                link.fail_futures(lambda: self.died(future.worker, "the call has no result"))
+                future.fail(self.died(future.worker, "the call has no result"))
+            elif deadline is not None and time.monotonic() >= deadline:
+                return
+            else:
+                link.wait(deadline)
+
+    # ---- deaths ---------------------------------------------------------------------------------------------------
+
+    @property
+    def pidfds(self) -> Mapping[int, int]:
+        return {link.plan.worker: link.pidfd for link in self._links}
+
+    def exit_code(self, worker: int) -> int | None:
+        link = self._links[worker]
+        with self._lock:
+            if self._launcher is not None and link.exit_code is None and link.is_dead:
+                self._launcher.wait_exit(link, EXIT_CODE_S)
+        return link.exit_code
+
+    def died(self, worker: int, hint: str) -> WorkerDied:
+        """Returns the error for a worker that is gone; `hint` says what the user can do, or has lost."""
+        return died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
+
+    def revive(self, worker: int) -> WorkerReport:
+        """Kills what is left of the worker and starts it anew.
+
+        Raises:
+            WorkerDied: the old process does not even die of SIGKILL, or the new one dies at once.
+            EnvError, EnvTimeout: as for `start`.
+        """
+        old = self._links[worker]
+        old.kill()
+        if not old.wait_end(time.monotonic() + REVIVE_KILL_S):
+            raise self.died(worker, f"its process {old.pid} does not die, not even of SIGKILL, and cannot be replaced")
+        old.fail_futures(lambda: self.died(worker, "the call has no result"))
+        fresh = WorkerLink(old.plan, num_posted=old.num_posted)
+        old.close()
+        self._links[worker] = fresh
+        with self._lock:
+            if self._launcher is not None and self._launcher.is_dead and self._settings.context is not Context.FORK:
+                self._launcher.close(0.0)
+                self._launcher = LauncherHandle(self._settings, ())
+        try:
+            report = self._build([fresh], [self._order(fresh.plan)])[0]
+            self._attach([fresh])
+        except BaseException:
+            fresh.kill()
+            raise
+        return report
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float) -> None:
+        if os.getpid() != self._pid or self._is_closed:
+            return
+        was_dead = {link.plan.worker for link in self._links if link.is_dead}
+        killed, immortal = self._shut(min(timeout_s, STOP_S))
+        self._tell_end([link for link in self._links if link.plan.worker not in was_dead], killed, immortal)
+
+    def _shut(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
+        """Ends all processes, frees all descriptors; returns links of those that were killed, and of those that live on."""
+        self._is_closed = True
+        if self._slab is None:
+            for link in self._links:
+                link.channel.shut()  # a worker that serves no slab yet takes this for the end
+        self._wait_ends(time.monotonic() + stop_s)
+        killed = [link for link in self._links if not link.is_dead]
+        self._kill()
+        self._wait_ends(time.monotonic() + KILL_S)
+        immortal = [link for link in killed if not link.is_dead]
+        with self._lock:
+            if self._launcher is not None:
+                self._launcher.close(KILL_S)
+            self._launcher = None
+        for link in self._links:
+            link.fail_futures(_closed)
+            link.close()
+        self._slab = self._ring = None
+        return killed, immortal
+
+    def _wait_ends(self, deadline: float) -> None:
+        for link in self._links:
+            # One after the other: the deadline is the same for all, and none waits for the learner to go on.
+            link.wait_end(deadline)
+
+    def _kill(self) -> None:
+        for link in self._links:
+            link.kill()
+
+    def _tell_end(
+        self, links: Sequence[WorkerLink], killed: Sequence[WorkerLink], immortal: Sequence[WorkerLink]
+    ) -> None:
+        for link in links:
+            warn_of_close(link.plan.worker, link.close_faults)
+        for link in killed:
+            fate = f"process {link.pid} does not die of SIGKILL either" if link in immortal else "it was killed"
+            warnings.warn(
+                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {STOP_S} s, and {fate}; "
+                "close() of its envs may not have run",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _live_launcher(self) -> LauncherHandle:
+        if self._launcher is None:
+            raise _closed()
+        return self._launcher
+
+
+def _closed() -> ClosedPoolError:
+    return ClosedPoolError("the pool was closed before the reply came; take results before close()")
+
+
+def _pickle_plan(plan: WorkerPlan) -> bytes:
+    try:
+        return dump(plan)
+    except Exception as exc:
+        culprit = next(
+            (env_id for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True) if not _can_travel(env_fn)), None
+        )
+        who = f"the env_fn of env {culprit}" if culprit is not None else f"the env_fns of worker {plan.worker}"
+        raise UsageError(
+            f"{who} cannot be pickled: {type(exc).__name__}: {exc}; make what it needs inside of it, or use context='fork'"
+        ) from exc
+
+
+def _can_travel(value: object) -> bool:
+    try:
+        dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _pickle_payload(request: Request) -> bytes:
+    try:
+        return dump(request.payload)
+    except Exception as exc:
+        what = "value" if request.kind is RequestKind.SET_ATTR else "arguments"
+        raise UsageError(
+            f"the {what} of this {request.kind.name.lower()} cannot be pickled: {type(exc).__name__}: {exc}; "
+            "send something that can, or use backend='thread'"
+        ) from exc
