@@ -1,0 +1,167 @@
+"""How a run is shown: live, as plain lines, as a summary for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from stepmill.observe.live import LiveView, open_live_view
+from stepmill.observe.report import PlainView, per_second, plain_line, summary_json, summary_text
+from stepmill.observe.run import RunPlan
+from stepmill.observe.snapshot import EpisodeTally, Setup, Snapshot, WorkerShare
+
+SETUP = Setup(
+    env_id="Some-v0",
+    num_envs=8,
+    num_workers=2,
+    backend="process",
+    batch_size=8,
+    policy="random",
+    seed=3,
+    is_atari=False,
+    start_s=0.5,
+)
+
+
+def snapshot(num_workers: int = 2, **changes) -> Snapshot:
+    workers = tuple(WorkerShare(i, 1000 + i, 500, 250.0, 3, 0.6, 0.3) for i in range(num_workers))
+    made = Snapshot(
+        elapsed_s=2.0,
+        steps=1234,
+        steps_per_s=617.0,
+        recent_steps_per_s=700.0,
+        batches=160,
+        episodes=EpisodeTally().summary(),
+        policy_share=0.1,
+        pool_share=0.85,
+        workers=workers,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def draw(shown: Snapshot, width: int = 110, height: int = 40, encoding: str = "utf-8") -> list[str]:
+    """Return the lines of one picture."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, force_terminal=True, width=width, height=height, color_system=None)
+    view = LiveView(Live(console=console), console, RunPlan(8, 8, max_steps=2468))
+    with console.capture() as capture:
+        console.print(view.panel(SETUP, shown))
+    return capture.get().splitlines()
+
+
+def test_the_live_view_shows_rates_episodes_and_shares():
+    tally = EpisodeTally()
+    tally.add(*(_column(values) for values in ([10.0, 30.0], [4, 6])))
+    text = "\n".join(draw(snapshot(episodes=tally.summary())))
+    for expected in (
+        "stepmill Some-v0",
+        "700.0",
+        "1,234",
+        "50 %",
+        "return 20.0, length 5.0",
+        "1001",
+        "60 %",
+        "30 %",
+        "10 %",
+    ):
+        assert expected in text
+
+
+def _column(values):
+    return np.asarray(values)
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (110, 30), (80, 24), (60, 15), (30, 10)])
+@pytest.mark.parametrize("num_workers", [0, 1, 64])
+def test_the_live_view_fits_the_terminal(width, height, num_workers):
+    lines = draw(snapshot(num_workers), width, height)
+    assert all(len(line) <= width - len("^C") for line in lines)
+    assert len(lines) < max(height, 14)
+
+
+def test_hidden_workers_are_counted():
+    text = "\n".join(draw(snapshot(64), 110, 24))
+    assert "... and 53 more workers" in text
+
+
+def test_the_live_view_needs_no_more_than_ascii():
+    text = "\n".join(draw(snapshot(), encoding="ascii"))
+    text.encode("ascii")
+    assert "##" in text
+
+
+def test_the_live_view_survives_a_run_without_a_single_step():
+    nothing = snapshot(0, elapsed_s=0.0, steps=0, steps_per_s=0.0, recent_steps_per_s=0.0, batches=0)
+    file = io.StringIO()
+    with open_live_view(Console(file=file, force_terminal=True), RunPlan(8, 8)) as view:
+        view.began(SETUP)
+        view.show(nothing)
+        view.show(dataclasses.replace(nothing, elapsed_s=0.1))
+        view.show(dataclasses.replace(nothing, elapsed_s=0.2))
+    assert "none ended yet" in file.getvalue()
+
+
+def test_a_plain_line_has_the_numbers_of_now():
+    assert plain_line(snapshot()) == (
+        "2.0 s · 1,234 env-steps · 700.0 env-steps/s · 0 episodes · return - · length - · env 60 % waiting 30 %"
+    )
+    assert "waiting" not in plain_line(snapshot(0))
+
+
+def test_the_plain_view_writes_whole_lines():
+    file = io.StringIO()
+    view = PlainView(file)
+    view.starting("8 envs of Some-v0")
+    view.began(SETUP)
+    view.show(snapshot())
+    first, second, third = file.getvalue().splitlines()
+    assert (first, third) == ("starting 8 envs of Some-v0", plain_line(snapshot()))
+    assert second == "8 envs in 2 workers (process), batches of 8, random policy, seed 3"
+
+
+def test_the_summary_tells_people_of_every_worker():
+    text = summary_text(SETUP, snapshot(), is_interrupted=True)
+    assert text.splitlines()[0].endswith("seed 3, interrupted")
+    assert "none ended" in text
+    assert "worker 1      env 60 %, waiting 30 %, engine 10 %, 250.0 steps/s" in text
+
+
+def test_the_summary_of_many_workers_stays_short():
+    text = summary_text(SETUP, snapshot(40), is_interrupted=False)
+    assert "24 more workers" in text
+    assert len(text.splitlines()) < 24
+
+
+def test_the_summary_for_programs_is_strict_json():
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    found = json.loads(summary_json(SETUP, snapshot(), is_interrupted=False), parse_constant=refuse)
+    assert found["env_id"] == "Some-v0"
+    assert found["steps"] == 1234
+    assert found["episodes"]["return_mean"] is None
+    assert found["workers"][1]["wait_share"] == 0.3
+    assert found["interrupted"] is False
+
+
+def test_returns_may_be_nan():
+    tally = EpisodeTally()
+    tally.add(_column([math.nan, 1.0]), _column([3, 3]))
+    summary = tally.summary()
+    assert math.isnan(summary.return_mean)
+    assert summary.length_mean == 3
+    assert json.loads(summary_json(SETUP, snapshot(episodes=summary), is_interrupted=False))
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(1234567.0, "1,234,567"), (999.94, "999.9"), (12.34, "12.3"), (0.126, "0.13"), (0.0, "0.00")]
+)
+def test_a_rate_has_three_digits_or_more(rate, text):
+    assert per_second(rate) == text
