@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from gymnasium.vector import AutoresetMode as GymnasiumAutoreset
@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from stepmill.frontends.gymnasium.arguments import Seeds, read_mask, read_seeds
+from stepmill.frontends.gymnasium.arguments import read_mask
 from stepmill.frontends.gymnasium.errors import (
     ClosedVectorEnvError,
     NothingPendingError,
@@ -26,6 +26,7 @@ from stepmill.frontends.gymnasium.errors import (
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
 from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Seed
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, apply_arguments
@@ -33,10 +34,6 @@ from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, apply
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 _ENV_API = frozenset({"reset", "step", "close"})
-
-
-class _Future(Protocol):
-    def result(self, timeout_s: float | None) -> Sequence[Any]: ...
 
 
 class _Waiting(Enum):
@@ -89,7 +86,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self.observation_mode = observation_mode
         self.autoreset_mode = GymnasiumAutoreset(chosen.autoreset_mode.value)
         self._waiting = _Waiting.CLOSED
-        self._future: _Future | None = None
+        self._read_call: Callable[..., Sequence[Any]] = tuple  # gives the results of the call that is pending
         self._pool = Pool(env_fns, backend=chosen.backend, num_workers=chosen.num_workers, options=chosen)
         try:
             self._describe(self._pool.spec, self._pool.env_specs)
@@ -154,7 +151,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         result: StepResult = self._wait(_Waiting.STEP, self._pool.step_wait, timeout)
         return result
 
-    def reset(self, *, seed: Seeds = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seed = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of a mask.
 
         Args:
@@ -166,17 +163,17 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             observations [N, ...] and infos.
         """
         self._check_idle("reset")
-        seeds, mask, rest = self._read_reset(seed, options)
+        mask, rest = self._read_options(options)
         if mask is not None:
-            return self._pool.reset_rows(mask, seeds, rest)
-        batch = self._pool.reset(seed=seeds, options=rest)
+            return self._pool.reset_rows(mask, seed, rest)
+        batch = self._pool.reset(seed=seed, options=rest)
         return batch.obs, batch.info
 
-    def reset_async(self, seed: Seeds = None, options: Mapping[str, Any] | None = None) -> None:
+    def reset_async(self, seed: Seed = None, options: Mapping[str, Any] | None = None) -> None:
         """Begin to reset envs; `reset_wait` gives the results. See `reset` for the arguments."""
         self._check_idle("reset_async")
-        seeds, mask, rest = self._read_reset(seed, options)
-        self._pool.reset_async(seed=seeds, options=rest, mask=mask)
+        mask, rest = self._read_options(options)
+        self._pool.reset_async(seed=seed, options=rest, mask=mask)
         self._waiting = _Waiting.RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -191,15 +188,14 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._pool.reset_wait, timeout)
         return result
 
-    def _read_reset(
-        self, seed: Seeds, options: Mapping[str, Any] | None
-    ) -> tuple[int | list[int | None] | None, NDArray[np.bool_] | None, dict[str, Any] | None]:
-        seeds = read_seeds(seed, self.num_envs)
-        if options is None:
-            return seeds, None, None
+    def _read_options(
+        self, options: Mapping[str, Any] | None
+    ) -> tuple[NDArray[np.bool_] | None, Mapping[str, Any] | None]:
+        """Return the reset mask, and the options without it."""
+        if options is None or "reset_mask" not in options:
+            return None, options
         rest = {key: value for key, value in options.items() if key != "reset_mask"}
-        mask = read_mask(options["reset_mask"], self.num_envs) if "reset_mask" in options else None
-        return seeds, mask, rest
+        return read_mask(options["reset_mask"], self.num_envs), rest
 
     # ---- everything slow -------------------------------------------------------------------------------------------
 
@@ -223,9 +219,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         if name in _ENV_API:
             raise UsageError(f"{name} of all envs cannot be reached by call(); use {name}() of the vector env")
         if self._pool.spec.is_batched:
-            self._future = self._pool.call_async("call", name, *args, **kwargs)
-        else:
-            self._future = self._pool.call_async(name, *args, **kwargs)
+            name, args = "call", (name, *args)
+        self._read_call = self._pool.call_async(name, *args, **kwargs).result
         self._waiting = _Waiting.CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -237,12 +232,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         Raises:
             WaitTimeout: too slow. Nothing is lost; call call_wait() again.
         """
-        return self._flat(self._wait(_Waiting.CALL, self._read_future, timeout))
-
-    def _read_future(self, *, timeout_s: float | None) -> tuple[Any, ...]:
-        if self._future is None:
-            raise NothingPendingError("no call is pending; begin one with call_async()", "call")
-        return tuple(self._future.result(timeout_s=timeout_s))
+        results = self._wait(_Waiting.CALL, self._read_call, timeout)
+        self._read_call = tuple
+        return self._flat(tuple(results))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of every env; as in Gymnasium, what is a method is called."""
@@ -286,15 +278,15 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """The seed of every env's generator."""
         return self.get_attr("np_random_seed")
 
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # as Gymnasium's own vector envs
+    @property  # type: ignore[misc]  # read-only, as in Gymnasium's own vector envs
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """A copy of every env's generator."""
         return self.get_attr("np_random")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, within seconds whatever they do; both arguments are Gymnasium's."""
         self._waiting = _Waiting.CLOSED
-        self._future = None
+        self._read_call = tuple
         self._pool.close()
 
     # ---- who waits for what ----------------------------------------------------------------------------------------
