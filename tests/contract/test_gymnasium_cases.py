@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_differing_spaces
 
 import stepmill
 from stepmill.testing.compare import find_difference
@@ -335,74 +334,3 @@ def test_a_list_of_seeds_of_the_wrong_length_is_refused(vector_env_of):
     envs = vector_env_of(cartpoles(3))
     with pytest.raises(ValueError, match="3"):
         envs.reset(seed=[1, 2])
-
-
-# ---------------------------------------------------------------- observation modes
-
-BOXES = [spaces.Box(0, high, (5,)) for high in (1, 2, 3)]
-BATCHED_BOX = spaces.Box(0, np.repeat(np.arange(1, 4), 5).reshape((3, 5)), (3, 5))
-
-
-def _box_envs(given):
-    return [partial(SampleEnv, space, spaces.Discrete(2)) for space in given]
-
-
-def test_an_unknown_observation_mode_is_refused(vector_env_of):
-    with pytest.raises(ValueError, match="observation_mode"):
-        vector_env_of(_box_envs(BOXES), observation_mode="invalid")
-
-
-def test_same_refuses_spaces_that_differ_and_says_what_to_use(vector_env_of):
-    with pytest.raises((stepmill.StepmillError, RuntimeError), match="different"):
-        vector_env_of(_box_envs(BOXES), observation_mode="same")
-
-
-@pytest.mark.parametrize("mode", ["different", (BATCHED_BOX, spaces.Box(0, 1, (5,)))], ids=["different", "tuple"])
-def test_different_batches_spaces_of_one_shape(vector_env_of, mode):
-    envs = vector_env_of(_box_envs(BOXES), observation_mode=mode)
-    assert envs.observation_space == batch_differing_spaces(BOXES)
-    assert envs.single_observation_space == BOXES[0]
-    observation, _ = envs.reset()
-    assert observation in envs.observation_space
-    envs.step(envs.action_space.sample())
-
-
-@pytest.mark.parametrize(
-    "mode", ["different", (spaces.Box(0, 4, (3, 5)), spaces.Box(0, 4, (5,)))], ids=["different", "tuple"]
-)
-def test_no_mode_batches_spaces_of_different_shapes(vector_env_of, mode):
-    with pytest.raises((stepmill.StepmillError, ValueError, RuntimeError)):
-        vector_env_of(_box_envs([spaces.Box(0, 1, (n,)) for n in (1, 2, 3)]), observation_mode=mode)
-
-
-@pytest.mark.parametrize(
-    "mode",
-    ["same", "different", (spaces.Box(0, 4, (3, 5)), spaces.Box(0, 4, (5,)))],
-    ids=["same", "different", "tuple"],
-)
-def test_no_mode_batches_spaces_of_different_kinds(vector_env_of, mode):
-    mixed = [spaces.Box(0, 1, (3,)), spaces.Discrete(5), spaces.Dict({"a": spaces.Discrete(2)})]
-    with pytest.raises((stepmill.StepmillError, TypeError, ValueError, RuntimeError)):
-        vector_env_of(_box_envs(mixed), observation_mode=mode)
-
-
-# ---------------------------------------------------------------- make_vec
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_make_vec_takes_an_id_and_the_same_arguments(mode):
-    envs = stepmill.make_vec("CartPole-v1", 3, backend="serial", autoreset_mode=mode)
-    theirs = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
-    assert envs.metadata["autoreset_mode"] is mode
-    assert envs.spec is not None
-    assert envs.spec.id == "CartPole-v1"
-    _assert_same(envs.reset(seed=1), theirs.reset(seed=1))
-    _assert_same(envs.step(np.array([0, 1, 0])), theirs.step(np.array([0, 1, 0])))
-    envs.close()
-    theirs.close()
-
-
-def test_a_vector_env_closes_when_it_is_garbage():
-    envs = stepmill.make_vec("CartPole-v1", 2, backend="process", num_workers=1)
-    envs.reset()
-    del envs  # the fixture finds what is left

@@ -1,0 +1,286 @@
+"""What an env gets wrong is an error that names the env, the phase and the cause; the other envs lose nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import stepmill
+from stepmill.testing.envs import CountingEnv, SlowEnv
+from stepmill.testing.faulty import ERRORS, BadOutputEnv, RaisingEnv
+from tests.harness.gym_envs import SampleEnv
+from tests.harness.pools import counting_envs
+
+TEXTS = dict.fromkeys(ERRORS, "a deliberate failure") | {"mute": "", "chained": "the effect", "exit": "3"}
+CLASSES = {
+    "value": "ValueError",
+    "odd": "OddSignatureError",
+    "unpicklable": "UnpicklableError",
+    "mute": "MuteError",
+    "chained": "ValueError",
+    "unicode": "ValueError",
+    "long": "ValueError",
+    "stop": "StopIteration",
+    "memory": "MemoryError",
+    "exit": "SystemExit",
+    "keyboard": "KeyboardInterrupt",
+    "generator": "GeneratorExit",
+}
+
+
+# ---------------------------------------------------------------- envs that raise
+
+
+@pytest.mark.parametrize("error", [name for name in ERRORS if name != "keyboard"])
+@pytest.mark.parametrize("phase", ["step", "reset"])
+def test_any_exception_arrives_with_its_class_text_and_traceback(pool_of, phase, error):
+    pool = pool_of([partial(CountingEnv, 0), partial(RaisingEnv, phase, at=2, error=error, identity=1)])
+    pool.reset(seed=0)
+    if phase == "step":
+        pool.step([0, 0])
+    with pytest.raises(stepmill.EnvError) as caught:
+        pool.step([0, 0]) if phase == "step" else pool.reset()
+    assert caught.value.env_id == 1
+    assert caught.value.phase == phase
+    assert caught.value.error_type.endswith(CLASSES[error])
+    assert TEXTS[error] in str(caught.value)
+    assert "env 1" in str(caught.value)
+    assert "_fail" in caught.value.remote_traceback
+    if error == "chained":
+        assert "the cause" in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize("where", ["thread", "fork"])
+def test_a_keyboard_interrupt_of_an_env_is_its_error_where_it_is_no_signal(pool_of):
+    pool = pool_of([partial(RaisingEnv, "step", 1, "keyboard")])
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.EnvError) as caught:
+        pool.step([0])
+    assert caught.value.error_type.endswith("KeyboardInterrupt")
+
+
+def test_a_keyboard_interrupt_passes_through_the_serial_backend():
+    pool = stepmill.Pool([CountingEnv, partial(RaisingEnv, "step", 1, "keyboard"), CountingEnv], backend="serial")
+    pool.reset(seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        pool.step([1, 2, 3])
+    states = [state.name for state in pool.states]
+    assert states[0] == "READY"
+    assert states[1] == "FAULTED"
+    assert 0 in pool.recv_ready().env_id.tolist()
+    pool.reset(seed=0)
+    assert pool.step([1, 2, 3]).reward.tolist() == [1.0, 2.0, 3.0]
+    pool.close()
+
+
+def test_the_others_lose_no_step_when_one_env_raises(pool_of):
+    env_fns = [*counting_envs(3, 50), partial(RaisingEnv, "step", 3, identity=3)]
+    pool = pool_of(env_fns, num_workers=2)
+    pool.reset(seed=0)
+    for _ in range(2):
+        pool.step([0] * 4)
+    with pytest.raises(stepmill.EnvError) as caught:
+        pool.step([1, 2, 3, 4])
+    assert caught.value.env_id == 3
+    batch = pool.recv(3)
+    assert batch.env_id.tolist() == [0, 1, 2]
+    assert batch.obs[:, 2].tolist() == [3, 3, 3]
+    assert batch.reward.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_faulted_env_must_be_reset_before_it_steps_again(pool_of):
+    pool = pool_of([partial(RaisingEnv, "step", 1), partial(CountingEnv, 1)])
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.EnvError):
+        pool.step([0, 0])
+    pool.recv(1)
+    assert [state.name for state in pool.states] == ["FAULTED", "IDLE"]
+    with pytest.raises(stepmill.UsageError, match=r"\[0\]"):
+        pool.send([0], [0])
+    pool.send([5], [1])
+    assert pool.recv(1).reward.tolist() == [5.0]
+    assert pool.reset(env_ids=[0], seed=0).obs.tolist() == [[0, 0, 0]]
+    assert pool.step([6, 7]).reward.tolist() == [6.0, 7.0]
+
+
+def test_a_fault_is_told_once(pool_of):
+    pool = pool_of([partial(RaisingEnv, "step", 1), partial(CountingEnv, 1)])
+    pool.reset(seed=0)
+    pool.send([0, 0])
+    with pytest.raises(stepmill.EnvError):
+        pool.recv(2)
+    assert pool.recv(1).env_id.tolist() == [1]
+    with pytest.raises(stepmill.UsageError):
+        pool.recv(1)
+
+
+def test_faults_of_several_envs_are_all_told(pool_of):
+    pool = pool_of([partial(RaisingEnv, "step", 1, identity=i) for i in range(4)])
+    pool.reset(seed=0)
+    told = []
+    try:
+        pool.step([0] * 4)
+    except stepmill.EnvError as error:
+        told += [error.env_id, *(other.env_id for other in error.others)]
+    while len(told) < 4 and any(state.name != "FAULTED" for state in pool.states):
+        with pytest.raises(stepmill.EnvError) as caught:
+            pool.recv()
+        told += [caught.value.env_id, *(other.env_id for other in caught.value.others)]
+    assert sorted(told) == [0, 1, 2, 3]
+
+
+def test_an_env_that_raises_in_close_does_not_stop_the_pool_from_closing(pool_of):
+    pool = pool_of([partial(RaisingEnv, "close", 1), partial(CountingEnv, 1)])
+    pool.reset(seed=0)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 2.0
+
+
+def test_pools_keep_running_after_an_automatic_reset_raised(pool_of):
+    pool = pool_of([partial(RaisingEnv, "reset", 2, length=1), partial(CountingEnv, 1, 50)])
+    pool.reset(seed=0)
+    assert pool.step([0, 0]).terminated.tolist() == [True, False]
+    with pytest.raises(stepmill.EnvError) as caught:
+        pool.step([0, 0])
+    assert caught.value.phase == "reset"
+    assert pool.recv(1).env_id.tolist() == [1]
+    pool.reset(env_ids=[0])
+    assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]
+
+
+# ---------------------------------------------------------------- envs that return rubbish
+
+
+@pytest.mark.parametrize("kind", BadOutputEnv.KINDS)
+def test_rubbish_is_refused_by_name_and_the_pool_goes_on(pool_of, kind):
+    pool = pool_of([partial(BadOutputEnv, "wrong shape", at=99), partial(BadOutputEnv, kind, at=1, identity=1)])
+    phase = "reset" if kind.startswith("reset") else "step"
+    with pytest.raises(stepmill.BadOutput, match="env 1") as caught:
+        pool.reset(seed=0)
+        pool.step([0, 0])
+    assert caught.value.env_id == 1
+    assert caught.value.phase == phase
+    assert pool.recv(1).env_id.tolist() == [0]
+    pool.reset(seed=0)
+    assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("where", ["serial"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("wrong shape", r"count.*\(4,\)|\(4,\).*count"),
+        ("lossy dtype", "count.*float64|float64.*count"),
+        ("missing key", "extra"),
+        ("array for dict", "dict"),
+        ("four values", "4|four"),
+        ("text reward", "reward"),
+        ("array flag", "terminated"),
+        ("list info", "info"),
+    ],
+)
+def test_the_message_names_the_leaf_and_what_was_found(pool_of, kind, words):
+    pool = pool_of([partial(BadOutputEnv, kind)])
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.BadOutput, match=f"(?s){words}"):
+        pool.step([0])
+
+
+# ---------------------------------------------------------------- envs that cannot be built
+
+
+@pytest.mark.parametrize("error", [name for name in ERRORS if name != "keyboard"])
+def test_a_constructor_that_raises_is_reported_with_its_env(pool_of, error):
+    with pytest.raises(stepmill.EnvError) as caught:
+        pool_of([CountingEnv, partial(RaisingEnv, "init", error=error), CountingEnv])
+    assert caught.value.env_id == 1
+    assert caught.value.phase == "construct"
+    assert caught.value.error_type.endswith(CLASSES[error])
+    assert "_fail" in caught.value.remote_traceback
+
+
+def test_all_constructors_that_raise_are_reported(pool_of):
+    with pytest.raises(stepmill.EnvError) as caught:
+        pool_of([partial(RaisingEnv, "init"), CountingEnv, partial(RaisingEnv, "init")], num_workers=3)
+    text = str(caught.value)
+    assert "env 0" in text
+    assert "env 2" in text
+
+
+def test_what_is_no_env_is_refused(pool_of):
+    with pytest.raises(stepmill.StepmillError, match="env 1"):
+        pool_of([CountingEnv, dict])
+
+
+def test_envs_without_spaces_are_refused(pool_of):
+    with pytest.raises(stepmill.StepmillError, match="action_space"):
+        pool_of([partial(_with, "action_space", None)])
+    with pytest.raises(stepmill.StepmillError, match="observation_space"):
+        pool_of([partial(_with, "observation_space", "a box")])
+
+
+def _with(name, value):
+    env = CountingEnv()
+    setattr(env, name, value)
+    return env
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        spaces.Box(0, 1, (3,)),
+        spaces.Box(0, 1, (2,), np.float64),
+        spaces.Discrete(3),
+        spaces.Dict({"a": spaces.Box(0, 1, (2,))}),
+        spaces.Text(4),
+    ],
+    ids=["shape", "dtype", "kind", "structure", "text"],
+)
+def test_envs_whose_spaces_differ_are_refused_by_name(pool_of, other):
+    box, discrete = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+    with pytest.raises(stepmill.StepmillError, match="2"):
+        pool_of([partial(SampleEnv, box, discrete)] * 2 + [partial(SampleEnv, other, discrete)])
+    with pytest.raises(stepmill.StepmillError, match="2"):
+        pool_of([partial(SampleEnv, discrete, box)] * 2 + [partial(SampleEnv, discrete, other)])
+
+
+@pytest.mark.parametrize("where", ["forkserver"])
+def test_an_env_fn_that_cannot_be_pickled_is_refused_and_the_way_out_is_named(pool_of):
+    lock = threading.Lock()
+    with pytest.raises(stepmill.UsageError, match=r"1.*pickle|pickle.*1") as caught:
+        pool_of([CountingEnv, lambda: CountingEnv(lock.locked())])
+    assert "fork" in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["fork", "thread", "serial"])
+def test_an_env_fn_that_is_inherited_need_not_be_pickled(pool_of):
+    lock = threading.Lock()
+    pool = pool_of([lambda: CountingEnv(int(lock.locked()))])
+    assert pool.reset(seed=0).obs.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("where", ["thread", "fork", "forkserver"])
+def test_envs_are_built_in_parallel(pool_of):
+    start = time.monotonic()
+    pool = pool_of([partial(SlowEnv, i, construct_s=0.5) for i in range(4)], num_workers=4)
+    assert time.monotonic() - start < 1.9
+    assert pool.reset(seed=0).obs[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["fork"])
+def test_a_constructor_that_never_ends_is_given_up(pool_of):
+    with pytest.raises(stepmill.StepmillError, match="1"):
+        pool_of([CountingEnv, partial(SlowEnv, construct_s=600)], num_workers=2, start_timeout_s=1.0)
+
+
+def test_no_env_is_built_outside_its_worker(pool_of):
+    pool = pool_of(counting_envs(4))
+    assert pool.get_attr("num_resets") == (0, 0, 0, 0)
+    places = pool.call("locate")
+    assert len(set(places)) == max(1, pool.num_workers)

@@ -1,0 +1,343 @@
+"""What the caller gets wrong is a typed error that names it, is told before anything was changed, and leaves the pool whole."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.testing.sampled import SampledEnv, describe
+from tests.harness.pools import counting_envs
+
+ACTION_SPACE = spaces.Dict(
+    {
+        "move": spaces.Discrete(4),
+        "push": spaces.Box(-1, 1, (3,), np.float32),
+        "keys": spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(3, start=5)]),
+    }
+)
+N = 3
+GOOD = {
+    "move": np.zeros(N, np.int64),
+    "push": np.zeros((N, 3), np.float32),
+    "keys": (np.zeros((N, 2), np.int8), np.full(N, 5)),
+}
+BAD_ACTIONS = {
+    "nothing": None,
+    "a number": 3,
+    "a list": [1, 2, 3],
+    "a key missing": {key: GOOD[key] for key in ("move", "push")},
+    "a key too many": {**GOOD, "more": np.zeros(N)},
+    "a row missing": {**GOOD, "push": np.zeros((N - 1, 3), np.float32)},
+    "a row too many": {**GOOD, "move": np.zeros(N + 1, np.int64)},
+    "another shape": {**GOOD, "push": np.zeros((N, 4), np.float32)},
+    "a dimension missing": {**GOOD, "push": np.zeros(N, np.float32)},
+    "a dimension too many": {**GOOD, "move": np.zeros((N, 1), np.int64)},
+    "numbers with fractions": {**GOOD, "move": np.full(N, 0.5)},
+    "complex numbers": {**GOOD, "push": np.zeros((N, 3), np.complex64)},
+    "text": {**GOOD, "move": np.array(["a", "b", "c"])},
+    "objects": {**GOOD, "move": np.array([None, 1, {}], object)},
+    "a tuple too short": {**GOOD, "keys": (np.zeros((N, 2), np.int8),)},
+    "a dict for a tuple": {**GOOD, "keys": {"0": np.zeros((N, 2), np.int8), "1": np.full(N, 5)}},
+    "an array for a dict": np.zeros((N, 3)),
+}
+
+
+@pytest.fixture
+def counting_pool(pool_of):
+    pool = pool_of(counting_envs(N))
+    pool.reset(seed=0)
+    return pool
+
+
+def _assert_whole(pool):
+    """Every env takes its next step, and nobody has taken one before."""
+    assert pool.get_attr("num_steps") == (0,) * N
+    assert pool.step([1, 2, 3]).reward.tolist() == [1.0, 2.0, 3.0]
+
+
+# ---------------------------------------------------------------- actions
+
+
+@pytest.mark.parametrize("what", BAD_ACTIONS)
+def test_actions_that_do_not_fit_are_refused_and_nobody_steps(pool_of, what):
+    pool = pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N)
+    pool.reset(seed=0)
+    before = describe(BAD_ACTIONS[what])
+    for attempt in (pool.step, pool.send):
+        with pytest.raises(stepmill.UsageError):
+            attempt(BAD_ACTIONS[what])
+    assert describe(BAD_ACTIONS[what]) == before
+    assert [state.name for state in pool.states] == ["IDLE"] * N
+    assert pool.step(GOOD).env_id.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", ["serial"])
+def test_the_message_names_the_leaf_of_an_action(pool_of):
+    pool = pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N)
+    pool.reset(seed=0)
+    for what, leaf in (("another shape", "push"), ("text", "move"), ("a key missing", "keys")):
+        with pytest.raises(stepmill.UsageError, match=leaf):
+            pool.step(BAD_ACTIONS[what])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint32])
+def test_actions_of_a_smaller_kind_of_integer_are_welcome(counting_pool, dtype):
+    assert counting_pool.step(np.array([1, 2, 3], dtype)).reward.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_actions_may_lie_in_memory_in_any_way(counting_pool):
+    wide = np.arange(12).reshape(3, 4)
+    swapped = np.array([4, 5, 6], ">i8")
+    frozen = np.array([7, 8, 9])
+    frozen.flags.writeable = False
+    for actions in (wide[:, 1], wide[::-1, 2], swapped, frozen):
+        assert counting_pool.step(actions).reward.tolist() == [float(action) for action in actions]
+
+
+def test_the_callers_arrays_are_never_changed(pool_of):
+    pool = pool_of([partial(SampledEnv, ACTION_SPACE, ACTION_SPACE)] * N)
+    seeds, options, ids, actions = [1, None, 3], {"a": np.arange(3)}, [2, 0], copy.deepcopy(GOOD)
+    before = describe([seeds, options, ids, actions])
+    pool.reset(seed=seeds, options=options)
+    pool.reset(env_ids=ids, options=options)
+    pool.step(actions)
+    assert describe([seeds, options, ids, actions]) == before
+
+
+# ---------------------------------------------------------------- env ids
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [([3], "3"), ([-1], "-1"), ([0, 99], "99"), ([1, 1], "1"), ([2**40], str(2**40))],
+    ids=["too large", "negative", "one of two", "repeated", "huge"],
+)
+def test_ids_that_are_not_there_or_come_twice_are_refused(counting_pool, ids, named):
+    for attempt in (
+        lambda: counting_pool.send([1] * len(ids), ids),
+        lambda: counting_pool.reset(env_ids=ids),
+        lambda: counting_pool.call("add", 1.0, env_ids=ids),
+        lambda: counting_pool.render(env_ids=ids),
+    ):
+        with pytest.raises(stepmill.UsageError, match=named):
+            attempt()
+    _assert_whole(counting_pool)
+
+
+@pytest.mark.parametrize("ids", [[0.0, 1.0], ["0"], np.array([0.5]), "01", [[0], [1]], 1, [None]], ids=repr)
+def test_ids_that_are_no_whole_numbers_are_refused(counting_pool, ids):
+    with pytest.raises(stepmill.UsageError):
+        counting_pool.send([1, 1], ids)
+    with pytest.raises(stepmill.UsageError):
+        counting_pool.reset(env_ids=ids)
+    _assert_whole(counting_pool)
+
+
+def test_more_or_fewer_actions_than_ids_are_refused(counting_pool):
+    for actions, ids in (([1], [0, 1]), ([1, 2, 3], [0, 1]), ([1, 2], None)):
+        with pytest.raises(stepmill.UsageError):
+            counting_pool.send(actions, ids)
+    _assert_whole(counting_pool)
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array([2, 0], np.int32), np.array([2, 0], np.uint8), (2, 0), range(2, -1, -2)], ids=repr
+)
+def test_ids_may_be_any_sequence_of_whole_numbers(counting_pool, ids):
+    counting_pool.send([5, 6], ids)
+    batch = counting_pool.recv(2)
+    assert batch.env_id.tolist() == [0, 2]
+    assert batch.reward.tolist() == [6.0, 5.0]
+
+
+# ---------------------------------------------------------------- recv, reset and options
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 0},
+        {"batch_size": -1},
+        {"batch_size": 4},
+        {"batch_size": 1, "min_envs": 1},
+        {"min_envs": 2, "max_envs": 1},
+        {"min_envs": 0},
+        {"timeout_s": -1.0},
+        {"timeout_s": float("nan")},
+        {"timeout_s": "soon"},
+    ],
+    ids=str,
+)
+def test_a_recv_that_makes_no_sense_is_refused_and_nothing_is_lost(counting_pool, arguments):
+    counting_pool.send([1, 2, 3])
+    with pytest.raises(stepmill.UsageError):
+        counting_pool.recv(**arguments)
+    assert counting_pool.recv(3).reward.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", [1, 2], [1, 2, 3, 4], [1, "2", 3], {9: 1}, {0: -5}, True], ids=repr)
+def test_a_seed_that_is_none_is_refused(counting_pool, seed):
+    with pytest.raises(stepmill.UsageError):
+        counting_pool.reset(seed=seed)
+    _assert_whole(counting_pool)
+
+
+@pytest.mark.parametrize("options", [5, "hard", ["a"]], ids=repr)
+def test_reset_options_must_be_a_mapping(counting_pool, options):
+    with pytest.raises(stepmill.UsageError):
+        counting_pool.reset(options=options)
+    _assert_whole(counting_pool)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"backend": "fibre"},
+        {"num_workers": -1},
+        {"num_workers": 1.5},
+        {"num_workers": 2, "envs_per_worker": 1},
+        {"context": "teleport"},
+        {"slots": 0},
+        {"autoreset_mode": "Sometimes"},
+        {"seeding": "lucky"},
+        {"start_timeout_s": 0},
+        {"copy": "yes"},
+        {"worker_env": {"A": 1}},
+        {"nonesuch": 1},
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_is_refused_by_name(options):
+    with pytest.raises((stepmill.UsageError, TypeError), match=next(reversed(options))):
+        stepmill.PoolOptions(**options)
+
+
+@pytest.mark.parametrize("env_fns", [[], [5], [CountingEnv, None], None, CountingEnv], ids=repr)
+def test_env_fns_must_be_functions(env_fns):
+    with pytest.raises((stepmill.UsageError, TypeError)):
+        stepmill.Pool(env_fns, backend="serial")
+
+
+@pytest.mark.parametrize("batch_size", [0, 4, -1, 1.5], ids=repr)
+def test_a_batch_size_must_lie_between_one_and_the_number_of_envs(batch_size):
+    with pytest.raises(stepmill.UsageError, match="batch_size"):
+        stepmill.Pool(counting_envs(3), backend="serial", batch_size=batch_size)
+
+
+def test_set_attr_with_a_wrong_number_of_values_is_refused(counting_pool):
+    with pytest.raises(stepmill.UsageError, match="3"):
+        counting_pool.set_attr("weight", [1.0, 2.0])
+    assert counting_pool.get_attr("weight") == (1.0, 1.0, 1.0)
+
+
+def test_stepping_before_the_first_reset_is_refused(pool_of):
+    pool = pool_of(counting_envs(2))
+    with pytest.raises(stepmill.UsageError, match="reset"):
+        pool.step([0, 0])
+    pool.reset(env_ids=[1])
+    with pytest.raises(stepmill.UsageError, match=r"\[0\]"):
+        pool.step([0, 0])
+    pool.send([4], [1])
+    assert pool.recv(1).reward.tolist() == [4.0]
+
+
+# ---------------------------------------------------------------- after close, other threads, forked children
+
+
+def test_everything_but_close_is_refused_after_close(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    pool.close()
+    pool.close()
+    for use in (
+        pool.reset,
+        pool.reset_async,
+        pool.recv,
+        pool.recv_ready,
+        pool.render,
+        partial(pool.step, [0, 0]),
+        partial(pool.send, [0, 0]),
+        partial(pool.call, "add", 1.0),
+        partial(pool.call_async, "add", 1.0),
+        partial(pool.get_attr, "weight"),
+        partial(pool.set_attr, "weight", 1.0),
+    ):
+        with pytest.raises(stepmill.ClosedPoolError):
+            use()
+
+
+def test_a_with_block_closes_the_pool(pool_of):
+    with pool_of(counting_envs(2)) as pool:
+        pool.reset(seed=0)
+    with pytest.raises(stepmill.ClosedPoolError):
+        pool.step([0, 0])
+
+
+@pytest.mark.parametrize("where", ["thread", "fork"])
+def test_a_second_thread_is_refused_while_the_first_waits(pool_of):
+    with Gate() as gate:
+        pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)])
+        pool.reset(seed=0)
+        pool.send([GATED_ACTION, 1])
+        results: list[object] = []
+        thread = threading.Thread(target=lambda: results.append(pool.recv(2)))
+        thread.start()
+        refused = 0
+        # The waiting thread may not have begun to wait; a poll that is not refused returns at once and takes nothing.
+        while not refused and thread.is_alive():
+            try:
+                pool.recv(2, timeout_s=0)
+            except stepmill.RecvTimeout:
+                continue
+            except stepmill.UsageError:
+                refused += 1
+        gate.open()
+        thread.join()
+        assert refused
+        assert isinstance(results[0], stepmill.Batch)
+
+
+def test_an_env_that_uses_its_own_pool_is_refused():
+    pool_box: list[stepmill.Pool] = []
+
+    class ReentrantEnv(CountingEnv):
+        def step(self, action):
+            pool_box[0].step([0])
+            return super().step(action)
+
+    pool = stepmill.Pool([ReentrantEnv], backend="serial")
+    pool_box.append(pool)
+    pool.reset()
+    with pytest.raises(stepmill.EnvError, match="UsageError|BusyEnvError|in use"):
+        pool.step([0])
+    pool_box.clear()
+    pool.close()
+
+
+def test_a_pool_is_inert_in_a_forked_child(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of threads in the parent
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            pool.step([1, 1])
+        except stepmill.UsageError:
+            pool.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]

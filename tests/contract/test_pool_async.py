@@ -1,0 +1,343 @@
+"""A pool used as EnvPool's users use theirs: send to some, receive who is ready."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.envs import BatchedCountingEnv, ImageEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness.pools import counting_envs
+
+PARALLEL = pytest.mark.parametrize("where", ["thread", "fork"])
+
+
+@pytest.fixture
+def gate():
+    with Gate() as gate:
+        yield gate
+
+
+def _gated(pool_of, gate, num_envs, **options):
+    """Return a pool in which every env has a worker, and an episode of 50 steps."""
+    env_fns = [partial(GateEnv, gate.path, i, 50) for i in range(num_envs)]
+    return pool_of(env_fns, num_workers=num_envs, **options)
+
+
+def test_send_and_recv_are_the_halves_of_step(pool_of):
+    halves, whole = pool_of(counting_envs(3)), pool_of(counting_envs(3))
+    halves.reset(seed=0)
+    whole.reset(seed=0)
+    halves.send([1, 2, 3])
+    left, right = halves.recv(3), whole.step([1, 2, 3])
+    order = np.argsort(left.env_id)
+    assert left.obs[order].tolist() == right.obs.tolist()
+    assert left.reward[order].tolist() == right.reward.tolist()
+
+
+def test_reset_async_is_received_like_any_other_result(pool_of):
+    pool = pool_of(counting_envs(3))
+    pool.reset_async(seed=0)
+    batch = pool.recv(3)
+    assert batch.env_id.tolist() == [0, 1, 2]
+    assert batch.obs.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+
+
+def test_actions_belong_to_the_envs_in_the_order_they_are_named(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    pool.send([30, 10], [3, 1])
+    batch = pool.recv(2)
+    assert dict(zip(batch.env_id.tolist(), batch.reward.tolist(), strict=True)) == {3: 30.0, 1: 10.0}
+
+
+def test_who_was_sent_first_is_received_first(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    for env_id in (2, 0, 3, 1):
+        pool.send([env_id], [env_id])
+    # All are done before the first is received: calls answer after the commands before them.
+    pool.get_attr("num_steps")
+    assert [pool.recv(1).env_id.tolist() for _ in range(4)] == [[2], [0], [3], [1]]
+
+
+def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    pool.send([0, 0, 0], [3, 0, 2])
+    pool.get_attr("num_steps")
+    assert pool.recv(3).env_id.tolist() == [0, 2, 3]
+
+
+@PARALLEL
+def test_a_batch_is_who_is_ready_whoever_that_is(pool_of, gate):
+    pool = _gated(pool_of, gate, 3)
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION, 1, 2])
+    batch = pool.recv(2, timeout_s=30)
+    assert batch.env_id.tolist() == [1, 2]
+    assert batch.reward.tolist() == [1.0, 2.0]
+    pool.send([5, 6], [1, 2])
+    assert pool.recv(2, timeout_s=30).reward.tolist() == [5.0, 6.0]
+    gate.open()
+    batch = pool.recv(1, timeout_s=30)
+    assert (batch.env_id.tolist(), batch.reward.tolist()) == ([0], [GATED_ACTION])
+
+
+@PARALLEL
+def test_a_deadline_that_passes_loses_nothing(pool_of, gate):
+    pool = _gated(pool_of, gate, 3)
+    pool.reset(seed=0)
+    pool.send([1, GATED_ACTION, 2])
+    pool.recv(1, timeout_s=30)
+    with pytest.raises(stepmill.RecvTimeout) as caught:
+        pool.recv(2, timeout_s=0.05)
+    assert 1 in caught.value.env_ids
+    assert isinstance(caught.value, TimeoutError)
+    gate.open()
+    batch = pool.recv(2, timeout_s=30)
+    assert sorted(batch.env_id.tolist()) == [1, 2]
+
+
+@PARALLEL
+def test_a_deadline_of_zero_only_looks(pool_of, gate):
+    pool = _gated(pool_of, gate, 1)
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION])
+    gate.wait_arrivals(1)
+    start = time.monotonic()
+    with pytest.raises(stepmill.RecvTimeout):
+        pool.recv(1, timeout_s=0)
+    assert time.monotonic() - start < 0.5
+    gate.open()
+    assert pool.recv(1, timeout_s=30).reward.tolist() == [GATED_ACTION]
+
+
+@PARALLEL
+def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):
+    pool = _gated(pool_of, gate, 4)
+    pool.reset(seed=0)
+    pool.send([1, 2, 3, GATED_ACTION])
+    for env_id in range(3):
+        assert pool.get_attr("num_steps", env_ids=[env_id]) == (1,)
+    assert pool.recv(min_envs=1, max_envs=2, timeout_s=30).env_id.tolist() == [0, 1]
+    assert pool.recv(min_envs=1, max_envs=4, timeout_s=30).env_id.tolist() == [2]
+    gate.open()
+    assert pool.recv(min_envs=1, max_envs=4, timeout_s=30).env_id.tolist() == [3]
+
+
+@PARALLEL
+def test_recv_ready_takes_what_is_there_and_does_not_wait(pool_of, gate):
+    pool = _gated(pool_of, gate, 3)
+    pool.reset(seed=0)
+    pool.send([1, GATED_ACTION, 2])
+    for env_id in (0, 2):
+        pool.get_attr("num_steps", env_ids=[env_id])
+    assert pool.recv_ready().env_id.tolist() == [0, 2]
+    gate.open()
+    assert pool.recv(1, timeout_s=30).env_id.tolist() == [1]
+
+
+@PARALLEL
+def test_states_and_ready_ids_tell_how_each_env_stands(pool_of, gate):
+    pool = _gated(pool_of, gate, 3)
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION, 1], [0, 1])
+    gate.wait_arrivals(1)
+    pool.get_attr("num_steps", env_ids=[1])
+    assert [state.name for state in pool.states] == ["BUSY", "READY", "IDLE"]
+    assert list(pool.ready_ids) == [1]
+    gate.open()
+    pool.recv(2, timeout_s=30)
+    assert [state.name for state in pool.states] == ["IDLE"] * 3
+    assert list(pool.ready_ids) == []
+
+
+@PARALLEL
+def test_a_busy_env_is_refused_and_the_others_are_not_sent(pool_of, gate):
+    pool = _gated(pool_of, gate, 3)
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION], [1])
+    with pytest.raises(stepmill.BusyEnvError, match=r"\[1\]") as caught:
+        pool.send([1, 2], [0, 1])
+    assert tuple(caught.value.env_ids) == (1,)
+    assert [state.name for state in pool.states] == ["IDLE", "BUSY", "IDLE"]
+    gate.open()
+    pool.recv(1, timeout_s=30)
+    assert pool.get_attr("num_steps") == (0, 1, 0)
+
+
+@PARALLEL
+def test_resetting_a_busy_env_waits_for_it_and_drops_its_result(pool_of, gate):
+    pool = _gated(pool_of, gate, 2)
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION, 5])
+    gate.wait_arrivals(1)
+    gate.open()
+    batch = pool.reset(env_ids=[0])
+    assert batch.obs.tolist() == [[0, 1, 0]]
+    assert pool.recv(1, timeout_s=30).reward.tolist() == [5.0]
+
+
+def test_a_result_that_waits_keeps_its_env_busy_for_the_next_send(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    pool.send([1], [0])
+    pool.get_attr("num_steps")
+    with pytest.raises(stepmill.BusyEnvError, match=r"\[0\]"):
+        pool.send([1], [0])
+    assert pool.recv(1).reward.tolist() == [1.0]
+
+
+def test_receiving_with_nothing_pending_is_an_error_and_never_a_wait(pool_of):
+    pool = pool_of(counting_envs(3))
+    with pytest.raises(stepmill.UsageError):
+        pool.recv(1)
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.UsageError):
+        pool.recv(1)
+    pool.send([1, 2], [0, 1])
+    with pytest.raises(stepmill.UsageError, match="2"):
+        pool.recv(3)
+    assert pool.recv(2).env_id.tolist() == [0, 1]
+
+
+def test_recv_without_a_size_takes_the_batch_size_of_the_pool(pool_of):
+    pool = pool_of(counting_envs(4), batch_size=2)
+    pool.reset_async(seed=0)
+    assert len(pool.recv()) == 2
+    assert len(pool.recv()) == 2
+
+
+def test_an_async_run_gives_every_env_its_own_actions(pool_of):
+    pool = pool_of(counting_envs(6, 7), batch_size=2)
+    pool.reset_async(seed=0)
+    sent: dict[int, int] = {}
+    clock = dict.fromkeys(range(6), 0)
+    for step in range(120):
+        batch = pool.recv()
+        for row, env_id in enumerate(batch.env_id.tolist()):
+            episode, t = divmod(clock[env_id], 8)
+            assert batch.obs[row].tolist() == [env_id, episode, t]
+            assert batch.reward[row] == (sent[env_id] if t else 0)
+            clock[env_id] += 1
+            sent[env_id] = step % 90
+        pool.send([sent[env_id] for env_id in batch.env_id.tolist()], batch.env_id)
+    assert min(clock.values()) > 10
+
+
+@PARALLEL
+def test_closing_from_another_thread_wakes_a_waiting_recv(pool_of, gate):
+    pool = _gated(pool_of, gate, 1)
+    pool.reset(seed=0)
+    pool.send([GATED_ACTION])
+    gate.wait_arrivals(1)
+    raised: list[BaseException] = []
+    is_waiting = threading.Event()
+
+    def wait():
+        is_waiting.set()
+        try:
+            pool.recv(1)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    is_waiting.wait()
+    gate.open()  # a thread that waits at the gate cannot be ended
+    pool.close()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert all(isinstance(error, stepmill.ClosedPoolError) for error in raised)
+
+
+# ---------------------------------------------------------------- images and mixed resets
+
+
+def test_small_batches_of_images_are_gathered_row_by_row(pool_of):
+    pool = pool_of([partial(ImageEnv, i, length=6) for i in range(5)])
+    pool.reset_async(seed=0)
+    held = []
+    clock = dict.fromkeys(range(5), 0)
+    for _ in range(60):
+        batch = pool.recv(2)
+        held.append((batch.obs, [(i, clock[i]) for i in batch.env_id.tolist()]))
+        for i in batch.env_id.tolist():
+            clock[i] += 1
+        pool.send([0] * 2, batch.env_id)
+    for images, rows in held:
+        assert [int(image[3, 3, 0]) for image in images] == [ImageEnv.colour(*row) for row in rows]
+
+
+def test_partial_resets_mix_with_steps(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    pool.send([1, 2], [0, 1])
+    pool.reset_async(env_ids=[2, 3])
+    batch = pool.recv(4)
+    rows = dict(zip(batch.env_id.tolist(), batch.obs.tolist(), strict=True))
+    assert rows == {0: [0, 0, 1], 1: [1, 0, 1], 2: [2, 1, 0], 3: [3, 1, 0]}
+
+
+# ---------------------------------------------------------------- batched envs
+
+
+def _batched(num_envs, size=2):
+    return [partial(BatchedCountingEnv, i * size, size) for i in range(num_envs)]
+
+
+def test_a_batched_env_owns_as_many_rows_as_it_has_envs(pool_of):
+    pool = pool_of(_batched(3))
+    assert pool.num_envs == 3
+    assert pool.spec.batch_size == 2
+    batch = pool.reset(seed=0)
+    assert batch.obs.tolist() == [[row, 0, 0] for row in range(6)]
+    assert batch.env_id.tolist() == [0, 0, 1, 1, 2, 2]
+    batch = pool.step(np.arange(6) + 10)
+    assert batch.reward.tolist() == [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+    assert batch.obs[:, 2].tolist() == [1] * 6
+
+
+def test_a_batched_env_resets_its_rows_itself(pool_of):
+    pool = pool_of(_batched(2))
+    pool.reset(seed=0)
+    # Even rows have episodes of 3 steps, odd rows of 4; the step after is the reset.
+    seen = [pool.step([0] * 4) for _ in range(9)]
+    assert [batch.obs[0, 1:].tolist() for batch in seen] == [[k // 4, k % 4] for k in range(1, 10)]
+    assert [batch.obs[3, 1:].tolist() for batch in seen] == [[k // 5, k % 5] for k in range(1, 10)]
+    assert [bool(batch.terminated[0]) for batch in seen] == [k % 4 == 3 for k in range(1, 10)]
+
+
+def test_a_batched_env_is_sent_and_received_as_a_whole(pool_of):
+    pool = pool_of(_batched(3))
+    pool.reset(seed=0)
+    pool.send([1, 2, 3, 4], [2, 0])
+    batch = pool.recv(2)
+    rows = {tuple(obs[:1]): reward for obs, reward in zip(batch.obs.tolist(), batch.reward.tolist(), strict=True)}
+    assert rows == {(4,): 1.0, (5,): 2.0, (0,): 3.0, (1,): 4.0}
+
+
+def test_batched_envs_equal_the_same_envs_one_by_one(pool_of):
+    batched = pool_of(_batched(3))
+    lengths = [3, 4] * 3
+    single = pool_of([fn for i, length in enumerate(lengths) for fn in [counting_envs(i + 1, length)[i]]])
+    left, right = batched.reset(seed=0), single.reset(seed=0)
+    for step in range(20):
+        assert left.obs.tolist() == right.obs.tolist()
+        assert left.reward.tolist() == right.reward.tolist()
+        assert left.terminated.tolist() == right.terminated.tolist()
+        if step:
+            assert left.info["t"].tolist() == right.info["t"].tolist() if "t" in left.info else "t" not in right.info
+        actions = (np.arange(6) + step) % 50
+        left, right = batched.step(actions), single.step(actions)
+
+
+def test_batched_envs_of_different_sizes_are_refused(pool_of):
+    with pytest.raises(stepmill.StepmillError, match="1"):
+        pool_of([partial(BatchedCountingEnv, 0, 2), partial(BatchedCountingEnv, 2, 3)])

@@ -1,0 +1,395 @@
+"""A pool stepped in lock step: data, partial resets, seeds, episode statistics, copies and the caller's own arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.check import check_backend
+from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
+from stepmill.testing.faulty import OddRewardEnv
+from stepmill.testing.leaves import DisguiseEnv, ScalarDisguiseEnv
+from tests.harness.pools import BACKENDS, counting_envs, make_pool
+
+
+@pytest.mark.parametrize("name", list(BACKENDS))
+def test_every_backend_keeps_the_contract(name):
+    check_backend(partial(make_pool, name))
+
+
+def test_a_batch_has_one_row_per_env(pool_of):
+    pool = pool_of(counting_envs(3))
+    batch = pool.reset(seed=0)
+    assert isinstance(batch, stepmill.Batch)
+    assert len(batch) == 3
+    assert batch.obs.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+    assert batch.env_id.tolist() == [0, 1, 2]
+    batch = pool.step(np.array([7, 8, 9]))
+    obs, reward, terminated, truncated, info, env_id = batch
+    assert obs.tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
+    assert reward.tolist() == [7.0, 8.0, 9.0]
+    assert reward.dtype == np.float64
+    assert terminated.tolist() == truncated.tolist() == [False] * 3
+    assert info["t"].tolist() == [1, 1, 1]
+    assert env_id.tolist() == [0, 1, 2]
+
+
+def test_actions_may_be_a_plain_list(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset()
+    assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
+
+
+def test_truncation_and_termination_are_kept_apart(pool_of):
+    pool = pool_of([*counting_envs(1, 1), *counting_envs(1, 1, truncate=True)])
+    pool.reset(seed=0)
+    batch = pool.step([0, 0])
+    assert batch.terminated.tolist() == [True, False]
+    assert batch.truncated.tolist() == [False, True]
+
+
+def test_spec_and_size_can_be_read_before_the_first_reset(pool_of):
+    pool = pool_of(counting_envs(3))
+    assert pool.num_envs == 3
+    assert isinstance(pool.spec, stepmill.EnvSpec)
+    assert pool.spec.batch_size == 1
+
+
+def test_odd_but_legal_rewards_pass(pool_of):
+    pool = pool_of([partial(OddRewardEnv, length=1000)])
+    pool.reset()
+    for i, reward in enumerate(OddRewardEnv.REWARDS):
+        got = pool.step([i]).reward
+        assert got.dtype == np.float64
+        assert np.array_equal(got, [float(np.asarray(reward))], equal_nan=True)
+
+
+def test_observations_in_any_memory_layout_arrive_as_they_are(pool_of):
+    pool = pool_of([DisguiseEnv] * 2)
+    batch = pool.reset()
+    for t in range(21):
+        for name, wanted in DisguiseEnv.expected(t).items():
+            got = batch.obs[name]
+            assert got.dtype == wanted.dtype
+            assert np.array_equal(got, np.stack([wanted, wanted])), (t, name)
+        batch = pool.step([0, 0])
+
+
+def test_numbers_of_no_dimension_come_in_any_dress(pool_of):
+    pool = pool_of([ScalarDisguiseEnv])
+    batch = pool.reset()
+    for t in range(7):
+        assert batch.obs["f4"].tolist() == batch.obs["f8"].tolist() == [t / 4]
+        assert batch.obs["d"].tolist() == batch.obs["i8"].tolist() == [t]
+        assert batch.obs["b"].tolist() == [t % 2 == 1]
+        assert [part.tolist() for part in batch.obs["pair"]] == [[t], [[t / 2]]]
+        batch = pool.step([0])
+
+
+# ---------------------------------------------------------------- partial resets
+
+
+def test_a_partial_reset_returns_the_named_envs(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    pool.step([0] * 4)
+    batch = pool.reset(env_ids=[1, 3])
+    assert batch.env_id.tolist() == [1, 3]
+    assert batch.obs.tolist() == [[1, 1, 0], [3, 1, 0]]
+    assert batch.reward.tolist() == [0.0, 0.0]
+    batch = pool.step([0] * 4)
+    assert batch.obs[:, 2].tolist() == [2, 1, 2, 1]
+
+
+def test_a_partial_reset_clears_what_the_last_episode_left(pool_of):
+    pool = pool_of(counting_envs(2, 1))
+    pool.reset(seed=0)
+    assert pool.step([0, 0]).terminated.tolist() == [True, True]
+    pool.reset(env_ids=[0])
+    batch = pool.step([5, 5])  # env 0 steps, env 1 is reset
+    assert batch.obs.tolist() == [[0, 1, 1], [1, 1, 0]]
+    assert batch.reward.tolist() == [5.0, 0.0]
+
+
+def test_an_env_may_be_reset_twice_in_a_row(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset()
+    assert pool.reset().obs[:, 1].tolist() == [1, 1]
+    assert pool.reset(env_ids=[1]).obs.tolist() == [[1, 2, 0]]
+    assert pool.reset(env_ids=[1]).obs.tolist() == [[1, 3, 0]]
+
+
+def test_disabled_autoreset_refuses_to_step_a_finished_episode(pool_of):
+    pool = pool_of([*counting_envs(1, 1), *counting_envs(1, 5)], autoreset_mode="Disabled")
+    pool.reset(seed=0)
+    pool.step([0, 0])
+    with pytest.raises(stepmill.UsageError, match=r"\[0\]"):
+        pool.step([0, 0])
+    pool.reset(env_ids=[0])
+    assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 2]
+
+
+def test_options_reach_every_env_that_is_reset(pool_of):
+    pool = pool_of([SeedRecorder] * 3)
+    pool.reset(options={"level": 2})
+    pool.reset(env_ids=[1], options={"level": 3})
+    assert pool.get_attr("options") == ([{"level": 2}], [{"level": 2}, {"level": 3}], [{"level": 2}])
+
+
+# ---------------------------------------------------------------- seeds
+
+
+def _seeds_of(pool):
+    return [list(seeds) for seeds in pool.get_attr("seeds")]
+
+
+def test_one_seed_counts_up_over_the_envs(pool_of):
+    pool = pool_of([SeedRecorder] * 3)
+    pool.reset(seed=10)
+    pool.reset(seed=20, env_ids=[2, 0])
+    assert _seeds_of(pool) == [[10, 20], [11], [12, 22]]
+
+
+def test_seeds_may_be_a_list_or_a_dict(pool_of):
+    pool = pool_of([SeedRecorder] * 3)
+    seeds = [5, None, 7]
+    pool.reset(seed=seeds)
+    assert seeds == [5, None, 7]
+    chosen = {0: 1, 2: 3}
+    pool.reset(seed=chosen)
+    assert chosen == {0: 1, 2: 3}
+    assert _seeds_of(pool) == [[5, 1], [None, None], [7, 3]]
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**63, 2**64 - 1, 2**64, 2**200])
+def test_a_seed_may_be_as_large_as_python_likes(pool_of, seed):
+    pool = pool_of([_SeedKeeper])
+    pool.reset(seed=seed)
+    assert pool.get_attr("kept") == (seed,)
+
+
+class _SeedKeeper(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        self.kept = seed
+        return super().reset(seed=0)
+
+
+def _play(pool, steps=5):
+    seeds = [pool.reset(seed=100).obs[:, 0].tolist()]
+    for _ in range(steps):
+        batch = pool.step([0] * pool.num_envs)
+        seeds.append(batch.obs[:, 0].tolist())
+    return seeds
+
+
+def test_continue_seeds_nothing_but_what_was_asked_for(pool_of):
+    pool = pool_of([partial(SeedRecorder, 1)] * 2)
+    _play(pool)
+    assert _seeds_of(pool) == [[100, None, None], [101, None, None]]
+
+
+def test_fixed_repeats_the_seed_each_episode(pool_of):
+    pool = pool_of([partial(SeedRecorder, 1)] * 2, seeding="fixed")
+    _play(pool)
+    assert _seeds_of(pool) == [[100, 100, 100], [101, 101, 101]]
+
+
+def test_per_episode_gives_each_episode_of_each_env_a_seed_of_its_own(pool_of):
+    pool = pool_of([partial(SeedRecorder, 1)] * 2, seeding="per_episode")
+    _play(pool, 9)
+    seeds = _seeds_of(pool)
+    assert [len(own) for own in seeds] == [5, 5]
+    assert len({seed for own in seeds for seed in own}) == 10
+    assert all(seed is not None for own in seeds for seed in own)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_per_episode_seeds_do_not_depend_on_where_envs_run(mode):
+    env_fns = [partial(SeedRecorder, length) for length in (1, 2, 3)]
+    traces = []
+    for where, num_workers in (("serial", 1), ("thread", 2), ("fork", 1), ("fork", 3)):
+        pool = make_pool(where, env_fns, num_workers=num_workers, seeding="per_episode", autoreset_mode=mode)
+        traces.append(_play(pool, 12))
+        pool.close()
+    assert all(trace == traces[0] for trace in traces)
+
+
+# ---------------------------------------------------------------- episode statistics
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_return_and_length_of_an_episode_are_in_the_info_at_its_end(pool_of, mode):
+    pool = pool_of([*counting_envs(1, 3), *counting_envs(1, 2)], autoreset_mode=mode)
+    pool.reset(seed=0)
+    returns, lengths = {0: [], 1: []}, {0: [], 1: []}
+    for _ in range(12):
+        batch = pool.step([1, 10])
+        over = np.logical_or(batch.terminated, batch.truncated)
+        assert ("episode" in batch.info) == over.any()
+        for i in np.flatnonzero(over):
+            assert batch.info["_episode"][i]
+            returns[int(i)].append(float(batch.info["episode"]["r"][i]))
+            lengths[int(i)].append(int(batch.info["episode"]["l"][i]))
+    assert set(returns[0]) == {3.0}
+    assert set(returns[1]) == {20.0}
+    assert set(lengths[0]) == {3}
+    assert set(lengths[1]) == {2}
+
+
+# ---------------------------------------------------------------- where results lie
+
+
+def test_results_that_are_held_are_never_overwritten(pool_of):
+    pool = pool_of([partial(ImageEnv, i) for i in range(3)])
+    held = [pool.reset(seed=0).obs]
+    held += [pool.step([0] * 3).obs for _ in range(20)]
+    for clock, images in enumerate(held):
+        for i in range(3):
+            assert (images[i] == ImageEnv.colour(i, clock)).all()
+
+
+def test_copies_belong_to_the_caller(pool_of):
+    pool = pool_of([partial(ImageEnv, i) for i in range(2)], copy=True)
+    first = pool.reset(seed=0).obs
+    first[:] = 0
+    batch = pool.reset(env_ids=[0])
+    assert (batch.obs[0] == ImageEnv.colour(0, 1)).all()
+    assert first.flags.owndata or first.base is not None
+    assert (pool.step([0, 0]).obs[1] == ImageEnv.colour(1, 1)).all()
+
+
+def test_results_outlive_the_pool(pool_of):
+    pool = pool_of([partial(ImageEnv, i) for i in range(2)])
+    images = pool.reset(seed=0).obs
+    pool.close()
+    assert [int(image[5, 5, 1]) for image in images] == [ImageEnv.colour(0, 0), ImageEnv.colour(1, 0)]
+    images[:] = 9
+    assert (images == 9).all()
+
+
+def test_recv_fills_the_arrays_it_is_given(pool_of):
+    pool = pool_of([partial(ImageEnv, i) for i in range(4)])
+    pool.reset(seed=0)
+    mine = np.zeros((4, 84, 84, 4), np.uint8)
+    pool.send([0] * 4)
+    batch = pool.recv(4, out=mine)
+    assert np.shares_memory(batch.obs, mine)
+    assert [int(mine[row, 0, 0, 0]) for row in range(4)] == [ImageEnv.colour(i, 1) for i in batch.env_id]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((2, 84, 84, 3), np.uint8),
+        np.zeros((3, 84, 84, 4), np.uint8),
+        np.zeros((2, 84, 84, 4), np.int8),
+        {"a": 1},
+        5,
+    ],
+    ids=["shape", "rows", "dtype", "structure", "number"],
+)
+def test_an_out_that_does_not_fit_is_refused_and_nothing_is_lost(pool_of, out):
+    pool = pool_of([partial(ImageEnv, i) for i in range(2)])
+    pool.reset(seed=0)
+    pool.send([0, 0])
+    with pytest.raises(stepmill.UsageError):
+        pool.recv(2, out=out)
+    assert sorted(pool.recv(2).env_id.tolist()) == [0, 1]
+
+
+def test_a_new_observation_may_be_written_to_by_its_holder(pool_of):
+    pool = pool_of([partial(ImageEnv, i) for i in range(2)])
+    pool.reset(seed=0)
+    images = pool.step([0, 0]).obs
+    assert images.flags.writeable
+    images += 1
+    assert (pool.step([0, 0]).obs[0] == ImageEnv.colour(0, 2)).all()
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_calls_reach_the_envs_that_are_named(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    assert pool.call("add", 1.0, right=0.5) == (1.5, 2.5, 3.5, 4.5)
+    assert pool.call("add", 1.0, env_ids=[2, 0]) == (3.0, 1.0)
+    assert pool.get_attr("identity") == (0, 1, 2, 3)
+
+
+def test_attributes_are_set_for_all_or_for_each(pool_of):
+    pool = pool_of(counting_envs(3))
+    pool.set_attr("weight", 2.5)
+    assert pool.get_attr("weight") == (2.5, 2.5, 2.5)
+    pool.set_attr("weight", [1, 2, 3])
+    assert pool.get_attr("weight") == (1, 2, 3)
+
+
+def test_step_and_reset_are_looked_up_again_after_a_call(pool_of):
+    pool = pool_of([_TurncoatEnv])
+    pool.reset(seed=0)
+    assert pool.step([1]).reward.tolist() == [1.0]
+    pool.call("turn")
+    assert pool.step([1]).reward.tolist() == [-1.0]
+
+
+class _TurncoatEnv(CountingEnv):
+    def turn(self):
+        plain = self.step
+
+        def step(action):
+            obs, reward, *rest = plain(action)
+            return obs, -reward, *rest
+
+        self.step = step
+
+
+def test_futures_resolve_in_any_order_and_repeatedly(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset()
+    futures = [pool.call_async("add", float(i)) for i in range(5)]
+    for i in (3, 0, 4, 4, 1, 0, 2):
+        assert tuple(futures[i].result()) == (float(i), i + 1.0)
+
+
+def test_a_call_comes_after_the_step_that_was_sent_before_it(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    pool.send([1, 2])
+    assert pool.get_attr("num_steps") == (1, 1)
+    assert sorted(pool.recv(2).reward.tolist()) == [1.0, 2.0]
+
+
+def test_a_call_that_raises_names_the_env_and_the_pool_goes_on(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.EnvError, match="too bad") as caught:
+        pool.call("complain", "too bad", env_ids=[1])
+    assert caught.value.env_id == 1
+    assert "ValueError" in caught.value.error_type
+    with pytest.raises(stepmill.EnvError, match="nonesuch"):
+        pool.call("nonesuch")
+    assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]
+
+
+def test_a_result_of_a_call_may_be_large(pool_of):
+    pool = pool_of([_LibraryEnv] * 2)
+    big = np.arange(300_000)
+    for left, right in zip(pool.call("lend", big), (big, big), strict=True):
+        assert np.array_equal(left, right)
+
+
+class _LibraryEnv(CountingEnv):
+    def lend(self, book):
+        return book
+
+
+def test_render_returns_the_named_envs_frames(pool_of):
+    pool = pool_of([partial(CountingEnv, i, render_mode="rgb_array") for i in range(3)])
+    pool.reset(seed=0)
+    pool.step([0] * 3)
+    assert [int(frame[0, 0, 0]) for frame in pool.render()] == [1, 17, 33]
+    assert [int(frame[0, 0, 0]) for frame in pool.render(env_ids=[2])] == [33]
