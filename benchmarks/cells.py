@@ -58,20 +58,20 @@ def _overhead() -> list[Cell]:
 def _bandwidth() -> list[Cell]:
     names = ("gym-async-copy", *PIPES[1:], *PUFFERS, "stepmill-1w", "stepmill-2w")
     shapes = (("image84", "84x84x4 u8"), ("image210", "210x160x3 u8"))
-    return [
-        Cell(2, f"{env}-{n}", f"{title} n={n}", env, n, _pick(names, n)) for env, title in shapes for n in (8, 32)
-    ]
+    return [Cell(2, f"{env}-{n}", f"{title} n={n}", env, n, _pick(names, n)) for env, title in shapes for n in (8, 32)]
 
 
 def _stragglers() -> list[Cell]:
     return [
         Cell(3, "sleep-32", "sleep 1 ms cv 1, n=32", "sleep1ms", 32, _waiting_engines(32, 8), 32),
         Cell(3, "cpu-32", "CPU 200 µs cv 1, n=32", "cpu200us", 32, _computing_engines(32, 8), NUM_CORES),
-        Cell(3, "slowreset-16", "20 µs steps, 10 ms resets, n=16", "slowreset", 16, _computing_engines(16, 4), NUM_CORES),
+        Cell(
+            3, "slowreset-16", "20 µs steps, 10 ms resets, n=16", "slowreset", 16, _computing_engines(16, 4), NUM_CORES
+        ),
     ]
 
 
-def _async_peers(num_envs: int, batch: int, puffer_workers: int) -> tuple[EngineSpec, ...]:
+def _async_peers(batch: int, puffer_workers: int) -> tuple[EngineSpec, ...]:
     puffer = ENGINES["puffer-2w-async"].with_options(
         f"PufferLib, {puffer_workers} workers, async", num_workers=puffer_workers, batch_size=batch, sync_traj=False
     )
@@ -88,7 +88,7 @@ def _waiting_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
     sync = {"num_workers": num_envs}
     return (
         *(ENGINES[name] for name in PIPES),
-        *_async_peers(num_envs, batch, num_envs),
+        *_async_peers(batch, num_envs),
         ENGINES["stepmill-thread"].with_options(f"**stepmill** {num_envs} threads, sync", **sync),
         ENGINES["stepmill-2w"].with_options(f"**stepmill** {num_envs} workers, sync", **sync),
         ENGINES["stepmill-async-thread"].with_options(f"**stepmill** {num_envs} threads, async", **many),
@@ -102,7 +102,7 @@ def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
         ENGINES["ceiling"],
         *(ENGINES[name] for name in PIPES),
         ENGINES["puffer-2w-sync"],
-        *_async_peers(num_envs, batch, num_envs // batch),
+        *_async_peers(batch, num_envs // batch),
         ENGINES["stepmill-2w"].with_options("**stepmill** 2 workers, sync"),
         ENGINES["stepmill-async"].with_options("**stepmill** 2 workers, async", batch_size=batch),
     )

@@ -75,13 +75,14 @@ def pss_mb(root: int) -> tuple[float, float]:
 
 def open_files(root: int) -> int:
     """How many descriptors a tree has open."""
-    count = 0
-    for pid in tree_of(root):
-        try:
-            count += len(os.listdir(f"/proc/{pid}/fd"))
-        except OSError:
-            continue
-    return count
+    return sum(_open_files_of(pid) for pid in tree_of(root))
+
+
+def _open_files_of(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
 
 
 def _stat_fields(pid: int) -> list[str] | None:

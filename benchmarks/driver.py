@@ -107,7 +107,13 @@ def main() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     replies = _private_stdout()
     driver = Driver()
-    ops = {"start": driver.start, "prepare": driver.prepare, "run": driver.run, "steps": driver.steps, "close": driver.close}
+    ops = {
+        "start": driver.start,
+        "prepare": driver.prepare,
+        "run": driver.run,
+        "steps": driver.steps,
+        "close": driver.close,
+    }
     # A private working directory: PufferLib, for one, leaves a link in the one it is imported in.
     with tempfile.TemporaryDirectory(prefix="stepmill-bench-", ignore_cleanup_errors=True) as scratch:
         os.chdir(scratch)

@@ -35,7 +35,9 @@ _ALL = (
     EngineSpec("ceiling", "**ceiling** (two pinned loops)", "ceiling"),
     EngineSpec("gym-sync", "Gymnasium Sync", "gym_sync", packages=("gymnasium",)),
     EngineSpec("gym-async", "Gymnasium Async, copy=False", "gym_async", packages=("gymnasium",)),
-    EngineSpec("gym-async-copy", "Gymnasium Async, copy=True", "gym_async", options={"copy": True}, packages=("gymnasium",)),
+    EngineSpec(
+        "gym-async-copy", "Gymnasium Async, copy=True", "gym_async", options={"copy": True}, packages=("gymnasium",)
+    ),
     EngineSpec("gym-numpy", "Gymnasium make_vec, NumPy batch", "gym_numpy", packages=("gymnasium",)),
     EngineSpec("sb3", "SB3 SubprocVecEnv", "sb3", packages=("stable-baselines3",)),
     EngineSpec("tianshou", "Tianshou ShmemVectorEnv", "tianshou_venv", packages=("tianshou",)),

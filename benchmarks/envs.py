@@ -52,7 +52,7 @@ class _TimedEnv(gymnasium.Env):  # type: ignore[type-arg]
     def __init__(self, index: int, mean_s: float) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, np.inf, (2,), np.float64)
         self.action_space = gymnasium.spaces.Discrete(4)
-        self._rng = random.Random(index)  # noqa: S311 (durations, not secrets)
+        self._rng = random.Random(index)
         self._sigma = math.sqrt(math.log(2.0))
         self._mu = math.log(mean_s) - self._sigma**2 / 2
         self._used_s = 0.0

@@ -73,7 +73,9 @@ DIENGINE_PACKAGES = (
     "yapf",
 )
 PUFFER_FILES = ("pufferlib.py", "emulation.py", "spaces.py", "vector.py")
-PUFFER_INIT = '"""The vector files of PufferLib 3.0.0, without its compiled parts."""\n\nfrom pufferlib.pufferlib import *\n'
+PUFFER_INIT = (
+    '"""The vector files of PufferLib 3.0.0, without its compiled parts."""\n\nfrom pufferlib.pufferlib import *\n'
+)
 GYM_STUB = '"""Stands in for gym, which PufferLib only asks for its spaces."""\n\nfrom gymnasium import spaces\n'
 
 

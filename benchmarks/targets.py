@@ -27,7 +27,9 @@ class Target:
     later: str = ""
 
 
-def _row(cells: tuple[str, ...], ours: tuple[str, ...], factors: tuple[float, ...], theirs: tuple[str, ...]) -> list[Target]:
+def _row(
+    cells: tuple[str, ...], ours: tuple[str, ...], factors: tuple[float, ...], theirs: tuple[str, ...]
+) -> list[Target]:
     return [Target(cell, ours, factor, theirs) for cell, factor in zip(cells, factors, strict=True)]
 
 

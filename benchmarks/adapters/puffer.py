@@ -13,8 +13,8 @@ from benchmarks.places import PUFFER
 
 sys.path.insert(0, str(PUFFER))
 
-import pufferlib.emulation  # noqa: E402
-import pufferlib.vector  # noqa: E402
+import pufferlib.emulation
+import pufferlib.vector
 
 
 class Engine(Adapter):
@@ -23,7 +23,9 @@ class Engine(Adapter):
     def start(self) -> None:
         options = self.job.options
         self.batch_size = options.get("batch_size", self.num_envs)
-        creators = [functools.partial(pufferlib.emulation.GymnasiumPufferEnv, env_creator=make) for make in self.job.env_fns]
+        creators = [
+            functools.partial(pufferlib.emulation.GymnasiumPufferEnv, env_creator=make) for make in self.job.env_fns
+        ]
         is_ordered = options.get("sync_traj", True)
         self.envs = pufferlib.vector.Multiprocessing(
             creators,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stepmill
-
 from benchmarks.adapters.base import Adapter
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stepmill
-
 from benchmarks.adapters.gym_sync import Engine as SyncEngine
 
 

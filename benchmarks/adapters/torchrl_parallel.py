@@ -28,13 +28,15 @@ class Engine(Adapter):
         start_method = self.job.options.get("start_method", "fork")
         self.envs = ParallelEnv(self.num_envs, fns, mp_start_method=start_method, serial_for_single=False)
         self._state = self.envs.reset()
+        # Observations that look like images are called pixels.
+        self._key = ("next", "pixels" if "pixels" in self._state.keys() else "observation")  # noqa: SIM118 (a TensorDict)
         self._tensors = [torch.from_numpy(actions) for actions in self.actions]
 
     def advance(self) -> int:
         self.turn = (self.turn + 1) & 63
         self._state["action"] = self._tensors[self.turn]
         result, self._state = self.envs.step_and_maybe_reset(self._state)
-        obs = result["next", "observation"]
+        obs = result[self._key]
         if self.job.is_timed:
             self.note_times(obs.numpy())
         else:

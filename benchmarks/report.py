@@ -1,0 +1,138 @@
+"""Tables from raw results: `python -m benchmarks.report RESULTS.json [MORE.json]`; later files win, cell by cell and engine by engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.cells import SECTIONS
+from benchmarks.targets import TARGETS, Target
+
+Cells = dict[str, dict[str, Any]]
+
+
+def to_markdown(results: dict[str, Any]) -> str:
+    """All tables of a run, each followed by its targets and by what could not be measured."""
+    plan = results["plan"]
+    lines = ["# stepmill benchmarks", "", *machine.as_markdown(results["machine"])]
+    lines.append(
+        f"- Rounds of {plan['seconds']} s, engines of a cell interleaved, medians over at least {plan['rounds']} quiet rounds; "
+        "† marks cells for which too few rounds were quiet (the quietest count then)."
+    )
+    cells: Cells = results["cells"]
+    for section, title in SECTIONS.items():
+        mine = {key: cell for key, cell in cells.items() if cell["section"] == section}
+        if mine:
+            lines += ["", f"## {section}. {title}", "", *_table(mine), "", *_targets(mine), *_failures(mine)]
+    return "\n".join(lines) + "\n"
+
+
+def merge(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One set of results from several runs."""
+    merged: dict[str, Any] = {**parts[-1], "cells": {}}
+    cells: Cells = merged["cells"]
+    for part in parts:
+        for key, cell in part["cells"].items():
+            known = cells.setdefault(key, {**cell, "engines": {}})
+            known["engines"].update(cell["engines"])
+    return merged
+
+
+def show_value(value: float | None, cell: dict[str, Any]) -> str:
+    """A value in its cell's unit: 1.16M, 289k, 62.6 %, 0.18 s."""
+    if value is None:
+        return "failed"
+    unit = cell["unit"]
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    if unit:
+        return f"{value:.3g} {unit}"
+    if value >= 1e6:
+        return f"{value / 1e6:.2f}M"
+    return f"{value / 1e3:.0f}k" if value >= 1e5 else f"{value / 1e3:.1f}k"
+
+
+def _table(cells: Cells) -> list[str]:
+    titles: dict[str, str] = {}
+    for cell in cells.values():
+        for name, engine in cell["engines"].items():
+            titles.setdefault(name, engine["title"])
+    head = "| | " + " | ".join(cell["title"] for cell in cells.values()) + " |"
+    lines = [head, "|---|" + "---|" * len(cells)]
+    for name in sorted(titles, key=lambda name: name.startswith("stepmill")):
+        row = [_entry(cell, name) for cell in cells.values()]
+        lines.append(f"| {titles[name]} | " + " | ".join(row) + " |")
+    return lines
+
+
+def _entry(cell: dict[str, Any], name: str) -> str:
+    engine = cell["engines"].get(name)
+    if engine is None:
+        return "–"
+    return show_value(engine["value"], cell) + ("†" if engine["is_noisy"] and engine["value"] is not None else "")
+
+
+def _targets(cells: Cells) -> list[str]:
+    rows = [_judge(target, cells[target.cell]) for target in TARGETS if target.cell in cells]
+    rows = [row for row in rows if row]
+    return ["| cell | target | reached | |", "|---|---|---|---|", *rows] if rows else []
+
+
+def _judge(target: Target, cell: dict[str, Any]) -> str:
+    ours, who = _best(cell, target.ours, smallest=target.at_most)
+    if who is None:
+        return ""
+    theirs, rival = _best(cell, target.theirs)
+    who_title = cell["engines"][who]["title"].replace("**", "")
+    wanted = f"{who_title} {'≤' if target.at_most else '≥'} {_demand(target, cell, rival)}"
+    if ours is None or (target.theirs and not theirs):
+        return f"| {cell['title']} | {wanted} | not measured | ? |"
+    reached = ours / theirs if theirs else ours
+    is_met = reached <= target.factor if target.at_most else reached >= target.factor
+    shown = f"{reached:.3g}×" if theirs else show_value(ours, cell)
+    verdict = "met" if is_met else "**missed**" + (f" (later: {target.later})" if target.later else "")
+    return f"| {cell['title']} | {wanted} | {shown} | {verdict} |"
+
+
+def _demand(target: Target, cell: dict[str, Any], rival: str | None) -> str:
+    if not target.theirs:
+        return show_value(target.factor, cell)
+    name = rival or target.theirs[0]
+    title = cell["engines"][name]["title"].replace("**", "") if name in cell["engines"] else name
+    best = "best of " if len(target.theirs) > 1 else ""
+    return f"{target.factor:g}× {best}{title}"
+
+
+def _best(cell: dict[str, Any], names: Sequence[str], *, smallest: bool = False) -> tuple[float | None, str | None]:
+    """The best value among engines, and whose it is; the name alone when none of those present has a value."""
+    present = [name for name in names if name in cell["engines"]]
+    valued = [(cell["engines"][name]["value"], name) for name in present if cell["engines"][name]["value"] is not None]
+    if not valued:
+        return None, present[0] if present else None
+    return min(valued) if smallest else max(valued)
+
+
+def _failures(cells: Cells) -> list[str]:
+    lines = [
+        f"- {engine['title']}, {cell['title']}: {engine['failure']}"
+        for cell in cells.values()
+        for engine in cell["engines"].values()
+        if engine["failure"]
+    ]
+    return ["", "Not measured:", "", *sorted(set(lines))] if lines else []
+
+
+def main() -> None:
+    """Print the tables of one or more raw results."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description="Tables from raw results.")
+    parser.add_argument("results", nargs="+", type=Path)
+    paths: list[Path] = parser.parse_args().results
+    print(to_markdown(merge([json.loads(path.read_text()) for path in paths])), end="")
+
+
+if __name__ == "__main__":
+    main()
