@@ -1,0 +1,200 @@
+"""The native core of stepmill."""
+
+from collections.abc import Callable, Sequence
+
+
+POOL_CONTROL_BYTES: int = 320
+
+def worker_control_bytes(num_servers: int) -> int:
+    """Bytes of one worker's control words."""
+
+def register_errors(usage: object, busy: object, closed: object, bug: object) -> None:
+    """Hand in the error classes that native code raises."""
+
+class Slab:
+    """One mapped slab of shared memory; slab/layout.py says what lies where."""
+
+    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int]) -> None: ...
+
+    def format(self) -> None:
+        """Write the header. The pool's, once, before a worker attaches."""
+
+    def set_spinning(self, max_spinners: int, spin_ns: int) -> None:
+        """
+        Say how many threads of this pool may spin at a time, and a worker's longest spin.
+        """
+
+    def worker_stats(self, worker: int) -> dict:
+        """Seconds in envs and waiting, steps and resets of one worker."""
+
+    def is_dead(self, worker: int) -> bool: ...
+
+class Lease:
+    """
+    Base object of leased arrays: while it lives, their slot is not written.
+    """
+
+LOOP_REQUEST: int = 0
+
+LOOP_STOP: int = 1
+
+class Loop:
+    """The hot loop of one worker."""
+
+    def __init__(self, slab: Slab, worker: int, envs: list, settings: dict) -> None: ...
+
+    def run(self) -> int:
+        """
+        Serve commands until a slow request or the end comes; waits without the GIL.
+        """
+
+    def run_server(self, server: int) -> bool:
+        """
+        Do the outstanding command of a server (its number in this worker); False if there is none.
+        """
+
+    def run_until(self, server: int, after_ticket: int) -> None:
+        """
+        Do a server's outstanding command if its ticket is at most after_ticket.
+        """
+
+    def refresh(self) -> None:
+        """Look up step and reset of every env again."""
+
+    def requests_seen(self, count: int) -> None:
+        """Say how many slow requests were handled so far."""
+
+    def release(self) -> None:
+        """Drop every reference to Python objects."""
+
+class Ledger:
+    """The pool's books, and its hot path."""
+
+    def __init__(self, slab: Slab, settings: dict) -> None: ...
+
+    def attach_inline(self, loop: object) -> None:
+        """Run commands in the caller, by this loop (the serial backend)."""
+
+    def step(self, actions: object) -> object:
+        """Step all envs; Gymnasium's five values, or None when a fault is there."""
+
+    def send(self, actions: object, env_ids: object | None = None) -> None:
+        """Command a step of some or all envs."""
+
+    def send_reset(self, env_ids: object | None, seeds: object, blobs: object) -> None:
+        """Command resets; a seed and a blob, or None, per env."""
+
+    def wait(self, min_envs: int, timeout_s: object | None = None) -> int:
+        """0: that many are ready, 1: a fault is there, 2: timed out."""
+
+    def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
+        """The same for all of these envs that are busy."""
+
+    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> object:
+        """Receive ready envs, longest-waiting first: a Batch's six fields."""
+
+    def collect_rows(self, env_ids: object) -> object:
+        """
+        Receive these envs: newest observations of all envs, infos at their rows.
+        """
+
+    def collect_ready(self) -> object:
+        """Gymnasium's five values if all envs are ready, else None."""
+
+    def observe(self, env_ids: object | None = None) -> object:
+        """Newest observations of envs, a fresh copy."""
+
+    def take_faults(self) -> list:
+        """
+        (env_id, kind, record bytes or None) of every fault there is; those envs are FAULTED now.
+        """
+
+    def discard(self, env_ids: object | None) -> None:
+        """Drop the results of these envs that are done."""
+
+    def ready_ids(self) -> list:
+        """Envs whose result can be received."""
+
+    def states(self) -> list:
+        """Per env: 0 idle, 1 busy, 2 ready, 3 faulted."""
+
+    def num_pending(self) -> int:
+        """Envs commanded and not yet received."""
+
+    def num_held(self) -> int:
+        """Result slots that leases hold."""
+
+    def ticket_of(self, env_id: int) -> int:
+        """Number of the command last given to the env."""
+
+    def post_request(self, worker: int) -> None:
+        """Tell a worker that a slow request waits in its mailbox."""
+
+    def set_eager(self, is_eager: bool) -> None:
+        """Whether workers report each result at once, or a group at a time."""
+
+    def close(self) -> None:
+        """
+        Tell the workers to end, wake a waiter, refuse further use. From any thread.
+        """
+
+    def release(self) -> None:
+        """Drop every reference to Python objects."""
+
+def encode(obj: object, pickler: Callable[[object], bytes] | None) -> bytes:
+    """
+    Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` takes what the codec does not know.
+    """
+
+def decode(data: bytes, unpickler: Callable[[bytes], object] | None) -> object:
+    """
+    Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.
+    """
+
+EXIT_LEARNER_GONE: int = 66
+
+def watch_parent(pidfd: int) -> None:
+    """
+    End this process, by a native thread, as soon as the process behind `pidfd` has ended. Keeps a duplicate.
+    """
+
+def pidfd_open(pid: int) -> int:
+    """
+    Return a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.
+    """
+
+def pidfd_send_signal(pidfd: int, signal: int) -> None:
+    """
+    Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
+    """
+
+def usable_cores() -> int:
+    """
+    Return the number of cores this process may use: affinity mask and cgroup quota, at least 1.
+    """
+
+class Reaper:
+    """
+    Watches workers and deadlines in a native thread; makes faults of deaths and hangs.
+    """
+
+    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None) -> None: ...
+
+    def watch(self, worker: int, pidfd: int = -1) -> None:
+        """
+        Watch a worker that lives from now on: the process behind `pidfd` (duplicated), or a thread if it is -1.
+        """
+
+    def forget(self, worker: int) -> None:
+        """Watch a worker no longer: its end is expected."""
+
+    def declare_dead(self, worker: int) -> None:
+        """Treat a worker thread that has ended like a process that died."""
+
+    def slow_commands(self, min_s: float) -> list[tuple[int, int, float]]:
+        """
+        Return (worker, server, seconds) of each command that has run for `min_s` or longer, to a second.
+        """
+
+    def stop(self) -> None:
+        """End the thread; idempotent. Deaths go unnoticed from then on."""
