@@ -1,0 +1,277 @@
+"""What `VectorEnv` and `make_vec` check before, and beside, stepping."""
+
+import multiprocessing
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+import stepmill
+from stepmill.frontends.gymnasium.errors import (
+    ClosedVectorEnvError,
+    MissingModuleError,
+    NothingPendingError,
+    PendingCallError,
+    SpaceMismatchError,
+    WaitTimeout,
+)
+from stepmill.frontends.gymnasium.spaces import batch_observations, check_spaces, read_spaces
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, UsageError
+from stepmill.spec.tree import Opaque
+
+BOX, WIDE, LONG = spaces.Box(0, 1, (2,)), spaces.Box(0, 5, (2,)), spaces.Box(0, 1, (3,))
+TWO, THREE = spaces.Discrete(2), spaces.Discrete(3)
+
+
+@pytest.fixture
+def cartpoles():
+    made = []
+
+    def make(num_envs=3, **kwargs):
+        made.append(stepmill.make_vec("CartPole-v1", num_envs, backend="serial", **kwargs))
+        return made[-1]
+
+    yield make
+    for envs in made:
+        envs.close()
+    made.clear()
+
+
+# ---- errors of two families
+
+
+@pytest.mark.parametrize(
+    ("error", "ours", "theirs"),
+    [
+        (PendingCallError("a", "step"), BusyEnvError, gymnasium.error.AlreadyPendingCallError),
+        (NothingPendingError("a", "step"), UsageError, gymnasium.error.NoAsyncCallError),
+        (ClosedVectorEnvError("a"), ClosedPoolError, gymnasium.error.ClosedEnvironmentError),
+        (WaitTimeout("a", env_ids=[1], timeout_s=2.0), RecvTimeout, multiprocessing.TimeoutError),
+        (SpaceMismatchError("a"), UsageError, RuntimeError),
+        (MissingModuleError("a"), UsageError, ModuleNotFoundError),
+    ],
+)
+def test_errors_are_ours_and_gymnasiums_and_pickle(error, ours, theirs):
+    assert isinstance(error, ours)
+    assert isinstance(error, theirs)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.__dict__) == (type(error), "a", error.__dict__)
+
+
+# ---- spaces
+
+
+def test_spaces_that_came_as_the_same_bytes_are_one_object():
+    specs = [EnvSpec(observation=Opaque(), action=Opaque(), spaces=pickle.dumps((BOX, TWO))) for _ in range(3)]
+    first, *others = read_spaces(specs)
+    assert first == (BOX, TWO)
+    assert all(pair is first for pair in others)
+
+
+def test_observation_spaces_batch_as_the_mode_says():
+    batched, single = batch_observations([BOX, WIDE], "different")
+    assert single is BOX
+    assert batched == spaces.Box(np.zeros((2, 2), "f4"), np.array([[1, 1], [5, 5]], "f4"))
+    assert batch_observations([BOX, BOX], "same")[0] == spaces.Box(0, 1, (2, 2))
+    assert batch_observations([BOX, WIDE], (LONG, WIDE)) == (LONG, WIDE)
+
+
+@pytest.mark.parametrize("mode", ["all", (BOX,), None, 3])
+def test_an_unknown_observation_mode_is_refused(mode):
+    with pytest.raises(UsageError, match="is neither 'same', nor 'different', nor a tuple"):
+        batch_observations([BOX], mode)
+
+
+def test_a_tuple_of_other_things_is_a_type_error():
+    with pytest.raises(TypeError, match="tuple of Box and int; give two Spaces"):
+        batch_observations([BOX], (BOX, 3))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "is_same", "text"),
+    [
+        (
+            [(BOX, TWO), (BOX, TWO), (WIDE, TWO)],
+            True,
+            "env 2 has the observation space .* use observation_mode='different'",
+        ),
+        ([(BOX, TWO), (LONG, TWO)], False, "env 1 has the observation space .* which has not the structure"),
+        ([(BOX, TWO), (spaces.Box(0, 1, (2,)), THREE)], True, "env 1 has the action space .* make all envs' action"),
+    ],
+)
+def test_an_env_whose_spaces_differ_is_named(pairs, is_same, text):
+    with pytest.raises(SpaceMismatchError, match=text):
+        check_spaces(pairs, BOX, is_same=is_same)
+
+
+def test_bounds_may_differ_where_the_mode_allows_it():
+    check_spaces([(BOX, TWO), (WIDE, TWO)], BOX, is_same=False)
+
+
+# ---- make_vec
+
+
+def test_a_spec_makes_the_same_vector_env_again(cartpoles):
+    envs = cartpoles(2, sutton_barto_reward=True, copy=True)
+    assert envs.spec.id == "CartPole-v1"
+    assert envs.spec.kwargs == {
+        "sutton_barto_reward": True,
+        "num_envs": 2,
+        "vector_kwargs": {"backend": "serial", "copy": True},
+    }
+    again = stepmill.make_vec(envs.spec)
+    assert (again.num_envs, again.copy, again.spec) == (2, True, envs.spec)
+    again.close()
+    assert repr(envs) == "VectorEnv(CartPole-v1, num_envs=2)"
+    assert (
+        gymnasium.spec("CartPole-v1").kwargs.keys()
+        == {"sutton_barto_reward"} & gymnasium.spec("CartPole-v1").kwargs.keys()
+    )
+
+
+def test_wrappers_go_around_every_env(cartpoles):
+    envs = cartpoles(2, wrappers=[lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 3 * reward)])
+    envs.reset(seed=0)
+    assert envs.step(np.array([0, 1]))[1].tolist() == [3, 3]
+
+
+def test_an_argument_named_like_ours_reaches_the_env_by_env_kwargs(cartpoles):
+    with pytest.raises(stepmill.EnvError, match="copy"):
+        cartpoles(2, env_kwargs={"copy": 3})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_envs": 0}, "num_envs=0 must be a whole number"),
+        ({"num_envs": 2.5}, "num_envs=2.5 must be a whole number"),
+        ({"num_envs": True}, "num_envs=True must be a whole number"),
+        ({"vectorization_mode": "sync"}, "takes no vectorization_mode; choose backend='serial'"),
+        ({"vector_kwargs": {"backend": "serial"}}, "backend came both by name"),
+        ({"gravity": 1, "env_kwargs": {"gravity": 2}}, "gravity came both by name"),
+        ({"options": stepmill.PoolOptions(backend="thread")}, "backend is given twice: 'serial', and 'thread'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(cartpoles, arguments, text):
+    with pytest.raises(UsageError, match=text):
+        cartpoles(**{"num_envs": 2, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "error", "text"),
+    [
+        ("CartPoll-v1", gymnasium.error.NameNotFound, "Did you mean: `CartPole`?"),
+        ("CartPole-v9", gymnasium.error.VersionNotFound, "v9"),
+        ("no_such_module_here:Env-v0", ModuleNotFoundError, "module 'no_such_module_here', which should register"),
+        (3, TypeError, "id=3 is a int"),
+        ("not an id!", gymnasium.error.Error, "Malformed"),
+    ],
+)
+def test_an_unknown_id_is_refused_before_anything_starts(env_id, error, text):
+    with pytest.raises(error, match=text):
+        stepmill.make_vec(env_id, 2)
+
+
+def test_an_id_may_name_the_module_that_registers_it():
+    envs = stepmill.make_vec("gymnasium.envs:CartPole-v1", 2, backend="serial")
+    assert envs.spec.id == "CartPole-v1"
+    envs.close()
+
+
+def test_an_id_without_version_is_the_latest_and_says_so():
+    with pytest.warns(UserWarning, match="the latest, CartPole-v1, is used"):
+        stepmill.make_vec("CartPole", 1, backend="serial").close()
+    with pytest.warns(DeprecationWarning, match="CartPole-v0 is out of date"):
+        stepmill.make_vec("CartPole-v0", 1, backend="serial").close()
+
+
+def test_a_spec_without_a_single_env_is_refused():
+    with pytest.raises(UsageError, match="Odd-v0 has no entry point"):
+        stepmill.make_vec(GymnasiumSpec("Odd-v0", vector_entry_point="a:b"), 2)
+
+
+# ---- one thing at a time
+
+
+def test_everything_is_refused_while_a_step_is_pending(cartpoles):
+    envs = cartpoles(2)
+    envs.reset(seed=0)
+    envs.step_async(np.array([0, 1]))
+    for use in (
+        lambda: envs.step(np.array([0, 1])),
+        lambda: envs.step_async(np.array([0, 1])),
+        envs.reset,
+        envs.reset_async,
+        lambda: envs.call("gravity"),
+        lambda: envs.get_attr("gravity"),
+        lambda: envs.set_attr("gravity", 1),
+        envs.render,
+    ):
+        with pytest.raises(PendingCallError, match="while a step is pending; call step_wait") as caught:
+            use()
+        assert caught.value.name == "step"
+    with pytest.raises(NothingPendingError, match="no reset is pending"):
+        envs.reset_wait()
+    assert envs.step_wait()[0].shape == (2, 4)
+
+
+def test_a_closed_vector_env_refuses_everything(cartpoles):
+    envs = cartpoles(2)
+    envs.close()
+    envs.close()
+    for use in (envs.reset, envs.step_wait, envs.call_wait, lambda: envs.step(np.array([0, 1])), envs.render):
+        with pytest.raises(ClosedVectorEnvError, match="came after close"):
+            use()
+
+
+@pytest.mark.parametrize("name", ["step", "reset", "close"])
+def test_the_envs_api_cannot_be_called_behind_the_engines_back(cartpoles, name):
+    with pytest.raises(UsageError, match=f"use {name}\\(\\) of the vector env"):
+        cartpoles(2).call(name)
+
+
+def test_options_are_never_changed(cartpoles):
+    options = {"reset_mask": np.array([True, False]), "low": -0.01, "high": 0.01}
+    before = dict(options)
+    envs = cartpoles(2)
+    envs.reset(seed=0)
+    envs.reset(seed=0, options=options)
+    assert options == before
+
+
+# ---- batched envs
+
+
+def sync_cartpoles(num_envs=2, **kwargs):
+    return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * num_envs, **kwargs)
+
+
+def test_batched_envs_are_as_many_rows_as_they_have():
+    envs = stepmill.VectorEnv([sync_cartpoles] * 2, backend="serial")
+    flat = stepmill.make_vec("CartPole-v1", 4, backend="serial")
+    assert envs.num_envs == 4
+    assert envs.observation_space == flat.observation_space
+    assert np.array_equal(envs.reset(seed=3)[0], flat.reset(seed=3)[0])
+    actions = np.array([0, 1, 1, 0])
+    for ours, theirs in zip(envs.step(actions)[:4], flat.step(actions)[:4], strict=True):
+        assert np.array_equal(ours, theirs)
+    envs.set_attr("gravity", [1.0, 2.0, 3.0, 4.0])
+    assert envs.get_attr("gravity") == (1.0, 2.0, 3.0, 4.0)
+    mask = np.array([False, True, False, False])
+    old = envs.step(actions)[0].copy()
+    new = envs.reset(seed=3, options={"reset_mask": mask})[0]
+    assert np.array_equal(new[~mask], old[~mask])
+    assert np.array_equal(new[1], flat.reset(seed=3)[0][1])
+    envs.close()
+    flat.close()
+
+
+def test_batched_envs_must_reset_themselves_in_the_mode_that_was_asked_for():
+    with pytest.raises(
+        UsageError, match="reset themselves with autoreset_mode='NextStep', and 'SameStep' was asked for"
+    ):
+        stepmill.VectorEnv([sync_cartpoles] * 2, backend="serial", autoreset_mode="SameStep")
