@@ -153,7 +153,7 @@ void Loop::finish_command(std::uint32_t local) { envs_.at(local).done = words_.t
 
 void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
-    if (!take_command(words_.state[local], ticket)) {
+    if (!is_inline_ && !take_command(words_.state[local], ticket)) {
         served.done = ticket;  // condemned before it began
         return;
     }

@@ -67,12 +67,14 @@ class Loop {
     PyObject* interned(const Leaf& leaf, const std::byte* value);
     void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
     bool write_result(std::uint32_t local, Result& result);
-    bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, nb::list& opaques);
+    bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
     bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
     void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end);
     bool write_payload(std::uint32_t local, PyObject* payload);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
+    // In line there is no reaper to lose a command to, and the two locked instructions are saved.
+    bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
     void finish(std::uint32_t local, std::uint32_t ticket);
     void flush();
     void wait(std::uint32_t seen);

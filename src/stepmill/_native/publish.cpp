@@ -27,7 +27,7 @@ PyObject* raised_exception() {
 }  // namespace
 
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
-    if (!claim_result(words_.state[local], ticket)) return;  // condemned: the memory belongs to someone else now
+    if (!claim(local, ticket)) return;  // condemned: the memory belongs to someone else now
     if (!write_result(local, result)) {
         publish_fault(local, ticket, Fault::BAD_OUTPUT, words_.command[local] == static_cast<std::uint8_t>(Command::RESET) ? "output of reset" : "output of step", true);
         return;
@@ -39,6 +39,7 @@ void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
 void Loop::finish(std::uint32_t local, std::uint32_t ticket) {
     // The release makes every byte above visible to who sees done == ticket.
     words_.done[local].store(ticket, std::memory_order_release);
+    if (is_inline_) return;  // nobody waits to be woken
     ++group_;
     if (pool_->eager.load(std::memory_order_relaxed) != 0) flush();
 }
@@ -59,7 +60,8 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
         PyErr_Format(PyExc_TypeError, "info must be a dict, got %R", reinterpret_cast<PyObject*>(Py_TYPE(result.info.ptr())));
         return false;
     }
-    nb::list opaques, final_opaques;
+    nb::object opaques, final_opaques;
+    if (obs_.num_opaques != 0) opaques = nb::list(), final_opaques = nb::list();
     if (!write_obs(result.obs.ptr(), row, words_.slot[local], false, opaques)) return false;
     if (result.final_obs) {
         if (!write_obs(result.final_obs.ptr(), row, 0, true, final_opaques)) return false;
@@ -69,11 +71,11 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     served.needs_reset = !is_batched_ && !result.final_obs && (result.is_terminated || result.is_truncated);
     if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
     const nb::object none = nb::none();
-    nb::tuple payload = nb::make_tuple(result.info, result.final_info ? result.final_info : none, opaques, final_opaques);
+    nb::tuple payload = nb::make_tuple(result.info, result.final_info ? result.final_info : none, opaques ? opaques : none, final_opaques ? final_opaques : none);
     return write_payload(local, payload.ptr());
 }
 
-bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, nb::list& opaques) {
+bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques) {
     const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
     auto write = [&](const Node& node, PyObject* value) {
         const auto index = static_cast<std::size_t>(node.index);
@@ -184,7 +186,7 @@ void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault,
         was_interrupted_ = true;
         fault = Fault::INTERRUPTED;
     }
-    if (!is_claimed && !claim_result(words_.state[local], ticket)) return;
+    if (!is_claimed && !claim(local, ticket)) return;
     words_.result[local] = 0;
     words_.payload_bytes[local] = 0;
     PyObject* cause = raised ? raised.ptr() : Py_None;

@@ -1,6 +1,7 @@
 #define NO_IMPORT_ARRAY
 #include "tree.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace stepmill {
@@ -35,7 +36,7 @@ int batched_dims(const Leaf& leaf, npy_intp rows, npy_intp* dims) {
 
 bool is_plain(PyArrayObject* array, const Leaf& leaf, const npy_intp* dims, int ndim) {
     if (!leaf.is_native || PyArray_TYPE(array) != leaf.type_num || PyArray_NDIM(array) != ndim || !PyArray_ISCARRAY_RO(array)) return false;
-    if (std::memcmp(PyArray_DIMS(array), dims, static_cast<std::size_t>(ndim) * sizeof(npy_intp)) != 0) return false;
+    if (!std::equal(dims, dims + ndim, PyArray_DIMS(array))) return false;
     return PyArray_ITEMSIZE(array) == static_cast<npy_intp>(PyDataType_ELSIZE(leaf.dtype()));
 }
 
@@ -44,7 +45,7 @@ bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const np
     nb::object source = nb::steal(PyArray_FROM_O(value));
     if (!source) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(source.ptr());
-    if (PyArray_NDIM(array) != ndim || std::memcmp(PyArray_DIMS(array), dims, static_cast<std::size_t>(ndim) * sizeof(npy_intp)) != 0) {
+    if (PyArray_NDIM(array) != ndim || !std::equal(dims, dims + ndim, PyArray_DIMS(array))) {
         PyErr_Format(PyExc_ValueError, "leaf %s has shape %s, but its space says %s", leaf.path.c_str(),
                      shape_text(PyArray_DIMS(array), PyArray_NDIM(array)).c_str(), shape_text(dims, ndim).c_str());
         return false;
