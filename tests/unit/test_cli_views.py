@@ -130,7 +130,7 @@ def test_the_summary_tells_people_of_every_worker():
     text = summary_text(SETUP, snapshot(), is_interrupted=True)
     assert text.splitlines()[0].endswith("seed 3, interrupted")
     assert "none ended" in text
-    assert "worker 1      env 60 %, waiting 30 %, engine 10 %, 250.0 steps/s" in text
+    assert "worker 1      env 60 %, waiting 30 %, 250.0 steps/s" in text
 
 
 def test_the_summary_of_many_workers_stays_short():

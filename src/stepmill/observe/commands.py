@@ -21,6 +21,7 @@ from stepmill.observe.report import PlainView, QuietView, View, plural, summary_
 from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.spec.errors import StepmillError, UsageError
+from stepmill.spec.options import BackendName
 
 if TYPE_CHECKING:
     import gymnasium
@@ -177,8 +178,8 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
         setup = Setup(
             env_id=choice.env_id,
             num_envs=plan.num_envs,
-            num_workers=len(pool.stats()["workers"]),
-            backend=request.backend,
+            num_workers=pool.num_workers,
+            backend=backend_of(pool),
             batch_size=plan.batch_size,
             policy=request.policy,
             seed=plan.seed,
@@ -194,6 +195,14 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
         except KeyboardInterrupt:
             is_interrupted = True
         return setup, running.finish(), is_interrupted
+
+
+def backend_of(pool: Pool) -> str:
+    """Return the name of the backend that runs, where "auto" was asked for, too."""
+    from stepmill.pool.start import choose_backend
+
+    chosen = choose_backend(pool.num_envs, pool.options)
+    return chosen.value if isinstance(chosen, BackendName) else type(chosen).__name__
 
 
 def action_space(pool: Pool) -> gymnasium.Space[object]:

@@ -29,9 +29,9 @@ FRAME_COLUMNS = 4
 LINES_BESIDE_WORKERS = 12
 LABEL = "{:<13}"
 NUMBER = "{:>13}  "
-WORKER_HEADINGS = "worker      pid    steps/s     env  waiting  engine   "
-WORKER_CELLS = "{:>6} {:>8} {:>10} {:>7} {:>8} {:>7}   "
-MAX_BAR_WIDTH = 30
+WORKER_HEADINGS = "worker      pid    steps/s     env  waiting   "
+WORKER_CELLS = "{:>6} {:>8} {:>10} {:>7} {:>8}   "
+MAX_BAR_WIDTH = 40
 MIN_BAR_WIDTH = 10
 SPARK_WIDTH = 40
 
@@ -120,23 +120,23 @@ class LiveView:
     def _add_workers(self, body: Text, workers: tuple[WorkerShare, ...], bar_width: int) -> None:
         body.append(WORKER_HEADINGS, "dim")
         if bar_width:
-            body.append("env", "green").append(" engine", "yellow").append(" waiting", "dim")
+            body.append("env", "green").append(" waiting", "dim")
         room = max(1, self._console.height - LINES_BESIDE_WORKERS)
         shown = workers if len(workers) <= room else workers[: max(1, room - 1)]
         for each in shown:
             pid = "-" if each.pid is None else each.pid
-            shares = (percent(each.env_share), percent(each.wait_share), percent(each.engine_share))
+            shares = (percent(each.env_share), percent(each.wait_share))
             body.append(f"\n{WORKER_CELLS.format(each.worker, pid, per_second(each.steps_per_s), *shares)}")
             self._add_bar(body, each, bar_width)
         if len(shown) < len(workers):
             body.append(f"\n... and {plural(len(workers) - len(shown), 'more worker')}", "dim")
 
     def _add_bar(self, body: Text, worker: WorkerShare, width: int) -> None:
-        """Env, engine and waiting, side by side."""
+        """Env and waiting, from both ends of the bar."""
         env = round(worker.env_share * width)
         waiting = min(round(worker.wait_share * width), width - env)
         body.append(self._glyphs[7] * env, "green")
-        body.append(self._glyphs[7] * (width - env - waiting), "yellow")
+        body.append(" " * (width - env - waiting))
         body.append(self._glyphs[8] * waiting, "dim")
 
 

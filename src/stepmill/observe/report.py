@@ -95,8 +95,7 @@ def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str
     ]
     for worker in totals.workers[:MAX_WORKER_LINES]:
         shares = f"env {percent(worker.env_share)}, waiting {percent(worker.wait_share)}"
-        rate = f"engine {percent(worker.engine_share)}, {per_second(worker.steps_per_s)} steps/s"
-        lines.append(_field(f"worker {worker.worker}", f"{shares}, {rate}"))
+        lines.append(_field(f"worker {worker.worker}", f"{shares}, {per_second(worker.steps_per_s)} steps/s"))
     if len(totals.workers) > MAX_WORKER_LINES:
         lines.append(_field("...", f"{len(totals.workers) - MAX_WORKER_LINES} more workers; --json tells of all"))
     return "\n".join(lines)

@@ -1,8 +1,7 @@
 """Drives a pool with a policy, and yields what a viewer wants to know. Who shows it, and how, is not decided here.
 
     Run.snapshots(interval_s) ──► Snapshot, Snapshot, ...      for live.py and report.py
-        │   batch_size == num_envs: policy ─► pool.step
-        └── batch_size <  num_envs: pool.recv ─► policy ─► pool.send(…, env_id)
+        └── pool.recv(batch_size) ─► policy ─► pool.send(…), to all envs, or to those that were received
 
 Counted are steps of envs: the result of a reset, with which every episode begins, is not one.
 """
@@ -105,26 +104,9 @@ class Run:
         return self._compose(now, since=self._first)
 
     def _advance(self) -> Iterator[float]:
-        """Yield the time in seconds after each batch, or after a slice of waiting in vain."""
-        if self._plan.batch_size == self._plan.num_envs:
-            return self._advance_in_step()
-        return self._advance_as_ready()
-
-    def _advance_in_step(self) -> Iterator[float]:
-        batch = self._pool.reset(seed=self._plan.seed)
-        self._count(batch)
-        self._restart_clocks()
-        while True:
-            actions, acted_s = self._act(batch)
-            batch = self._pool.step(actions)
-            now_s = perf_counter()
-            self._pool_s += now_s - acted_s
-            self._count(batch)
-            yield now_s
-
-    def _advance_as_ready(self) -> Iterator[float]:
+        """Yield the time in seconds after each batch, or after a slice of waiting in vain: a slow env freezes no view."""
+        is_in_step = self._plan.batch_size == self._plan.num_envs
         self._pool.reset_async(seed=self._plan.seed)
-        self._restart_clocks()
         while True:
             begun_s = perf_counter()
             try:
@@ -137,7 +119,7 @@ class Run:
             self._pool_s += perf_counter() - begun_s
             actions, acted_s = self._act(batch)
             # Sent before it is counted: the envs need not wait for our books.
-            self._pool.send(actions, batch.env_id)
+            self._pool.send(actions, None if is_in_step else batch.env_id)
             now_s = perf_counter()
             self._pool_s += now_s - acted_s
             self._count(batch)
@@ -163,19 +145,16 @@ class Run:
         self._steps += len(ended) - num_resets
         self._batches += 1
         if ended.any():
-            episode = batch.info["episode"]
-            self._episodes.add(episode["r"][ended], episode["l"][ended])
+            episode = batch.info.get("episode")
+            # An env may have put something of its own under that name, which then stands in the place of the pool's.
+            if isinstance(episode, dict) and "r" in episode and "l" in episode:
+                self._episodes.add(episode["r"][ended], episode["l"][ended])
 
     def _is_over(self, now_s: float) -> bool:
         plan = self._plan
         if plan.max_steps is not None and self._steps >= plan.max_steps:
             return True
         return plan.max_seconds is not None and now_s - self._first.at_s >= plan.max_seconds
-
-    def _restart_clocks(self) -> None:
-        """Leave the start of the envs out of the rates."""
-        self._first = self._mark(perf_counter())
-        self._marks = deque([self._first])
 
     def _snapshot(self, now_s: float) -> Snapshot:
         now = self._mark(now_s)

@@ -31,7 +31,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """Where one worker's time went, as shares of wall time, 0 to 1; what is left of 1 is the engine's own work."""
+    """Where one worker's time went, as shares of wall time, 0 to 1.
+
+    `env_share` is stepping and resetting envs, with the copying of their results; `wait_share` is waiting for actions.
+    """
 
     worker: int
     pid: int | None
@@ -40,10 +43,6 @@ class WorkerShare:
     resets: int
     env_share: float
     wait_share: float
-
-    @property
-    def engine_share(self) -> float:
-        return max(0.0, 1.0 - self.env_share - self.wait_share)
 
 
 @dataclass(frozen=True)
