@@ -46,6 +46,9 @@ class _Waiting(Enum):
     CLOSED = "closed"
 
 
+_NOTHING = _Waiting.NOTHING  # an enum's member is slow to look up, and `step` asks each time
+
+
 class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     """Many Gymnasium envs as one, stepped by stepmill.
 
@@ -125,7 +128,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         Returns:
             observations [N, ...], rewards [N] float64, terminations [N] bool, truncations [N] bool, infos.
         """
-        if self._waiting is not _Waiting.NOTHING:
+        if self._waiting is not _NOTHING:
             self._refuse("step")
         return self._step_fast(actions)
 
