@@ -1,0 +1,188 @@
+// A pool without Python: threads that act as workers, and a parent, which speak the protocol of docs/ARCHITECTURE.md
+// word by word. A worker can be told to die at any step of it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "arena.hpp"
+#include "protocol.hpp"
+#include "reaper.hpp"
+
+namespace stepmill {
+
+// Where in the protocol a worker's threads end without another word.
+enum class DeathPoint { NONE, IDLE, TAKEN, CLAIMED, DONE, COUNTED, SPINNING };
+
+constexpr std::uint64_t LONG_NS = 20'000'000'000;  // who sleeps for so long was not woken
+
+// What server `server` answers to ticket `ticket`.
+inline std::uint64_t answer(std::uint32_t server, std::uint32_t ticket) { return (std::uint64_t{server} << 32 | ticket) * 0x9e3779b97f4a7c15u; }
+
+// One worker: a thread that does what is commanded, in server order, and counts its results in groups.
+class WorkerThread {
+   public:
+    WorkerThread(Slab& slab, std::uint32_t worker, DeathPoint death, unsigned chance)
+        : slab_(slab), worker_(worker), death_(death), chance_(chance), random_(worker * 7919 + chance), thread_([this] { run(); }) {}
+    ~WorkerThread() { thread_.join(); }
+    WorkerThread(const WorkerThread&) = delete;
+    WorkerThread& operator=(const WorkerThread&) = delete;
+
+    bool has_died() const { return has_died_.load(std::memory_order_acquire); }
+
+   private:
+    bool dies_at(DeathPoint point) { return point == death_ && random_() % chance_ == 0; }
+
+    void run() {
+        WorkerControl& control = *slab_.workers[worker_];
+        const auto num_servers = static_cast<std::uint32_t>(slab_.plan.servers[worker_].size());
+        for (std::uint32_t local = 0; local < num_servers; ++local) done_.push_back(slab_.words[worker_].done[local].load(std::memory_order_acquire));
+        while (control.stop.load(std::memory_order_acquire) == 0) {
+            const std::uint32_t seen = control.bell.load(std::memory_order_acquire);
+            const bool has_worked = sweep();
+            if (is_dying_ || (!has_worked && !wait(seen))) {
+                has_died_.store(true, std::memory_order_release);
+                return;
+            }
+        }
+    }
+
+    bool sweep() {
+        ServerWords& words = slab_.words[worker_];
+        std::uint32_t group = 0;
+        bool has_worked = false;
+        for (std::uint32_t local = 0; local < done_.size() && !is_dying_; ++local) {
+            const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+            if (ticket == done_[local]) continue;
+            has_worked = true;
+            done_[local] = ticket;
+            if (!take_command(words.state[local], ticket)) continue;
+            is_dying_ = !perform(local, ticket);
+            if (is_dying_) break;
+            ++group;
+            is_dying_ = dies_at(DeathPoint::DONE);
+        }
+        if (group != 0 && !is_dying_) {
+            count_results(*slab_.pool, group);
+            is_dying_ = dies_at(DeathPoint::COUNTED);
+        }
+        return has_worked;
+    }
+
+    bool perform(std::uint32_t local, std::uint32_t ticket) {
+        WorkerControl& control = *slab_.workers[worker_];
+        ServerWords& words = slab_.words[worker_];
+        control.running.store(words.command[local], std::memory_order_relaxed);
+        control.current.store(local, std::memory_order_release);
+        control.progress.fetch_add(1, std::memory_order_release);
+        if (dies_at(DeathPoint::TAKEN)) return false;
+        if (random_() % 64 == 0) std::this_thread::yield();
+        if (claim_result(words.state[local], ticket)) {
+            const std::uint32_t server = slab_.plan.servers[worker_][local];
+            if (dies_at(DeathPoint::CLAIMED)) return false;
+            observation(slab_, server) = answer(server, ticket);
+            words.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
+            words.done[local].store(ticket, std::memory_order_release);
+        }
+        control.current.store(NO_SERVER, std::memory_order_relaxed);
+        control.progress.fetch_add(1, std::memory_order_release);
+        return true;
+    }
+
+    // False: died.
+    bool wait(std::uint32_t seen) {
+        WorkerControl& control = *slab_.workers[worker_];
+        if (dies_at(DeathPoint::IDLE)) return false;
+        if (acquire_spin(*slab_.pool)) {
+            control.spinning.store(1, std::memory_order_release);
+            const bool is_rung = spin_while(control.bell, seen, now_ns() + 2'000);
+            if (dies_at(DeathPoint::SPINNING)) return false;
+            control.spinning.store(0, std::memory_order_release);
+            release_spin(*slab_.pool);
+            if (is_rung) return true;
+        }
+        while (control.bell.load(std::memory_order_acquire) == seen) CHECK(park(control.bell, control.parked, seen, LONG_NS) != Woken::TIMED_OUT);
+        return true;
+    }
+
+    Slab& slab_;
+    const std::uint32_t worker_;
+    const DeathPoint death_;
+    const unsigned chance_;
+    std::minstd_rand random_;
+    std::vector<std::uint32_t> done_;
+    bool is_dying_{false};
+    std::atomic<bool> has_died_{false};
+    std::thread thread_;  // last: it starts when all else is there
+};
+
+// The parent's half: commands servers, waits for some of them, and checks each answer.
+class Parent {
+   public:
+    explicit Parent(Slab& slab) : slab_(slab), tickets_(slab.seats.size(), 0) {}
+
+    void command(const std::vector<std::uint32_t>& servers) {
+        for (const std::uint32_t server : servers) {
+            const Seat seat = slab_.seats[server];
+            ServerWords& words = slab_.words[seat.worker];
+            words.command[seat.local] = static_cast<std::uint8_t>(Command::STEP);
+            words.ticket[seat.local].store(++tickets_[server], std::memory_order_seq_cst);
+        }
+        for (std::uint32_t worker = 0; worker < slab_.workers.size(); ++worker) {
+            ring_worker(*slab_.workers[worker]);
+            if (slab_.workers[worker]->dead.load(std::memory_order_seq_cst) != 0) condemn_worker(slab_, worker, Fault::DIED);
+        }
+    }
+
+    bool is_done(std::uint32_t server) const {
+        const Seat seat = slab_.seats[server];
+        return slab_.words[seat.worker].done[seat.local].load(std::memory_order_acquire) == tickets_[server];
+    }
+
+    Fault fault(std::uint32_t server) const {
+        const Seat seat = slab_.seats[server];
+        return static_cast<Fault>(slab_.words[seat.worker].fault[seat.local].load(std::memory_order_relaxed));
+    }
+
+    // Waits until `need` of the servers are done. Sleeping LONG_NS is a lost wake-up.
+    void wait(const std::vector<std::uint32_t>& servers, std::uint32_t need) {
+        PoolControl& pool = *slab_.pool;
+        for (;;) {
+            const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
+            const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+            std::uint32_t ready = 0;
+            for (const std::uint32_t server : servers) ready += is_done(server) ? 1 : 0;
+            if (ready >= need) return;
+            pool.want.store(count + (need - ready), std::memory_order_seq_cst);
+            if (pool.count.load(std::memory_order_seq_cst) != count) continue;
+            CHECK(park(pool.bell, pool.parked, seen, LONG_NS) != Woken::TIMED_OUT);
+        }
+    }
+
+    // A result is right, or the worker has died.
+    void check(std::uint32_t server) const {
+        CHECK(is_done(server));
+        if (fault(server) == Fault::NONE) {
+            CHECK(observation(slab_, server) == answer(server, tickets_[server]));
+        } else {
+            CHECK(fault(server) == Fault::DIED && slab_.workers[slab_.seats[server].worker]->dead.load() != 0);
+        }
+    }
+
+    void stop_workers() {
+        for (WorkerControl* worker : slab_.workers) {
+            worker->stop.store(1, std::memory_order_release);
+            ring_worker(*worker);
+        }
+    }
+
+   private:
+    Slab& slab_;
+    std::vector<std::uint32_t> tickets_;
+};
+
+}  // namespace stepmill

@@ -1,0 +1,247 @@
+// Row states, doorbells and counts, with threads as workers: whatever dies wherever, the parent is woken.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "engine.hpp"
+
+using namespace stepmill;
+
+namespace {
+
+constexpr std::uint32_t NUM_WORKERS = 3, SERVERS_PER_WORKER = 4, NUM_SERVERS = NUM_WORKERS * SERVERS_PER_WORKER;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int NUM_ROUNDS = 3'000;
+#else
+constexpr int NUM_ROUNDS = 20'000;
+#endif
+
+std::vector<std::uint32_t> all_servers() {
+    std::vector<std::uint32_t> servers(NUM_SERVERS);
+    std::iota(servers.begin(), servers.end(), 0u);
+    return servers;
+}
+
+std::shared_ptr<Slab> make_slab(std::int32_t max_spinners) {
+    auto slab = make_arena(NUM_WORKERS, SERVERS_PER_WORKER);
+    slab->pool->max_spinners.store(max_spinners);
+    return slab;
+}
+
+void a_late_owner_loses_what_was_condemned() {
+    Word state{0};
+    CHECK(take_command(state, 1) && state.load() == state_word(1, Phase::RUNNING));
+    CHECK(claim_result(state, 1) && !claim_result(state, 1));
+    CHECK(take_command(state, 2));
+    state.store(state_word(2, Phase::CONDEMNED));
+    CHECK(!claim_result(state, 2));
+    state.store(state_word(3, Phase::CONDEMNED));
+    CHECK(!take_command(state, 3) && take_command(state, 4));
+}
+
+void a_ticket_may_wrap_around() {
+    Word state{0};
+    for (const std::uint32_t ticket : {0x3ffffffeu, 0x3fffffffu, 0x40000000u, 0x40000001u, 0xffffffffu, 0u, 1u}) {
+        CHECK(take_command(state, ticket) && claim_result(state, ticket));
+        CHECK(state_ticket(state.load()) == ticket_part(ticket) && state_phase(state.load()) == Phase::PUBLISHING);
+    }
+}
+
+// One of owner and reaper gets each command, never both, never none.
+void a_command_has_one_master() {
+    const auto slab = make_arena(1, 1);
+    ServerWords& words = slab->words[0];
+    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // may still run: may not be robbed
+    std::atomic<std::uint32_t> go{0}, finished{0}, num_owned{0};
+    std::thread owner([&] {
+        for (std::uint32_t ticket = 1; ticket <= static_cast<std::uint32_t>(NUM_ROUNDS); ++ticket) {
+            while (go.load(std::memory_order_acquire) < ticket) cpu_pause();
+            if (take_command(words.state[0], ticket) && claim_result(words.state[0], ticket)) {
+                observation(*slab, 0) = answer(0, ticket);
+                words.fault[0].store(0, std::memory_order_relaxed);
+                words.done[0].store(ticket, std::memory_order_release);
+                num_owned.fetch_add(1);
+            }
+            finished.store(ticket, std::memory_order_release);
+        }
+    });
+    std::uint32_t num_condemned = 0;
+    for (std::uint32_t ticket = 1; ticket <= static_cast<std::uint32_t>(NUM_ROUNDS); ++ticket) {
+        words.ticket[0].store(ticket, std::memory_order_seq_cst);
+        go.store(ticket, std::memory_order_release);
+        const std::uint32_t settled = condemn_worker(*slab, 0, Fault::NEIGHBOUR);
+        num_condemned += settled;
+        while (finished.load(std::memory_order_acquire) < ticket) cpu_pause();
+        CHECK(words.done[0].load(std::memory_order_acquire) == ticket);
+        CHECK((words.fault[0].load() != 0) == (settled == 1));
+        if (settled == 0) CHECK(observation(*slab, 0) == answer(0, ticket));
+    }
+    owner.join();
+    CHECK(num_condemned + num_owned.load() == static_cast<std::uint32_t>(NUM_ROUNDS));
+    CHECK(slab->pool->count.load() == num_condemned);
+}
+
+void no_wake_up_is_lost_and_the_count_is_right() {
+    for (const std::int32_t max_spinners : {0, 1, 4}) {
+        const auto slab = make_slab(max_spinners);
+        std::vector<std::unique_ptr<WorkerThread>> workers;
+        for (std::uint32_t worker = 0; worker < NUM_WORKERS; ++worker) workers.push_back(std::make_unique<WorkerThread>(*slab, worker, DeathPoint::NONE, 1));
+        Parent parent(*slab);
+        std::minstd_rand random(11);
+        std::vector<std::uint32_t> servers = all_servers(), pending;
+        std::uint32_t num_commands = 0;
+        for (int round = 0; round < NUM_ROUNDS / 2; ++round) {
+            std::vector<std::uint32_t> idle;
+            for (const std::uint32_t server : servers) {
+                if (std::find(pending.begin(), pending.end(), server) == pending.end()) idle.push_back(server);
+            }
+            std::shuffle(idle.begin(), idle.end(), random);
+            idle.resize(idle.empty() ? 0 : random() % idle.size() + 1);
+            parent.command(idle);
+            num_commands += static_cast<std::uint32_t>(idle.size());
+            pending.insert(pending.end(), idle.begin(), idle.end());
+            parent.wait(pending, static_cast<std::uint32_t>(random() % pending.size()) + 1);
+            std::erase_if(pending, [&](std::uint32_t server) {
+                if (!parent.is_done(server)) return false;
+                CHECK(parent.fault(server) == Fault::NONE);
+                parent.check(server);
+                return true;
+            });
+        }
+        parent.wait(pending, static_cast<std::uint32_t>(pending.size()));
+        parent.stop_workers();
+        workers.clear();
+        CHECK(slab->pool->count.load() == num_commands);
+        CHECK(slab->pool->spinners.load() == 0);
+    }
+}
+
+// Buries workers whose thread has ended, as a pidfd would tell it, from a thread of its own.
+class Undertaker {
+   public:
+    Undertaker(Reaper& reaper, std::vector<std::unique_ptr<WorkerThread>>& workers)
+        : reaper_(reaper), workers_(workers), is_buried_(workers.size()), thread_([this] { run(); }) {}
+    ~Undertaker() {
+        is_over_.store(true);
+        thread_.join();
+    }
+
+    bool is_buried(std::uint32_t worker) const { return is_buried_[worker].load(std::memory_order_acquire); }
+    void revived(std::uint32_t worker) { is_buried_[worker].store(false, std::memory_order_release); }
+
+   private:
+    void run() {
+        while (!is_over_.load()) {
+            for (std::uint32_t worker = 0; worker < workers_.size(); ++worker) {
+                if (is_buried(worker) || !workers_[worker]->has_died()) continue;
+                reaper_.declare_dead(worker);
+                is_buried_[worker].store(true, std::memory_order_release);
+            }
+            std::this_thread::yield();
+        }
+    }
+
+    Reaper& reaper_;
+    std::vector<std::unique_ptr<WorkerThread>>& workers_;
+    std::vector<std::atomic<bool>> is_buried_;
+    std::atomic<bool> is_over_{false};
+    std::thread thread_;
+};
+
+void die_and_be_revived(DeathPoint death) {
+    const auto slab = make_slab(2);
+    Reaper reaper(slab, Limits{});
+    std::vector<std::unique_ptr<WorkerThread>> workers(NUM_WORKERS);
+    auto start = [&](std::uint32_t worker, unsigned chance) {
+        reaper.watch(worker, Reaper::NO_PIDFD);
+        workers[worker] = std::make_unique<WorkerThread>(*slab, worker, death, chance);
+    };
+    for (std::uint32_t worker = 0; worker < NUM_WORKERS; ++worker) start(worker, 20 + worker);
+    Parent parent(*slab);
+    std::uint32_t num_revived = 0;
+    {
+        Undertaker undertaker(reaper, workers);
+        const std::vector<std::uint32_t> servers = all_servers();
+        for (int round = 0; round < NUM_ROUNDS / 20; ++round) {
+            parent.command(servers);
+            parent.wait(servers, NUM_SERVERS);
+            for (const std::uint32_t server : servers) parent.check(server);
+            for (std::uint32_t worker = 0; worker < NUM_WORKERS; ++worker) {
+                if (!undertaker.is_buried(worker)) continue;
+                start(worker, 20 + num_revived % 50);
+                undertaker.revived(worker);
+                ++num_revived;
+            }
+        }
+    }
+    parent.stop_workers();
+    for (std::uint32_t worker = 0; worker < NUM_WORKERS; ++worker) {
+        workers[worker].reset();
+        reaper.declare_dead(worker);
+    }
+    CHECK(num_revived > 0);
+    CHECK(slab->pool->spinners.load() == 0);
+}
+
+void a_worker_that_dies_idle_is_settled() { die_and_be_revived(DeathPoint::IDLE); }
+void a_worker_that_dies_in_an_env_is_settled() { die_and_be_revived(DeathPoint::TAKEN); }
+void a_worker_that_dies_while_it_writes_is_settled() { die_and_be_revived(DeathPoint::CLAIMED); }
+void results_that_the_dead_never_counted_are_found() { die_and_be_revived(DeathPoint::DONE); }
+void a_worker_that_dies_after_counting_is_settled() { die_and_be_revived(DeathPoint::COUNTED); }
+void a_spinner_that_dies_gives_its_permit_back() { die_and_be_revived(DeathPoint::SPINNING); }
+
+void no_more_than_the_permits_spin() {
+    const auto slab = make_slab(2);
+    std::atomic<int> num_inside{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+        threads.emplace_back([&] {
+            for (int i = 0; i < NUM_ROUNDS; ++i) {
+                if (!acquire_spin(*slab->pool)) continue;
+                CHECK(num_inside.fetch_add(1) < 2);
+                num_inside.fetch_sub(1);
+                release_spin(*slab->pool);
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(slab->pool->spinners.load() == 0);
+}
+
+void the_parent_is_rung_when_the_count_wraps() {
+    const auto slab = make_arena(1, 1);
+    PoolControl& pool = *slab->pool;
+    pool.count.store(0xfffffffeu);
+    pool.want.store(1);
+    const std::uint32_t seen = pool.bell.load();
+    count_results(pool, 2);
+    CHECK(pool.bell.load() == seen);
+    count_results(pool, 3);  // jumps over 1
+    CHECK(pool.bell.load() == seen + 1);
+    count_results(pool, 1);
+    CHECK(pool.bell.load() == seen + 1);
+}
+
+}  // namespace
+
+int main() {
+    return run_cases({
+        {"a late owner loses what was condemned", a_late_owner_loses_what_was_condemned},
+        {"a ticket may wrap around", a_ticket_may_wrap_around},
+        {"the parent is rung when the count wraps", the_parent_is_rung_when_the_count_wraps},
+        {"no more than the permits spin", no_more_than_the_permits_spin},
+        {"a command has one master", a_command_has_one_master},
+        {"no wake-up is lost and the count is right", no_wake_up_is_lost_and_the_count_is_right},
+        {"a worker that dies idle is settled", a_worker_that_dies_idle_is_settled},
+        {"a worker that dies in an env is settled", a_worker_that_dies_in_an_env_is_settled},
+        {"a worker that dies while it writes is settled", a_worker_that_dies_while_it_writes_is_settled},
+        {"results that the dead never counted are found", results_that_the_dead_never_counted_are_found},
+        {"a worker that dies after counting is settled", a_worker_that_dies_after_counting_is_settled},
+        {"a spinner that dies gives its permit back", a_spinner_that_dies_gives_its_permit_back},
+    });
+}

@@ -1,0 +1,235 @@
+// The reaper with real processes and real signals: children that take a command and then hang, die or answer.
+#include <cerrno>
+#include <csignal>
+#include <thread>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.hpp"
+#include "engine.hpp"
+#include "pidfd.hpp"
+#include "reaper.hpp"
+
+using namespace stepmill;
+
+namespace {
+
+constexpr std::uint64_t LIMIT_NS = 100'000'000;
+constexpr std::uint64_t NEVER_NS = 3'600'000'000'000;
+
+enum class Habit { ANSWERS, HANGS, SLEEPS };
+
+[[noreturn]] void live(Slab& slab, Habit habit) {
+    WorkerControl& control = *slab.workers[0];
+    ServerWords& words = slab.words[0];
+    std::uint32_t done = 0;
+    for (;;) {
+        const std::uint32_t seen = control.bell.load(std::memory_order_acquire);
+        const std::uint32_t ticket = words.ticket[0].load(std::memory_order_acquire);
+        if (ticket == done || habit == Habit::SLEEPS) {
+            park(control.bell, control.parked, seen, LONG_NS);
+            continue;
+        }
+        done = ticket;
+        if (!take_command(words.state[0], ticket)) continue;
+        control.running.store(words.command[0], std::memory_order_relaxed);
+        control.current.store(0, std::memory_order_release);
+        control.progress.fetch_add(1, std::memory_order_release);
+        if (habit == Habit::HANGS) pause();
+        if (!claim_result(words.state[0], ticket)) continue;
+        observation(slab, 0) = answer(0, ticket);
+        words.fault[0].store(0, std::memory_order_relaxed);
+        words.done[0].store(ticket, std::memory_order_release);
+        count_results(*slab.pool, 1);
+        control.current.store(NO_SERVER, std::memory_order_relaxed);
+        control.progress.fetch_add(1, std::memory_order_release);
+    }
+}
+
+// A worker process, and a reaper that watches it. Forked before the reaper has its thread.
+class Household {
+   public:
+    Household(Habit habit, Limits limits) : slab(make_arena(1, 2)), pid(fork()) {
+        if (pid == 0) live(*slab, habit);
+        CHECK(pid > 0);
+        reaper = std::make_unique<Reaper>(slab, limits);
+        const int pidfd = open_pidfd(pid);
+        CHECK(pidfd >= 0);
+        reaper->watch(0, pidfd);
+        close(pidfd);  // the reaper has a duplicate
+    }
+    ~Household() {
+        kill(pid, SIGKILL);
+        int status = 0;
+        waitpid(pid, &status, 0);
+    }
+    Household(const Household&) = delete;
+    Household& operator=(const Household&) = delete;
+
+    // Waits until the child has taken its command.
+    void wait_until_running(std::uint32_t ticket) const {
+        while (slab->words[0].state[0].load(std::memory_order_acquire) != state_word(ticket, Phase::RUNNING)) std::this_thread::yield();
+    }
+    void wait_until_dead() const {
+        while (slab->workers[0]->dead.load() != static_cast<std::uint32_t>(Death::DIED)) std::this_thread::yield();
+    }
+
+    std::shared_ptr<Slab> slab;
+    pid_t pid;
+    std::unique_ptr<Reaper> reaper;
+};
+
+void a_killed_process_faults_all_its_commands() {
+    const Household house(Habit::HANGS, Limits{});
+    Parent parent(*house.slab);
+    parent.command({0, 1});
+    house.wait_until_running(1);
+    const std::uint64_t began = now_ns();
+    kill(house.pid, SIGKILL);
+    parent.wait({0, 1}, 2);
+    CHECK(now_ns() - began < 1'000'000'000);
+    CHECK(parent.fault(0) == Fault::DIED && parent.fault(1) == Fault::DIED);
+    CHECK(house.slab->pool->count.load() == 2);
+}
+
+void a_process_that_dies_idle_is_only_marked() {
+    const Household house(Habit::ANSWERS, Limits{});
+    Parent parent(*house.slab);
+    parent.command({0});
+    parent.wait({0}, 1);
+    const std::uint32_t bell = house.slab->pool->bell.load();
+    kill(house.pid, SIGKILL);
+    house.wait_until_dead();
+    parent.check(0);
+    CHECK(parent.fault(0) == Fault::NONE);
+    while (house.slab->pool->bell.load() == bell) std::this_thread::yield();
+}
+
+void a_command_to_the_dead_is_settled_at_once() {
+    const Household house(Habit::ANSWERS, Limits{});
+    kill(house.pid, SIGKILL);
+    house.wait_until_dead();
+    Parent parent(*house.slab);
+    parent.command({0, 1});
+    parent.wait({0, 1}, 2);
+    CHECK(parent.fault(1) == Fault::DIED);
+}
+
+void a_hanging_process_is_killed_at_its_limit() {
+    const Household house(Habit::HANGS, Limits{LIMIT_NS, NEVER_NS});
+    Parent parent(*house.slab);
+    const std::uint64_t began = now_ns();
+    parent.command({0, 1});
+    parent.wait({0, 1}, 2);
+    const std::uint64_t elapsed = now_ns() - began;
+    CHECK(elapsed >= LIMIT_NS && elapsed < LIMIT_NS + 1'000'000'000);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
+    house.wait_until_dead();
+    CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
+    CHECK(house.slab->pool->count.load() == 2);
+}
+
+void a_reset_has_a_limit_of_its_own() {
+    const Household house(Habit::HANGS, Limits{NEVER_NS, LIMIT_NS});
+    house.slab->words[0].command[0] = static_cast<std::uint8_t>(Command::RESET);
+    house.slab->words[0].ticket[0].store(1, std::memory_order_seq_cst);
+    ring_worker(*house.slab->workers[0]);
+    house.wait_until_dead();
+    CHECK(house.slab->words[0].fault[0].load() == static_cast<std::uint32_t>(Fault::TIMED_OUT));
+}
+
+void an_idle_worker_is_never_overdue() {
+    const Household house(Habit::ANSWERS, Limits{2'000'000, 2'000'000});
+    Parent parent(*house.slab);
+    for (int round = 0; round < 5; ++round) {
+        parent.command({0});
+        parent.wait({0}, 1);
+        CHECK(parent.fault(0) == Fault::NONE);
+        const std::uint64_t until = now_ns() + 10'000'000;  // the passing of time is what is tested
+        while (now_ns() < until) std::this_thread::yield();
+    }
+    CHECK(house.slab->workers[0]->dead.load() == 0);
+}
+
+void a_slow_command_is_named() {
+    const Household house(Habit::HANGS, Limits{NEVER_NS, NEVER_NS});
+    CHECK(house.reaper->slow_commands(0).empty());
+    Parent parent(*house.slab);
+    parent.command({0});
+    house.wait_until_running(1);
+    std::vector<SlowCommand> slow;
+    while (slow.empty()) slow = house.reaper->slow_commands(1'000'000);
+    CHECK(slow.size() == 1 && slow[0].worker == 0 && slow[0].server == 0 && slow[0].elapsed_ns >= 1'000'000);
+}
+
+void a_forgotten_worker_may_end() {
+    const Household house(Habit::SLEEPS, Limits{});
+    house.reaper->forget(0);
+    kill(house.pid, SIGKILL);
+    CHECK(waitid(P_PID, static_cast<id_t>(house.pid), nullptr, WEXITED | WNOWAIT) == 0);
+    house.reaper->stop();
+    house.reaper->stop();
+    CHECK(house.slab->workers[0]->dead.load() == 0);
+}
+
+// A thread cannot be killed. When it comes back, what it worked on belongs to someone else.
+void a_hanging_thread_loses_its_command() {
+    const auto slab = make_arena(1, 2);
+    Reaper reaper(slab, Limits{LIMIT_NS, 0});
+    reaper.watch(0, Reaper::NO_PIDFD);
+    ServerWords& words = slab->words[0];
+    std::atomic<bool> is_open{false};
+    bool has_published = true;
+    std::thread owner([&] {
+        while (words.ticket[0].load(std::memory_order_acquire) == 0) std::this_thread::yield();
+        CHECK(take_command(words.state[0], 1));
+        slab->workers[0]->running.store(words.command[0], std::memory_order_relaxed);
+        slab->workers[0]->current.store(0, std::memory_order_release);
+        slab->workers[0]->progress.fetch_add(1, std::memory_order_release);
+        while (!is_open.load()) std::this_thread::yield();
+        has_published = claim_result(words.state[0], 1);
+    });
+    Parent parent(*slab);
+    parent.command({0, 1});
+    parent.wait({0, 1}, 2);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
+    CHECK(slab->workers[0]->dead.load() == static_cast<std::uint32_t>(Death::OVERDUE));
+    is_open.store(true);
+    owner.join();
+    CHECK(!has_published);
+}
+
+void a_reaper_is_inert_in_a_forked_child() {
+    const Household house(Habit::ANSWERS, Limits{});
+    const pid_t child = fork();
+    if (child == 0) {
+        Reaper& reaper = *house.reaper;
+        reaper.forget(0);
+        reaper.declare_dead(0);
+        reaper.stop();
+        reaper.~Reaper();
+        _exit(house.slab->workers[0]->dead.load() == 0 ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    kill(house.pid, SIGKILL);
+    house.wait_until_dead();
+}
+
+}  // namespace
+
+int main() {
+    return run_cases({
+        {"a killed process faults all its commands", a_killed_process_faults_all_its_commands},
+        {"a process that dies idle is only marked", a_process_that_dies_idle_is_only_marked},
+        {"a command to the dead is settled at once", a_command_to_the_dead_is_settled_at_once},
+        {"a hanging process is killed at its limit", a_hanging_process_is_killed_at_its_limit},
+        {"a reset has a limit of its own", a_reset_has_a_limit_of_its_own},
+        {"an idle worker is never overdue", an_idle_worker_is_never_overdue},
+        {"a slow command is named", a_slow_command_is_named},
+        {"a forgotten worker may end", a_forgotten_worker_may_end},
+        {"a hanging thread loses its command", a_hanging_thread_loses_its_command},
+        {"a reaper is inert in a forked child", a_reaper_is_inert_in_a_forked_child},
+    });
+}
