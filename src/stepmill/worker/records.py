@@ -10,7 +10,7 @@ from types import TracebackType
 from stepmill.spec.errors import EnvError
 from stepmill.worker.messages import Record
 
-MAX_TEXT = 65_536  # characters of a message or traceback that are kept: its end says most
+MAX_TEXT = 65_536  # characters of a message or traceback that are kept: half from its beginning, half from its end
 
 
 def describe(exc: BaseException, phase: str) -> dict[str, str]:
@@ -68,4 +68,7 @@ def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def _cut(text: str) -> str:
     # A copy as plain str: str() of an exception may return an instance of a subclass, which would not travel.
     text = str.__str__(text)
-    return text if len(text) <= MAX_TEXT else f"… {text[-MAX_TEXT:]}"
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"

@@ -1,0 +1,216 @@
+"""Channel: frames, descriptors, backlog, deaths. Two ends in one process; real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stepmill import _native
+from stepmill.worker.channel import Channel, ChannelClosed, close_fds
+
+BIG = 30_000_000  # bytes, far beyond what a socket holds
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, sock = Channel.pair()
+    theirs = Channel(sock)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def soon(seconds: float = 30.0) -> float:
+    return time.monotonic() + seconds
+
+
+def receive(channel: Channel) -> bytes:
+    frame = channel.receive(soon())
+    assert frame is not None
+    return bytes(frame.data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 11, 12, 13, 4096, 1_000_000])
+def test_a_frame_arrives_as_it_was_sent(ends: tuple[Channel, Channel], size: int) -> None:
+    data = os.urandom(size)
+    ends[0].send(data)
+    assert data == receive(ends[1])
+
+
+def test_frames_keep_their_order_and_their_borders(ends: tuple[Channel, Channel]) -> None:
+    frames = [b"x" * size for size in (3, 0, 100_000, 1, 300_000, 0, 7)]
+    for frame in frames:
+        ends[0].send(frame)
+    assert frames == [receive(ends[1]) for _ in frames]
+
+
+def test_both_ends_send_much_at_once_and_neither_waits(ends: tuple[Channel, Channel]) -> None:
+    first, second = bytes(BIG), b"\1" * BIG
+    began = time.monotonic()
+    ends[0].send(first)
+    ends[1].send(second)
+    assert time.monotonic() - began < 5
+    assert receive(ends[1]) == first
+    assert receive(ends[0]) == second
+
+
+def test_a_frame_behind_a_large_one_follows_it(ends: tuple[Channel, Channel]) -> None:
+    ends[0].send(bytes(BIG))
+    ends[0].send(b"small")
+    assert len(receive(ends[1])) == BIG
+    assert receive(ends[1]) == b"small"
+
+
+def test_the_thread_of_a_backlog_ends_with_it(ends: tuple[Channel, Channel]) -> None:
+    num_threads = threading.active_count()
+    ends[0].send(bytes(BIG))
+    assert ends[0].has_backlog
+    receive(ends[1])
+    assert ends[0].flush(10)
+    for thread in threading.enumerate():
+        if thread.name == "stepmill-channel":
+            thread.join(10)
+    assert threading.active_count() == num_threads
+
+
+def test_without_a_thread_the_owner_pushes() -> None:
+    sender, sock = Channel.pair()
+    quiet = Channel(sock, use_thread=False)
+    num_threads = threading.active_count()
+    quiet.send(bytes(BIG))
+    assert threading.active_count() == num_threads
+    frame = None
+    while frame is None:
+        quiet.push()
+        frame = sender.take()
+    assert len(frame.data) == BIG
+    sender.close()
+    quiet.close()
+
+
+def test_descriptors_arrive_with_their_frame_and_are_private(ends: tuple[Channel, Channel]) -> None:
+    read_end, write_end = os.pipe()
+    ends[0].send(b"none")
+    ends[0].send(b"one", [write_end])
+    os.close(write_end)
+    assert receive(ends[1]) == b"none"
+    frame = ends[1].receive(soon())
+    assert frame is not None and len(frame.fds) == 1
+    assert not os.get_inheritable(frame.fds[0])
+    os.write(frame.fds[0], b"!")
+    assert os.read(read_end, 1) == b"!"
+    close_fds([read_end, *frame.fds])
+
+
+def test_more_descriptors_than_one_system_call_takes(ends: tuple[Channel, Channel]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    ends[0].send(b"many", [null] * 300)
+    frame = ends[1].receive(soon())
+    assert frame is not None and len(frame.fds) == 300
+    close_fds([null, *frame.fds])
+
+
+def test_descriptors_behind_a_backlog_may_be_closed_at_once(ends: tuple[Channel, Channel]) -> None:
+    read_end, write_end = os.pipe()
+    ends[0].send(bytes(BIG))
+    ends[0].send(b"late", [write_end])
+    os.close(write_end)
+    receive(ends[1])
+    frame = ends[1].receive(soon())
+    assert frame is not None
+    os.write(frame.fds[0], b"!")
+    assert os.read(read_end, 1) == b"!"
+    close_fds([read_end, *frame.fds])
+
+
+def test_waiting_ends_at_the_deadline_and_loses_nothing(ends: tuple[Channel, Channel]) -> None:
+    assert ends[1].receive(soon(0.05)) is None
+    assert ends[1].take() is None
+    ends[0].send(b"after all")
+    assert receive(ends[1]) == b"after all"
+
+
+def test_what_was_sent_before_the_end_is_received_before_the_end(ends: tuple[Channel, Channel]) -> None:
+    ends[0].send(b"last words")
+    ends[0].close()
+    assert receive(ends[1]) == b"last words"
+    with pytest.raises(ChannelClosed):
+        ends[1].receive(soon())
+
+
+def test_sending_to_an_end_that_is_closed_raises(ends: tuple[Channel, Channel]) -> None:
+    ends[1].close()
+    with pytest.raises(ChannelClosed):
+        ends[0].send(b"anyone?")
+
+
+def test_half_a_frame_is_no_frame(ends: tuple[Channel, Channel]) -> None:
+    ends[0].send(bytes(BIG))
+    assert ends[1].take() is None
+    ends[0].close()
+    with pytest.raises(ChannelClosed):
+        ends[1].receive(soon())
+
+
+def test_shutting_wakes_who_waits_elsewhere(ends: tuple[Channel, Channel]) -> None:
+    outcome: list[str] = []
+
+    def wait() -> None:
+        try:
+            ends[0].receive(None)
+        except ChannelClosed:
+            outcome.append("closed")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ends[0].shut()
+    thread.join(10)
+    assert outcome == ["closed"]
+
+
+def test_the_death_of_the_peer_is_seen_though_another_process_holds_its_end() -> None:
+    ours, theirs = Channel.pair()
+    gate_read, gate_write = os.pipe()
+    holder = os.fork()
+    if holder == 0:  # holds a copy of the peer's end for as long as the gate is shut
+        os.close(gate_write)
+        os.read(gate_read, 1)
+        os._exit(0)
+    peer = os.fork()
+    if peer == 0:
+        signal.pause()
+        os._exit(0)
+    peer_fd = _native.pidfd_open(peer)
+    theirs.close()
+    os.kill(peer, signal.SIGKILL)
+    with pytest.raises(ChannelClosed):
+        ours.receive(soon(), peer_fd=peer_fd)
+    close_fds([gate_read, gate_write, peer_fd])
+    ours.close()
+    for pid in (holder, peer):
+        os.waitpid(pid, 0)
+
+
+def test_closing_frees_descriptors_that_nobody_took(ends: tuple[Channel, Channel]) -> None:
+    read_end, write_end = os.pipe()
+    ends[0].send(bytes(BIG))
+    ends[0].send(b"never received", [write_end])
+    os.close(write_end)
+    ends[0].close()
+    ends[1].close()
+    assert os.read(read_end, 1) == b""  # nobody holds the other end any more
+    os.close(read_end)
+
+
+def test_closing_twice_is_closing_once(ends: tuple[Channel, Channel]) -> None:
+    ends[0].close()
+    ends[0].close()
+    with pytest.raises(ChannelClosed):
+        ends[0].send(b"")
+    with pytest.raises(ChannelClosed):
+        ends[0].take()
