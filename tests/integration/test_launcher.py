@@ -1,0 +1,363 @@
+"""The process backend from start to end: launcher, workers, what they inherit, how they fail to start, how they end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.backends.process import ProcessBackend
+from stepmill.spec.options import Context
+from stepmill.testing.envs import CountingEnv, SlowEnv
+from stepmill.testing.faulty import DyingEnv, RaisingEnv
+from stepmill.worker.messages import WorkerPlan, WorkerSettings
+from tests.harness import leaks
+from tests.harness.scripts import run_file as run
+from tests.harness.scripts import start_script
+
+CONTEXTS = [Context.FORK, Context.FORKSERVER, Context.SPAWN]
+EnvFn = Callable[[], object]
+
+
+def plans_of(*workers: list[EnvFn]) -> list[WorkerPlan]:
+    plans, first = [], 0
+    for worker, env_fns in enumerate(workers):
+        plans.append(WorkerPlan(worker, tuple(range(first, first + len(env_fns))), tuple(env_fns)))
+        first += len(env_fns)
+    return plans
+
+
+@pytest.fixture(params=CONTEXTS, ids=[context.value for context in CONTEXTS])
+def context(request: pytest.FixtureRequest) -> Context:
+    chosen: Context = request.param
+    return chosen
+
+
+@pytest.fixture
+def backend_of() -> Iterator[Callable[..., ProcessBackend]]:
+    made: list[ProcessBackend] = []
+
+    def make(context: Context = Context.FORK, **settings: object) -> ProcessBackend:
+        made.append(ProcessBackend(WorkerSettings(context=context, **settings)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close(1.5)
+
+
+@pytest.fixture
+def pool_in() -> Iterator[Callable[..., stepmill.Pool]]:
+    made: list[stepmill.Pool] = []
+
+    def make(context: Context, env_fns: list[EnvFn], num_workers: int = 1, **options: object) -> stepmill.Pool:
+        chosen = stepmill.PoolOptions(context=context, **options)  # type: ignore[arg-type]
+        made.append(stepmill.Pool(env_fns, backend="process", num_workers=num_workers, options=chosen))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+    made.clear()
+
+
+# ---- starting ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_worker_builds_its_envs_in_a_process_of_its_own(
+    context: Context, backend_of: Callable[..., ProcessBackend]
+) -> None:
+    backend = backend_of(context)
+    reports = backend.start(plans_of([CountingEnv] * 2, [CountingEnv]))
+    assert [report.worker for report in reports] == [0, 1]
+    assert [len(report.specs) for report in reports] == [2, 1]
+    assert len({os.getpid(), *(report.pid for report in reports)}) == 3
+    assert all(leaks.is_running(report.pid) for report in reports)
+    assert reports[0].specs[0] is reports[1].specs[0]  # equal specs are one object
+    backend.close(1.5)
+    assert leaks.wait_until_gone([report.pid for report in reports], timeout_s=0) == []
+
+
+def test_envs_are_built_in_parallel(backend_of: Callable[..., ProcessBackend]) -> None:
+    backend = backend_of()
+    began = time.monotonic()
+    backend.start(plans_of(*[[functools.partial(SlowEnv, construct_s=0.4)] for _ in range(4)]))
+    assert time.monotonic() - began < 1.2
+
+
+def test_constructors_that_raise_are_all_told_with_their_tracebacks(
+    context: Context, backend_of: Callable[..., ProcessBackend]
+) -> None:
+    bad = functools.partial(RaisingEnv, "init")
+    with pytest.raises(stepmill.EnvError, match="env 1 raised ValueError in construct: a deliberate failure") as caught:
+        backend_of(context).start(plans_of([CountingEnv, bad], [bad, CountingEnv]))
+    assert caught.value.env_id == 1
+    assert "faulty.py" in caught.value.remote_traceback
+    assert [getattr(other, "env_id", None) for other in caught.value.others] == [2]
+
+
+@pytest.mark.parametrize("error", ["exit", "keyboard", "unpicklable", "odd", "mute", "memory"])
+def test_whatever_a_constructor_raises_is_an_env_error(error: str, backend_of: Callable[..., ProcessBackend]) -> None:
+    with pytest.raises(stepmill.EnvError) as caught:
+        backend_of().start(plans_of([functools.partial(RaisingEnv, "init", error=error)]))
+    assert caught.value.env_id == 0
+
+
+def test_envs_that_were_built_are_closed_when_another_fails(
+    backend_of: Callable[..., ProcessBackend], tmp_path: Path
+) -> None:
+    leaves = functools.partial(ClosingEnv, str(tmp_path / "closed"))
+    with pytest.raises(stepmill.EnvError):
+        backend_of().start(plans_of([leaves], [leaves, functools.partial(RaisingEnv, "init")]))
+    assert (tmp_path / "closed").read_text() == "closed\n" * 2
+
+
+@pytest.mark.parametrize(("how", "told"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("exit", "exit code 17")])
+def test_a_worker_that_dies_while_it_builds_is_told_with_the_env_it_was_at(
+    context: Context, how: str, told: str, backend_of: Callable[..., ProcessBackend]
+) -> None:
+    with pytest.raises(stepmill.WorkerDied, match=rf"worker 1 .*{told}.*constructing env 2") as caught:
+        backend_of(context).start(plans_of([CountingEnv], [CountingEnv, functools.partial(DyingEnv, "init", how=how)]))
+    assert caught.value.env_ids == (1, 2)
+    assert caught.value.signal_name == (how if how.startswith("SIG") else None)
+    assert caught.value.exit_code == (17 if how == "exit" else None)
+
+
+def test_a_constructor_that_hangs_is_named_at_the_timeout(backend_of: Callable[..., ProcessBackend]) -> None:
+    slow = functools.partial(SlowEnv, construct_s=60.0)
+    backend = backend_of(start_timeout_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(stepmill.EnvTimeout, match=r"constructing env 2 after 0\.5 s") as caught:
+        backend.start(plans_of([CountingEnv], [CountingEnv, slow]))
+    assert caught.value.env_id == 2
+    assert time.monotonic() - began < 3.5
+
+
+def test_an_env_fn_that_cannot_travel_is_named_and_travels_by_fork(backend_of: Callable[..., ProcessBackend]) -> None:
+    lock = threading.Lock()
+
+    def make() -> CountingEnv:
+        with lock:
+            return CountingEnv()
+
+    with pytest.raises(stepmill.UsageError, match=r"env_fn of env 1 cannot be pickled.*context='fork'"):
+        backend_of(Context.FORKSERVER).start(plans_of([CountingEnv, make]))
+    backend_of(Context.FORK).start(plans_of([CountingEnv, make]))
+
+
+def test_an_env_fn_that_cannot_be_loaded_is_told(backend_of: Callable[..., ProcessBackend]) -> None:
+    with pytest.raises(stepmill.EnvError, match=r"env_fns of worker 0 could not be loaded there: .*no such luck"):
+        backend_of(Context.FORKSERVER).start(plans_of([Unloadable()]))  # type: ignore[list-item]
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., ProcessBackend]) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            backend_of().start(plans_of([functools.partial(SlowEnv, construct_s=60.0)]))
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
+# ---- what workers inherit, and what not ----------------------------------------------------------------------------------
+
+
+def test_environment_directory_and_path_are_the_learners_at_pool(
+    context: Context,
+    pool_in: Callable[..., stepmill.Pool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("STEPMILL_TEST", "from the learner")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "more"))
+    pool = pool_in(context, [ProbeEnv], worker_env={"STEPMILL_MORE": "from the options"})
+    environ, directory, path = pool.call("look_around")[0]
+    assert environ["STEPMILL_TEST"] == "from the learner"
+    assert environ["STEPMILL_MORE"] == "from the options"
+    assert environ["OMP_NUM_THREADS"] == "1"
+    assert directory == str(tmp_path)
+    assert path == sys.path
+    assert "STEPMILL_MORE" not in os.environ
+
+
+def test_workers_draw_different_numbers_and_no_pool_disturbs_the_learners(
+    context: Context, pool_in: Callable[..., stepmill.Pool]
+) -> None:
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    pool = pool_in(context, [ProbeEnv] * 2, num_workers=2)
+    draws = pool.call("draw")
+    assert len({number for pair in draws for number in pair}) == 4
+    assert random.random() == expected
+
+
+def test_workers_have_an_empty_stdin_and_ignore_ctrl_c(context: Context, pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in(context, [ProbeEnv])
+    assert pool.call("read_stdin") == ("",)
+    os.kill(pool.call("locate")[0][0], signal.SIGINT)
+    assert pool.call("is_deaf_child") == (False,)  # but programs that an env starts are not deaf to it
+    pool.reset(seed=0)
+
+
+def test_exit_functions_of_the_learner_stay_with_the_learner(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EXIT_SCRIPT)
+    done = run(script)
+    assert done.stderr == ""
+    assert sorted(done.stdout.split()) == ["buffered", "end-of-learner", "end-of-worker", "finalized"]
+
+
+# ---- where pools may live ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
+def test_a_script_without_a_guard_makes_a_pool_of_its_own_envs(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED_SCRIPT.replace("CONTEXT", name))
+    done = run(script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3.0\n", "")
+
+
+@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
+def test_a_script_from_stdin_makes_a_pool(name: str) -> None:
+    with start_script("import sys; exec(sys.stdin.read())") as process:
+        out, err = process.communicate(UNGUARDED_SCRIPT.replace("CONTEXT", name), timeout=60)
+    assert (process.returncode, out, err) == (0, "3.0\n", "")
+
+
+@pytest.mark.orphans  # the resource tracker of multiprocessing
+@pytest.mark.parametrize("name", ["fork", "forkserver"])
+def test_a_daemonic_process_makes_a_pool(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DAEMON_SCRIPT.replace("CONTEXT", name))
+    done = run(script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3.0\n", "")
+
+
+def test_a_pool_is_made_in_a_thread_and_closed_in_another(context: Context) -> None:
+    made: list[stepmill.Pool] = []
+
+    def make() -> None:
+        options = stepmill.PoolOptions(context=context)
+        made.append(stepmill.Pool([CountingEnv], backend="process", num_workers=1, options=options))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert made[0].reset(seed=0).obs.tolist() == [[0, 0, 0]]
+    made.pop().close()
+
+
+# ---- envs and scripts used above ----------------------------------------------------------------------------------------
+
+
+class ClosingEnv(CountingEnv):
+    """Writes a line when it is closed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def close(self) -> None:
+        with open(self._path, "a") as file:
+            file.write("closed\n")
+
+
+class ProbeEnv(CountingEnv):
+    """Says what it finds in its process."""
+
+    def look_around(self) -> tuple[dict[str, str], str, list[str]]:
+        return dict(os.environ), os.getcwd(), sys.path
+
+    def draw(self) -> tuple[float, float]:
+        return random.random(), float(np.random.random())  # noqa: NPY002
+
+    def read_stdin(self) -> str:
+        return sys.stdin.read()
+
+    def is_deaf_child(self) -> bool:
+        """Whether a program that this env starts ignores SIGINT."""
+        import subprocess
+
+        code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def _raise_import_error() -> EnvFn:
+    raise ImportError("no such luck")
+
+
+class Unloadable:
+    """A value that can be pickled and not loaded."""
+
+    def __reduce__(self) -> tuple[Callable[[], EnvFn], tuple[()]]:
+        return _raise_import_error, ()
+
+
+UNGUARDED_SCRIPT = """
+import gymnasium, numpy as np, stepmill
+
+class MyEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(5)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        return np.ones(2, np.float32), float(action), False, False, {}
+
+pool = stepmill.Pool([MyEnv, MyEnv], backend="process", num_workers=2, options=stepmill.PoolOptions(context="CONTEXT"))
+pool.reset(seed=0)
+print(pool.step(np.array([1, 2])).reward.sum())
+pool.close()
+"""
+
+DAEMON_SCRIPT = f"""
+import multiprocessing
+
+def work():
+    exec({UNGUARDED_SCRIPT!r}, {{"__name__": "__main__"}})
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work, daemon=True)
+    child.start()
+    child.join()
+"""
+
+EXIT_SCRIPT = """
+import atexit, os, sys, weakref
+import stepmill
+from stepmill.testing import CountingEnv
+
+class Thing:
+    pass
+
+class LeavingEnv(CountingEnv):
+    def __init__(self):
+        super().__init__()
+        atexit.register(print, "end-of-worker")
+
+thing = Thing()
+weakref.finalize(thing, print, "finalized")
+atexit.register(print, "end-of-learner")
+sys.stdout.write("buffered ")
+pool = stepmill.Pool([LeavingEnv], backend="process", num_workers=1, options=stepmill.PoolOptions(context="fork"))
+pool.reset(seed=0)
+pool.close()
+"""
+
