@@ -27,6 +27,7 @@ WARM_S = 0.15
 SETTLE_S = 0.02  # bounded spinners park within this; whoever spins on is stopped while spinning
 START_LIMIT_S = 300.0
 ANSWER_MARGIN_S = 120.0
+HEADLINE_LETTERS = 200
 
 
 class DriverError(RuntimeError):
@@ -68,7 +69,7 @@ class DriverProcess:
             raise DriverError(f"driver is gone: {self._last_words()}") from exc
         answer: dict[str, Any] = json.loads(self._read_line(time.monotonic() + timeout_s, op))
         if "error" in answer:
-            raise DriverError(answer["error"])
+            raise DriverError(_headline(answer["error"]))
         return answer
 
     def freeze(self) -> None:
@@ -116,7 +117,13 @@ class DriverProcess:
 
     def _last_words(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "it left no message"
+        return _headline(lines[-1].strip()) if lines else "it left no message"
+
+
+def _headline(text: str) -> str:
+    # The log has the rest.
+    line = text.strip().splitlines()[0]
+    return line if len(line) <= HEADLINE_LETTERS else line[:HEADLINE_LETTERS] + "..."
 
 
 @dataclass(frozen=True)

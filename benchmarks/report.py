@@ -10,9 +10,11 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.cells import SECTIONS
+from benchmarks.engines import ENGINES
 from benchmarks.targets import TARGETS, Target
 
 Cells = dict[str, dict[str, Any]]
+OURS_TITLE = "**stepmill**"
 
 
 def to_markdown(results: dict[str, Any]) -> str:
@@ -57,20 +59,18 @@ def show_value(value: float | None, cell: dict[str, Any]) -> str:
 
 
 def _table(cells: Cells) -> list[str]:
-    titles: dict[str, str] = {}
-    for cell in cells.values():
-        for name, engine in cell["engines"].items():
-            titles.setdefault(name, engine["title"])
+    # A row is a title: one engine may be configured otherwise in another cell, and then has a row of its own there.
+    titles = list(dict.fromkeys(engine["title"] for cell in cells.values() for engine in cell["engines"].values()))
     head = "| | " + " | ".join(cell["title"] for cell in cells.values()) + " |"
     lines = [head, "|---|" + "---|" * len(cells)]
-    for name in sorted(titles, key=lambda name: name.startswith("stepmill")):
-        row = [_entry(cell, name) for cell in cells.values()]
-        lines.append(f"| {titles[name]} | " + " | ".join(row) + " |")
+    for title in sorted(titles, key=lambda title: title.startswith(OURS_TITLE)):
+        row = [_entry(cell, title) for cell in cells.values()]
+        lines.append(f"| {title} | " + " | ".join(row) + " |")
     return lines
 
 
-def _entry(cell: dict[str, Any], name: str) -> str:
-    engine = cell["engines"].get(name)
+def _entry(cell: dict[str, Any], title: str) -> str:
+    engine = next((engine for engine in cell["engines"].values() if engine["title"] == title), None)
     if engine is None:
         return "–"
     return show_value(engine["value"], cell) + ("†" if engine["is_noisy"] and engine["value"] is not None else "")
@@ -102,7 +102,7 @@ def _demand(target: Target, cell: dict[str, Any], rival: str | None) -> str:
     if not target.theirs:
         return show_value(target.factor, cell)
     name = rival or target.theirs[0]
-    title = cell["engines"][name]["title"].replace("**", "") if name in cell["engines"] else name
+    title = (cell["engines"][name]["title"] if name in cell["engines"] else ENGINES[name].title).replace("**", "")
     best = "best of " if len(target.theirs) > 1 else ""
     return f"{target.factor:g}× {best}{title}"
 

@@ -123,6 +123,8 @@ def set_up_pufferlib() -> None:
 
 def set_up_stepmill() -> None:
     """Make sure that stepmill runs on the same Python and NumPy as its peers, by building it beside them if need be."""
+    # HalfCheetah renders by it, and asks for it even when nothing is rendered.
+    _pip(Path(sys.executable), "install", "imageio")
     note = VENVS / "stepmill-python"
     note.unlink(missing_ok=True)
     peers = VENVS / PEERS / "bin" / "python"
