@@ -200,6 +200,20 @@ void a_hanging_thread_loses_its_command() {
     CHECK(!has_published);
 }
 
+// Killed for one hanging env, a worker may have been writing another's result.
+void what_an_overdue_worker_left_half_written_is_a_neighbours_fault() {
+    const auto slab = make_arena(1, 1);
+    Reaper reaper(slab, Limits{});
+    reaper.watch(0, Reaper::NO_PIDFD);
+    ServerWords& words = slab->words[0];
+    words.ticket[0].store(1);
+    CHECK(take_command(words.state[0], 1) && claim_result(words.state[0], 1));
+    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));
+    CHECK(condemn_worker(*slab, 0, Fault::NEIGHBOUR) == 0);
+    reaper.declare_dead(0);
+    CHECK(words.done[0].load() == 1 && words.fault[0].load() == static_cast<std::uint32_t>(Fault::NEIGHBOUR));
+}
+
 void a_reaper_is_inert_in_a_forked_child() {
     const Household house(Habit::ANSWERS, Limits{});
     const pid_t child = fork();
@@ -230,6 +244,7 @@ int main() {
         {"a slow command is named", a_slow_command_is_named},
         {"a forgotten worker may end", a_forgotten_worker_may_end},
         {"a hanging thread loses its command", a_hanging_thread_loses_its_command},
+        {"what an overdue worker left half-written is a neighbour's fault", what_an_overdue_worker_left_half_written_is_a_neighbours_fault},
         {"a reaper is inert in a forked child", a_reaper_is_inert_in_a_forked_child},
     });
 }
