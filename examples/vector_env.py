@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -65,7 +66,7 @@ def learn(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Floats:
 def main() -> None:
     backend = sys.argv[1] if len(sys.argv) > 1 else "process"
     begun_s = time.perf_counter()
-    with stepmill.make_vec("CartPole-v1", num_envs=NUM_ENVS, backend=backend) as envs:
+    with closing(stepmill.make_vec("CartPole-v1", num_envs=NUM_ENVS, backend=backend)) as envs:
         policy = learn(envs)
         lengths = play(envs, np.tile(policy, (NUM_ENVS, 1)), seed=99)
     print(f"{backend}: {lengths.mean():.0f} steps on average, learnt in {time.perf_counter() - begun_s:.1f} s")
