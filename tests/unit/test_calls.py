@@ -38,7 +38,8 @@ class Plain:
         return f"{greeting} {self.name}{mark}"
 
     def raise_named(self, error: str) -> None:
-        raise ERRORS[error]()
+        exception = ERRORS[error]()
+        raise exception
 
     def render(self) -> str:
         return f"picture of {self.name}"

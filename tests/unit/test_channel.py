@@ -100,7 +100,8 @@ def test_descriptors_arrive_with_their_frame_and_are_private(ends: tuple[Channel
     os.close(write_end)
     assert receive(ends[1]) == b"none"
     frame = ends[1].receive(soon())
-    assert frame is not None and len(frame.fds) == 1
+    assert frame is not None
+    assert len(frame.fds) == 1
     assert not os.get_inheritable(frame.fds[0])
     os.write(frame.fds[0], b"!")
     assert os.read(read_end, 1) == b"!"
@@ -111,7 +112,8 @@ def test_more_descriptors_than_one_system_call_takes(ends: tuple[Channel, Channe
     null = os.open(os.devnull, os.O_RDONLY)
     ends[0].send(b"many", [null] * 300)
     frame = ends[1].receive(soon())
-    assert frame is not None and len(frame.fds) == 300
+    assert frame is not None
+    assert len(frame.fds) == 300
     close_fds([null, *frame.fds])
 
 

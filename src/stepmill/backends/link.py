@@ -47,6 +47,7 @@ class WorkerLink:
         exit_code: as the launcher told it, or None.
         close_faults: of envs that raised in close().
         is_cut: the worker's end of the channel is closed.
+        is_void: its process never came to be.
     """
 
     def __init__(self, plan: WorkerPlan, *, num_posted: int = 0) -> None:
@@ -60,6 +61,7 @@ class WorkerLink:
         self.exit_code: int | None = None
         self.close_faults: tuple[Fault, ...] = ()
         self.is_cut = False
+        self.is_void = False
         self._futures: dict[int, Future] = {}
         # Reentrant: a signal handler of the learner may call close() while its thread waits in here.
         self._lock = threading.RLock()
@@ -75,7 +77,7 @@ class WorkerLink:
     @property
     def is_dead(self) -> bool:
         """Whether the process has ended. Whatever it sent can be pumped then."""
-        return self.pidfd != NO_FD and bool(wait_ready({self.pidfd: select.POLLIN}, 0.0))
+        return self.is_void or (self.pidfd != NO_FD and bool(wait_ready({self.pidfd: select.POLLIN}, 0.0)))
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Sends a message; a worker that is gone does not get it, and that is noticed elsewhere."""

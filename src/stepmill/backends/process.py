@@ -30,6 +30,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, WorkerDied
 from stepmill.spec.options import Context
+from stepmill.worker.channel import NO_FD
 from stepmill.worker.messages import (
     Attach,
     Attached,
@@ -181,6 +182,7 @@ class ProcessBackend:
             self._attach([fresh])
         except BaseException:
             fresh.kill()
+            fresh.is_void = fresh.pidfd == NO_FD
             raise
         return report
 
@@ -200,7 +202,7 @@ class ProcessBackend:
             for link in self._links:
                 link.channel.shut()  # a worker that serves no slab yet takes this for the end
         self._wait_ends(time.monotonic() + stop_s)
-        killed = [link for link in self._links if not link.is_dead]
+        killed = [link for link in self._links if link.pidfd != NO_FD and not link.is_dead]
         self._kill()
         self._wait_ends(time.monotonic() + KILL_S)
         immortal = [link for link in killed if not link.is_dead]

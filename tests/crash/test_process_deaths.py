@@ -1,0 +1,286 @@
+"""Processes that are killed: workers, launchers, learners. Nobody waits for the dead, and nothing stays behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.backends.base import Mortal
+from stepmill.backends.process import ProcessBackend
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.faulty import DyingEnv
+from stepmill.testing.gates import Gate
+from tests.harness import leaks
+from tests.harness.scripts import start_script
+
+GONE_S = 1.0
+CONTEXTS = ["fork", "forkserver", "spawn"]
+
+
+class DeafEnv(CountingEnv):
+    """Hangs in native code, with the GIL held or not, when it is told to."""
+
+    def hang(self, *, with_gil: bool, path: str = "") -> None:
+        """Hang, after one arrival at the gate that lies at `path`."""
+        if path:
+            arrivals = os.open(os.path.join(path, "arrivals"), os.O_WRONLY)
+            os.write(arrivals, b"a")
+            os.close(arrivals)
+        library = ctypes.PyDLL(None) if with_gil else ctypes.CDLL(None)
+        library.sleep(600)
+
+
+@pytest.fixture
+def pool_in() -> Iterator[Callable[..., stepmill.Pool]]:
+    made: list[stepmill.Pool] = []
+
+    def make(env_fns: list[Callable[[], object]], context: str = "fork", **options: Any) -> stepmill.Pool:
+        chosen = stepmill.PoolOptions(context=context, **options)  # type: ignore[arg-type]
+        made.append(stepmill.Pool(env_fns, backend="process", num_workers=len(env_fns), options=chosen))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+    made.clear()
+
+
+def backend_of(pool: stepmill.Pool) -> ProcessBackend:
+    backend = pool._running.backend
+    assert isinstance(backend, ProcessBackend)
+    return backend
+
+
+def launcher_pid(pool: stepmill.Pool) -> int:
+    launcher = backend_of(pool)._launcher
+    assert launcher is not None
+    return launcher.pid
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+    assert leaks.wait_until_gone([pid], timeout_s=5) == []
+
+
+# ---- workers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_dead_workers_exit_is_known(context: str, pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([CountingEnv] * 3, context)
+    backend = backend_of(pool)
+    assert isinstance(backend, Mortal)
+    pids = [pid for pid, _ in pool.call("locate")]
+    assert [backend.exit_code(worker) for worker in range(3)] == [None] * 3
+    kill(pids[0])
+    kill(pids[2], signal.SIGTERM)
+    assert [backend.exit_code(worker) for worker in range(3)] == [-signal.SIGKILL, None, -signal.SIGTERM]
+
+
+def test_a_call_to_a_dead_worker_says_so_and_the_others_answer(pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([partial(CountingEnv, env_id) for env_id in range(2)])
+    kill(pool.call("locate", env_ids=[1])[0][0])
+    for _ in range(2):
+        with pytest.raises(stepmill.WorkerDied, match=r"worker 1 was ended by SIGKILL; its envs \[1\] are lost") as caught:
+            pool.call("add", 1)
+        assert caught.value.env_ids == (1,)
+    assert pool.call("add", 1, env_ids=[0]) == (1,)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
+def test_a_worker_that_dies_in_a_call_is_told_at_once(how: str, pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([partial(DyingEnv, "call", how=how), CountingEnv])
+    future = pool.call_async("poke", env_ids=[0])
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(stepmill.WorkerDied):
+            future.result()
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_revived_worker_is_a_new_process_with_the_same_envs(pool_in: Callable[..., stepmill.Pool]) -> None:
+    for context in CONTEXTS:
+        pool = pool_in([partial(CountingEnv, env_id) for env_id in range(2)], context)
+        pool.call("add", 1)
+        old = [pid for pid, _ in pool.call("locate")]
+        lost = pool.call_async("add", 1, env_ids=[0])
+        kill(old[1])
+        report = backend_of(pool).revive(1)
+        assert report.worker == 1
+        assert [pid for pid, _ in pool.call("locate")] == [old[0], report.pid]
+        assert report.pid != old[1]
+        assert pool.call("add", 1) == (1, 2)
+        assert lost.result() == (1,)
+
+
+def test_a_worker_that_lives_is_replaced_all_the_same(pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([DeafEnv])
+    old = pool.call("locate")[0][0]
+    hanging = pool.call_async("hang", with_gil=True)
+    report = backend_of(pool).revive(0)
+    assert report.pid != old
+    assert not leaks.is_running(old)
+    with pytest.raises(stepmill.WorkerDied):
+        hanging.result()
+    assert pool.call("add", 1) == (1,)
+
+
+# ---- the launcher --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.orphans
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_pool_outlives_its_launcher(context: str, pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([CountingEnv] * 2, context)
+    kill(launcher_pid(pool))
+    pool.reset(seed=0)
+    assert pool.step(np.array([1, 2])).reward.tolist() == [1.0, 2.0]
+    pids = [pid for pid, _ in pool.call("locate")]
+    pool.close()
+    assert leaks.wait_until_gone(pids, timeout_s=0) == []
+
+
+@pytest.mark.orphans
+def test_a_new_launcher_takes_a_dead_ones_place_unless_it_was_a_fork(pool_in: Callable[..., stepmill.Pool]) -> None:
+    for context in ("forkserver", "spawn"):
+        pool = pool_in([CountingEnv], context)
+        kill(launcher_pid(pool))
+        backend_of(pool).revive(0)
+        assert pool.call("add", 1) == (1,)
+    forked = pool_in([CountingEnv], "fork")
+    kill(launcher_pid(forked))
+    with pytest.raises(stepmill.StepmillError, match="process that starts workers has ended"):
+        backend_of(forked).revive(0)
+
+
+# ---- the learner ---------------------------------------------------------------------------------------------------------
+
+LEARNER = """
+import sys, time
+import stepmill
+from tests.crash.test_process_deaths import DeafEnv
+
+def make():
+    options = stepmill.PoolOptions(context=sys.argv[1])
+    return stepmill.Pool([DeafEnv] * 3, backend="process", num_workers=3, options=options)
+
+pool = make()
+pool.reset(seed=0)
+pool.call_async("hang", with_gil=True, env_ids=[0])
+pool.call_async("hang", with_gil=False, env_ids=[1])
+print("running", flush=True)
+if sys.argv[2] == "wait":
+    pool.call("hang", with_gil=False, env_ids=[2])
+time.sleep(600)
+"""
+
+
+@pytest.mark.orphans
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_nothing_outlives_a_learner_that_is_killed(context: str) -> None:
+    with start_script(LEARNER, context, "sleep") as learner:
+        assert learner.stdout is not None
+        assert learner.stdout.readline() == "running\n"
+        pids = leaks.descendants(learner.pid)
+        assert len(pids) >= 4
+        learner.kill()
+        learner.wait()
+        assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
+
+
+@pytest.mark.orphans
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("mode", ["sleep", "wait"])
+def test_ctrl_c_ends_everything_with_one_traceback(context: str, mode: str) -> None:
+    with start_script(f"import os; os.setpgid(0, 0)\n{LEARNER}", context, mode) as learner:
+        assert learner.stdout is not None
+        assert learner.stdout.readline() == "running\n"
+        pids = leaks.descendants(learner.pid)
+        began = time.monotonic()
+        os.killpg(learner.pid, signal.SIGINT)
+        err = learner.communicate(timeout=10)[1]
+        assert time.monotonic() - began < 2.5
+        assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
+        assert err.count("Traceback") == 1
+        assert "KeyboardInterrupt" in err
+
+
+def test_ctrl_c_at_any_moment_of_the_start_leaves_one_traceback_at_most() -> None:
+    source = """
+        import os, sys
+        os.setpgid(0, 0)
+        import stepmill
+        from stepmill.testing import CountingEnv
+        options = stepmill.PoolOptions(context="forkserver")
+        print("starting", flush=True)
+        pool = stepmill.Pool([CountingEnv] * 2, backend="process", num_workers=2, options=options)
+        pool.close()
+        print("started", flush=True)
+    """
+    for delay_s in (0.0, 0.03, 0.1, 0.2, 0.3):
+        with start_script(source) as learner:
+            assert learner.stdout is not None
+            assert learner.stdout.readline() == "starting\n"
+            time.sleep(delay_s)  # there is no moment to wait for: all of them are tried
+            pids = leaks.descendants(learner.pid)
+            os.killpg(learner.pid, signal.SIGINT)
+            err = learner.communicate(timeout=10)[1]
+            assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
+            assert err.count("Traceback") <= 1, err
+
+
+# ---- close ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_gil", [True, False])
+def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([DeafEnv, CountingEnv])
+    pids = [pid for pid, _ in pool.call("locate")]
+    with Gate() as gate:
+        hanging = pool.call_async("hang", with_gil=with_gil, path=str(gate.path), env_ids=[0])
+        gate.wait_arrivals()
+    began = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"worker 0 \(envs \[0\]\) did not stop within 1\.5 s, and it was killed"):
+        pool.close()
+    assert time.monotonic() - began < 2.3
+    assert leaks.wait_until_gone(pids, timeout_s=0) == []
+    with pytest.raises(stepmill.ClosedPoolError):
+        hanging.result()
+
+
+def test_closing_a_pool_in_a_forked_child_does_nothing(pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([CountingEnv])
+    child = os.fork()
+    if child == 0:
+        backend_of(pool).close(1.5)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pool.call("add", 1) == (1,)
+
+
+def test_a_worker_that_died_before_is_not_told_of_again_at_close(pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([CountingEnv] * 2)
+    kill(pool.call("locate")[0][0])
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_stopped_worker_is_killed_too(pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([CountingEnv])
+    pid = pool.call("locate")[0][0]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.warns(RuntimeWarning, match="it was killed"):
+        pool.close()
+    assert not leaks.is_running(pid)
+
+
