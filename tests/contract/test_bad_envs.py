@@ -162,13 +162,17 @@ def test_rubbish_is_refused_by_name_and_the_pool_goes_on(pool_of, kind):
     pool = pool_of([partial(BadOutputEnv, "wrong shape", at=99), partial(BadOutputEnv, kind, at=1, identity=1)])
     phase = "reset" if kind.startswith("reset") else "step"
     with pytest.raises(stepmill.BadOutput, match="env 1") as caught:
-        pool.reset(seed=0)
-        pool.step([0, 0])
+        _reset_and_step(pool)
     assert caught.value.env_id == 1
     assert caught.value.phase == phase
     assert pool.recv(1).env_id.tolist() == [0]
     pool.reset(seed=0)
     assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
+
+
+def _reset_and_step(pool):
+    pool.reset(seed=0)
+    pool.step([0, 0])
 
 
 @pytest.mark.parametrize("where", ["serial"])

@@ -318,7 +318,7 @@ def test_an_env_that_uses_its_own_pool_is_refused():
     pool = stepmill.Pool([ReentrantEnv], backend="serial")
     pool_box.append(pool)
     pool.reset()
-    with pytest.raises(stepmill.EnvError, match="UsageError|BusyEnvError|in use"):
+    with pytest.raises(stepmill.EnvError, match=r"UsageError|BusyEnvError|in use"):
         pool.step([0])
     pool_box.clear()
     pool.close()

@@ -1,6 +1,5 @@
 """What a process has, so that a test can show it has left nothing behind: children, threads, descriptors, shared memory."""
 
-# ruff: noqa: PERF203 - /proc changes while it is read
 from __future__ import annotations
 
 import ctypes

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NUM_STEPS = 40
 
 
-class CheckFailed(AssertionError):  # noqa: N818 - reads as a verdict, like AssertionError's pytest.fail
+class CheckFailed(AssertionError):
     """The thing under test breaks its contract; the text says which clause, and where."""
 
 

@@ -5,7 +5,6 @@ with, and of its actions, so that a mixed-up row, a lost step or a doubled reset
 purpose are in `stepmill.testing.faulty`, envs that wait are in `stepmill.testing.gates`.
 """
 
-# ruff: noqa: ARG002 - an env takes what the API gives it
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Envs whose observations come in every dtype and in every shape of memory that NumPy allows."""
 
-# ruff: noqa: ARG002 - an env takes what the API gives it
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -1,0 +1,333 @@
+"""Workers, launchers and learners that die at any moment: the caller is told at once, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.faulty import EXIT_CODE, DyingEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness import leaks
+from tests.harness.pools import counting_envs, make_pool
+from tests.harness.scripts import start_script
+
+TOLD_S = 1.0  # the target is 50 ms; a shared machine of two cores may be late
+CLOSED_S = 2.0
+CONTEXTS = ["fork", "forkserver"]
+
+
+@pytest.fixture
+def where(request):
+    return getattr(request, "param", "fork")
+
+
+@pytest.fixture
+def gate():
+    with Gate() as gate:
+        yield gate
+
+
+def _pid_of(pool, env_id):
+    return pool.call("locate", env_ids=[env_id])[0][0]
+
+
+def _close_in_time(pool):
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < CLOSED_S
+
+
+def _assert_dead(error, env_ids, signal_name="SIGKILL"):
+    assert isinstance(error, stepmill.WorkerDied)
+    assert tuple(error.env_ids) == tuple(env_ids)
+    assert error.signal_name == signal_name
+    for env_id in env_ids:
+        assert str(env_id) in str(error)
+
+
+@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
+def test_a_worker_killed_while_it_steps_is_reported_at_once(where, pool_of, gate):
+    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
+    pool.reset(seed=0)
+    pid = _pid_of(pool, 1)
+    pool.send([1, GATED_ACTION])
+    gate.wait_arrivals(1)
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(stepmill.WorkerDied) as caught:
+        pool.recv(2)
+    assert time.monotonic() - start < TOLD_S
+    _assert_dead(caught.value, [1])
+    assert pool.recv(1).reward.tolist() == [1.0]
+    _close_in_time(pool)
+
+
+@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
+def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, pool_of):
+    pool = pool_of(counting_envs(4), num_workers=2)
+    pool.reset(seed=0)
+    pid = _pid_of(pool, 0)
+    os.kill(pid, signal.SIGKILL)
+    assert not leaks.wait_until_gone([pid], timeout_s=5)
+    start = time.monotonic()
+    with pytest.raises(stepmill.WorkerDied) as caught:
+        pool.step([1, 2, 3, 4])
+    assert time.monotonic() - start < TOLD_S
+    _assert_dead(caught.value, [0, 1])
+    _close_in_time(pool)
+
+
+@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
+def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gate):
+    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
+    pid = _pid_of(pool, 0)
+    pool.reset_async(options={"gate": True})
+    gate.wait_arrivals(2)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(stepmill.WorkerDied) as caught:
+        pool.recv(2)
+    _assert_dead(caught.value, [0])
+    _close_in_time(pool)
+
+
+@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
+def test_a_worker_killed_during_a_call_is_reported_at_once(where, pool_of, gate):
+    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
+    pool.reset(seed=0)
+    pid = _pid_of(pool, 1)
+    future = pool.call_async("wait_here", env_ids=[1])
+    gate.wait_arrivals(1)
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(stepmill.WorkerDied):
+        future.result()
+    assert time.monotonic() - start < TOLD_S
+    assert pool.call("add", 1.0, env_ids=[0]) == (1.0,)
+    _close_in_time(pool)
+
+
+def test_a_worker_killed_while_it_builds_its_envs_is_reported(where):
+    with pytest.raises(stepmill.WorkerDied) as caught:
+        make_pool(where, [CountingEnv, partial(DyingEnv, "init")], num_workers=2)
+    assert 1 in caught.value.env_ids
+
+
+@pytest.mark.parametrize("where", CONTEXTS, indirect=True)
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT", "exit"])
+@pytest.mark.parametrize("phase", ["step", "reset", "call"])
+def test_an_env_that_takes_its_process_with_it_is_named_with_the_cause(where, pool_of, phase, how):
+    pool = pool_of([CountingEnv, partial(DyingEnv, phase, at=2, how=how)], num_workers=2)
+    pool.reset(seed=0)
+    if phase == "step":
+        pool.step([1, 1])
+    doom = {"call": partial(pool.call, "poke", env_ids=[1]), "step": partial(pool.step, [1, 1]), "reset": pool.reset}
+    with pytest.raises(stepmill.WorkerDied) as caught:
+        doom[phase]()
+    error = caught.value
+    assert tuple(error.env_ids) == (1,)
+    if how == "exit":
+        assert (error.exit_code, error.signal_name) == (EXIT_CODE, None)
+    else:
+        assert error.signal_name == how
+    _close_in_time(pool)
+
+
+def test_envs_of_other_workers_lose_no_step(where, pool_of, gate):
+    pool = pool_of([partial(GateEnv, gate.path, i, 100) for i in range(4)], num_workers=4)
+    pool.reset(seed=0)
+    pid = _pid_of(pool, 2)
+    pool.step([1] * 4)
+    pool.send([2, 2, GATED_ACTION, 2])
+    gate.wait_arrivals(1)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(stepmill.WorkerDied):
+        pool.recv(4)
+    batch = pool.recv(3)
+    assert batch.env_id.tolist() == [0, 1, 3]
+    assert batch.reward.tolist() == [2.0, 2.0, 2.0]
+    for action in range(3, 8):
+        pool.send([action] * 3, [0, 1, 3])
+        assert pool.recv(3).obs[:, 2].tolist() == [action] * 3
+    _close_in_time(pool)
+
+
+def test_a_lost_env_must_not_be_stepped_and_others_may(where, pool_of):
+    pool = pool_of([CountingEnv, partial(DyingEnv, "step", 1)], num_workers=2)
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.WorkerDied):
+        pool.step([1, 1])
+    pool.recv(1)
+    assert [state.name for state in pool.states] == ["IDLE", "FAULTED"]
+    with pytest.raises(stepmill.UsageError, match=r"\[1\]"):
+        pool.send([1], [1])
+    with pytest.raises(stepmill.StepmillError):
+        pool.call("poke", env_ids=[1])
+    pool.send([9], [0])
+    assert pool.recv(1).reward.tolist() == [9.0]
+
+
+def test_all_workers_killed_at_once_are_all_reported(where, pool_of):
+    pool = pool_of(counting_envs(4), num_workers=2)
+    pool.reset(seed=0)
+    pids = {pid for pid, _ in pool.call("locate")}
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    lost: set[int] = set()
+    deadline = time.monotonic() + 5
+    pool.send([1, 2, 3, 4])
+    while lost != {0, 1, 2, 3} and time.monotonic() < deadline:
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.recv(1)
+        for error in (caught.value, *caught.value.others):
+            lost |= set(error.env_ids)
+    assert lost == {0, 1, 2, 3}
+    _close_in_time(pool)
+
+
+def test_a_vector_env_reports_a_death_and_closes(where, vector_env_of, gate):
+    envs = vector_env_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
+    envs.reset(seed=0)
+    pid = envs.call("locate")[1][0]
+    envs.step_async([1, GATED_ACTION])
+    gate.wait_arrivals(1)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(stepmill.WorkerDied):
+        envs.step_wait()
+    _close_in_time(envs)
+
+
+# ---------------------------------------------------------------- closing
+
+
+def test_close_ends_a_worker_that_hangs_in_a_step(where, pool_of, gate):
+    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
+    pool.reset(seed=0)
+    pool.send([1, GATED_ACTION])
+    gate.wait_arrivals(1)
+    _close_in_time(pool)
+
+
+def test_close_ends_a_worker_that_hangs_in_a_call(where, pool_of, gate):
+    pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=1)
+    pool.call_async("wait_here", env_ids=[0])
+    gate.wait_arrivals(1)
+    _close_in_time(pool)
+
+
+def test_close_ends_a_stopped_worker(where, pool_of):
+    pool = pool_of(counting_envs(2), num_workers=2)
+    pool.reset(seed=0)
+    os.kill(_pid_of(pool, 0), signal.SIGSTOP)
+    _close_in_time(pool)
+
+
+def test_close_ends_a_worker_that_ignores_signals(where, pool_of):
+    pool = pool_of([_StubbornEnv] * 2, num_workers=2)
+    pool.reset(seed=0)
+    _close_in_time(pool)
+
+
+class _StubbornEnv(CountingEnv):
+    def __init__(self):
+        super().__init__()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def close(self):
+        threading.Event().wait()
+
+
+def test_close_runs_the_envs_own_close(where, pool_of, tmp_path):
+    pool = pool_of([partial(_TidyEnv, str(tmp_path / str(i))) for i in range(3)], num_workers=2)
+    pool.reset(seed=0)
+    pool.close()
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
+
+
+class _TidyEnv(CountingEnv):
+    def __init__(self, path):
+        super().__init__()
+        self._path = path
+
+    def close(self):
+        with open(self._path, "x") as file:
+            file.write("closed")
+
+
+# ---------------------------------------------------------------- the learner dies
+
+LEARNER = """
+    import os, sys
+    import numpy as np
+    import stepmill
+    from stepmill.testing.envs import CountingEnv
+    context, moment = sys.argv[1:]
+    pool = stepmill.Pool(
+        [CountingEnv] * 4, backend="process", num_workers=2, options=stepmill.PoolOptions(context=context)
+    )
+    pool.reset(seed=0)
+    print(sorted({pid for pid, _ in pool.call("locate")}), flush=True)
+    if moment == "idle":
+        sys.stdin.read()
+    while True:
+        pool.step([1, 2, 3, 4])
+"""
+
+
+@pytest.mark.orphans
+@pytest.mark.parametrize("moment", ["idle", "stepping"])
+@pytest.mark.parametrize("context", [*CONTEXTS, "spawn"])
+def test_workers_end_with_their_learner(context, moment):
+    with start_script(LEARNER, context, moment) as learner:
+        assert learner.stdout is not None
+        line = learner.stdout.readline()
+        workers = [int(word) for word in line.strip("[]\n").split(",")]
+        family = leaks.descendants(learner.pid)
+        assert len(workers) == 2
+        assert set(workers) <= set(family)
+        learner.kill()
+        learner.wait()
+    assert not leaks.wait_until_gone(family, timeout_s=TOLD_S)
+
+
+@pytest.mark.orphans
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_ctrl_c_ends_everything_with_at_most_one_traceback(context):
+    with start_script(LEARNER, context, "stepping") as learner:
+        assert learner.stdout is not None
+        assert learner.stderr is not None
+        learner.stdout.readline()
+        family = leaks.descendants(learner.pid)
+        for pid in [learner.pid, *family]:  # as a terminal does
+            os.kill(pid, signal.SIGINT)
+        start = time.monotonic()
+        errors = learner.stderr.read()
+        learner.wait()
+        assert time.monotonic() - start < 2 * TOLD_S
+    assert errors.count("Traceback") == 1
+    assert "KeyboardInterrupt" in errors
+    assert not leaks.wait_until_gone(family, timeout_s=TOLD_S)
+
+
+@pytest.mark.orphans
+def test_a_dead_launcher_does_not_hang_the_pool(where, pool_of):
+    before = set(leaks.descendants())
+    pool = pool_of(counting_envs(2), num_workers=2)
+    pool.reset(seed=0)
+    workers = {pid for pid, _ in pool.call("locate")}
+    launchers = set(leaks.descendants()) - before - workers
+    for pid in launchers:
+        os.kill(pid, signal.SIGKILL)
+    try:
+        pool.step([1, 2])
+    except stepmill.WorkerDied:
+        pass
+    _close_in_time(pool)
+    assert not leaks.wait_until_gone(sorted(workers), timeout_s=TOLD_S)

@@ -1,0 +1,262 @@
+"""Whole programs, as users write them: unguarded, from stdin, in daemons and threads, ended in every way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.harness import leaks
+from tests.harness.scripts import ROOT, run_file, run_source
+
+pytestmark = pytest.mark.orphans
+
+MAKE = """
+    import stepmill
+    from stepmill.testing.envs import CountingEnv
+    pool = stepmill.Pool(
+        [lambda i=i: CountingEnv(i) for i in range(3)],
+        backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r}),
+    )
+    assert pool.reset(seed=0).obs[:, 0].tolist() == [0, 1, 2]
+    assert pool.step([1, 2, 3]).reward.tolist() == [1.0, 2.0, 3.0]
+"""
+CONTEXTS = pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+
+
+def _script(context: str, end: str = "pool.close()") -> str:
+    return textwrap.dedent(MAKE).format(context=context) + textwrap.dedent(end) + "\nprint('done')\n"
+
+
+def _assert_done(result: subprocess.CompletedProcess[str]) -> None:
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["done"]
+    assert result.stderr == ""
+
+
+@CONTEXTS
+def test_a_script_needs_no_main_guard(tmp_path, context):
+    path = tmp_path / "train.py"
+    path.write_text(_script(context))
+    _assert_done(run_file(path))
+
+
+@CONTEXTS
+def test_a_script_may_come_from_stdin(tmp_path, context):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-"],
+        input=_script(context),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    _assert_done(result)
+
+
+@CONTEXTS
+def test_a_program_that_forgets_to_close_ends_all_the_same(context):
+    _assert_done(run_source(_script(context, end="")))
+
+
+@CONTEXTS
+def test_a_program_that_raises_ends_all_the_same(context):
+    result = run_source(_script(context, end="raise SystemExit(3)"))
+    assert result.returncode == 3
+    assert result.stderr == ""
+    result = run_source(_script(context, end="1 / 0"))
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1
+
+
+@CONTEXTS
+def test_envs_of_the_scripts_own_travel_to_the_workers(tmp_path, context):
+    path = tmp_path / "own_env.py"
+    source = f"""
+        import numpy as np
+        import helper_module
+        import stepmill
+        from stepmill.testing.envs import CountingEnv
+
+        OFFSET = 5
+
+        class OwnEnv(CountingEnv):
+            def step(self, action):
+                obs, reward, *rest = super().step(action)
+                return obs, reward + OFFSET + helper_module.MORE, *rest
+
+        pool = stepmill.Pool(
+            [OwnEnv, OwnEnv], backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r})
+        )
+        pool.reset(seed=0)
+        assert pool.step([1, 2]).reward.tolist() == [106.0, 107.0]
+        pool.close()
+        print("done")
+    """
+    (tmp_path / "helper_module.py").write_text("MORE = 100\n")
+    path.write_text(textwrap.dedent(source))
+    _assert_done(run_file(path))
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_pool_may_live_in_a_daemonic_process(tmp_path, context):
+    path = tmp_path / "daemon.py"
+    body = textwrap.indent(textwrap.dedent(_script(context)), "    ")
+    path.write_text(
+        "import multiprocessing\n"
+        f"def work():\n{body}\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=work, daemon=True)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+        "    raise SystemExit(process.exitcode)\n"
+    )
+    _assert_done(run_file(path))
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_pool_may_be_made_and_used_in_a_thread_that_ends(context):
+    # The death of the thread that made the pool must not look like the death of the learner.
+    source = f"""
+        import threading
+        import stepmill
+        from stepmill.testing.envs import CountingEnv
+        made = []
+        def make():
+            made.append(stepmill.Pool(
+                [CountingEnv] * 3, backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r})
+            ))
+            made[0].reset(seed=0)
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        for action in range(1, 50):
+            assert made[0].step([action] * 3).reward.tolist() == [float(action)] * 3
+        made[0].close()
+        print("done")
+    """
+    _assert_done(run_source(source))
+
+
+def test_envs_may_have_child_processes_of_their_own(tmp_path):
+    path = tmp_path / "children.py"
+    source = """
+        import multiprocessing
+        import stepmill
+        from stepmill.testing.envs import CountingEnv
+
+        def square(x):
+            return x * x
+
+        class ParentEnv(CountingEnv):
+            def step(self, action):
+                with multiprocessing.get_context("fork").Pool(1) as helpers:
+                    reward = float(helpers.apply(square, (int(action),)))
+                obs, _, *rest = super().step(action)
+                return obs, reward, *rest
+
+        pool = stepmill.Pool([ParentEnv] * 2, backend="process", num_workers=2)
+        pool.reset(seed=0)
+        assert pool.step([3, 4]).reward.tolist() == [9.0, 16.0]
+        pool.close()
+        print("done")
+    """
+    path.write_text(textwrap.dedent(source))
+    result = run_file(path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["done"]
+
+
+def test_environment_and_working_directory_are_those_of_the_moment_the_pool_was_made(tmp_path):
+    source = f"""
+        import os, sys
+        import stepmill
+        from stepmill.testing.envs import CountingEnv
+
+        class AskEnv(CountingEnv):
+            def ask(self):
+                return os.environ.get("STEPMILL_ASKED"), os.getcwd(), sys.path[0], os.environ.get("GIVEN")
+
+        os.environ["STEPMILL_ASKED"] = "yes"
+        os.chdir({str(tmp_path)!r})
+        sys.path.insert(0, "/nonesuch")
+        for context in ("fork", "forkserver", "spawn"):
+            options = stepmill.PoolOptions(context=context, worker_env={{"GIVEN": "here"}})
+            with stepmill.Pool([AskEnv], backend="process", num_workers=1, options=options) as pool:
+                assert pool.call("ask") == (("yes", {str(tmp_path)!r}, "/nonesuch", "here"),), pool.call("ask")
+        assert "GIVEN" not in os.environ
+        print("done")
+    """
+    _assert_done(run_source(source))
+
+
+def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
+    source = """
+        import sys
+        import stepmill
+        assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
+        import stepmill.spec.options, stepmill.worker.host, stepmill.slab.layout
+        assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
+        print("done")
+    """
+    _assert_done(run_source(source))
+
+
+@CONTEXTS
+def test_the_workers_random_generators_differ(context):
+    source = f"""
+        import random
+        import numpy as np
+        import stepmill
+        from stepmill.testing.envs import CountingEnv
+
+        class DiceEnv(CountingEnv):
+            def roll(self):
+                return random.random(), float(np.random.random())
+
+        options = stepmill.PoolOptions(context={context!r})
+        with stepmill.Pool([DiceEnv] * 3, backend="process", num_workers=3, options=options) as pool:
+            rolls = pool.call("roll")
+        assert len({{roll for roll, _ in rolls}}) == 3, rolls
+        assert len({{roll for _, roll in rolls}}) == 3, rolls
+        print("done")
+    """
+    _assert_done(run_source(source))
+
+
+def test_two_pools_at_once_and_many_one_after_another():
+    source = """
+        import os
+        import stepmill
+        from stepmill.testing.envs import CountingEnv
+        options = stepmill.PoolOptions(context="fork")
+        def make():
+            return stepmill.Pool([CountingEnv] * 2, backend="process", num_workers=2, options=options)
+        keep = make()
+        keep.reset(seed=0)
+        with make() as first:
+            first.reset(seed=0)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            with make() as pool:
+                pool.reset(seed=0)
+                pool.step([1, 2])
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert keep.step([3, 4]).reward.tolist() == [3.0, 4.0]
+        keep.close()
+        print("done")
+    """
+    _assert_done(run_source(source))
+
+
+def test_an_interpreter_without_the_repository_on_its_path_can_import_it(tmp_path):
+    code = "import stepmill; print(stepmill.__version__)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True
+    )
+    assert result.stdout.strip()
+    assert ROOT.exists()
+    assert leaks.descendants() == []
