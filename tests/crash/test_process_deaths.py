@@ -90,7 +90,9 @@ def test_a_call_to_a_dead_worker_says_so_and_the_others_answer(pool_in: Callable
     pool = pool_in([partial(CountingEnv, env_id) for env_id in range(2)])
     kill(pool.call("locate", env_ids=[1])[0][0])
     for _ in range(2):
-        with pytest.raises(stepmill.WorkerDied, match=r"worker 1 was ended by SIGKILL; its envs \[1\] are lost") as caught:
+        with pytest.raises(
+            stepmill.WorkerDied, match=r"worker 1 was ended by SIGKILL; its envs \[1\] are lost"
+        ) as caught:
             pool.call("add", 1)
         assert caught.value.env_ids == (1,)
     assert pool.call("add", 1, env_ids=[0]) == (1,)
@@ -282,5 +284,3 @@ def test_a_stopped_worker_is_killed_too(pool_in: Callable[..., stepmill.Pool]) -
     with pytest.warns(RuntimeWarning, match="it was killed"):
         pool.close()
     assert not leaks.is_running(pid)
-
-

@@ -296,7 +296,9 @@ class ProbeEnv(CountingEnv):
         import subprocess
 
         code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+        return (
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+        )
 
 
 def _raise_import_error() -> EnvFn:
@@ -360,4 +362,3 @@ pool = stepmill.Pool([LeavingEnv], backend="process", num_workers=1, options=ste
 pool.reset(seed=0)
 pool.close()
 """
-

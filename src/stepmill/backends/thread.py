@@ -6,7 +6,6 @@ its rows are condemned, and the memory stays mapped as long as its loop lives.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -86,7 +85,7 @@ class ThreadBackend:
                 f"worker {worker} (envs {list(old.plan.env_ids)}) is a thread that still runs, and a thread cannot be "
                 "killed; use backend='process' for envs that hang"
             )
-        close_fds([old.end_fd])
+        old.let_go()
         fresh = _ThreadWorker(old.plan, self._settings, num_requests=old.num_posted)
         self._workers[worker] = fresh
         report = self._build([fresh])[0]
@@ -107,8 +106,7 @@ class ThreadBackend:
         for worker in self._workers:
             worker.join(deadline)
             worker.fail_futures(_closed())
-            if worker.has_ended.is_set():
-                close_fds([worker.end_fd])
+            worker.let_go()
         self._slab = self._ring = None
 
     # ---- steps ----------------------------------------------------------------------------------------------------
@@ -176,7 +174,8 @@ class _ThreadWorker:
         self.end_fd = os.eventfd(0)  # readable once the thread has ended without being told to
         self._settings = settings
         self._num_before = num_requests
-        self._lock = threading.Lock()  # guards _requests and has_ended being set
+        self._lock = threading.Lock()  # guards _requests, _is_let_go, and has_ended being set
+        self._is_let_go = False
         self._requests: deque[tuple[Request, Future]] = deque()
         self._current: Future | None = None
         self.thread = threading.Thread(target=self._run, name=f"stepmill-worker-{plan.worker}", daemon=True)
@@ -211,6 +210,13 @@ class _ThreadWorker:
         """Waits until the thread has ended, at most until the deadline. A thread does not wait for itself."""
         if self.thread.ident is not None and self.thread is not threading.current_thread():
             self.thread.join(max(0.0, deadline - time.monotonic()))
+
+    def let_go(self) -> None:
+        """Frees the descriptor, or leaves that to a thread that still runs."""
+        with self._lock:
+            if self.has_ended.is_set() or self.thread.ident is None:
+                close_fds([self.end_fd])
+            self._is_let_go = True
 
     def fail_futures(self, error: StepmillError) -> None:
         """Fails every request that has no reply yet."""
@@ -252,12 +258,13 @@ class _ThreadWorker:
     def _end(self, *, is_told: bool) -> None:
         with self._lock:
             self.has_ended.set()
+            if self._is_let_go:
+                close_fds([self.end_fd])
+            elif not is_told:
+                os.eventfd_write(self.end_fd, 1)
         self.fail_futures(self._ended())
         self.has_answered.set()
         self.built.envs.clear()
-        if not is_told:
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self.end_fd, 1)
 
     def _note_env(self, env_id: int) -> None:
         self.building = env_id

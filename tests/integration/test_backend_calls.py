@@ -1,0 +1,304 @@
+"""Slow requests through each backend: order, futures, sizes, what cannot travel; and how threads start and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv, SlowEnv
+from stepmill.testing.faulty import RaisingEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness.pools import counting_envs, make_pool
+
+PoolOf = Callable[..., Any]
+BIG = 20_000_000  # bytes
+
+with_workers = pytest.mark.parametrize("where", ["thread", "fork", "forkserver"])
+
+
+class ToolEnv(CountingEnv):
+    """Answers with values that are hard to send."""
+
+    def give_bytes(self, size: int) -> bytes:
+        return bytes(size)
+
+    def take_bytes(self, data: bytes) -> int:
+        return len(data)
+
+    def give_lock(self) -> object:
+        return threading.Lock()
+
+    def give_odd(self) -> object:
+        return Unloadable()
+
+    def spoil(self) -> None:
+        self.step = 5
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+    def nap(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return self.identity
+
+
+def _raise_import_error() -> None:
+    raise ImportError("no such luck")
+
+
+class Unloadable:
+    """A value that can be pickled and not loaded."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _raise_import_error, ()
+
+
+class ClosingEnv(CountingEnv):
+    """Raises when it is closed."""
+
+    def close(self) -> None:
+        raise OSError("the door is jammed")
+
+
+# ---- order --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_runs_after_the_commands_before_it_and_before_those_after(pool_of: PoolOf) -> None:
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    counts = []
+    for step in range(5):
+        pool.send(np.zeros(4, np.int64))
+        counts.append(pool.call_async("num_steps"))
+        pool.recv(4)
+        assert counts[-1].result() == (step + 1,) * 4
+    assert [count.result()[0] for count in counts] == [1, 2, 3, 4, 5]
+
+
+def test_a_call_waits_for_the_step_that_runs(where: str, pool_of: PoolOf) -> None:
+    if where == "serial":
+        pytest.skip("in line nothing runs beside the caller")
+    with Gate() as gate:
+        pool = pool_of([partial(GateEnv, gate.path)])
+        pool.reset(seed=0)
+        pool.send([GATED_ACTION])
+        gate.wait_arrivals()
+        future = pool.call_async("num_steps")
+        assert not future.is_done
+        with pytest.raises(stepmill.EnvTimeout, match=r"call of 1 envs on worker 0 was not done within 0\.05 s"):
+            future.result(timeout_s=0.05)
+        gate.open()
+        assert future.result() == (1,)
+        pool.recv(1)
+
+
+def test_futures_resolve_in_any_order_and_as_often_as_asked(pool_of: PoolOf) -> None:
+    pool = pool_of(counting_envs(4))
+    futures = [pool.call_async("add", number) for number in range(20)]
+    for number in (7, 0, 19, 7, 3, 19):
+        assert futures[number].result() == tuple(number + env_id for env_id in range(4))
+
+
+def test_requests_that_nobody_collects_do_no_harm(pool_of: PoolOf) -> None:
+    pool = pool_of(counting_envs(2))
+    for number in range(1000):
+        pool.call_async("add", number)
+    assert pool.call("add", 1) == (1, 2)
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_large_replies_nobody_reads_goes_on_stepping(pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv] * 2)
+    pool.reset(seed=0)
+    futures = [pool.call_async("give_bytes", BIG) for _ in range(3)]
+    for _ in range(3):
+        pool.step([1, 2])
+    assert [len(data) for future in futures for data in future.result()] == [BIG] * 6
+
+
+def test_large_arguments_and_large_replies_pass_each_other(pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv] * 2)
+    replies = pool.call_async("give_bytes", BIG)
+    counts = pool.call_async("take_bytes", bytes(BIG))
+    more = pool.call_async("give_bytes", BIG)
+    assert counts.result() == (BIG, BIG)
+    assert [len(data) for future in (replies, more) for data in future.result()] == [BIG] * 4
+
+
+def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: PoolOf) -> None:
+    if where == "serial":
+        pytest.skip("in line nothing runs beside the caller")
+    with Gate() as gate:
+        pool = pool_of([partial(GateEnv, gate.path)])
+        pool.reset(seed=0)
+        pool.send([GATED_ACTION])
+        gate.wait_arrivals()
+        sent = pool.call_async("add", np.zeros(BIG, np.uint8))
+        gate.open()
+        assert pool.recv(1, timeout_s=20).env_id.tolist() == [0]
+        assert sent.result()[0].shape == (BIG,)
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_an_env_that_raises_in_a_call_is_named_and_usable(pool_of: PoolOf) -> None:
+    pool = pool_of([CountingEnv, partial(RaisingEnv, "call", error="odd", identity=1), CountingEnv])
+    with pytest.raises(stepmill.EnvError, match=r"env 1 raised .*OddSignatureError in call: code 7") as caught:
+        pool.call("poke", env_ids=[1])
+    assert "in poke" in caught.value.remote_traceback
+    assert pool.call("add", 1) == (1, 2, 1)
+
+
+def test_an_env_that_leaves_does_not_take_its_worker_along(pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv])
+    with pytest.raises(stepmill.EnvError, match="SystemExit"):
+        pool.call("leave")
+    assert pool.reset(seed=0).obs.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("where", ["fork", "forkserver"])
+def test_results_that_cannot_travel_are_told(where: str, pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv])
+    with pytest.raises(stepmill.EnvError, match=r"a _thread\.lock cannot be sent to another process"):
+        pool.call("give_lock")
+    with pytest.raises(stepmill.EnvError, match="no such luck"):
+        pool.call("give_odd")
+    assert pool.call("add", 1) == (1,)
+
+
+@pytest.mark.parametrize("where", ["fork", "forkserver"])
+def test_arguments_that_cannot_travel_are_refused_before_anything_is_sent(where: str, pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv])
+    with pytest.raises(stepmill.UsageError, match=r"arguments of this call cannot be pickled: .*lock"):
+        pool.call("add", threading.Lock())
+    with pytest.raises(stepmill.UsageError, match=r"value of this set_attr cannot be pickled: .*lock"):
+        pool.set_attr("lock", threading.Lock())
+    with pytest.raises(stepmill.EnvError, match="no such luck"):
+        pool.call("add", Unloadable())
+    assert pool.call("add", 1) == (1,)
+
+
+def test_an_env_whose_step_was_replaced_by_rubbish_faults_when_it_is_stepped(pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv, CountingEnv])
+    pool.reset(seed=0)
+    pool.call("spoil", env_ids=[0])
+    with pytest.raises(stepmill.EnvError, match="env 0 raised TypeError in step"):
+        pool.step([1, 2])
+
+
+@with_workers
+def test_a_call_that_is_interrupted_can_be_asked_again(where: str, pool_of: PoolOf) -> None:
+    pool = pool_of([ToolEnv])
+    future = pool.call_async("nap", 0.6)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert future.result() == (0,)
+
+
+@with_workers
+def test_closing_from_another_thread_ends_the_wait_for_a_call(where: str, pool_of: PoolOf) -> None:
+    with Gate() as gate:
+        pool = pool_of([partial(GateEnv, gate.path)])
+        future = pool.call_async("wait_here")
+        gate.wait_arrivals()
+        outcome: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                future.result()
+            except stepmill.StepmillError as exc:
+                outcome.append(exc)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        opener = threading.Timer(0.3, gate.open)
+        opener.start()
+        pool.close()
+        waiter.join(5)
+        opener.join()
+        assert not outcome or isinstance(outcome[0], stepmill.ClosedPoolError)
+        assert not waiter.is_alive()
+
+
+# ---- close --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
+def test_envs_that_raise_in_close_are_told_by_a_warning(where: str) -> None:
+    pool = make_pool(where, [ClosingEnv, CountingEnv, ClosingEnv])
+    with pytest.warns(RuntimeWarning, match="raised OSError in close: the door is jammed") as caught:
+        pool.close()
+    assert len(caught) == 2
+    pool.close()
+
+
+# ---- threads ------------------------------------------------------------------------------------------------------------
+
+
+def test_threads_build_in_parallel_in_threads_of_their_own() -> None:
+    began = time.monotonic()
+    pool = make_pool("thread", [partial(SlowEnv, construct_s=0.3)] * 4, num_workers=4)
+    assert time.monotonic() - began < 1.0
+    places = pool.call("locate")
+    assert {pid for pid, _ in places} == {os.getpid()}
+    assert len({ident for _, ident in places} | {threading.get_ident()}) == 5
+    pool.close()
+
+
+def test_constructors_that_raise_in_threads_are_all_told() -> None:
+    bad = partial(RaisingEnv, "init", error="exit")
+    with pytest.raises(stepmill.EnvError, match="env 1 raised SystemExit in construct") as caught:
+        make_pool("thread", [CountingEnv, bad, bad, CountingEnv], num_workers=2)
+    assert [getattr(other, "env_id", None) for other in caught.value.others] == [2]
+
+
+def test_a_constructor_that_hangs_in_a_thread_is_named_at_the_timeout() -> None:
+    with Gate() as gate:
+        with pytest.raises(stepmill.EnvTimeout, match="worker 1 was still constructing env 1"):
+            make_pool("thread", [CountingEnv, partial(_wait_and_make, gate)], num_workers=2, start_timeout_s=0.3)
+        gate.open()
+
+
+def _wait_and_make(gate: Gate) -> CountingEnv:
+    GateEnv(gate.path).wait_here()
+    return CountingEnv()
+
+
+def test_a_thread_that_hangs_is_left_behind_with_a_warning_and_harms_nobody() -> None:
+    with Gate() as gate:
+        pool = make_pool("thread", [partial(GateEnv, gate.path), CountingEnv], num_workers=2)
+        pool.reset(seed=0)
+        pool.send([GATED_ACTION, 1])
+        gate.wait_arrivals()
+        began = time.monotonic()
+        with pytest.warns(
+            RuntimeWarning, match=r"worker 0 \(envs \[0\]\) hangs in an env, and a thread cannot be killed"
+        ):
+            pool.close()
+        assert time.monotonic() - began < 2.0
+        del pool
+        gate.open()
+    for thread in threading.enumerate():
+        if thread.name.startswith("stepmill-worker"):
+            thread.join(10)
