@@ -107,7 +107,7 @@ def main() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     replies = _private_stdout()
     driver = Driver()
-    ops = {
+    ops: dict[str, Callable[..., dict[str, Any]]] = {
         "start": driver.start,
         "prepare": driver.prepare,
         "run": driver.run,

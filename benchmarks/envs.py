@@ -19,14 +19,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-EnvFn = Callable[[], gymnasium.Env]  # type: ignore[type-arg]
+EnvFn = Callable[[], gymnasium.Env[Any, Any]]
 _serials = itertools.count()
 
 # A sleep that ends later than this is counted as if it had ended here: beyond it, the engine kept the core from the env.
 LATE_WAKE_S = 150e-6
 
 
-class NoopEnv(gymnasium.Env):  # type: ignore[type-arg]
+class NoopEnv(gymnasium.Env[Any, Any]):
     """Returns the same result for ever; a step costs one method call."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
@@ -46,7 +46,7 @@ class NoopEnv(gymnasium.Env):  # type: ignore[type-arg]
         return self._result
 
 
-class _TimedEnv(gymnasium.Env):  # type: ignore[type-arg]
+class TimedEnv(gymnasium.Env[Any, Any]):
     """An env that draws how long each step takes: lognormal, coefficient of variation 1, seeded by its index."""
 
     def __init__(self, index: int, mean_s: float) -> None:
@@ -55,39 +55,39 @@ class _TimedEnv(gymnasium.Env):  # type: ignore[type-arg]
         self._rng = random.Random(index)
         self._sigma = math.sqrt(math.log(2.0))
         self._mu = math.log(mean_s) - self._sigma**2 / 2
-        self._used_s = 0.0
-        self._serial = float(os.getpid() * 4096 + next(_serials))
+        self.used_s = 0.0
+        self.serial = float(os.getpid() * 4096 + next(_serials))
 
     def _draw_s(self) -> float:
         return self._rng.lognormvariate(self._mu, self._sigma)
 
     def _obs(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return np.array((self._used_s, self._serial))
+        return np.array((self.used_s, self.serial))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self._obs(), {}
 
 
-class SleepEnv(_TimedEnv):
+class SleepEnv(TimedEnv):
     """A step sleeps: as many envs can run at once as there are threads."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         planned_s = self._draw_s()
         start = time.perf_counter()
         time.sleep(planned_s)
-        self._used_s += min(time.perf_counter() - start, planned_s + LATE_WAKE_S)
+        self.used_s += min(time.perf_counter() - start, planned_s + LATE_WAKE_S)
         return self._obs(), 1.0, False, False, {}
 
 
-class BusyEnv(_TimedEnv):
+class BusyEnv(TimedEnv):
     """A step burns CPU time of its own thread: as many envs can run at once as there are cores."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._used_s += burn(self._draw_s())
+        self.used_s += burn(self._draw_s())
         return self._obs(), 1.0, False, False, {}
 
 
-class SlowResetEnv(_TimedEnv):
+class SlowResetEnv(TimedEnv):
     """Steps of 20 microseconds, episodes of 250 to 750 steps, resets of 10 ms, all of it CPU time."""
 
     STEP_S = 20e-6
@@ -102,12 +102,12 @@ class SlowResetEnv(_TimedEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._was_reset:
             self._left = self._rng.randint(250, 750)
-            self._used_s += burn(self.RESET_S)
+            self.used_s += burn(self.RESET_S)
         self._was_reset = True
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._used_s += burn(self.STEP_S)
+        self.used_s += burn(self.STEP_S)
         self._left -= 1
         return self._obs(), 1.0, self._left <= 0, False, {}
 
@@ -121,15 +121,15 @@ def burn(cpu_s: float) -> float:
     return cpu_s
 
 
-def make_cartpole() -> gymnasium.Env:  # type: ignore[type-arg]
+def make_cartpole() -> gymnasium.Env[Any, Any]:
     return gymnasium.make("CartPole-v1")
 
 
-def make_halfcheetah() -> gymnasium.Env:  # type: ignore[type-arg]
+def make_halfcheetah() -> gymnasium.Env[Any, Any]:
     return gymnasium.make("HalfCheetah-v5")
 
 
-def make_pong() -> gymnasium.Env:  # type: ignore[type-arg]
+def make_pong() -> gymnasium.Env[Any, Any]:
     """Pong with the standard preprocessing: frame skip 4, gray 84x84, stack 4, no sticky actions."""
     import ale_py
     import cv2
@@ -147,7 +147,7 @@ NUM_ACTIONS = {"cartpole": 2, "pong": 6}
 
 def env_fns(name: str, num_envs: int) -> list[EnvFn]:
     """Factories of the envs of a cell, one per env; the index seeds what is drawn."""
-    indexed = {
+    indexed: dict[str, Callable[[int], EnvFn]] = {
         "noop": lambda _: functools.partial(NoopEnv, (4,), "float32"),
         "image84": lambda _: functools.partial(NoopEnv, (84, 84, 4), "uint8"),
         "image210": lambda _: functools.partial(NoopEnv, (210, 160, 3), "uint8"),

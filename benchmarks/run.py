@@ -93,7 +93,7 @@ def _plain(cell: Cell, name: str, outcome: Outcome, plan: Plan) -> dict[str, Any
 def _measure_starts(choice: Choice, plan: Plan, results: dict[str, Any], path: Path) -> None:
     if 5 not in choice.sections:
         return
-    cells = {
+    cells: dict[str, dict[str, Any]] = {
         key: {"section": 5, "title": title, "unit": unit, "engines": {}}
         for key, (title, unit) in START_CELLS.items()
         if choice.takes_cell(5, key)

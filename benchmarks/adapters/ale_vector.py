@@ -14,7 +14,7 @@ class Engine(Adapter):
     def start(self) -> None:
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         options = self.job.options
-        self.batch_size = options.get("batch_size", self.num_envs)
+        self.batch_size: int = options.get("batch_size", self.num_envs)
         self.envs = AtariVectorEnv(
             "pong",
             self.num_envs,

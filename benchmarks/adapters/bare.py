@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.adapters.base import Adapter
+from benchmarks.envs import TimedEnv
 
 
 class Engine(Adapter):
@@ -26,7 +27,8 @@ class Engine(Adapter):
 
     def _note_all(self) -> None:
         for env in self.envs:
-            self._used_s[env._serial] = env._used_s
+            if isinstance(env, TimedEnv):
+                self._used_s[env.serial] = env.used_s
 
     def close(self) -> None:
         for env in self.envs:

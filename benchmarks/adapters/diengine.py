@@ -43,7 +43,7 @@ class Engine(Adapter):
         wait_num = self.job.options.get("wait_num")
         fns = [functools.partial(_DingEnv, make) for make in self.job.env_fns]
         # Resets in the worker and no second copy: the fastest of its settings.
-        config = {"reset_inplace": True, "copy_on_get": False, "shared_memory": True}
+        config: dict[str, Any] = {"reset_inplace": True, "copy_on_get": False, "shared_memory": True}
         manager = SyncSubprocessEnvManager
         if wait_num:
             manager = AsyncSubprocessEnvManager

@@ -15,7 +15,7 @@ class Engine(Adapter):
 
     def start(self) -> None:
         options = self.job.options
-        self.batch_size = options.get("batch_size", self.num_envs)
+        self.batch_size: int = options.get("batch_size", self.num_envs)
         self.envs = envpool.make_gymnasium(
             IDS[self.job.env],
             num_envs=self.num_envs,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 
 from benchmarks.adapters.gym_sync import Engine as SyncEngine
@@ -10,7 +12,7 @@ from benchmarks.adapters.gym_sync import Engine as SyncEngine
 class Engine(SyncEngine):
     """One process per env, shared memory for observations."""
 
-    def make(self) -> gymnasium.vector.VectorEnv:  # type: ignore[type-arg]
+    def make(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options = self.job.options
         return gymnasium.vector.AsyncVectorEnv(
             self.job.env_fns, copy=options.get("copy", False), context=options.get("context")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 
 from benchmarks.adapters.gym_sync import Engine as SyncEngine
@@ -12,5 +14,5 @@ IDS = {"cartpole": "CartPole-v1"}
 class Engine(SyncEngine):
     """No Python env is stepped here; the rows are one NumPy expression."""
 
-    def make(self) -> gymnasium.vector.VectorEnv:  # type: ignore[type-arg]
+    def make(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         return gymnasium.make_vec(IDS[self.job.env], num_envs=self.num_envs, vectorization_mode="vector_entry_point")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 
 from benchmarks.adapters.base import Adapter
@@ -10,7 +12,7 @@ from benchmarks.adapters.base import Adapter
 class Engine(Adapter):
     """Steps through any Gymnasium vector env; the next two adapters only build another one."""
 
-    def make(self) -> gymnasium.vector.VectorEnv:  # type: ignore[type-arg]
+    def make(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         return gymnasium.vector.SyncVectorEnv(self.job.env_fns, copy=self.job.options.get("copy", False))
 
     def start(self) -> None:

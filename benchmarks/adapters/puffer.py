@@ -22,7 +22,7 @@ class Engine(Adapter):
 
     def start(self) -> None:
         options = self.job.options
-        self.batch_size = options.get("batch_size", self.num_envs)
+        self.batch_size: int = options.get("batch_size", self.num_envs)
         creators = [
             functools.partial(pufferlib.emulation.GymnasiumPufferEnv, env_creator=make) for make in self.job.env_fns
         ]

@@ -11,7 +11,7 @@ class Engine(Adapter):
 
     def start(self) -> None:
         options = self.job.options
-        self.batch_size = options.get("batch_size", self.num_envs)
+        self.batch_size: int = options.get("batch_size", self.num_envs)
         self.pool = stepmill.Pool(
             self.job.env_fns,
             backend=options["backend"],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 from tianshou.env import ShmemVectorEnv
 
 from benchmarks.adapters.base import Adapter, flags_at_once
@@ -39,7 +42,7 @@ class Engine(Adapter):
             self.envs.reset(self._ids[ended])
         return len(self._ids)
 
-    def _look(self, obs: np.ndarray, reward: np.ndarray) -> None:  # type: ignore[type-arg]
+    def _look(self, obs: NDArray[Any], reward: NDArray[Any]) -> None:
         if self.job.is_timed:
             self.note_times(obs)
         else:
