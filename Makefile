@@ -29,9 +29,7 @@ venv: $(VENV)/.ready  ## the environment in .venv
 build: venv  ## the extension, editable; fast when little changed
 	@$(PY) scripts/build_editable.py
 
-run: build  ## drive CartPole and Atari Pong, and compare with Gymnasium's vector env
-	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --steps 200000 --seed 0
-	$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --steps 8000 --seed 0
+run: build  ## `stepmill run` on CartPole and Atari Pong, then a table beside Gymnasium's vector envs
 	$(PY) -m stepmill.observe.showcase
 
 test: build  ## all tests but the long ones, under 10 minutes
