@@ -78,7 +78,7 @@ nb::object Ledger::collect_rows(nb::handle env_ids) {
     nb::list payloads, finals;
     gather_payloads(ids, payloads, finals, true);
     nb::object info = checked(PyDict_New());
-    if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), nb::none(), num_envs_ * batch_size_);
+    if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), nb::none(), num_envs_ * batch_size_, nb::none());
     const Ids everyone = all_;  // a copy: no view is handed out
     return nb::make_tuple(gather_obs(everyone, nullptr), info);
 }
@@ -93,10 +93,16 @@ nb::object Ledger::gather(const Ids& ids, const std::vector<nb::object>* outs, b
     nb::object truncated = gather_column(ids, slab_->truncated(), NPY_BOOL);
     nb::object info = gather_info(ids, payloads, finals);
     if (!has_ids) return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
+    nb::object env_id = row_ids(ids);
+    return checked(PyTuple_Pack(6, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr()));
+}
+
+// The env that each row of a batch belongs to.
+nb::object Ledger::row_ids(const Ids& ids) const {
     nb::object env_id = new_column(static_cast<npy_intp>(ids.size() * batch_size_), NPY_INT64);
     auto* target = data_of<std::int64_t>(env_id);
     for (const std::uint32_t id : ids) target = std::fill_n(target, batch_size_, id);
-    return checked(PyTuple_Pack(6, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr()));
+    return env_id;
 }
 
 nb::object Ledger::observe(nb::handle env_ids) {
@@ -189,7 +195,7 @@ std::vector<nb::object> Ledger::parse_out(const Ids& ids, nb::handle out) const 
     };
     if (walk_tree(obs_.root, out.ptr(), "", take, refuse)) return outs;
     nb::python_error cause;
-    const std::string text = "out does not fit this batch: " + nb::cast<std::string>(nb::str(cause.value()));
+    const std::string text = "out does not fit this batch: " + text_of(cause.value());
     PyErr_SetString(errors().usage.ptr(), text.c_str());
     throw nb::python_error();
 }
@@ -294,7 +300,9 @@ nb::object Ledger::gather_info(const Ids& ids, const nb::list& payloads, const n
     if (PyList_GET_SIZE(payloads.ptr()) == 0 && PyList_GET_SIZE(finals.ptr()) == 0 && ended.is_none()) return checked(PyDict_New());
     nb::object flags = nb::none();
     if (!ended.is_none()) flags = nb::make_tuple(gather_column(ids, slab_->terminated(), NPY_BOOL), gather_column(ids, slab_->truncated(), NPY_BOOL));
-    return make_info_(payloads, finals, ended, flags, ids.size() * batch_size_);
+    nb::object env_ids = nb::none();  // of each row, where it is not the row's own number
+    if (!is_all(ids) || batch_size_ > 1) env_ids = row_ids(ids);
+    return make_info_(payloads, finals, ended, flags, ids.size() * batch_size_, env_ids);
 }
 
 // ---- faults -----------------------------------------------------------------------------------------------------

@@ -44,6 +44,11 @@ InUse::InUse(Ledger& ledger) : ledger_(ledger) {
     }
 }
 
+InUse::~InUse() {
+    ledger_.is_in_use_.store(false, std::memory_order_release);
+    if (ledger_.is_released_) ledger_.let_go();
+}
+
 Errors& errors() {
     static Errors* const classes = new Errors;  // lives as long as the interpreter: errors are raised until the very end
     return *classes;
@@ -90,9 +95,17 @@ void Ledger::attach_inline(nb::object loop) {
 }
 
 void Ledger::release() {
+    is_released_ = true;
+    if (!is_in_use_.load(std::memory_order_acquire)) let_go();
+}
+
+void Ledger::let_go() {
     inline_ = nullptr;
     inline_object_.reset(), make_info_.reset(), obituary_.reset(), unpickler_.reset();
-    for (EnvBook& env : envs_) env.opaques.reset();
+    pending_.clear();
+    envs_.clear();
+    book_.reset();
+    slab_.reset();
 }
 
 int Ledger::traverse(visitproc visit, void* arg) const {
@@ -105,7 +118,7 @@ int Ledger::traverse(visitproc visit, void* arg) const {
 }
 
 void Ledger::close() {
-    if (fork_generation_ != fork_count.load()) return;
+    if (fork_generation_ != fork_count.load() || !slab_) return;
     is_closed_.store(true, std::memory_order_release);
     for (WorkerControl* worker : slab_->workers) {
         worker->stop.store(1, std::memory_order_release);
@@ -114,7 +127,13 @@ void Ledger::close() {
     ring_pool(*slab_->pool);
 }
 
+void Ledger::set_eager(bool is_eager) {
+    const InUse in_use(*this);
+    slab_->pool->eager.store(is_eager, std::memory_order_relaxed);
+}
+
 void Ledger::post_request(std::uint32_t worker) {
+    if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool is closed; make a new one");
     WorkerControl& control = *slab_->workers.at(worker);
     control.requests.fetch_add(1, std::memory_order_release);
     ring_worker(control);
@@ -189,17 +208,19 @@ const Ledger::Ids& Ledger::parse_ids(nb::handle env_ids, Ids& storage) const {
 
 void Ledger::check_idle(const Ids& ids, bool is_reset) const {
     bool is_good = true;
-    for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status == EnvStatus::FAULTED);
+    for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status != EnvStatus::PENDING);
     if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
-    Ids busy, faulted, ended;
+    Ids busy, faulted, fresh, ended;
     for (const std::uint32_t id : ids) {
         if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
         if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
-        if (slab_->terminated()[row_of(id)] || slab_->truncated()[row_of(id)]) ended.push_back(id);
+        if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
+        if (autoreset_ == Autoreset::DISABLED && !is_batched_ && (slab_->terminated()[row_of(id)] || slab_->truncated()[row_of(id)])) ended.push_back(id);
     }
     if (!busy.empty()) raise(errors().busy, "envs " + list_ids(busy) + " are still stepping or not received; recv() them before the next send()");
     if (is_reset) return;
     if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; bring them back with reset(env_ids=...) or revive() before stepping them");
+    if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " were never reset; call reset() before stepping them");
     if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
 }
 
@@ -225,15 +246,15 @@ nb::object Ledger::plain_actions(const Leaf& leaf, PyObject* value, npy_intp row
     dims.insert(dims.end(), leaf.shape.begin(), leaf.shape.end());
     const bool is_shape = PyArray_NDIM(source) == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), PyArray_DIMS(source));
     if (!is_shape) {
-        const std::string got = nb::cast<std::string>(nb::str(array.attr("shape")));
+        const std::string got = text_of(array.attr("shape"));
         std::string wanted = std::to_string(dims[0]) + (dims.size() == 1 ? "," : "");
         for (std::size_t i = 1; i < dims.size(); ++i) wanted += ", " + std::to_string(dims[i]);
         raise(errors().usage, "actions for leaf " + leaf.path + " have shape " + got + "; give shape (" + wanted + ")");
     }
     if (PyArray_TYPE(source) == leaf.type_num && PyArray_ISCARRAY_RO(source) && leaf.is_native) return array;
     if (!PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
-        raise(errors().usage, "actions for leaf " + leaf.path + " have dtype " + nb::cast<std::string>(nb::str(array.attr("dtype"))) +
-                                  "; the action space wants " + nb::cast<std::string>(nb::str(leaf.descr)));
+        raise(errors().usage, "actions for leaf " + leaf.path + " have dtype " + text_of(array.attr("dtype")) +
+                                  "; the action space wants " + text_of(leaf.descr));
     }
     Py_INCREF(leaf.descr.ptr());
     array = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
@@ -264,7 +285,7 @@ void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::l
     };
     if (!walk_tree(action_.root, actions.ptr(), "", leaf, opaque)) {
         nb::python_error cause;
-        raise(errors().usage, "the actions do not fit the action space: " + nb::cast<std::string>(nb::str(cause.value())));
+        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
     }
     for (std::size_t index = 0; index < arrays.size(); ++index) {
         const Column& column = action_.leaves[index].column;
@@ -452,7 +473,18 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
 }
 
+std::uint32_t Ledger::num_pending() {
+    const InUse in_use(*this);
+    return static_cast<std::uint32_t>(pending_.size());
+}
+
+std::uint32_t Ledger::ticket_of(std::uint32_t env_id) {
+    const InUse in_use(*this);
+    return envs_.at(env_id).ticket;
+}
+
 nb::list Ledger::ready_ids() {
+    const InUse in_use(*this);
     nb::list ids;
     for (const std::uint32_t id : pending_) {
         if (is_done(id) && !has_fault(id)) ids.append(id);
@@ -461,6 +493,7 @@ nb::list Ledger::ready_ids() {
 }
 
 nb::list Ledger::states() {
+    const InUse in_use(*this);
     nb::list states;
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
         const EnvStatus status = envs_[id].status;

@@ -14,11 +14,11 @@
 namespace stepmill {
 
 // What the parent knows of an env. Whether a PENDING env is ready, its `done` word tells.
-enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2 };
+enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3 };  // NEW: never reset
 enum class WaitResult { READY, FAULT, TIMED_OUT };
 
 struct EnvBook {
-    EnvStatus status = EnvStatus::IDLE;
+    EnvStatus status = EnvStatus::NEW;
     std::uint8_t latest = 0;     // slot of the newest result received
     std::uint8_t target = 0;     // slot that the command under way writes to
     std::uint32_t ticket = 0;
@@ -47,17 +47,18 @@ class Ledger {
     void discard(nb::handle env_ids);
     nb::list ready_ids();
     nb::list states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted
-    std::uint32_t num_pending() const { return static_cast<std::uint32_t>(pending_.size()); }
-    std::uint32_t num_held() const { return book_->num_held(); }
-    std::uint32_t ticket_of(std::uint32_t env_id) const { return envs_.at(env_id).ticket; }
+    std::uint32_t num_pending();
+    std::uint32_t num_held() const { return book_ ? book_->num_held() : 0; }
+    std::uint32_t ticket_of(std::uint32_t env_id);
     void post_request(std::uint32_t worker);
-    void set_eager(bool is_eager) { slab_->pool->eager.store(is_eager, std::memory_order_relaxed); }
+    void set_eager(bool is_eager);
     void close();                                                 // from any thread: wakes a waiter, refuses all further use
-    void release();
+    void release();                                               // lets go of the slab and of Python objects, once no call runs
     int traverse(visitproc visit, void* arg) const;
 
    private:
     friend class InUse;
+    void let_go();
     using Ids = std::vector<std::uint32_t>;
 
     const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
@@ -85,6 +86,7 @@ class Ledger {
     nb::object gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease);
     void gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const;
     std::vector<nb::object> parse_out(const Ids& ids, nb::handle out) const;
+    nb::object row_ids(const Ids& ids) const;
     void mark_faulted(std::uint32_t id);
     nb::object opaque_column(const Ids& ids, int index) const;
     nb::object final_obs(std::uint32_t env_id, nb::handle opaques);
@@ -115,6 +117,7 @@ class Ledger {
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};
+    bool is_released_ = false;
     std::uint32_t fork_generation_;
 };
 
@@ -122,7 +125,7 @@ class Ledger {
 class InUse {
    public:
     explicit InUse(Ledger& ledger);
-    ~InUse() { ledger_.is_in_use_.store(false, std::memory_order_release); }
+    ~InUse();
     InUse(const InUse&) = delete;
     InUse& operator=(const InUse&) = delete;
 

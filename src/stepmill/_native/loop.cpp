@@ -20,14 +20,17 @@ std::uint64_t derive_seed(std::uint64_t base, std::uint64_t env, std::uint64_t e
     return mix(mix(mix(base) + env) + episode) >> 33;
 }
 
-bool read_flag(PyObject* value, bool& flag) {
+bool read_flag(PyObject* value, const char* name, bool& flag) {
     if (value == Py_False || value == Py_True) {
         flag = value == Py_True;
         return true;
     }
     const int truth = PyObject_IsTrue(value);
     flag = truth > 0;
-    return truth >= 0;
+    if (truth >= 0) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s must be True or False, got %R", name, reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    return false;
 }
 
 bool read_reward(PyObject* value, double& reward) {
@@ -275,8 +278,8 @@ bool Loop::unpack_step(PyObject* returned, Result& result) {
         result.truncated = nb::borrow(PyTuple_GET_ITEM(returned, 3));
         return true;
     }
-    return read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value) && read_flag(PyTuple_GET_ITEM(returned, 2), result.is_terminated) &&
-           read_flag(PyTuple_GET_ITEM(returned, 3), result.is_truncated);
+    return read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value) && read_flag(PyTuple_GET_ITEM(returned, 2), "terminated", result.is_terminated) &&
+           read_flag(PyTuple_GET_ITEM(returned, 3), "truncated", result.is_truncated);
 }
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {

@@ -123,6 +123,12 @@ PyObject* build_tuple(const Node& node, const MakePart& leaf, const MakePart& op
 
 }  // namespace
 
+std::string text_of(nb::handle object) {
+    const nb::object text = nb::steal(PyObject_Str(object.ptr()));
+    if (!text) throw nb::python_error();
+    return nb::cast<std::string>(text);
+}
+
 Node Node::parse(nb::handle program) {
     nb::tuple parts = nb::cast<nb::tuple>(program);
     Node node;

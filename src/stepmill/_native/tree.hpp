@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include "numpy_api.hpp"
 #include "slab.hpp"
@@ -41,6 +42,9 @@ struct Node {
 
     static Node parse(nb::handle program);
 };
+
+// str(object), for messages.
+std::string text_of(nb::handle object);
 
 // A node with its leaves.
 struct Tree {

@@ -26,7 +26,7 @@ def merge(
     num: int,
     *,
     rows_each: int | None = None,
-    env_ids: Sequence[int] | None = None,
+    env_ids: Sequence[int] | NDArray[np.int64] | None = None,
 ) -> dict[str, Any]:
     """Return the infos of `num` rows as one dict.
 

@@ -17,7 +17,7 @@ from stepmill.worker.messages import load
 Payload = tuple[int, Any]
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 Flags = tuple[NDArray[np.bool_], NDArray[np.bool_]]
-MakeInfo = Callable[[Sequence[Payload], Sequence[tuple[int, object]], "Episodes | None", "Flags | None", int], dict[str, Any]]
+MakeInfo = Callable[..., dict[str, Any]]
 
 
 def info_maker(rows_each: int | None) -> MakeInfo:
@@ -35,9 +35,10 @@ def _make_info(
     episodes: Episodes | None,
     flags: Flags | None,
     num_rows: int,
+    env_ids: NDArray[np.int64] | None,
 ) -> dict[str, Any]:
     def load_info() -> dict[str, Any]:
-        merged = merge(_in_row_order(payloads, dict(finals)), num_rows, rows_each=rows_each)
+        merged = merge(_in_row_order(payloads, dict(finals)), num_rows, rows_each=rows_each, env_ids=env_ids)
         if episodes is not None and flags is not None and "episode" not in merged:
             merged.update(_episode_info(episodes, flags))
         return merged

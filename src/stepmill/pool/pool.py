@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -21,10 +20,9 @@ from stepmill.pool.stats import PoolStats, read_stats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
-from stepmill.spec.options import PoolOptions, Seeding, apply_arguments
-from stepmill.spec.state import EnvState
+from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
 
-CLOSE_TIMEOUT_S = 1.5
+
 _FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -71,7 +69,7 @@ class Pool(PoolCalls):
         self._is_eager = False
         self._resets = ResetDesk(self.num_envs, self.spec.batch_size, is_seeded=self.options.seeding is not Seeding.CONTINUE)
         self._last_reset: list[int] = []
-        self._finalizer = weakref.finalize(self, _shut, self._running)
+        self._finalizer = weakref.finalize(self, self._running.shut)
 
     # ---- synchronous --------------------------------------------------------------------------------------------
 
@@ -127,6 +125,8 @@ class Pool(PoolCalls):
             mask: [num_rows] bool, instead of env_ids; a batched env of which only some rows are masked is handed
                 those as its own "reset_mask".
         """
+        if options is not None and not isinstance(options, Mapping):
+            raise UsageError(f"reset options must be a mapping or None, and are a {type(options).__name__}")
         order = self._resets.order(env_ids, mask, seed, options)
         self._drain(order.env_ids)
         self._ledger.send_reset(order.env_ids, order.words, order.blobs)
@@ -167,6 +167,7 @@ class Pool(PoolCalls):
             UsageError: more envs are wanted than are pending.
         """
         least, most = self._bounds(batch_size, min_envs, max_envs)
+        _check_timeout(timeout_s)
         self._set_eager(least < self.num_envs)
         outcome = self._ledger.wait(least, timeout_s)
         if outcome == _FAULT:
@@ -250,15 +251,17 @@ class Pool(PoolCalls):
         if batch_size is not None and (min_envs is not None or max_envs is not None):
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
         pending = self._ledger.num_pending()
-        if min_envs is not None or max_envs is not None:
-            least, most = min_envs or 1, max_envs or self.num_envs
-        else:
-            wanted = batch_size or self.batch_size or max(pending, 1)
-            least = most = wanted
-        if not 1 <= least <= most:
-            raise UsageError(f"recv() of {least} to {most} envs makes no sense; ask for 1 to {self.num_envs}")
         if pending == 0:
             raise UsageError("recv() with nothing pending would wait for ever; send() or reset_async() first")
+        if min_envs is not None or max_envs is not None:
+            least = 1 if min_envs is None else min_envs
+            most = max(least, self.num_envs) if max_envs is None else max_envs
+        elif batch_size is not None:
+            least = most = batch_size
+        else:
+            least = most = self.batch_size or pending
+        if not 1 <= least <= most:
+            raise UsageError(f"recv() of {least} to {most} envs makes no sense; ask for 1 to {self.num_envs}")
         return least, most
 
     def _set_eager(self, is_eager: bool) -> None:
@@ -295,6 +298,13 @@ class Pool(PoolCalls):
         )
 
 
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise UsageError(f"timeout_s={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending")
+
+
 def _checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
     fns = tuple(env_fns)
     if not fns:
@@ -309,13 +319,3 @@ def _checked_batch_size(batch_size: int | None, num_envs: int) -> int | None:
     if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
         raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
     return batch_size
-
-
-def _shut(running: Running) -> None:
-    """Close everything; runs once, at close(), when the pool is garbage, or when the interpreter ends."""
-    running.ledger.close()
-    if running.reaper is not None:
-        running.reaper.stop()
-    running.backend.close(CLOSE_TIMEOUT_S)
-    running.ledger.release()
-    running.slab.close()

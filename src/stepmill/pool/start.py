@@ -26,13 +26,13 @@ EnvFn = Callable[[], object]
 
 WORKER_SPIN_US = 75.0  # a wake-up from a futex costs about 40 µs: who is called again sooner should not have slept
 PARENT_SPIN_US = 12.0  # the parent shares its core with a worker that parks
-ABORT_TIMEOUT_S = 1.5  # for ending workers when the pool cannot be made
+CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Running:
-    """What `start_pool` has made.
+    """What `start_pool` has made; `shut` ends it.
 
     Attributes:
         specs: of every env, by env_id.
@@ -49,6 +49,16 @@ class Running:
     pids: tuple[int, ...]
     reaper: _native.Reaper | None
     obituary: Callable[[int], WorkerDied]
+
+    def shut(self) -> None:
+        """End the workers and let go of the memory. Runs once: at close(), when the pool is garbage, or at the very end."""
+        self.ledger.close()
+        if self.reaper is not None:
+            self.reaper.stop()
+            self.reaper = None
+        self.backend.close(CLOSE_TIMEOUT_S)
+        self.ledger.release()
+        self.slab.close()
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
@@ -76,7 +86,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     except BaseException:
         if reaper is not None:
             reaper.stop()
-        backend.close(ABORT_TIMEOUT_S)
+        backend.close(CLOSE_TIMEOUT_S)
         if slab is not None:
             slab.close()
         raise

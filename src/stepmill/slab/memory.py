@@ -20,12 +20,18 @@ class SharedSlab:
     Attributes:
         plan: where everything lies; travels to the workers.
         fds: the slab's memfd, then each worker's command memfd and result memfd. Owned.
-        native: the mapping in this process.
     """
 
     plan: Mapping[str, object]
     fds: list[int]
-    native: _native.Slab
+    _native: _native.Slab | None
+
+    @property
+    def native(self) -> _native.Slab:
+        """The mapping in this process."""
+        if self._native is None:
+            raise ClosedPoolError("the pool is closed, and its memory given back; make a new one")
+        return self._native
 
     @classmethod
     def create(cls, layout: Layout, num_workers: int) -> SharedSlab:
@@ -50,7 +56,8 @@ class SharedSlab:
         return cls(layout.plan, fds, native)
 
     def close(self) -> None:
-        """Close the descriptors. The mapping lives until the last array that leans on it is gone."""
+        """Let go of the descriptors and the mapping, which lives until the last array that leans on it is gone."""
+        self._native = None
         while self.fds:
             os.close(self.fds.pop())
 
