@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
 from stepmill.worker.records import env_error
@@ -153,6 +153,8 @@ def fault_error(fault: Fault, worker: int) -> StepmillError:
     if env_id is not None:
         return env_error(record, env_id)
     what = f"{record['type']}: {record['message']}"
+    if record["phase"] == "launch":
+        return too_many_workers(1, what)
     if record["phase"] == "unpickle":
         return EnvError(
             f"the env_fns of worker {worker} could not be loaded there: {what}; "
@@ -162,6 +164,14 @@ def fault_error(fault: Fault, worker: int) -> StepmillError:
             remote_traceback=record["traceback"],
         )
     return EngineBug(f"worker {worker} failed to {record['phase']}: {what}\n{record['traceback']}")
+
+
+def too_many_workers(num_workers: int, reason: object) -> UsageError:
+    """Returns the error for workers that the system refuses to start."""
+    return UsageError(
+        f"{num_workers} worker{'s' if num_workers > 1 else ''} could not be started: {reason}; "
+        "use fewer with num_workers, or raise the limits of open files and processes (ulimit -n, ulimit -u)"
+    )
 
 
 def late_start(plan: WorkerPlan, building: int | None, timeout_s: float) -> EnvTimeout:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from stepmill import _native
 from stepmill.backends.link import WorkerLink
 from stepmill.spec.errors import EngineBug
 from stepmill.spec.options import Context
-from stepmill.worker import launcher, settle
+from stepmill.worker import launcher
 from stepmill.worker.boot import Start, start_interpreter
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, close_fds, wait_ready
 from stepmill.worker.messages import (
@@ -31,6 +32,7 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
+from stepmill.worker.settle import fork, no_signals, worker_environ
 
 # What a forked worker would otherwise load again and again. Names, since this room imports none of them.
 _PRELOAD = ["numpy.random", "stepmill.worker.work", "stepmill.envs"]
@@ -39,13 +41,14 @@ _PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium"]}
 
 
 class LauncherHandle:
-    """Starts the launcher, tells it to start workers, hears how they end, ends it. Called by one thread at a time."""
+    """Starts the launcher, tells it to start workers, hears how they end, ends it. `close` may come from any thread."""
 
     def __init__(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
         """Starts it. In context "fork" this forks the calling process, so no thread of the pool may run yet."""
         self._links: dict[int, WorkerLink] = {}  # the newest of each worker
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
+        self._lock = threading.RLock()  # one thread at a time reads the channel; reentrant for signal handlers
         self._channel, theirs = Channel.pair()
         learner = _native.pidfd_open(os.getpid())
         self.pid, self._pidfd = 0, NO_FD
@@ -64,23 +67,19 @@ class LauncherHandle:
             os.close(learner)
 
     def _fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan], theirs: socket.socket, learner: int) -> int:
-        environ = _environ(settings)
-        with settle.no_interrupts():
-            pid = settle.fork()
+        inheritance = launcher.Inheritance(plans, _environ(settings), _preload())
+        with no_signals():
+            pid = fork()
             if pid == 0:
                 try:
                     self._channel.release()
-                    launcher.main_forked(Channel(theirs, use_thread=False), learner, plans, environ)
+                    launcher.main_forked(Channel(theirs, use_thread=False), learner, inheritance)
                 finally:
                     os._exit(1)  # the learner's own code must never go on in here
         return pid
 
     def _start_afresh(self, settings: WorkerSettings, theirs: socket.socket, learner: int) -> subprocess.Popen[bytes]:
-        preload: list[str] = []
-        if settings.context is Context.FORKSERVER:
-            preload += _PRELOAD
-            for used, names in _PRELOAD_IF_USED.items():
-                preload += names if used in sys.modules else []
+        preload = _preload() if settings.context is Context.FORKSERVER else []
         facts = {"context": settings.context.value, "learner": learner, "preload": preload}
         return start_interpreter(Start("stepmill.worker.launcher:main", facts, (learner,), _environ(settings)), theirs)
 
@@ -88,6 +87,11 @@ class LauncherHandle:
     def fds(self) -> dict[int, int]:
         """What to poll for news of the launcher: descriptors and poll events."""
         return {self._channel.fd: select.POLLIN, self._pidfd: select.POLLIN}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._pidfd == NO_FD
 
     @property
     def is_dead(self) -> bool:
@@ -102,14 +106,14 @@ class LauncherHandle:
         """
         self._links[link.plan.worker] = link
         try:
-            with link.peer as sock:
+            with link.peer as sock, no_signals():
                 self._channel.send(dump(LaunchWorker(link.plan.worker)), [sock.fileno()])
         except ChannelClosed as exc:
             raise self.gone() from exc
 
     def pump(self) -> None:
         """Takes in what the launcher has sent: tells the links of processes that began, failed to, or ended."""
-        with contextlib.suppress(ChannelClosed):
+        with self._lock, contextlib.suppress(ChannelClosed), no_signals():
             while (frame := self._channel.take()) is not None:
                 self._receive(load(frame.data), frame.fds)
 
@@ -147,8 +151,11 @@ class LauncherHandle:
 
     def close(self, timeout_s: float) -> None:
         """Ends the launcher, which kills what is left of its workers, and leaves no zombie. Idempotent."""
-        if self._pidfd == NO_FD:
-            return
+        with self._lock:
+            if self._pidfd != NO_FD:
+                self._close(timeout_s)
+
+    def _close(self, timeout_s: float) -> None:
         with contextlib.suppress(ChannelClosed):
             self._channel.send(dump(Quit()))
         deadline = time.monotonic() + timeout_s
@@ -172,5 +179,10 @@ class LauncherHandle:
         return self._code
 
 
+def _preload() -> list[str]:
+    if_used = (names for used, names in _PRELOAD_IF_USED.items() if used in sys.modules)
+    return [*_PRELOAD, *(name for names in if_used for name in names)]
+
+
 def _environ(settings: WorkerSettings) -> dict[str, str]:
-    return settle.worker_environ(os.environ, settings.worker_env, settings.worker_threads)
+    return worker_environ(os.environ, settings.worker_env, settings.worker_threads)

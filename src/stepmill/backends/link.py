@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Future
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, Frame, wait_ready
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import (
     Attached,
@@ -31,6 +31,7 @@ from stepmill.worker.messages import (
     load,
 )
 from stepmill.worker.records import describe
+from stepmill.worker.settle import no_signals
 
 Answer = Ready | Attached | Failed
 
@@ -81,28 +82,35 @@ class WorkerLink:
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Sends a message; a worker that is gone does not get it, and that is noticed elsewhere."""
-        with contextlib.suppress(ChannelClosed):
+        with contextlib.suppress(ChannelClosed), no_signals():
             self.channel.send(data, fds)
 
-    def post(self, request: Request, future: Future) -> bool:
-        """Sends a request. Returns False if the worker is known to be gone."""
-        with self._lock:
+    def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> None:
+        """Sends a request and announces it, unless the worker is known to be gone."""
+        data = dump(request)
+        # Sent and announced or neither: a worker that lacks one of the two would answer every later request one too late.
+        with self._lock, contextlib.suppress(ChannelClosed), no_signals():
             self._futures[request.id] = future
-            try:
-                self.channel.send(dump(request))
-            except ChannelClosed:
-                return False
+            self.channel.send(data)
             self.num_posted += 1
-        return True
+            # The bell rings as soon as the request is on its way: who is woken early reads until it is whole.
+            ring(self.plan.worker)
 
     def pump(self) -> None:
         """Takes in every message that is here. Never waits."""
         with self._lock:
-            try:
-                while not self.is_cut and (frame := self.channel.take()) is not None:
-                    self._receive(load(frame.data))
-            except ChannelClosed:
-                self.is_cut = True
+            while (frame := self._take()) is not None:
+                self._receive(load(frame.data))
+
+    def _take(self) -> Frame | None:
+        if self.is_cut:
+            return None
+        try:
+            with no_signals():
+                return self.channel.take()
+        except ChannelClosed:
+            self.is_cut = True
+            return None
 
     def wait(self, deadline: float | None) -> None:
         """Waits for news until the deadline, in a slice, and takes it in."""

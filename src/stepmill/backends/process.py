@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from stepmill.backends.base import (
     died_error,
     num_workers,
     own_fds,
+    too_many_workers,
     warn_of_close,
 )
 from stepmill.backends.launching import LauncherHandle
@@ -46,7 +46,7 @@ from stepmill.worker.messages import (
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
 HURRY_S = 0.3  # the same after Ctrl-C at the start
 KILL_S = 0.3  # how long a killed process may take to vanish
-EXIT_CODE_S = 0.04  # how long the launcher may take to say how a dead worker ended
+EXIT_CODE_S = 0.2  # how long the launcher may take to say how a dead worker ended
 REVIVE_KILL_S = 2.0
 
 
@@ -61,7 +61,6 @@ class ProcessBackend:
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._is_closed = False
-        self._lock = threading.RLock()  # guards the launcher handle
 
     # ---- start ----------------------------------------------------------------------------------------------------
 
@@ -72,6 +71,9 @@ class ProcessBackend:
             orders = [self._order(plan) for plan in plans]
             self._links = [WorkerLink(plan) for plan in plans]
             return self._build(self._links, orders)
+        except OSError as exc:
+            self._shut(STOP_S)
+            raise too_many_workers(len(plans), exc) from exc
         except Exception:
             self._shut(STOP_S)
             raise
@@ -85,28 +87,30 @@ class ProcessBackend:
 
     def _build(self, links: Sequence[WorkerLink], orders: Sequence[bytes]) -> list[WorkerReport]:
         launcher = self._live_launcher()
-        with self._lock:
-            for link, order in zip(links, orders, strict=True):
-                launcher.launch(link)
-                link.send(order)
-            await_answers(links, launcher, self._settings.start_timeout_s)
+        for link, order in zip(links, orders, strict=True):
+            launcher.launch(link)
+            link.send(order)
+        await_answers(links, launcher, self._settings.start_timeout_s)
         specs: dict[bytes, EnvSpec] = {}
         return [read_report(link, specs) for link in links]
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
-        self._attach(self._links)
+        try:
+            self._attach(self._links)
+        except BaseException:
+            self._shut(HURRY_S)
+            raise
 
     def _attach(self, links: Sequence[WorkerLink]) -> None:
         launcher, slab = self._live_launcher(), self._slab
         if slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
-        with self._lock:
-            for link in links:
-                link.answer = None
-                message = Attach(dict(slab.plan), num_workers(slab), link.num_posted)
-                link.send(dump(message), own_fds(slab, link.plan.worker))
-            await_answers(links, launcher, self._settings.start_timeout_s)
+        for link in links:
+            link.answer = None
+            message = Attach(dict(slab.plan), num_workers(slab), link.num_posted)
+            link.send(dump(message), own_fds(slab, link.plan.worker))
+        await_answers(links, launcher, self._settings.start_timeout_s)
         for link in links:
             if not isinstance(link.answer, Attached):
                 raise EngineBug(f"worker {link.plan.worker} answered {link.answer} when it was told to attach")
@@ -119,19 +123,19 @@ class ProcessBackend:
         link, ring = self._links[worker], self._ring
         if self._is_closed or ring is None or os.getpid() != self._pid:
             future.fail(_closed())
-        elif link.post(packed, future):
-            # The doorbell rings as soon as the request is on its way: a worker that is woken early reads until it is whole.
-            ring(worker)
+        else:
+            link.post(packed, future, ring)
         return future
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         link = self._links[future.worker]
         while True:
-            link.pump()
+            if os.getpid() == self._pid:  # a forked child would steal the learner's messages
+                link.pump()
             if future.is_done:
                 return
-            if self._is_closed:
-                link.fail_futures(_closed)
+            if self._is_closed or os.getpid() != self._pid:
+                future.fail(_closed())
             elif link.is_dead:
                 link.pump()
                 link.fail_futures(lambda: self.died(future.worker, "the call has no result"))
@@ -149,9 +153,8 @@ class ProcessBackend:
 
     def exit_code(self, worker: int) -> int | None:
         link = self._links[worker]
-        with self._lock:
-            if self._launcher is not None and link.exit_code is None and link.is_dead:
-                self._launcher.wait_exit(link, EXIT_CODE_S)
+        if self._launcher is not None and link.exit_code is None and link.is_dead:
+            self._launcher.wait_exit(link, EXIT_CODE_S)
         return link.exit_code
 
     def died(self, worker: int, hint: str) -> WorkerDied:
@@ -173,10 +176,9 @@ class ProcessBackend:
         fresh = WorkerLink(old.plan, num_posted=old.num_posted)
         old.close()
         self._links[worker] = fresh
-        with self._lock:
-            if self._launcher is not None and self._launcher.is_dead and self._settings.context is not Context.FORK:
-                self._launcher.close(0.0)
-                self._launcher = LauncherHandle(self._settings, ())
+        if self._live_launcher().is_dead and self._settings.context is not Context.FORK:
+            self._live_launcher().close(0.0)
+            self._launcher = LauncherHandle(self._settings, ())
         try:
             report = self._build([fresh], [self._order(fresh.plan)])[0]
             self._attach([fresh])
@@ -191,9 +193,8 @@ class ProcessBackend:
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        was_dead = {link.plan.worker for link in self._links if link.is_dead}
         killed, immortal = self._shut(min(timeout_s, STOP_S))
-        self._tell_end([link for link in self._links if link.plan.worker not in was_dead], killed, immortal)
+        self._tell_end(killed, immortal)
 
     def _shut(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         """Ends all processes, frees all descriptors; returns links of those that were killed, and of those that live on."""
@@ -206,10 +207,9 @@ class ProcessBackend:
         self._kill()
         self._wait_ends(time.monotonic() + KILL_S)
         immortal = [link for link in killed if not link.is_dead]
-        with self._lock:
-            if self._launcher is not None:
-                self._launcher.close(KILL_S)
-            self._launcher = None
+        if self._launcher is not None:
+            self._launcher.close(KILL_S)
+        self._launcher = None
         for link in self._links:
             link.fail_futures(_closed)
             link.close()
@@ -225,10 +225,8 @@ class ProcessBackend:
         for link in self._links:
             link.kill()
 
-    def _tell_end(
-        self, links: Sequence[WorkerLink], killed: Sequence[WorkerLink], immortal: Sequence[WorkerLink]
-    ) -> None:
-        for link in links:
+    def _tell_end(self, killed: Sequence[WorkerLink], immortal: Sequence[WorkerLink]) -> None:
+        for link in self._links:
             warn_of_close(link.plan.worker, link.close_faults)
         for link in killed:
             fate = f"process {link.pid} does not die of SIGKILL either" if link in immortal else "it was killed"

@@ -9,7 +9,7 @@ from stepmill.backends.base import deadline_after, died_error, fault_error, late
 from stepmill.backends.launching import LauncherHandle
 from stepmill.backends.link import WorkerLink
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import EngineBug, StepmillError, join_errors
+from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, join_errors
 from stepmill.worker.channel import wait_ready
 from stepmill.worker.messages import Failed, Ready, WorkerReport, load
 
@@ -30,6 +30,8 @@ def await_answers(links: Sequence[WorkerLink], launcher: LauncherHandle, timeout
         for link in _wait_news(waiting.values(), launcher, deadline):
             del waiting[link.plan.worker]
             errors[link.plan.worker] = _failures(link, launcher)
+        if launcher.is_closed:
+            raise ClosedPoolError("the pool was closed while its workers started")
         if waiting and launcher.is_dead:
             launcher.pump()
             errors[min(waiting)] = [launcher.gone()]

@@ -57,28 +57,43 @@ def main(fd: int, facts: Mapping[str, object]) -> None:
     preload, learner = facts["preload"], facts["learner"]
     if not isinstance(preload, list) or not isinstance(learner, int):
         raise TypeError(f"these are not the facts a launcher needs: {facts}")
-    for name in preload:
-        # What cannot be loaded here fails again in the worker that needs it, and is reported there.
-        with contextlib.suppress(Exception):
-            import_module(name)
+    _load(preload)
     gc.freeze()
     channel = Channel(socket.socket(fileno=fd), use_thread=False)
     _run_and_leave(Launcher(channel, learner, Context(facts["context"]), {}))
 
 
-def main_forked(channel: Channel, learner: int, plans: Sequence[WorkerPlan], environ: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class Inheritance:
+    """What a launcher that is a fork of the learner finds in its memory."""
+
+    plans: Sequence[WorkerPlan]
+    environ: Mapping[str, str]
+    preload: Sequence[str]
+
+
+def main_forked(channel: Channel, learner: int, inheritance: Inheritance) -> None:
     """Begins in a fork of the learner. Never returns."""
     try:
         settle.settle_fork()
         settle.settle_signals()
         settle.settle_stdin()
-        os.environ.update(environ)
-        launcher = Launcher(channel, learner, Context.FORK, {plan.worker: plan for plan in plans})
+        os.environ.update(inheritance.environ)
+        _load(inheritance.preload)
+        launcher = Launcher(channel, learner, Context.FORK, {plan.worker: plan for plan in inheritance.plans})
     except BaseException:
         traceback.print_exc()
         settle.leave(1)
     else:
         _run_and_leave(launcher)
+
+
+def _load(names: Sequence[str]) -> None:
+    """Loads once what each forked worker would load again."""
+    for name in names:
+        # What cannot be loaded here fails again in the worker that needs it, and is reported there.
+        with contextlib.suppress(Exception):
+            import_module(name)
 
 
 def _run_and_leave(launcher: Launcher) -> None:

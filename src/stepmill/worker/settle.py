@@ -21,6 +21,7 @@ from types import FrameType
 import numpy as np
 
 STDERR = 2
+_ALL_SIGNALS = signal.valid_signals()
 # What numeric libraries read when they are loaded.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -40,12 +41,13 @@ def worker_environ(
 
 
 @contextlib.contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Holds Ctrl-C back while a process is started, for it to begin with SIGINT blocked.
+def no_signals() -> Iterator[None]:
+    """Holds signals back for a moment: from this thread, and from a process that is started meanwhile.
 
-    Otherwise a Ctrl-C in the first moments would make it print a traceback. `settle_signals` lets SIGINT in again.
+    A handler that raises, as that of Ctrl-C does, must not tear a message or a pair of steps apart; and a process must not
+    print a traceback because Ctrl-C came before it could settle. `settle_signals` lets signals in again there.
     """
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
     try:
         yield
     finally:
@@ -71,13 +73,22 @@ def settle_fork() -> None:
 def settle_signals() -> None:
     """Ignores Ctrl-C, and gives every other signal that had a Python handler its default."""
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
+    for number in _ALL_SIGNALS:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would make exit codes vanish
     # A handler that does nothing, and not SIG_IGN: programs that an env starts must not inherit deafness to Ctrl-C.
     signal.signal(signal.SIGINT, _do_nothing)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def spare_children() -> None:
+    """Lets processes that an env forks hear Ctrl-C as they would without us. Called in workers."""
+    os.register_at_fork(after_in_child=_hear_interrupts)
+
+
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

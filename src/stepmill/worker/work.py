@@ -74,6 +74,7 @@ class _Worker:
         self._channel = channel
         self._learner = learner
         _native.watch_parent(learner)
+        settle.spare_children()
 
     def live(self, plan: WorkerPlan | None) -> int:
         order = self._receive_message()[0]
