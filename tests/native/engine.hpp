@@ -97,12 +97,10 @@ class WorkerThread {
     bool wait(std::uint32_t seen) {
         WorkerControl& control = *slab_.workers[worker_];
         if (dies_at(DeathPoint::IDLE)) return false;
-        if (acquire_spin(*slab_.pool)) {
-            control.spinning.store(1, std::memory_order_release);
+        if (acquire_spin(*slab_.pool, worker_)) {
             const bool is_rung = spin_while(control.bell, seen, now_ns() + 2'000);
             if (dies_at(DeathPoint::SPINNING)) return false;
-            control.spinning.store(0, std::memory_order_release);
-            release_spin(*slab_.pool);
+            release_spin(*slab_.pool, worker_);
             if (is_rung) return true;
         }
         while (control.bell.load(std::memory_order_acquire) == seen) CHECK(park(control.bell, control.parked, seen, LONG_NS) != Woken::TIMED_OUT);

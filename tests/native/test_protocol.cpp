@@ -200,12 +200,12 @@ void no_more_than_the_permits_spin() {
     std::atomic<int> num_inside{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
-        threads.emplace_back([&] {
+        threads.emplace_back([&, t] {
             for (int i = 0; i < NUM_ROUNDS; ++i) {
-                if (!acquire_spin(*slab->pool)) continue;
+                if (!acquire_spin(*slab->pool, static_cast<std::uint32_t>(t))) continue;
                 CHECK(num_inside.fetch_add(1) < 2);
                 num_inside.fetch_sub(1);
-                release_spin(*slab->pool);
+                release_spin(*slab->pool, static_cast<std::uint32_t>(t));
             }
         });
     }

@@ -11,8 +11,6 @@ namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that lands just before the wait is seen after this at the latest
-
 std::atomic<std::uint32_t> fork_count{0};
 
 std::uint32_t watch_forks() {
@@ -21,15 +19,19 @@ std::uint32_t watch_forks() {
     return fork_count.load();
 }
 
-[[noreturn]] void raise(const nb::object& error, const std::string& text) {
-    PyErr_SetString(error.ptr(), text.c_str());
-    throw nb::python_error();
-}
-
 std::string list_ids(const std::vector<std::uint32_t>& ids) {
     std::string text = "[";
     for (std::size_t i = 0; i < ids.size() && i < 16; ++i) text += (i ? ", " : "") + std::to_string(ids[i]);
     return text + (ids.size() > 16 ? ", …]" : "]");
+}
+
+[[noreturn]] void raise_busy(const std::vector<std::uint32_t>& busy) {
+    const std::string text = "envs " + list_ids(busy) + " are still stepping or not received; recv() them before the next send()";
+    nb::list ids;
+    for (const std::uint32_t id : busy) ids.append(id);
+    const nb::object error = errors().busy(text, nb::arg("env_ids") = ids);
+    PyErr_SetObject(errors().busy.ptr(), error.ptr());
+    throw nb::python_error();
 }
 
 }  // namespace
@@ -47,6 +49,11 @@ InUse::InUse(Ledger& ledger) : ledger_(ledger) {
 InUse::~InUse() {
     ledger_.is_in_use_.store(false, std::memory_order_release);
     if (ledger_.is_released_) ledger_.let_go();
+}
+
+void raise(const nb::object& error, const std::string& text) {
+    PyErr_SetString(error.ptr(), text.c_str());
+    throw nb::python_error();
 }
 
 Errors& errors() {
@@ -217,7 +224,7 @@ void Ledger::check_idle(const Ids& ids, bool is_reset) const {
         if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
         if (autoreset_ == Autoreset::DISABLED && !is_batched_ && (slab_->terminated()[row_of(id)] || slab_->truncated()[row_of(id)])) ended.push_back(id);
     }
-    if (!busy.empty()) raise(errors().busy, "envs " + list_ids(busy) + " are still stepping or not received; recv() them before the next send()");
+    if (!busy.empty()) raise_busy(busy);
     if (is_reset) return;
     if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; bring them back with reset(env_ids=...) or revive() before stepping them");
     if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " were never reset; call reset() before stepping them");
@@ -366,141 +373,6 @@ void Ledger::check_deaths() {
     for (std::uint32_t w = 0; w < num_workers_; ++w) {
         if (is_touched_[w] && slab_->workers[w]->dead.load(std::memory_order_seq_cst) != 0) condemn_worker(*slab_, w, Fault::DIED);
     }
-}
-
-// ---- waiting ----------------------------------------------------------------------------------------------------
-
-// How many of `ids` are done, at most `need`; stops at the first fault.
-std::uint32_t Ledger::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
-    std::uint32_t ready = 0;
-    const bool is_pending = &ids == &pending_;
-    std::uint32_t begin = 0;
-    if (is_pending) begin = ready = scanned_;
-    bool is_prefix = is_pending;
-    for (std::uint32_t i = begin; i < ids.size() && ready < need; ++i) {
-        if (!is_done(ids[i])) {
-            is_prefix = false;
-            continue;
-        }
-        if (has_fault(ids[i])) is_fault = true;
-        ++ready;
-        if (is_prefix && !is_fault) scanned_ = i + 1;
-    }
-    return ready;
-}
-
-int Ledger::wait(std::uint32_t min_envs, nb::handle timeout_s) {
-    const InUse in_use(*this);
-    if (min_envs > pending_.size()) {
-        raise(errors().usage, std::to_string(min_envs) + " envs are wanted, but only " + std::to_string(pending_.size()) + " are stepping; send() them actions first");
-    }
-    return static_cast<int>(wait_ids(pending_, min_envs, timeout_s));
-}
-
-int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
-    const InUse in_use(*this);
-    Ids storage, busy;
-    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
-    }
-    return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
-}
-
-WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
-    if (inline_ != nullptr) return wait_inline(ids, need);
-    PoolControl& pool = *slab_->pool;
-    std::uint64_t deadline = UINT64_MAX;
-    bool has_waited = false;
-    for (;;) {
-        // This order finds every result, or is woken for it: bell, count, rows, want, count again, wait.
-        const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
-        const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
-        bool is_fault = false;
-        const std::uint32_t ready = scan(ids, need, is_fault);
-        if (is_fault) return WaitResult::FAULT;
-        if (ready >= need) return WaitResult::READY;
-        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
-        if (!has_waited && timeout_s.is_valid() && !timeout_s.is_none()) {
-            deadline = now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
-        }
-        if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
-        has_waited = true;
-        pool.want.store(count + (need - ready), std::memory_order_seq_cst);
-        if (pool.count.load(std::memory_order_seq_cst) != count) continue;
-        rest(seen, deadline);
-        if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    }
-}
-
-// Spins a little if that has lately been enough, then parks for a slice.
-void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
-    PoolControl& pool = *slab_->pool;
-    const std::uint64_t began = now_ns();
-    bool is_rung = false;
-    if (spin_ns_ != 0 && holds_gil_ && recent_wait_ns_ < 4 * spin_ns_ && acquire_spin(pool)) {
-        is_rung = spin_while(pool.bell, seen, std::min(until_ns, began + spin_ns_));
-        release_spin(pool);
-    }
-    if (!is_rung) {
-        const std::uint64_t now = now_ns();
-        const std::uint64_t slice = until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0;
-        PyThreadState* thread = PyEval_SaveThread();
-        park(pool.bell, pool.parked, seen, slice);
-        PyEval_RestoreThread(thread);
-    }
-    recent_wait_ns_ = now_ns() - began;
-}
-
-// The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.
-WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
-    WorkerControl& control = *slab_->workers[0];
-    const std::uint64_t began = now_ns();
-    std::uint32_t ready = 0;
-    bool is_fault = false;
-    for (std::size_t i = 0; i < ids.size() && ready < need; ++i) {
-        const std::uint32_t id = ids[i];
-        if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
-        if (inline_->take_interrupt()) {
-            mark_faulted(id);
-            std::erase(pending_, id);
-            PyErr_SetNone(PyExc_KeyboardInterrupt);
-            throw nb::python_error();
-        }
-        is_fault |= has_fault(id);
-        ++ready;
-    }
-    control.env_ns.store(control.env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
-    return is_fault ? WaitResult::FAULT : WaitResult::READY;
-}
-
-std::uint32_t Ledger::num_pending() {
-    const InUse in_use(*this);
-    return static_cast<std::uint32_t>(pending_.size());
-}
-
-std::uint32_t Ledger::ticket_of(std::uint32_t env_id) {
-    const InUse in_use(*this);
-    return envs_.at(env_id).ticket;
-}
-
-nb::list Ledger::ready_ids() {
-    const InUse in_use(*this);
-    nb::list ids;
-    for (const std::uint32_t id : pending_) {
-        if (is_done(id) && !has_fault(id)) ids.append(id);
-    }
-    return ids;
-}
-
-nb::list Ledger::states() {
-    const InUse in_use(*this);
-    nb::list states;
-    for (std::uint32_t id = 0; id < num_envs_; ++id) {
-        const EnvStatus status = envs_[id].status;
-        const int pending = is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
-        states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : 0);
-    }
-    return states;
 }
 
 }  // namespace stepmill

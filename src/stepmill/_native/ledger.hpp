@@ -138,5 +138,6 @@ struct Errors {
     nb::object usage, busy, closed, bug;
 };
 Errors& errors();
+[[noreturn]] void raise(const nb::object& error, const std::string& text);
 
 }  // namespace stepmill

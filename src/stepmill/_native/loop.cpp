@@ -160,9 +160,7 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
         served.done = ticket;  // condemned before it began
         return;
     }
-    control_->running.store(words_.command[local], std::memory_order_relaxed);
-    control_->current.store(local, std::memory_order_relaxed);
-    control_->progress.store(control_->progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    report_progress(local, static_cast<Command>(words_.command[local]));
     Result result;
     const char* phase = "step";
     if (perform(local, result, phase)) {
@@ -172,7 +170,13 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
         publish_fault(local, ticket, is_output ? Fault::BAD_OUTPUT : Fault::RAISED, phase, false);
     }
     served.done = ticket;
-    control_->current.store(NO_SERVER, std::memory_order_relaxed);
+    report_progress(NO_SERVER, Command::NONE);
+}
+
+// What the worker is at, for who watches deadlines. Plain stores: the watcher reads the clock.
+void Loop::report_progress(std::uint32_t local, Command command) {
+    control_->running.store(static_cast<std::uint32_t>(command), std::memory_order_relaxed);
+    control_->current.store(local, std::memory_order_release);
     control_->progress.store(control_->progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
@@ -192,6 +196,7 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
 bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic) {
     ServedEnv& served = envs_[local];
     nb::object seed, options = nb::none();
+    if (is_automatic) report_progress(local, Command::RESET);  // the step's deadline is not the reset's
     const std::uint8_t flags = is_automatic ? 0 : words_.flags[local];
     if (flags & FLAG_BLOB) {
         nb::object blob;
@@ -335,11 +340,9 @@ void Loop::wait(std::uint32_t seen) {
     PyThreadState* thread = PyEval_SaveThread();
     const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
     bool is_rung = false;
-    if (spin_ns != 0 && recent_wait_ns_ < 4 * spin_ns && acquire_spin(*pool_)) {
-        control_->spinning.store(1, std::memory_order_release);
+    if (spin_ns != 0 && recent_wait_ns_ < 4 * spin_ns && acquire_spin(*pool_, worker_)) {
         is_rung = spin_while(control_->bell, seen, began + spin_ns);
-        control_->spinning.store(0, std::memory_order_release);
-        release_spin(*pool_);
+        release_spin(*pool_, worker_);
     }
     while (!is_rung) {
         const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -44,7 +45,7 @@ struct alignas(CACHE_LINE) PoolControl {
     Word parked;                    // 1: the parent sleeps, a ring needs the system call
     std::atomic<std::int32_t> max_spinners;
     Word spin_ns;                              // how long a worker may spin before it parks
-    alignas(CACHE_LINE) std::atomic<std::int32_t> spinners;  // anyone adds: permits to spin that are out
+    alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // a bit per who spins; each sets and clears its own, the reaper clears a dead one's
 };
 static_assert(sizeof(PoolControl) == 5 * CACHE_LINE);
 
@@ -55,7 +56,6 @@ struct alignas(CACHE_LINE) WorkerControl {
     Word stop;      // 1: close the envs and end
     // The worker's.
     alignas(CACHE_LINE) Word parked;
-    Word spinning;  // 1: holds a permit to spin; the reaper gives it back for the dead
     Word current;   // the server whose command runs, NO_SERVER when none does
     Word running;   // Command that runs
     std::atomic<std::uint64_t> progress;  // grows with every command taken and finished
@@ -136,16 +136,6 @@ inline bool claim_result(Word& state, std::uint32_t ticket) noexcept {
     return state.compare_exchange_strong(expected, state_word(ticket, Phase::PUBLISHING), std::memory_order_acq_rel);
 }
 
-// The reaper takes command `ticket` from a living or dead owner. False: the owner is publishing.
-inline bool condemn(Word& state, std::uint32_t ticket) noexcept {
-    std::uint32_t old = state.load(std::memory_order_acquire);
-    for (;;) {
-        if (old == state_word(ticket, Phase::CONDEMNED)) return true;
-        if (old == state_word(ticket, Phase::PUBLISHING)) return false;
-        if (state.compare_exchange_weak(old, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return true;
-    }
-}
-
 // ---- doorbells --------------------------------------------------------------------------------------------------
 
 inline void ring(Word& bell, Word& parked) noexcept {
@@ -168,15 +158,21 @@ inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
 
 // ---- spinning ---------------------------------------------------------------------------------------------------
 
+constexpr std::uint32_t PARENT_SEAT = 63;  // the parent's bit among the spinners; workers share the other 63
+
+constexpr std::uint64_t spin_bit(std::uint32_t worker) noexcept { return std::uint64_t{1} << (worker == PARENT_SEAT ? PARENT_SEAT : worker % PARENT_SEAT); }
+
 // At most max_spinners threads of a pool spin at a time: more would take the cores that envs need.
-inline bool acquire_spin(PoolControl& pool) noexcept {
-    if (pool.spinners.load(std::memory_order_relaxed) >= pool.max_spinners.load(std::memory_order_relaxed)) return false;
-    if (pool.spinners.fetch_add(1, std::memory_order_acq_rel) < pool.max_spinners.load(std::memory_order_relaxed)) return true;
-    pool.spinners.fetch_sub(1, std::memory_order_acq_rel);
-    return false;
+// Taking a permit and saying who has it is one instruction, so that the dead leave none behind.
+inline bool acquire_spin(PoolControl& pool, std::uint32_t worker) noexcept {
+    std::uint64_t spinners = pool.spinners.load(std::memory_order_relaxed);
+    for (;;) {
+        if ((spinners & spin_bit(worker)) != 0 || std::popcount(spinners) >= pool.max_spinners.load(std::memory_order_relaxed)) return false;
+        if (pool.spinners.compare_exchange_weak(spinners, spinners | spin_bit(worker), std::memory_order_acq_rel)) return true;
+    }
 }
 
-inline void release_spin(PoolControl& pool) noexcept { pool.spinners.fetch_sub(1, std::memory_order_acq_rel); }
+inline void release_spin(PoolControl& pool, std::uint32_t worker) noexcept { pool.spinners.fetch_and(~spin_bit(worker), std::memory_order_acq_rel); }
 
 inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until_ns) noexcept {
     do {

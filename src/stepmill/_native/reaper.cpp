@@ -219,7 +219,7 @@ void Reaper::bury(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers[worker];
     drop(watched_[worker]);
     const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
-    if (control.spinning.exchange(0, std::memory_order_acq_rel) != 0) release_spin(*slab_->pool);
+    release_spin(*slab_->pool, worker);
     control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: ringing needs no system call
     // Of who was killed for being overdue, the culprit has its fault already; what is left are its neighbours.
     condemn_worker(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);

@@ -1,0 +1,148 @@
+// The ledger waits: which envs are ready, and how to sleep until more are.
+#define NO_IMPORT_ARRAY
+#include <algorithm>
+
+#include "ledger.hpp"
+
+namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that lands just before the wait is seen after this at the latest
+
+}  // namespace
+
+// How many of `ids` are done, at most `need`; stops at the first fault.
+std::uint32_t Ledger::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
+    std::uint32_t ready = 0;
+    const bool is_pending = &ids == &pending_;
+    std::uint32_t begin = 0;
+    if (is_pending) begin = ready = scanned_;
+    bool is_prefix = is_pending;
+    for (std::uint32_t i = begin; i < ids.size() && ready < need; ++i) {
+        if (!is_done(ids[i])) {
+            is_prefix = false;
+            continue;
+        }
+        if (has_fault(ids[i])) is_fault = true;
+        ++ready;
+        if (is_prefix && !is_fault) scanned_ = i + 1;
+    }
+    return ready;
+}
+
+int Ledger::wait(std::uint32_t min_envs, nb::handle timeout_s) {
+    const InUse in_use(*this);
+    if (min_envs > pending_.size()) {
+        raise(errors().usage, std::to_string(min_envs) + " envs are wanted, but only " + std::to_string(pending_.size()) + " are stepping; send() them actions first");
+    }
+    return static_cast<int>(wait_ids(pending_, min_envs, timeout_s));
+}
+
+int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
+    const InUse in_use(*this);
+    Ids storage, busy;
+    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
+    }
+    return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
+}
+
+WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+    if (inline_ != nullptr) return wait_inline(ids, need);
+    PoolControl& pool = *slab_->pool;
+    std::uint64_t deadline = UINT64_MAX;
+    bool has_waited = false;
+    for (;;) {
+        // This order finds every result, or is woken for it: bell, count, rows, want, count again, wait.
+        const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
+        const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+        bool is_fault = false;
+        const std::uint32_t ready = scan(ids, need, is_fault);
+        if (is_fault) return WaitResult::FAULT;
+        if (ready >= need) return WaitResult::READY;
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
+        if (!has_waited && timeout_s.is_valid() && !timeout_s.is_none()) {
+            deadline = now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
+        }
+        if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
+        has_waited = true;
+        pool.want.store(count + (need - ready), std::memory_order_seq_cst);
+        if (pool.count.load(std::memory_order_seq_cst) != count) continue;
+        rest(seen, deadline);
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+// Spins a little if that has lately been enough, then parks for a slice.
+void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
+    PoolControl& pool = *slab_->pool;
+    const std::uint64_t began = now_ns();
+    bool is_rung = false;
+    if (spin_ns_ != 0 && holds_gil_ && recent_wait_ns_ < 4 * spin_ns_ && acquire_spin(pool, PARENT_SEAT)) {
+        is_rung = spin_while(pool.bell, seen, std::min(until_ns, began + spin_ns_));
+        release_spin(pool, PARENT_SEAT);
+    }
+    if (!is_rung) {
+        const std::uint64_t now = now_ns();
+        const std::uint64_t slice = until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0;
+        PyThreadState* thread = PyEval_SaveThread();
+        park(pool.bell, pool.parked, seen, slice);
+        PyEval_RestoreThread(thread);
+    }
+    recent_wait_ns_ = now_ns() - began;
+}
+
+// The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.
+WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
+    WorkerControl& control = *slab_->workers[0];
+    const std::uint64_t began = now_ns();
+    std::uint32_t ready = 0;
+    bool is_fault = false;
+    for (std::size_t i = 0; i < ids.size() && ready < need; ++i) {
+        const std::uint32_t id = ids[i];
+        if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
+        if (inline_->take_interrupt()) {
+            mark_faulted(id);
+            std::erase(pending_, id);
+            PyErr_SetNone(PyExc_KeyboardInterrupt);
+            throw nb::python_error();
+        }
+        is_fault |= has_fault(id);
+        ++ready;
+    }
+    control.env_ns.store(control.env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    return is_fault ? WaitResult::FAULT : WaitResult::READY;
+}
+
+std::uint32_t Ledger::num_pending() {
+    const InUse in_use(*this);
+    return static_cast<std::uint32_t>(pending_.size());
+}
+
+std::uint32_t Ledger::ticket_of(std::uint32_t env_id) {
+    const InUse in_use(*this);
+    return envs_.at(env_id).ticket;
+}
+
+nb::list Ledger::ready_ids() {
+    const InUse in_use(*this);
+    nb::list ids;
+    for (const std::uint32_t id : pending_) {
+        if (is_done(id) && !has_fault(id)) ids.append(id);
+    }
+    return ids;
+}
+
+nb::list Ledger::states() {
+    const InUse in_use(*this);
+    nb::list states;
+    for (std::uint32_t id = 0; id < num_envs_; ++id) {
+        const EnvStatus status = envs_[id].status;
+        const int pending = is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
+        states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : 0);
+    }
+    return states;
+}
+
+}  // namespace stepmill
