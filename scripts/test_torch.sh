@@ -8,5 +8,5 @@ if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != T
     exit 2
 fi
 side=$("$python" scripts/side_env.py .venvs/torch --editable)
-"$side" -m pip install -q "torch==2.13.0"
+"$side" -m pip install -q "torch==2.13.0" "array-api-compat>=1.12"  # Gymnasium converts tensors with it
 "$side" -m pytest -m "torch and not soak"
