@@ -88,10 +88,11 @@ void bind_slab(nb::module_& module) {
              },
              "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a)
         .def("format", &Slab::format, "Write the header. The pool's, once, before a worker attaches.")
-        .def("set_spinning", [](Slab& slab, int max_spinners, std::uint32_t spin_ns) {
+        .def("set_spinning", [](Slab& slab, int max_spinners, std::uint32_t num_spin_workers, std::uint32_t spin_ns) {
                  slab.pool->max_spinners.store(max_spinners);
+                 slab.pool->num_spin_workers.store(num_spin_workers);
                  slab.pool->spin_ns.store(spin_ns);
-             }, "max_spinners"_a, "spin_ns"_a, "Say how many threads of this pool may spin at a time, and a worker's longest spin.")
+             }, "max_spinners"_a, "num_spin_workers"_a, "spin_ns"_a, "Say how many threads of this pool may spin at a time, and a worker's longest spin.")
         .def("worker_stats", &worker_stats, "worker"_a, "Seconds in envs and waiting, steps and resets of one worker.")
         .def("is_dead", [](const Slab& slab, std::uint32_t worker) { return slab.workers.at(worker)->dead.load() != 0; }, "worker"_a);
     nb::class_<Lease>(module, "Lease", "Base object of leased arrays: while it lives, their slot is not written.");

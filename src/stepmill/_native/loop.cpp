@@ -339,11 +339,8 @@ void Loop::wait(std::uint32_t seen) {
     const std::uint64_t began = now_ns();
     PyThreadState* thread = PyEval_SaveThread();
     const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
-    bool is_rung = false;
-    if (spin_ns != 0 && recent_wait_ns_ < 4 * spin_ns && acquire_spin(*pool_, worker_)) {
-        is_rung = spin_while(control_->bell, seen, began + spin_ns);
-        release_spin(*pool_, worker_);
-    }
+    const bool may_spin = spin_ns != 0 && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed) && recent_wait_ns_ < spin_ns;
+    bool is_rung = may_spin && spin_for(*pool_, worker_, control_->bell, seen, spin_ns);
     while (!is_rung) {
         const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);
         is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;

@@ -45,6 +45,7 @@ struct alignas(CACHE_LINE) PoolControl {
     Word parked;                    // 1: the parent sleeps, a ring needs the system call
     std::atomic<std::int32_t> max_spinners;
     Word spin_ns;                              // how long a worker may spin before it parks
+    Word num_spin_workers;                     // workers 0 … this-1 may spin at all
     alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // a bit per who spins; each sets and clears its own, the reaper clears a dead one's
 };
 static_assert(sizeof(PoolControl) == 5 * CACHE_LINE);
@@ -158,6 +159,7 @@ inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
 
 // ---- spinning ---------------------------------------------------------------------------------------------------
 
+constexpr std::uint64_t SPIN_GRACE_NS = 2'000;
 constexpr std::uint32_t PARENT_SEAT = 63;  // the parent's bit among the spinners; workers share the other 63
 
 constexpr std::uint64_t spin_bit(std::uint32_t worker) noexcept { return std::uint64_t{1} << (worker == PARENT_SEAT ? PARENT_SEAT : worker % PARENT_SEAT); }
@@ -182,6 +184,20 @@ inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until
         }
     } while (now_ns() < until_ns);
     return false;
+}
+
+// Spins until the bell moves from `seen`, at most spin_ns. Who gets no permit tries on for a moment: the other side of a
+// hand-off gives its own back just then.
+inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, std::uint32_t seen, std::uint64_t spin_ns) noexcept {
+    const std::uint64_t began = now_ns();
+    bool has_permit = acquire_spin(pool, worker);
+    bool is_rung = spin_while(bell, seen, began + (has_permit ? spin_ns : 0));
+    while (!is_rung && !has_permit && now_ns() < began + SPIN_GRACE_NS) {
+        has_permit = acquire_spin(pool, worker);
+        is_rung = spin_while(bell, seen, has_permit ? began + spin_ns : 0);
+    }
+    if (has_permit) release_spin(pool, worker);
+    return is_rung;
 }
 
 // Sleeps until the bell moves from `seen`, at most timeout_ns.

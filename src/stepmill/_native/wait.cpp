@@ -79,10 +79,7 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
     PoolControl& pool = *slab_->pool;
     const std::uint64_t began = now_ns();
     bool is_rung = false;
-    if (spin_ns_ != 0 && holds_gil_ && recent_wait_ns_ < 4 * spin_ns_ && acquire_spin(pool, PARENT_SEAT)) {
-        is_rung = spin_while(pool.bell, seen, std::min(until_ns, began + spin_ns_));
-        release_spin(pool, PARENT_SEAT);
-    }
+    if (spin_ns_ != 0 && holds_gil_ && recent_wait_ns_ < spin_ns_) is_rung = spin_for(pool, PARENT_SEAT, pool.bell, seen, spin_ns_);
     if (!is_rung) {
         const std::uint64_t now = now_ns();
         const std::uint64_t slice = until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0;

@@ -24,8 +24,7 @@ from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
 
 EnvFn = Callable[[], object]
 
-WORKER_SPIN_US = 75.0  # a wake-up from a futex costs about 40 µs: who is called again sooner should not have slept
-PARENT_SPIN_US = 12.0  # the parent shares its core with a worker that parks
+SPIN_US = 200.0  # a wake-up from a futex costs about 40 µs, more on a core that sleeps: who is called again sooner should not have slept
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 
@@ -75,7 +74,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         layout = lay_out(specs[0], [plan.env_ids for plan in plans], lease_slots=options.slots)
         slab = SharedSlab.create(layout, len(plans))
         set_spinning(slab, options)
-        ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, obituary))
+        ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, obituary, len(plans)))
         if isinstance(backend, Mortal):
             reaper = _native.Reaper(slab.native)
             for worker, pidfd in backend.pidfds.items():
@@ -183,10 +182,9 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
 
 
 def _ledger_settings(
-    specs: Sequence[EnvSpec], options: PoolOptions, backend: Backend, obituary: Callable[[int], WorkerDied]
+    specs: Sequence[EnvSpec], options: PoolOptions, backend: Backend, obituary: Callable[[int], WorkerDied], num_workers: int
 ) -> dict[str, object]:
     spec = specs[0]
-    spin_us = PARENT_SPIN_US if options.spin_us is None else min(options.spin_us, PARENT_SPIN_US)
     return {
         "num_envs": len(specs),
         "observation": program(spec.observation),
@@ -199,12 +197,19 @@ def _ledger_settings(
         "batched": spec.is_batched,
         "holds_gil": isinstance(backend, ProcessBackend),
         "lease_bytes": LEASE_BYTES,
-        "spin_ns": int(1000 * spin_us) if _native.usable_cores() > 1 else 0,
+        "spin_ns": _parent_spin_ns(options, num_workers),
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
         "obituary": obituary,
         "pickler": dump,
         "unpickler": load,
     }
+
+
+def _parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
+    """The parent spins only if it has a core to itself: else it would keep the worker from it that it waits for."""
+    if num_workers >= _native.usable_cores():
+        return 0
+    return int(1000 * (SPIN_US if options.spin_us is None else options.spin_us))
 
 
 def _shapes(node: Node) -> list[tuple[object, tuple[int, ...]]]:
@@ -218,8 +223,9 @@ _spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
 
 def set_spinning(slab: SharedSlab, options: PoolOptions) -> None:
     """Give a new pool its share of the threads that may spin: usable cores - 1, for all pools of this process."""
-    spin_us = WORKER_SPIN_US if options.spin_us is None else options.spin_us
+    spin_us = SPIN_US if options.spin_us is None else options.spin_us
     _spinning.add(slab)
     spinners = _native.usable_cores() - 1
     share = max(spinners // len(_spinning), 1) if spinners else 0
-    slab.native.set_spinning(share, int(1000 * spin_us))
+    # Who may spin is fixed: whoever rang the parent last, and then spun on the parent's core, would keep it waiting.
+    slab.native.set_spinning(share, share, int(1000 * spin_us))
