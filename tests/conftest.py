@@ -69,9 +69,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         leaks.kill_descendants()  # its traceback holds on to what it used: only the failure is worth a report
         faulthandler.cancel_dump_traceback_later()
         return
-    if request.node.get_closest_marker("orphans"):
-        leaks.reap_orphans()
-    left = leaks.find_leaks(before)
+    left = leaks.find_leaks(before, reaps=request.node.get_closest_marker("orphans") is not None)
     if left:
         leaks.kill_descendants()
     faulthandler.cancel_dump_traceback_later()

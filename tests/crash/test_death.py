@@ -44,6 +44,12 @@ def _close_in_time(pool):
     assert time.monotonic() - start < CLOSED_S
 
 
+def _kill_in_time(pool):
+    """Close a pool that has a worker which cannot stop: it is killed, and that is told."""
+    with pytest.warns(RuntimeWarning, match="it was killed"):
+        _close_in_time(pool)
+
+
 def _assert_dead(error, env_ids, signal_name="SIGKILL"):
     assert isinstance(error, stepmill.WorkerDied)
     assert tuple(error.env_ids) == tuple(env_ids)
@@ -94,7 +100,7 @@ def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gat
     with pytest.raises(stepmill.WorkerDied) as caught:
         pool.recv(2)
     _assert_dead(caught.value, [0])
-    _close_in_time(pool)
+    _kill_in_time(pool)
 
 
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
@@ -203,6 +209,17 @@ def test_a_vector_env_reports_a_death_and_closes(where, vector_env_of, gate):
     _close_in_time(envs)
 
 
+def test_a_death_right_after_the_start_is_never_missed(where):
+    # The reaper must know every worker before the first command: many pools, in each of which one dies in its first step.
+    for _ in range(40):
+        pool = make_pool(where, [CountingEnv, partial(DyingEnv, "step", 1), CountingEnv], num_workers=3)
+        pool.reset(seed=0)
+        pool.send([1, 1, 1])
+        with pytest.raises(stepmill.WorkerDied):
+            pool.recv(3, timeout_s=10)
+        pool.close()
+
+
 # ---------------------------------------------------------------- closing
 
 
@@ -211,27 +228,27 @@ def test_close_ends_a_worker_that_hangs_in_a_step(where, pool_of, gate):
     pool.reset(seed=0)
     pool.send([1, GATED_ACTION])
     gate.wait_arrivals(1)
-    _close_in_time(pool)
+    _kill_in_time(pool)
 
 
 def test_close_ends_a_worker_that_hangs_in_a_call(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=1)
     pool.call_async("wait_here", env_ids=[0])
     gate.wait_arrivals(1)
-    _close_in_time(pool)
+    _kill_in_time(pool)
 
 
 def test_close_ends_a_stopped_worker(where, pool_of):
     pool = pool_of(counting_envs(2), num_workers=2)
     pool.reset(seed=0)
     os.kill(_pid_of(pool, 0), signal.SIGSTOP)
-    _close_in_time(pool)
+    _kill_in_time(pool)
 
 
 def test_close_ends_a_worker_that_ignores_signals(where, pool_of):
     pool = pool_of([_StubbornEnv] * 2, num_workers=2)
     pool.reset(seed=0)
-    _close_in_time(pool)
+    _kill_in_time(pool)
 
 
 class _StubbornEnv(CountingEnv):
@@ -305,7 +322,7 @@ def test_ctrl_c_ends_everything_with_at_most_one_traceback(context):
         assert learner.stderr is not None
         learner.stdout.readline()
         family = leaks.descendants(learner.pid)
-        for pid in [learner.pid, *family]:  # as a terminal does
+        for pid in [*family, learner.pid]:  # as a terminal does; the learner last, since it ends the others
             os.kill(pid, signal.SIGINT)
         start = time.monotonic()
         errors = learner.stderr.read()

@@ -49,17 +49,27 @@ class Footprint:
         return sorted(new)
 
 
-def find_leaks(before: Footprint, *, grace_s: float = GRACE_S) -> list[str]:
-    """Return what has been left behind since `before`; what is on its way out has `grace_s` seconds to go."""
+def find_leaks(before: Footprint, *, grace_s: float = GRACE_S, reaps: bool = False) -> list[str]:
+    """Return what has been left behind since `before`; what is on its way out has `grace_s` seconds to go.
+
+    Args:
+        before: what there was.
+        grace_s: seconds.
+        reaps: collect zombies, which are orphans of processes that the test has killed.
+    """
     deadline = time.monotonic() + grace_s
-    leaks = Footprint.take().find_new(before)
-    if leaks:
-        gc.collect()
+    gc_is_due = True
+    while True:
+        if reaps:
+            reap_orphans()
         leaks = Footprint.take().find_new(before)
-    while leaks and time.monotonic() < deadline:
+        if leaks and gc_is_due:
+            gc_is_due = False
+            gc.collect()
+            continue
+        if not leaks or time.monotonic() >= deadline:
+            return leaks
         time.sleep(0.01)  # nothing to synchronise with: a thread's end cannot be waited for from outside
-        leaks = Footprint.take().find_new(before)
-    return leaks
 
 
 def descendants(pid: int | None = None) -> list[int]:

@@ -127,7 +127,8 @@ def test_a_pool_may_be_made_and_used_in_a_thread_that_ends(context):
         made = []
         def make():
             made.append(stepmill.Pool(
-                [CountingEnv] * 3, backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r})
+                [lambda: CountingEnv(length=100)] * 3,
+                backend="process", num_workers=2, options=stepmill.PoolOptions(context={context!r}),
             ))
             made[0].reset(seed=0)
         thread = threading.Thread(target=make)
@@ -145,16 +146,14 @@ def test_envs_may_have_child_processes_of_their_own(tmp_path):
     path = tmp_path / "children.py"
     source = """
         import multiprocessing
+        import operator
         import stepmill
         from stepmill.testing.envs import CountingEnv
-
-        def square(x):
-            return x * x
 
         class ParentEnv(CountingEnv):
             def step(self, action):
                 with multiprocessing.get_context("fork").Pool(1) as helpers:
-                    reward = float(helpers.apply(square, (int(action),)))
+                    reward = float(helpers.apply(operator.mul, (int(action), int(action))))
                 obs, _, *rest = super().step(action)
                 return obs, reward, *rest
 
