@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +25,6 @@ from stepmill.testing.faulty import DyingEnv, RaisingEnv
 from stepmill.worker.messages import WorkerPlan, WorkerSettings
 from tests.harness import leaks
 from tests.harness.scripts import run_file as run
-from tests.harness.scripts import start_script
 
 CONTEXTS = [Context.FORK, Context.FORKSERVER, Context.SPAWN]
 EnvFn = Callable[[], object]
@@ -223,45 +224,9 @@ def test_exit_functions_of_the_learner_stay_with_the_learner(tmp_path: Path) -> 
     assert sorted(done.stdout.split()) == ["buffered", "end-of-learner", "end-of-worker", "finalized"]
 
 
-# ---- where pools may live ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
-def test_a_script_without_a_guard_makes_a_pool_of_its_own_envs(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(UNGUARDED_SCRIPT.replace("CONTEXT", name))
-    done = run(script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3.0\n", "")
-
-
-@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
-def test_a_script_from_stdin_makes_a_pool(name: str) -> None:
-    with start_script("import sys; exec(sys.stdin.read())") as process:
-        out, err = process.communicate(UNGUARDED_SCRIPT.replace("CONTEXT", name), timeout=60)
-    assert (process.returncode, out, err) == (0, "3.0\n", "")
-
-
-@pytest.mark.orphans  # the resource tracker of multiprocessing
-@pytest.mark.parametrize("name", ["fork", "forkserver"])
-def test_a_daemonic_process_makes_a_pool(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(DAEMON_SCRIPT.replace("CONTEXT", name))
-    done = run(script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3.0\n", "")
-
-
-def test_a_pool_is_made_in_a_thread_and_closed_in_another(context: Context) -> None:
-    made: list[stepmill.Pool] = []
-
-    def make() -> None:
-        options = stepmill.PoolOptions(context=context)
-        made.append(stepmill.Pool([CountingEnv], backend="process", num_workers=1, options=options))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    assert made[0].reset(seed=0).obs.tolist() == [[0, 0, 0]]
-    made.pop().close()
+def test_an_env_may_have_processes_of_its_own(context: Context, pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in(context, [ProbeEnv])
+    assert pool.call("ask_children") == ([1, 2],)
 
 
 # ---- envs and scripts used above ----------------------------------------------------------------------------------------
@@ -291,10 +256,12 @@ class ProbeEnv(CountingEnv):
     def read_stdin(self) -> str:
         return sys.stdin.read()
 
+    def ask_children(self) -> list[int]:
+        with multiprocessing.get_context("fork").Pool(2) as children:
+            return children.map(abs, [-1, -2])
+
     def is_deaf_child(self) -> bool:
         """Whether a program that this env starts ignores SIGINT."""
-        import subprocess
-
         code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
         return (
             subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
@@ -311,35 +278,6 @@ class Unloadable:
     def __reduce__(self) -> tuple[Callable[[], EnvFn], tuple[()]]:
         return _raise_import_error, ()
 
-
-UNGUARDED_SCRIPT = """
-import gymnasium, numpy as np, stepmill
-
-class MyEnv(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(5)
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-    def step(self, action):
-        return np.ones(2, np.float32), float(action), False, False, {}
-
-pool = stepmill.Pool([MyEnv, MyEnv], backend="process", num_workers=2, options=stepmill.PoolOptions(context="CONTEXT"))
-pool.reset(seed=0)
-print(pool.step(np.array([1, 2])).reward.sum())
-pool.close()
-"""
-
-DAEMON_SCRIPT = f"""
-import multiprocessing
-
-def work():
-    exec({UNGUARDED_SCRIPT!r}, {{"__name__": "__main__"}})
-
-if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=work, daemon=True)
-    child.start()
-    child.join()
-"""
 
 EXIT_SCRIPT = """
 import atexit, os, sys, weakref

@@ -24,6 +24,7 @@ from stepmill.backends.base import (
     late_start,
     num_workers,
     own_fds,
+    too_many_workers,
     warn_of_close,
 )
 from stepmill.slab.memory import SharedSlab
@@ -54,9 +55,13 @@ class ThreadBackend:
         return None
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        self._workers = [_ThreadWorker(plan, self._settings) for plan in plans]
         try:
+            for plan in plans:
+                self._workers.append(_ThreadWorker(plan, self._settings))
             return self._build(self._workers)
+        except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
+            self._shut(0.0)
+            raise too_many_workers(len(plans), exc) from exc
         except BaseException:
             self._shut(0.0)
             raise

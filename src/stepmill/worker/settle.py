@@ -21,7 +21,8 @@ from types import FrameType
 import numpy as np
 
 STDERR = 2
-_ALL_SIGNALS = signal.valid_signals()
+# Those that programs handle in Python, by a handler that may raise. Each costs a microsecond to hold back.
+_HANDLED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 # What numeric libraries read when they are loaded.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -47,7 +48,7 @@ def no_signals() -> Iterator[None]:
     A handler that raises, as that of Ctrl-C does, must not tear a message or a pair of steps apart; and a process must not
     print a traceback because Ctrl-C came before it could settle. `settle_signals` lets signals in again there.
     """
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
         yield
     finally:
@@ -73,7 +74,7 @@ def settle_fork() -> None:
 def settle_signals() -> None:
     """Ignores Ctrl-C, and gives every other signal that had a Python handler its default."""
     signal.set_wakeup_fd(-1)
-    for number in _ALL_SIGNALS:
+    for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would make exit codes vanish
