@@ -1,6 +1,7 @@
 """The native core of stepmill."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 POOL_CONTROL_BYTES: int = 320
@@ -19,7 +20,7 @@ class Slab:
     def format(self) -> None:
         """Write the header. The pool's, once, before a worker attaches."""
 
-    def set_spinning(self, max_spinners: int, spin_ns: int) -> None:
+    def set_spinning(self, max_spinners: int, num_spin_workers: int, spin_ns: int) -> None:
         """
         Say how many threads of this pool may spin at a time, and a worker's longest spin.
         """
@@ -75,10 +76,10 @@ class Ledger:
     def attach_inline(self, loop: object) -> None:
         """Run commands in the caller, by this loop (the serial backend)."""
 
-    def step(self, actions: object) -> object:
+    def step(self, actions: object) -> tuple[Any, ...] | None:
         """Step all envs; Gymnasium's five values, or None when a fault is there."""
 
-    def send(self, actions: object, env_ids: object | None = None) -> None:
+    def send(self, actions: object | None, env_ids: object | None = None) -> None:
         """Command a step of some or all envs."""
 
     def send_reset(self, env_ids: object | None, seeds: object, blobs: object) -> None:
@@ -90,21 +91,21 @@ class Ledger:
     def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
         """The same for all of these envs that are busy."""
 
-    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> object:
+    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...]:
         """Receive ready envs, longest-waiting first: a Batch's six fields."""
 
-    def collect_rows(self, env_ids: object) -> object:
+    def collect_rows(self, env_ids: object) -> tuple[Any, dict[str, Any]]:
         """
         Receive these envs: newest observations of all envs, infos at their rows.
         """
 
-    def collect_ready(self) -> object:
+    def collect_ready(self) -> tuple[Any, ...] | None:
         """Gymnasium's five values if all envs are ready, else None."""
 
     def observe(self, env_ids: object | None = None) -> object:
         """Newest observations of envs, a fresh copy."""
 
-    def take_faults(self) -> list:
+    def take_faults(self) -> list[tuple[int, int, bytes | None]]:
         """
         (env_id, kind, record bytes or None) of every fault there is; those envs are FAULTED now.
         """
@@ -112,10 +113,10 @@ class Ledger:
     def discard(self, env_ids: object | None) -> None:
         """Drop the results of these envs that are done."""
 
-    def ready_ids(self) -> list:
+    def ready_ids(self) -> list[int]:
         """Envs whose result can be received."""
 
-    def states(self) -> list:
+    def states(self) -> list[int]:
         """Per env: 0 idle, 1 busy, 2 ready, 3 faulted."""
 
     def num_pending(self) -> int:

@@ -96,8 +96,12 @@ class PoolCalls:
         ids = self._named(env_ids)
         column = list(values) if isinstance(values, (list, tuple)) else [values] * len(ids)
         if len(column) != len(ids):
-            raise UsageError(f"set_attr({name!r}) got {len(column)} values for {len(ids)} envs; give one per env, or one for all")
-        self._request(RequestKind.SET_ATTR, ids, lambda places: set_payload(name, [column[place] for place in places])).result()
+            raise UsageError(
+                f"set_attr({name!r}) got {len(column)} values for {len(ids)} envs; give one per env, or one for all"
+            )
+        self._request(
+            RequestKind.SET_ATTR, ids, lambda places: set_payload(name, [column[place] for place in places])
+        ).result()
 
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return what each env's `render` gives, one per env."""

@@ -47,7 +47,9 @@ def fault_errors(
                 told.add(worker)
                 errors.append(obituary(worker))
         elif kind is FaultKind.TIMED_OUT:
-            errors.append(EnvTimeout(f"env {env_id} took longer than its deadline; its worker was ended", env_id=env_id))
+            errors.append(
+                EnvTimeout(f"env {env_id} took longer than its deadline; its worker was ended", env_id=env_id)
+            )
         else:
             errors.append(_own_error(env_id, kind, data))
     return errors

@@ -48,7 +48,8 @@ def _make_info(
 
 def _in_row_order(payloads: Sequence[Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
     for row, payload in payloads:
-        info, final_info, _, _ = _native.decode(payload, load) if isinstance(payload, bytes) else payload
+        decoded: Any = _native.decode(payload, load) if isinstance(payload, bytes) else payload
+        info, final_info, _, _ = decoded
         if row in finals:
             yield row, {"final_obs": finals[row], "final_info": final_info}
         yield row, info
@@ -59,6 +60,11 @@ def _episode_info(episodes: Episodes, flags: Flags) -> dict[str, Any]:
     ended = flags[0] | flags[1]
     returns, lengths = episodes
     return {
-        "episode": {"r": np.where(ended, returns, 0.0), "l": np.where(ended, lengths, 0), "_r": ended, "_l": ended.copy()},
+        "episode": {
+            "r": np.where(ended, returns, 0.0),
+            "l": np.where(ended, lengths, 0),
+            "_r": ended,
+            "_l": ended.copy(),
+        },
         "_episode": ended.copy(),
     }

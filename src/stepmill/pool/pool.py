@@ -6,24 +6,25 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import _native
 from stepmill.pool.calls import PoolCalls
 from stepmill.pool.faults import fault_errors
 from stepmill.pool.resets import ResetDesk, Seed
-from stepmill.pool.start import Running, start_pool
+from stepmill.pool.start import start_pool
 from stepmill.pool.stats import PoolStats, read_stats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
 from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
 
-
 _FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -67,13 +68,17 @@ class Pool(PoolCalls):
         self._ledger = self._running.ledger
         self._request_ids = itertools.count(1)
         self._is_eager = False
-        self._resets = ResetDesk(self.num_envs, self.spec.batch_size, is_seeded=self.options.seeding is not Seeding.CONTINUE)
+        self._resets = ResetDesk(
+            self.num_envs, self.spec.batch_size, is_seeded=self.options.seeding is not Seeding.CONTINUE
+        )
         self._last_reset: list[int] = []
         self._finalizer = weakref.finalize(self, self._running.shut)
 
     # ---- synchronous --------------------------------------------------------------------------------------------
 
-    def reset(self, *, seed: Seed = None, options: Mapping[str, object] | None = None, env_ids: EnvIds | None = None) -> Batch:
+    def reset(
+        self, *, seed: Seed = None, options: Mapping[str, object] | None = None, env_ids: EnvIds | None = None
+    ) -> Batch:
         """Reset all envs, or some, and wait for them. What they were doing is waited for and dropped.
 
         Args:
@@ -208,8 +213,7 @@ class Pool(PoolCalls):
             self._raise_faults()
         if outcome == _TIMED_OUT:
             self._raise_timeout(timeout_s)
-        result: StepTuple = self._ledger.collect_ready()
-        return result
+        return cast("StepTuple", self._ledger.collect_ready())
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class Pool(PoolCalls):
         """End the workers and close the envs, in at most 2 s. Idempotent, and from any thread."""
         self._finalizer()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -298,11 +302,13 @@ class Pool(PoolCalls):
         )
 
 
-def _check_timeout(timeout_s: float | None) -> None:
+def _check_timeout(timeout_s: object) -> None:
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-        raise UsageError(f"timeout_s={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending")
+        raise UsageError(
+            f"timeout_s={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
+        )
 
 
 def _checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
@@ -315,7 +321,7 @@ def _checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], 
     return fns
 
 
-def _checked_batch_size(batch_size: int | None, num_envs: int) -> int | None:
-    if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
-        raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
-    return batch_size
+def _checked_batch_size(batch_size: object, num_envs: int) -> int | None:
+    if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
+        return batch_size
+    raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")

@@ -72,7 +72,9 @@ def _with_mask(blob: Blob | None, rows: NDArray[np.bool_]) -> Blob | None:
     return (seed, {**given, "reset_mask": rows.copy()}, None)
 
 
-def spread_seed(seed: Seed, env_ids: Sequence[int], num_envs: int, batch_size: int) -> list[int | list[int | None] | None]:
+def spread_seed(
+    seed: Seed, env_ids: Sequence[int], num_envs: int, batch_size: int
+) -> list[int | list[int | None] | None]:
     """Return each env's own seed, in the order of `env_ids`.
 
     Args:
@@ -87,7 +89,9 @@ def spread_seed(seed: Seed, env_ids: Sequence[int], num_envs: int, batch_size: i
     if isinstance(seed, Mapping):
         unknown = sorted(set(seed) - set(env_ids))
         if unknown:
-            raise UsageError(f"seeds are given for envs {unknown}, which this reset does not reset; name them in env_ids")
+            raise UsageError(
+                f"seeds are given for envs {unknown}, which this reset does not reset; name them in env_ids"
+            )
         return [_checked(seed.get(env_id)) for env_id in env_ids]
     if isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, (str, bytes)):
         return _from_list(seed, env_ids, num_envs, batch_size)
@@ -104,7 +108,9 @@ def _from_list(
     elif num == len(env_ids) * batch_size:
         places = list(range(len(env_ids)))
     else:
-        raise UsageError(f"{num} seeds are given for {num_envs * batch_size} envs; give one for each, or one number for all")
+        raise UsageError(
+            f"{num} seeds are given for {num_envs * batch_size} envs; give one for each, or one number for all"
+        )
     checked = [_checked(seed) for seed in seeds]
     if batch_size == 1:
         return [checked[place] for place in places]
@@ -130,9 +136,9 @@ def split_words(
     words: list[int | None] = []
     blobs: list[Blob | None] = []
     for seed in seeds:
-        is_word = isinstance(seed, int) and seed <= LARGEST_WORD
-        words.append(seed if is_word else None)
-        extra = None if is_word else seed
+        word = seed if isinstance(seed, int) and seed <= LARGEST_WORD else None
+        words.append(word)
+        extra = seed if word is None else None
         blobs.append(None if extra is None and options is None else (extra, options, None))
     return words, blobs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -108,13 +109,17 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
 }
 
 
+def _nobody() -> None:
+    """Stands for a backend whose workers cannot die on their own."""
+
+
 def _obituary_writer(plans: Sequence[WorkerPlan], backend: Backend) -> Callable[[int], WorkerDied]:
     """Return what makes the error for a dead worker. It holds the backend weakly: the ledger must not keep a pool alive."""
-    backend_ref = weakref.ref(backend)
+    backend_ref = weakref.ref(backend) if isinstance(backend, Mortal) else _nobody
 
     def obituary(worker: int) -> WorkerDied:
         alive = backend_ref()
-        exit_code = alive.exit_code(worker) if isinstance(alive, Mortal) else None
+        exit_code = None if alive is None else alive.exit_code(worker)
         return died_error(worker, plans[worker].env_ids, exit_code, hint="close() the pool and make a new one")
 
     return obituary
@@ -140,7 +145,7 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
     return [
         WorkerPlan(worker, tuple(range(begin, end)), tuple(env_fns[begin:end]))
-        for worker, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for worker, (begin, end) in enumerate(itertools.pairwise(bounds))
     ]
 
 
@@ -182,7 +187,11 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
 
 
 def _ledger_settings(
-    specs: Sequence[EnvSpec], options: PoolOptions, backend: Backend, obituary: Callable[[int], WorkerDied], num_workers: int
+    specs: Sequence[EnvSpec],
+    options: PoolOptions,
+    backend: Backend,
+    obituary: Callable[[int], WorkerDied],
+    num_workers: int,
 ) -> dict[str, object]:
     spec = specs[0]
     return {

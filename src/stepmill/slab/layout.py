@@ -115,7 +115,9 @@ def _columns(ruler: _Ruler, name: str, node: Node, num_rows: int, num_slots: int
         row_bytes = _row_bytes(leaf)
         # Slots of large leaves begin on pages of their own: what is never used is never resident.
         align = PAGE_BYTES if row_bytes * num_rows >= PAGE_BYTES else LINE_BYTES
-        starts = [ruler.place(f"{name}{path} slot {slot}", max(row_bytes * num_rows, 1), align) for slot in range(num_slots)]
+        starts = [
+            ruler.place(f"{name}{path} slot {slot}", max(row_bytes * num_rows, 1), align) for slot in range(num_slots)
+        ]
         stride = starts[1] - starts[0] if num_slots > 1 else 0
         columns.append((starts[0], stride, row_bytes))
     return columns

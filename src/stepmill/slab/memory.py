@@ -24,14 +24,14 @@ class SharedSlab:
 
     plan: Mapping[str, object]
     fds: list[int]
-    _native: _native.Slab | None
+    _mapping: _native.Slab | None
 
     @property
     def native(self) -> _native.Slab:
         """The mapping in this process."""
-        if self._native is None:
+        if self._mapping is None:
             raise ClosedPoolError("the pool is closed, and its memory given back; make a new one")
-        return self._native
+        return self._mapping
 
     @classmethod
     def create(cls, layout: Layout, num_workers: int) -> SharedSlab:
@@ -57,7 +57,7 @@ class SharedSlab:
 
     def close(self) -> None:
         """Let go of the descriptors and the mapping, which lives until the last array that leans on it is gone."""
-        self._native = None
+        self._mapping = None
         while self.fds:
             os.close(self.fds.pop())
 
