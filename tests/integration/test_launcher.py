@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.backends.launching import LauncherHandle
 from stepmill.backends.process import ProcessBackend
 from stepmill.spec.options import Context
 from stepmill.testing.envs import CountingEnv, SlowEnv
@@ -94,6 +95,21 @@ def test_envs_are_built_in_parallel(backend_of: Callable[..., ProcessBackend]) -
     began = time.monotonic()
     backend.start(plans_of(*[[functools.partial(SlowEnv, construct_s=0.4)] for _ in range(4)]))
     assert time.monotonic() - began < 1.2
+
+
+def test_a_worker_is_not_ready_before_its_pidfd_is_here(
+    backend_of: Callable[..., ProcessBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pump = LauncherHandle.pump
+
+    def pump_late(self: LauncherHandle) -> None:
+        if all(link.answer is not None for link in self._links.values()):
+            pump(self)
+
+    monkeypatch.setattr(LauncherHandle, "pump", pump_late)
+    backend = backend_of()
+    backend.start(plans_of([CountingEnv], [CountingEnv]))
+    assert all(pidfd >= 0 for pidfd in backend.pidfds.values())
 
 
 def test_constructors_that_raise_are_all_told_with_their_tracebacks(

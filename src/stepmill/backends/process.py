@@ -70,7 +70,9 @@ class ProcessBackend:
             # A fresh launcher takes a while to load; plans are pickled meanwhile.
             orders = [self._order(plan) for plan in plans]
             for plan in plans:
-                self._links.append(WorkerLink(plan))  # one by one: if descriptors run out, those that are there get closed
+                self._links.append(
+                    WorkerLink(plan)
+                )  # one by one: if descriptors run out, those that are there get closed
             return self._build(self._links, orders)
         except OSError as exc:
             self._shut(STOP_S)

@@ -10,7 +10,7 @@ from stepmill.backends.launching import LauncherHandle
 from stepmill.backends.link import WorkerLink
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, join_errors
-from stepmill.worker.channel import wait_ready
+from stepmill.worker.channel import NO_FD, wait_ready
 from stepmill.worker.messages import Failed, Ready, WorkerReport, load
 
 GRACE_S = 2.0  # after the first failure, how long the other workers may go on to tell theirs
@@ -55,7 +55,12 @@ def _wait_news(links: Iterable[WorkerLink], launcher: LauncherHandle, deadline: 
     for link in links:
         if link.channel.fd in ready or link.pidfd in ready:
             link.pump()
-    return [link for link in links if link.answer is not None or link.pidfd in ready]
+    return [link for link in links if _is_settled(link) or link.pidfd in ready]
+
+
+def _is_settled(link: WorkerLink) -> bool:
+    # Ready may overtake Launched, which comes by another channel. Who has no pidfd yet cannot be watched, so it is not ready.
+    return isinstance(link.answer, Failed) or (link.answer is not None and link.pidfd != NO_FD)
 
 
 def _failures(link: WorkerLink, launcher: LauncherHandle) -> list[StepmillError]:
