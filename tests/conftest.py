@@ -25,23 +25,21 @@ import numpy as np  # noqa: F401
 import pytest
 
 from tests.harness import leaks
+from tests.harness.effort import EXPLORES
 from tests.harness.pools import EnvFns, make_pool, make_vector_env
 
 HANG_S = 300.0
 _REPORT = pytest.StashKey[pytest.TestReport]()
 
 hypothesis.settings.register_profile(
-    "steady",
+    "stepmill",
     deadline=None,
-    derandomize=True,
+    derandomize=not EXPLORES,
     database=None,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
-hypothesis.settings.register_profile(
-    "explore", parent=hypothesis.settings.get_profile("steady"), derandomize=False, max_examples=300
-)
-hypothesis.settings.load_profile(os.environ.get("STEPMILL_HYPOTHESIS", "steady"))
+hypothesis.settings.load_profile("stepmill")
 
 
 def pytest_configure(config: pytest.Config) -> None:

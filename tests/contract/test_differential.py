@@ -17,6 +17,7 @@ from stepmill.testing.compare import find_difference
 from stepmill.testing.leaves import all_leaves_space
 from stepmill.testing.sampled import SampledEnv
 from tests.harness import spaces
+from tests.harness.effort import examples
 from tests.harness.pools import BACKENDS, make_vector_env
 from tests.harness.trace import MASK, RESET, STEP, Story, compare_with_gymnasium, stories
 
@@ -39,43 +40,43 @@ ACTS = (
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(FIXED)
 def test_serial_equals_gymnasium_for_spaces_of_fixed_size(story):
     compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ANY)
 def test_serial_equals_gymnasium_for_any_space(story):
     compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(LARGE)
 def test_serial_equals_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(ANY)
 def test_threads_equal_gymnasium_for_any_space(story):
     compare_with_gymnasium(story, partial(make_vector_env, "thread"))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(LARGE)
 def test_threads_equal_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "thread"))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(ANY)
 def test_forked_processes_equal_gymnasium_for_any_space(story):
     compare_with_gymnasium(story, partial(make_vector_env, "fork"))
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(LARGE)
 def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "fork"))

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import stepmill
 from stepmill.testing.envs import ImageEnv
+from tests.harness.effort import examples
 from tests.harness.pools import make_pool
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -178,11 +179,11 @@ class ForkLeases(Leases):
 
 
 TestSerialLeases = Leases.TestCase
-TestSerialLeases.settings = settings(max_examples=30, stateful_step_count=30)
+TestSerialLeases.settings = settings(max_examples=examples(30), stateful_step_count=30)
 TestThreadLeases = ThreadLeases.TestCase
-TestThreadLeases.settings = settings(max_examples=12, stateful_step_count=30)
+TestThreadLeases.settings = settings(max_examples=examples(12), stateful_step_count=30)
 TestForkLeases = ForkLeases.TestCase
-TestForkLeases.settings = settings(max_examples=8, stateful_step_count=30)
+TestForkLeases.settings = settings(max_examples=examples(8), stateful_step_count=30)
 
 
 def test_a_pool_of_which_all_is_held_goes_on_by_copying():
