@@ -105,13 +105,50 @@ class Ledger:
     def observe(self, env_ids: object | None = None) -> object:
         """Newest observations of envs, a fresh copy."""
 
-    def take_faults(self) -> list[tuple[int, int, bytes | None]]:
+    def faults(self) -> list[tuple[int, int, bytes | None]]:
         """
-        (env_id, kind, record bytes or None) of every fault there is; those envs are FAULTED now.
+        (env_id, kind, record bytes or None) of every pending env with a fault.
         """
+
+    def fail(self, env_ids: object) -> None:
+        """Pending envs with a fault become FAULTED."""
 
     def discard(self, env_ids: object | None) -> None:
         """Drop the results of these envs that are done."""
+
+    def truncate(self, env_id: int, fault_info: object) -> None:
+        """
+        End the episode of an env that has a fault, marked; a reset is tried again.
+        """
+
+    def lose_envs(self, env_ids: object, fault_info: object) -> None:
+        """The next step of these envs, as far as they are idle, is cut short."""
+
+    def renew(self, env_ids: object) -> None:
+        """FAULTED envs can be reset and stepped again."""
+
+    def fail_worker(self, worker: int) -> None:
+        """A dead worker stays dead: all its envs are FAULTED."""
+
+    def set_restarting(self, worker: int, is_restarting: bool) -> None:
+        """While a worker restarts, its envs can be sent commands."""
+
+    def replay(self, env_id: int) -> int:
+        """
+        Play an env's episode again: -1 done, -2 a fault, else the first step that differs.
+        """
+
+    def is_pending(self, env_id: int) -> bool:
+        """Whether the env was commanded and not received."""
+
+    def is_dead(self, worker: int) -> bool:
+        """Whether the reaper found the worker dead."""
+
+    def can_replay(self, env_id: int) -> bool:
+        """Whether the episode's log is whole."""
+
+    def log_bytes(self) -> int:
+        """Memory of the episodes' logs."""
 
     def ready_ids(self) -> list[int]:
         """Envs whose result can be received."""

@@ -119,6 +119,8 @@ void Ledger::settle(const Ids& ids) {
         book_->unpin(env.latest);
         env.latest = env.target;
         env.status = EnvStatus::IDLE;
+        if (env.fault_info) mark_truncated(id);
+        if (tracks_episodes_) note_result(id);
     }
 }
 
@@ -211,19 +213,23 @@ nb::object Ledger::opaque_column(const Ids& ids, int index) const {
     return checked(PyList_AsTuple(column.ptr()));
 }
 
-// The last observation of an episode that ended under SAME_STEP, as one env's observation.
-nb::object Ledger::final_obs(std::uint32_t env_id, nb::handle opaques) {
+// One env's observation, as it gave it: the newest received, or the last of an episode that ended under SAME_STEP.
+nb::object Ledger::env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final) {
     const std::uint32_t row = row_of(env_id);
+    const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : -1;
     auto make_leaf = [&](const Node& node) -> PyObject* {
         const auto index = static_cast<std::size_t>(node.index);
         const Leaf& leaf = obs_.leaves[index];
-        std::byte* source = slab_->base + slab_->plan.final_observation[index].at(0, row);
-        if (leaf.shape.empty()) return PyArray_Scalar(source, leaf.dtype(), nullptr);
-        nb::object array = checked(new_array(leaf, -1));
-        std::memcpy(data_of<std::byte>(array), source, leaf.row_bytes);
+        std::byte* source = slab_->base + (is_final ? slab_->plan.final_observation[index].at(0, row) : leaf.column.at(envs_[env_id].latest, row));
+        if (rows < 0 && leaf.shape.empty()) return PyArray_Scalar(source, leaf.dtype(), nullptr);
+        nb::object array = checked(new_array(leaf, rows));
+        std::memcpy(data_of<std::byte>(array), source, leaf.row_bytes * (is_batched_ ? batch_size_ : 1));
         return array.release().ptr();
     };
-    auto make_opaque = [&](const Node& node) { return nb::object(opaques[node.index]).release().ptr(); };
+    auto make_opaque = [&](const Node& node) {
+        const bool has_value = opaques.is_valid() && !opaques.is_none();
+        return (has_value ? nb::object(opaques[node.index]) : nb::none()).release().ptr();
+    };
     return checked(build_tree(obs_.root, make_leaf, make_opaque));
 }
 
@@ -267,18 +273,23 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
         const std::uint32_t id = ids[i];
         const Seat seat = slab_->seats[envs_[id].server];
         const ServerWords& words = slab_->words[seat.worker];
-        const bool is_final = (words.result[seat.local] & RESULT_FINAL) != 0;
+        EnvBook& env = envs_[id];
+        const bool is_cut = static_cast<bool>(env.fault_info);  // cut short: only SAME_STEP has a result of its own, a reset's
+        const bool has_result = !is_cut || env.final_obs;
+        const bool is_final = has_result && !is_cut && (words.result[seat.local] & RESULT_FINAL) != 0;
         const std::size_t row = (is_by_env ? id : i) * batch_size_;
         nb::object payload;
-        if (words.payload_bytes[seat.local] != 0) {
+        if (has_result && words.payload_bytes[seat.local] != 0) {
             payload = read_payload(id);
             if (obs_.num_opaques != 0) {
                 payload = checked(decode(reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(payload.ptr())), static_cast<std::size_t>(PyBytes_GET_SIZE(payload.ptr())), unpickler_.ptr()));
                 envs_[id].opaques = payload[2];
             }
-            payloads.append(nb::make_tuple(row, payload));
         }
-        if (is_final) finals.append(nb::make_tuple(row, final_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none())));
+        if (payload || is_cut) payloads.append(nb::make_tuple(row, payload ? payload : nb::none(), is_cut ? env.fault_info : nb::none()));
+        if (is_cut && env.final_obs) finals.append(nb::make_tuple(row, env.final_obs));
+        env.fault_info.reset(), env.final_obs.reset();
+        if (is_final) finals.append(nb::make_tuple(row, env_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none(), true)));
     }
 }
 
@@ -312,24 +323,27 @@ void Ledger::mark_faulted(std::uint32_t id) {
     envs_[id].status = EnvStatus::FAULTED;
 }
 
-nb::list Ledger::take_faults() {
+nb::list Ledger::faults() {
     const InUse in_use(*this);
     nb::list faults;
-    Ids rest;
     for (const std::uint32_t id : pending_) {
-        if (!is_done(id) || !has_fault(id)) {
-            rest.push_back(id);
-            continue;
-        }
+        if (!is_done(id) || !has_fault(id)) continue;
         const Seat seat = slab_->seats[envs_[id].server];
         const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
         const bool has_record = kind <= static_cast<std::uint32_t>(Fault::BAD_ACTION) && slab_->words[seat.worker].payload_bytes[seat.local] != 0;
         faults.append(nb::make_tuple(id, kind, has_record ? read_payload(id) : nb::none()));
-        mark_faulted(id);
     }
-    pending_ = std::move(rest);
-    scanned_ = 0;
     return faults;
+}
+
+void Ledger::fail(nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage;
+    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].status == EnvStatus::PENDING && is_done(id) && has_fault(id)) mark_faulted(id);
+    }
+    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING; });
+    scanned_ = 0;
 }
 
 // Drops the results of envs that are done, as if they had been received.

@@ -72,6 +72,10 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       is_touched_(num_workers_),
       is_named_(num_envs_),
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
+      seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
+      log_limit_(nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
+      tracks_episodes_(seeding_ != Seeding::CONTINUE || log_limit_ != 0),
+      is_restarting_(num_workers_),
       is_copy_(nb::cast<bool>(settings["copy"])),
       has_episodes_(nb::cast<bool>(settings["episode_stats"])),
       holds_gil_(nb::cast<bool>(settings["holds_gil"])),
@@ -80,7 +84,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
       encoder_(nb::object(settings["pickler"]).ptr()),
       make_info_(settings["make_info"]),
-      obituary_(settings["obituary"]),
+      on_dead_(settings["on_dead"]),
       unpickler_(settings["unpickler"]),
       fork_generation_(watch_forks()) {
     envs_.resize(num_envs_);
@@ -91,6 +95,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
         envs_[i].done = &slab_->words[seat.worker].done[seat.local];
         envs_[i].fault = &slab_->words[seat.worker].fault[seat.local];
     }
+    slab_->pool->hashing.store(log_limit_ != 0, std::memory_order_relaxed);
     book_->pin(0, num_envs_);
     pending_.reserve(num_envs_);
     for (std::uint32_t w = 0; w < num_workers_; ++w) blobs_.emplace_back(slab_->command_fds.at(w), slab_->plan.servers[w].size());
@@ -108,7 +113,7 @@ void Ledger::release() {
 
 void Ledger::let_go() {
     inline_ = nullptr;
-    inline_object_.reset(), make_info_.reset(), obituary_.reset(), unpickler_.reset();
+    inline_object_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
     pending_.clear();
     envs_.clear();
     book_.reset();
@@ -118,7 +123,7 @@ void Ledger::let_go() {
 int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(inline_object_.ptr());
     Py_VISIT(make_info_.ptr());
-    Py_VISIT(obituary_.ptr());
+    Py_VISIT(on_dead_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
     return 0;
@@ -184,6 +189,7 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
             words.seed[seat.local] = nb::cast<std::uint64_t>(seed);
             words.flags[seat.local] |= FLAG_SEED;
         }
+        envs_[ids[i]].log.blob = blob.is_none() ? nb::object() : blob;
         if (!blob.is_none()) write_blob(ids[i], blob.ptr());
     }
     dispatch(ids, Command::RESET);
@@ -234,9 +240,16 @@ void Ledger::check_idle(const Ids& ids, bool is_reset) const {
 void Ledger::check_workers(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
-        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0) continue;
-        const nb::object error = obituary_(worker);
-        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || is_restarting_[worker]) continue;
+        const nb::object verdict = on_dead_(worker);  // the policy's: an error, what infos say of a restart, or None
+        if (verdict.is_none()) continue;     // its commands become faults, and the policy deals with them
+        if (PyDict_Check(verdict.ptr())) {
+            is_restarting_[worker] = 1;
+            mark_lost(slab_->plan.servers[worker], verdict);
+            continue;
+        }
+        mark_failed(worker);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(verdict.ptr())), verdict.ptr());
         throw nb::python_error();
     }
 }
@@ -347,32 +360,38 @@ void Ledger::dispatch(const Ids& ids, Command command) {
     std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
+        env.status = EnvStatus::PENDING;
+        pending_.push_back(id);
+        if (command == Command::STEP && env.is_lost) cut_short(id);
+        if (is_done_early(env, command)) continue;
         const Seat seat = slab_->seats[env.server];
         ServerWords& words = slab_->words[seat.worker];
+        const bool is_restored = command == Command::STEP && env.needs_restore;
+        if (is_restored) begin_episode(id, words, seat.local);
         words.row[seat.local] = row_of(id);
-        words.command[seat.local] = static_cast<std::uint8_t>(command);
+        words.command[seat.local] = static_cast<std::uint8_t>(is_restored ? Command::RESET : command);
         words.slot[seat.local] = env.target;
-        env.status = EnvStatus::PENDING;
+        note_command(id, words, seat.local, command);
         is_touched_[seat.worker] = 1;
         // Tickets grow before the doorbell rings: a worker that wakes early must already see its command.
         words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
-        pending_.push_back(id);
     }
     if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
     if (inline_ == nullptr) {
         for (std::uint32_t w = 0; w < num_workers_; ++w) {
             if (is_touched_[w]) ring_worker(*slab_->workers[w]);
         }
-        check_deaths();
+        for (std::uint32_t w = 0; w < num_workers_; ++w) {
+            if (is_touched_[w]) check_deaths_of(w);
+        }
     }
 }
 
 // A worker that died before its tickets were written was reaped without them: settle them here.
-void Ledger::check_deaths() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    for (std::uint32_t w = 0; w < num_workers_; ++w) {
-        if (is_touched_[w] && slab_->workers[w]->dead.load(std::memory_order_seq_cst) != 0) condemn_worker(*slab_, w, Fault::DIED);
-    }
+// The ring is a full fence between the tickets and this load: either the reaper sees the tickets, or this sees the death.
+void Ledger::check_deaths_of(std::uint32_t worker) {
+    if (is_restarting_[worker] || slab_->workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
+    condemn_worker(*slab_, worker, Fault::DIED);
 }
 
 }  // namespace stepmill

@@ -13,9 +13,28 @@
 
 namespace stepmill {
 
+constexpr int REPLAYED = -1;      // what Ledger::replay returns: all as it was, and the command under way given again
+constexpr int REPLAY_FAULT = -2;  // a fault came in between; any other number is the first step that differs
+
 // What the parent knows of an env. Whether a PENDING env is ready, its `done` word tells.
 enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3 };  // NEW: never reset
 enum class WaitResult { READY, FAULT, TIMED_OUT };
+
+// What an episode needs to be played again. Times are steps since its reset.
+struct EpisodeLog {
+    struct Outcome {
+        double reward = 0.0;
+        std::uint64_t hash = 0;
+        std::uint8_t flags = 0;
+        bool operator==(const Outcome&) const = default;
+    };
+    bool is_whole = false;                // from the reset on, nothing missing
+    nb::object blob;                      // options of an explicit reset
+    std::vector<std::byte> actions;       // of each step, leaf by leaf
+    std::vector<Outcome> outcomes;        // of the reset, then of each step
+
+    std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
+};
 
 struct EnvBook {
     EnvStatus status = EnvStatus::NEW;
@@ -24,6 +43,16 @@ struct EnvBook {
     std::uint32_t ticket = 0;
     std::uint32_t server = 0;
     nb::object opaques;          // newest opaque observation leaves, a list
+    nb::object fault_info;       // its episode was cut short: what the info says of it; the result to come is marked truncated
+    nb::object lost_info;        // what fault_info will be, of an env that is lost
+    nb::object final_obs;        // SAME_STEP: the last good observation of that episode
+    bool is_lost = false;        // its env object is gone, and nobody was told: the next step is cut short
+    bool needs_restore = false;  // the next step begins an episode
+    bool has_seed = false;       // of the last explicit reset
+    bool is_reset = false;       // the command under way begins an episode
+    std::uint64_t base_seed = 0;
+    std::uint64_t episode = 0;   // resets since then
+    EpisodeLog log;
     const Word* done = nullptr;
     const Word* fault = nullptr;
 };
@@ -43,8 +72,19 @@ class Ledger {
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
     nb::object observe(nb::handle env_ids);                       // newest observations, a fresh copy
-    nb::list take_faults();                                       // (env_id, kind, payload | None); their envs become FAULTED
     void discard(nb::handle env_ids);
+    void truncate(std::uint32_t env_id, nb::object fault_info);   // of an env with a fault: its episode ends, marked
+    void lose_envs(nb::handle env_ids, nb::object fault_info);     // the next step of those that are idle will tell
+    void renew(nb::handle env_ids);
+    nb::list faults();                                            // (env_id, kind, payload | None)
+    void fail(nb::handle env_ids);                                // pending envs with a fault become FAULTED
+    void fail_worker(std::uint32_t worker);                       // all envs of a dead worker are FAULTED
+    void set_restarting(std::uint32_t worker, bool is_restarting);
+    int replay(std::uint32_t env_id);                             // -1: all as it was; -2: a fault; else the first step that differs
+    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING; }
+    bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
+    bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
+    std::uint64_t log_bytes() const { return log_bytes_; }
     nb::list ready_ids();
     nb::list states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted
     std::uint32_t num_pending();
@@ -69,7 +109,7 @@ class Ledger {
     void write_blob(std::uint32_t env_id, PyObject* blob);
     void choose_slots(const Ids& ids);
     void dispatch(const Ids& ids, Command command);
-    void check_deaths();
+    void check_deaths_of(std::uint32_t worker);
     bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == envs_[env_id].ticket; }
     bool has_fault(std::uint32_t env_id) const { return envs_[env_id].fault->load(std::memory_order_relaxed) != 0; }
     std::uint32_t scan(const Ids& ids, std::uint32_t need, bool& is_fault);
@@ -77,6 +117,21 @@ class Ledger {
     nb::object collect_all();
     WaitResult wait_inline(const Ids& ids, std::uint32_t need);
     void rest(std::uint32_t seen, std::uint64_t until_ns);
+    void mark_lost(const Ids& ids, const nb::object& fault_info);
+    void mark_failed(std::uint32_t worker);
+    static bool is_done_early(const EnvBook& env, Command command) { return command == Command::STEP && env.fault_info && !env.final_obs; }
+    void cut_short(std::uint32_t id);
+    void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
+    bool is_ended(std::uint32_t id) const;
+    void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
+    void note_result(std::uint32_t id);
+    void record(EnvBook& env, std::uint32_t id);
+    void retry_reset(std::uint32_t id);
+    void give(std::uint32_t id, Command command, std::uint32_t slot);
+    void copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const;
+    std::size_t action_bytes() const;
+    void mark_truncated(std::uint32_t id);
+    EpisodeLog::Outcome outcome_of(std::uint32_t id) const;
     void settle(const Ids& ids);                                  // received: they are idle, their targets are the latest
     nb::object gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids);
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
@@ -89,7 +144,7 @@ class Ledger {
     nb::object row_ids(const Ids& ids) const;
     void mark_faulted(std::uint32_t id);
     nb::object opaque_column(const Ids& ids, int index) const;
-    nb::object final_obs(std::uint32_t env_id, nb::handle opaques);
+    nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);
     template <typename Item>
     nb::object gather_column(const Ids& ids, const Item* column, int type_num) const;
     nb::object episodes(const Ids& ids);
@@ -109,11 +164,15 @@ class Ledger {
     std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;
+    Seeding seeding_;
+    std::uint64_t log_limit_ = 0, log_bytes_ = 0;  // 0: no log
+    bool tracks_episodes_;
+    std::vector<std::uint8_t> is_restarting_;  // by worker
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_, recent_wait_ns_ = 0;
     Encoder encoder_;
-    nb::object make_info_, obituary_, unpickler_, inline_object_;
+    nb::object make_info_, on_dead_, unpickler_, inline_object_;
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};

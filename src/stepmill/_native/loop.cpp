@@ -208,12 +208,11 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
     if (flags & FLAG_SEED) {
         served.base_seed = words_.seed[local];
         served.has_seed = true;
-        served.episode = 0;
-        if (!seed) seed = nb::int_(served.base_seed);
+        served.episode = (flags & FLAG_EPISODE) ? words_.episode[local] : 0;
+        if (!seed) seed = nb::int_(episode_seed(local));
     } else if (!seed && served.has_seed && seeding_ != Seeding::CONTINUE) {
         ++served.episode;
-        const std::uint64_t env_id = slab_->plan.servers[worker_][local];
-        seed = nb::int_(seeding_ == Seeding::FIXED ? served.base_seed : derive_seed(served.base_seed, env_id, served.episode));
+        seed = nb::int_(episode_seed(local));
     }
     nb::object returned;
     if (is_automatic && !seed) {
@@ -227,6 +226,13 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
     control_->num_resets.store(control_->num_resets.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (!returned) return false;
     return unpack_reset(returned.ptr(), result);
+}
+
+// Episode 0 has the seed that the user gave.
+std::uint64_t Loop::episode_seed(std::uint32_t local) const {
+    const ServedEnv& served = envs_[local];
+    if (served.episode == 0 || seeding_ == Seeding::FIXED) return served.base_seed;
+    return derive_seed(served.base_seed, slab_->plan.servers[worker_][local], served.episode);
 }
 
 bool Loop::unpack_reset(PyObject* returned, Result& result) {

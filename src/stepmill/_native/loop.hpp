@@ -60,6 +60,7 @@ class Loop {
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
+    std::uint64_t episode_seed(std::uint32_t local) const;
     bool unpack_reset(PyObject* returned, Result& result);
     bool unpack_step(PyObject* returned, Result& result);
     bool read_blob(std::uint32_t local, nb::object& blob);
@@ -71,6 +72,7 @@ class Loop {
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
     bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
+    void write_hash(std::uint32_t local, std::uint32_t row);
     void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end);
     bool write_payload(std::uint32_t local, PyObject* payload);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);

@@ -25,6 +25,7 @@ enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACT
 
 constexpr std::uint8_t FLAG_SEED = 1;      // the command carries a seed
 constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob in the command memfd
+constexpr std::uint8_t FLAG_EPISODE = 4;   // the seed is that of episode 0, and this is to be episode `episode`
 constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows hold the last observation of an episode that ended in this step
 constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload lies in the result memfd, not in the payload row
 
@@ -46,6 +47,7 @@ struct alignas(CACHE_LINE) PoolControl {
     std::atomic<std::int32_t> max_spinners;
     Word spin_ns;                              // how long a worker may spin before it parks
     Word num_spin_workers;                     // workers 0 … this-1 may spin at all
+    Word hashing;                              // 1: workers leave a hash of every observation
     alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // a bit per who spins; each sets and clears its own, the reaper clears a dead one's
 };
 static_assert(sizeof(PoolControl) == 5 * CACHE_LINE);
@@ -85,6 +87,7 @@ struct ServerWords {
     std::uint64_t* blob_offset;
     std::uint64_t* blob_bytes;
     std::uint64_t* blob_generation;
+    std::uint64_t* episode;
     // The worker's; state also by the reaper (CAS), done and fault by the reaper for the dead.
     Word* done;
     Word* state;
@@ -93,6 +96,7 @@ struct ServerWords {
     std::uint64_t* payload_offset;
     std::uint64_t* payload_bytes;
     std::uint64_t* payload_generation;
+    std::uint64_t* hash;
 
     static ServerWords at(std::byte* base, std::uint32_t num_servers) noexcept {
         ServerWords words{};
@@ -103,15 +107,15 @@ struct ServerWords {
             used += align_line(sizeof(Item) * num_servers);
         };
         place(words.ticket), place(words.row), place(words.command), place(words.flags), place(words.slot), place(words.seed);
-        place(words.blob_offset), place(words.blob_bytes), place(words.blob_generation);
+        place(words.blob_offset), place(words.blob_bytes), place(words.blob_generation), place(words.episode);
         place(words.done), place(words.state), place(words.fault), place(words.result);
-        place(words.payload_offset), place(words.payload_bytes), place(words.payload_generation);
+        place(words.payload_offset), place(words.payload_bytes), place(words.payload_generation), place(words.hash);
         return words;
     }
 
     static constexpr std::size_t size_bytes(std::uint32_t num_servers) noexcept {
         const std::size_t n = num_servers;
-        return 5 * align_line(4 * n) + 4 * align_line(n) + 7 * align_line(8 * n);
+        return 5 * align_line(4 * n) + 4 * align_line(n) + 9 * align_line(8 * n);
     }
 };
 

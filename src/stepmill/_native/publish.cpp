@@ -1,5 +1,6 @@
 // The second half of the loop: results and faults become bytes in the slab, and `done` makes them visible.
 #define NO_IMPORT_ARRAY
+#include <algorithm>
 #include <cstring>
 
 #include "loop.hpp"
@@ -68,11 +69,28 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
         words_.result[local] |= RESULT_FINAL;
     }
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
+    if (pool_->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
     served.needs_reset = !is_batched_ && !result.final_obs && (result.is_terminated || result.is_truncated);
     if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
     const nb::object none = nb::none();
     nb::tuple payload = nb::make_tuple(result.info, result.final_info ? result.final_info : none, opaques ? opaques : none, final_opaques ? final_opaques : none);
     return write_payload(local, payload.ptr());
+}
+
+// What a replay is compared with: the bytes of the observation, mixed eight at a time.
+void Loop::write_hash(std::uint32_t local, std::uint32_t row) {
+    std::uint64_t hash = 0x9e3779b97f4a7c15u;
+    for (const Leaf& leaf : obs_.leaves) {
+        const std::byte* bytes = slab_->base + leaf.column.at(words_.slot[local], row);
+        const std::size_t size = leaf.row_bytes * batch_size_;
+        for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
+            std::uint64_t word = 0;
+            std::memcpy(&word, bytes + at, std::min(sizeof word, size - at));
+            hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+            hash ^= hash >> 32;
+        }
+    }
+    words_.hash[local] = hash;
 }
 
 bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques) {
@@ -90,9 +108,9 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
 void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end) {
     env.episode_return[k] += reward;
     ++env.episode_length[k];
-    if (!is_end) return;
-    slab_->episode_return()[row] = env.episode_return[k];
+    slab_->episode_return()[row] = env.episode_return[k];  // the running values too: of a worker that dies they are all that is left
     slab_->episode_length()[row] = env.episode_length[k];
+    if (!is_end) return;
     env.episode_return[k] = 0.0;
     env.episode_length[k] = 0;
 }
@@ -192,7 +210,7 @@ void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault,
     PyObject* cause = raised ? raised.ptr() : Py_None;
     nb::object record = nb::steal(PyObject_CallFunction(describe_.ptr(), "Os", cause, phase));
     if (!record || !write_payload(local, record.ptr())) PyErr_Clear();  // the fault itself still arrives, without its words
-    envs_[local].needs_reset = false;
+    envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     words_.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
     finish(local, ticket);
 }

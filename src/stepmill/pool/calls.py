@@ -56,12 +56,37 @@ class PoolFuture:
         return tuple(values)
 
 
+class AttributeBook:
+    """What the user has set on envs, to be set again on those that are built anew. Holds no pool."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._values: dict[str, dict[int, Any]] = {}
+
+    def note(self, name: str, ids: Sequence[int], column: Sequence[Any]) -> None:
+        """Remember the newest value of an attribute, per env."""
+        self._values.setdefault(name, {}).update(zip(ids, column, strict=True))
+
+    def restore(self, worker: int) -> None:
+        """Set everything again on the envs of a worker that was restarted, before any command reaches them."""
+        env_ids = self._running.plans[worker].env_ids
+        for name, values in list(self._values.items()):
+            owned = [env_id for env_id in env_ids if env_id in values]
+            if not owned:
+                continue
+            payload = set_payload(name, [values[env_id] for env_id in owned])
+            servers = tuple(env_id - env_ids[0] for env_id in owned)
+            request = Request(0, RequestKind.SET_ATTR, servers, (0,) * len(owned), payload)
+            self._running.backend.call(worker, request).result()
+
+
 class PoolCalls:
     """The part of `Pool` that makes slow requests. A request to an env runs after the commands sent to it before."""
 
     num_envs: int
     _running: Running
     _ledger: _native.Ledger
+    _attributes: AttributeBook
     _request_ids: itertools.count[int]
 
     def call(self, name: str, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
@@ -99,6 +124,7 @@ class PoolCalls:
             raise UsageError(
                 f"set_attr({name!r}) got {len(column)} values for {len(ids)} envs; give one per env, or one for all"
             )
+        self._attributes.note(name, ids, column)
         self._request(
             RequestKind.SET_ATTR, ids, lambda places: set_payload(name, [column[place] for place in places])
         ).result()

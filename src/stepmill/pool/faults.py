@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from stepmill import _native
@@ -24,45 +23,29 @@ class FaultKind(IntEnum):
 
 
 FaultRow = tuple[int, int, "bytes | None"]  # env_id, kind, record
-_OF_WORKER = (FaultKind.DIED, FaultKind.NEIGHBOUR)
 
 
-def fault_errors(
-    faults: Sequence[FaultRow], worker_of: Callable[[int], int], obituary: Callable[[int], StepmillError]
-) -> list[StepmillError]:
-    """Return one error per env that failed by itself, and one per worker that died.
-
-    Args:
-        faults: what the ledger reports.
-        worker_of: which worker serves an env.
-        obituary: the error that tells of a worker's death.
-    """
-    errors: list[StepmillError] = []
-    told: set[int] = set()
-    for env_id, number, data in faults:
-        kind = FaultKind(number)
-        if kind in _OF_WORKER:
-            worker = worker_of(env_id)
-            if worker not in told:
-                told.add(worker)
-                errors.append(obituary(worker))
-        elif kind is FaultKind.TIMED_OUT:
-            errors.append(
-                EnvTimeout(f"env {env_id} took longer than its deadline; its worker was ended", env_id=env_id)
-            )
-        else:
-            errors.append(_own_error(env_id, kind, data))
-    return errors
-
-
-def _own_error(env_id: int, kind: FaultKind, data: bytes | None) -> StepmillError:
+def fault_error(row: FaultRow) -> StepmillError:
+    """Return the error for an env that raised, gave rubbish, or took too long."""
+    env_id, number, data = row
+    kind = FaultKind(number)
+    if kind is FaultKind.TIMED_OUT:
+        return EnvTimeout(
+            f"env {env_id} took longer than its deadline, and its worker was ended; raise the deadline, or restart it with reset()",
+            env_id=env_id,
+        )
     record = None if data is None else _native.decode(data, load)
     if not isinstance(record, dict) or set(record) != {"phase", "type", "message", "traceback"}:
         return EngineBug(f"env {env_id} failed ({kind.name}), and the words of its fault were lost; please report this")
-    if kind is FaultKind.RAISED:
+    if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
     return BadOutput(
         f"env {env_id} gave a wrong {record['phase']}: {record['message']}; correct the env, or the spaces it declares",
         env_id=env_id,
         phase=record["phase"].removeprefix("output of "),
     )
+
+
+def fault_info(kind: str, error: StepmillError) -> dict[str, str]:
+    """Return what `info["fault"]` says of an episode that was cut short: kind, class and text of the error."""
+    return {"kind": kind, "error": type(error).__name__, "message": error.message}

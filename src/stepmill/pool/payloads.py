@@ -13,8 +13,9 @@ from stepmill import _native
 from stepmill.pool.infos import LazyInfo, merge
 from stepmill.worker.messages import load
 
-# (first row, payload): bytes, or decoded already where observations have parts of no fixed size.
-Payload = tuple[int, Any]
+# (first row, payload, fault): the payload as bytes, decoded already where observations have parts of no fixed size, or
+# None; the fault is what the info of an episode that was cut short says, else None.
+Payload = tuple[int, Any, "dict[str, str] | None"]
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
 Flags = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 MakeInfo = Callable[..., dict[str, Any]]
@@ -47,9 +48,13 @@ def _make_info(
 
 
 def _in_row_order(payloads: Sequence[Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
-    for row, payload in payloads:
+    for row, payload, fault in payloads:
         decoded: Any = _native.decode(payload, load) if isinstance(payload, bytes) else payload
-        info, final_info, _, _ = decoded
+        info, final_info, _, _ = decoded or ({}, None, None, None)
+        if fault is not None:
+            if row not in finals:
+                info = {**info, "fault": fault}
+            final_info = {"fault": fault}
         if row in finals:
             yield row, {"final_obs": finals[row], "final_info": final_info}
         yield row, info

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -11,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.pool.calls import PoolCalls
-from stepmill.pool.faults import fault_errors
+from stepmill.pool.calls import AttributeBook, PoolCalls
+from stepmill.pool.faults import FaultKind
 from stepmill.pool.resets import ResetDesk, Seed
 from stepmill.pool.start import start_pool
 from stepmill.pool.stats import PoolStats, read_stats
@@ -21,6 +23,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
 from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
 
+SLOW_S = 30.0  # after this long without an answer a wait tells of it
 _FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
 
 if TYPE_CHECKING:
@@ -66,13 +69,21 @@ class Pool(PoolCalls):
         self.num_rows = self.num_envs * self.spec.batch_size
         self.num_workers = len(self._running.plans)
         self._ledger = self._running.ledger
+        self._recovery = self._running.recovery
+        self._attributes = AttributeBook(self._running)
+        self._recovery.on_restart(self._attributes.restore)
         self._request_ids = itertools.count(1)
         self._is_eager = False
+        self._slow_s: float | None = None if self._has_deadlines else SLOW_S
         self._resets = ResetDesk(
             self.num_envs, self.spec.batch_size, is_seeded=self.options.seeding is not Seeding.CONTINUE
         )
         self._last_reset: list[int] = []
         self._finalizer = weakref.finalize(self, self._running.shut)
+
+    @property
+    def _has_deadlines(self) -> bool:
+        return self.options.step_timeout_s is not None and self.options.reset_timeout_s is not None
 
     # ---- synchronous --------------------------------------------------------------------------------------------
 
@@ -111,7 +122,7 @@ class Pool(PoolCalls):
         Large observation arrays are leased: theirs to hold, no copy made.
         """
         result = self._ledger.step(actions)
-        return result if result is not None else self._raise_faults()
+        return result if result is not None else self.step_wait()
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
 
@@ -174,17 +185,15 @@ class Pool(PoolCalls):
         least, most = self._bounds(batch_size, min_envs, max_envs)
         _check_timeout(timeout_s)
         self._set_eager(least < self.num_envs)
-        outcome = self._ledger.wait(least, timeout_s)
-        if outcome == _FAULT:
-            self._raise_faults()
-        if outcome == _TIMED_OUT:
-            self._raise_timeout(timeout_s)
+        self._await(lambda slice_s: self._ledger.wait(least, slice_s), timeout_s)
+        if self.options.linger_s and most > least:
+            self._linger(most)
         return Batch(*self._ledger.collect(most, out))
 
     def recv_ready(self) -> Batch:
         """Return what is ready now, which may be nothing (B = 0)."""
-        if self._ledger.num_pending() and self._ledger.wait(self._ledger.num_pending(), 0.0) == _FAULT:
-            self._raise_faults()
+        while self._ledger.num_pending() and self._ledger.wait(self._ledger.num_pending(), 0.0) == _FAULT:
+            self._absorb()
         return Batch(*self._ledger.collect(self.num_envs))
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
@@ -208,12 +217,16 @@ class Pool(PoolCalls):
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs; Gymnasium's five values."""
-        outcome = self._ledger.wait(self.num_envs, timeout_s)
-        if outcome == _FAULT:
-            self._raise_faults()
-        if outcome == _TIMED_OUT:
-            self._raise_timeout(timeout_s)
+        self._await(lambda slice_s: self._ledger.wait(self.num_envs, slice_s), timeout_s)
         return cast("StepTuple", self._ledger.collect_ready())
+
+    def revive(self, env_ids: EnvIds | None = None) -> None:
+        """Bring FAULTED envs back, whose workers are restarted if they are dead; reset them before they are stepped.
+
+        Raises:
+            EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
+        """
+        self._recovery.revive(self._named(env_ids))
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
@@ -274,24 +287,60 @@ class Pool(PoolCalls):
             self._ledger.set_eager(is_eager)
 
     def _wait_for(self, ids: Sequence[int], timeout_s: float | None) -> None:
-        outcome = self._ledger.wait_for(ids, timeout_s)
-        if outcome == _FAULT:
-            self._raise_faults()
-        if outcome == _TIMED_OUT:
-            self._raise_timeout(timeout_s)
+        self._await(lambda slice_s: self._ledger.wait_for(ids, slice_s), timeout_s)
+
+    def _await(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
+        """Wait until the ledger has what is wanted; deal with faults, and tell once of envs that are very slow."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
+            outcome = wait(slice_s)
+            if outcome == _FAULT:
+                self._absorb()
+            elif outcome != _TIMED_OUT:
+                return
+            elif deadline is not None:
+                self._raise_timeout(timeout_s)
+            else:
+                self._tell_slow()
+
+    def _absorb(self) -> None:
+        errors = self._recovery.absorb()
+        if errors:
+            raise join_errors(errors)
+
+    def _linger(self, most: int) -> None:
+        most = min(most, self._ledger.num_pending())
+        while self._ledger.wait(most, self.options.linger_s) == _FAULT:
+            self._absorb()
+
+    def _tell_slow(self) -> None:
+        self._slow_s = None  # once in a pool's life
+        busy = [env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY]
+        warnings.warn(
+            f"envs {busy} have not answered for {SLOW_S:g} s; the pool waits on, since no step_timeout_s or reset_timeout_s "
+            "is set that would end them",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _drain(self, ids: Sequence[int]) -> None:
-        """Wait for what these envs are doing, and drop it, faults too: they are about to be reset."""
+        """Wait for what these envs are doing, and drop it, faults too: they are about to be reset. Revive who is FAULTED."""
         while self._ledger.num_pending():
             outcome = self._ledger.wait_for(ids, None)
+            for env_id, kind, _ in self._ledger.faults() if outcome == _FAULT else ():
+                warnings.warn(
+                    f"env {env_id} failed ({FaultKind(kind).name}) before this reset, which drops its result",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
             self._ledger.discard(ids)
             if outcome != _FAULT:
-                return
-
-    def _raise_faults(self) -> NoReturn:
-        running = self._running
-        faults = self._ledger.take_faults()
-        raise join_errors(fault_errors(faults, running.worker_of.__getitem__, running.obituary))
+                break
+        states = self._ledger.states()
+        faulted = [env_id for env_id in ids if states[env_id] == EnvState.FAULTED]
+        if faulted:
+            self._recovery.revive(faulted)
 
     def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
         busy = tuple(env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY)

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import cast
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Mortal, died_error
+from stepmill.backends.base import Backend, Mortal
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool.payloads import info_maker
+from stepmill.pool.recovery import Recovery
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import UsageError, WorkerDied
-from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
 
@@ -27,6 +28,7 @@ EnvFn = Callable[[], object]
 
 SPIN_US = 200.0  # a wake-up from a futex costs about 40 µs, more on a core that sleeps: who is called again sooner should not have slept
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
+_SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 
 
@@ -48,15 +50,17 @@ class Running:
     worker_of: tuple[int, ...]
     pids: tuple[int, ...]
     reaper: _native.Reaper | None
-    obituary: Callable[[int], WorkerDied]
+    recovery: Recovery
 
     def shut(self) -> None:
         """End the workers and let go of the memory. Runs once: at close(), when the pool is garbage, or at the very end."""
+        self.recovery.stop()
         self.ledger.close()
         if self.reaper is not None:
             self.reaper.stop()
             self.reaper = None
         self.backend.close(CLOSE_TIMEOUT_S)
+        self.recovery.join()
         self.ledger.release()
         self.slab.close()
 
@@ -65,7 +69,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     """Build all envs and make everything that serves them. When it raises, nothing is left behind."""
     plans = plan_workers(env_fns, options)
     backend = make_backend(choose_backend(len(env_fns), options), options)
-    obituary = _obituary_writer(plans, backend)
+    recovery = Recovery(plans, backend, options)
     slab: SharedSlab | None = None
     reaper: _native.Reaper | None = None
     try:
@@ -75,11 +79,12 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         layout = lay_out(specs[0], [plan.env_ids for plan in plans], lease_slots=options.slots)
         slab = SharedSlab.create(layout, len(plans))
         set_spinning(slab, options)
-        ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, obituary, len(plans)))
+        ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, recovery, len(plans)))
         if isinstance(backend, Mortal):
-            reaper = _native.Reaper(slab.native)
+            reaper = _native.Reaper(slab.native, options.step_timeout_s, options.reset_timeout_s)
             for worker, pidfd in backend.pidfds.items():
                 reaper.watch(worker, pidfd)
+        recovery.attach(ledger, reaper)
         backend.attach(slab, ledger.post_request)
         if isinstance(backend, SerialBackend):
             ledger.attach_inline(backend.loop)
@@ -92,7 +97,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         raise
     worker_of = tuple(plan.worker for plan in plans for _ in plan.env_ids)
     pids = tuple(report.pid for report in reports)
-    return Running(backend, tuple(plans), specs, slab, ledger, worker_of, pids, reaper, obituary)
+    return Running(backend, tuple(plans), specs, slab, ledger, worker_of, pids, reaper, recovery)
 
 
 def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:
@@ -107,22 +112,6 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
     BackendName.THREAD: ThreadBackend,
     BackendName.PROCESS: ProcessBackend,
 }
-
-
-def _nobody() -> None:
-    """Stands for a backend whose workers cannot die on their own."""
-
-
-def _obituary_writer(plans: Sequence[WorkerPlan], backend: Backend) -> Callable[[int], WorkerDied]:
-    """Return what makes the error for a dead worker. It holds the backend weakly: the ledger must not keep a pool alive."""
-    backend_ref = weakref.ref(backend) if isinstance(backend, Mortal) else _nobody
-
-    def obituary(worker: int) -> WorkerDied:
-        alive = backend_ref()
-        exit_code = None if alive is None else alive.exit_code(worker)
-        return died_error(worker, plans[worker].env_ids, exit_code, hint="close() the pool and make a new one")
-
-    return obituary
 
 
 def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
@@ -190,7 +179,7 @@ def _ledger_settings(
     specs: Sequence[EnvSpec],
     options: PoolOptions,
     backend: Backend,
-    obituary: Callable[[int], WorkerDied],
+    recovery: Recovery,
     num_workers: int,
 ) -> dict[str, object]:
     spec = specs[0]
@@ -208,7 +197,9 @@ def _ledger_settings(
         "lease_bytes": LEASE_BYTES,
         "spin_ns": _parent_spin_ns(options, num_workers),
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
-        "obituary": obituary,
+        "on_dead": recovery.on_dead,
+        "seeding": _SEEDING_NUMBERS[options.seeding],
+        "log_limit_bytes": options.replay_log_bytes if options.on_fault is OnFault.REPLAY else 0,
         "pickler": dump,
         "unpickler": load,
     }

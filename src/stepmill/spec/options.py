@@ -85,20 +85,12 @@ NOT_YET = frozenset(
     {
         "affinity",
         "crash_dir",
-        "linger_s",
-        "max_restarts",
-        "max_restarts_total",
         "num_episodes",
-        "on_fault",
         "overlap_resets",
-        "replay_log_bytes",
         "reset_retries",
         "reset_retry_in",
         "reset_retry_wait_s",
-        "reset_timeout_s",
-        "restart_window_s",
         "spare_envs",
-        "step_timeout_s",
     }
 )
 NOT_YET_BACKENDS = frozenset({BackendName.KERNEL, BackendName.RAY, BackendName.ENVPOOL})
@@ -216,6 +208,7 @@ class PoolOptions:
         self._set("worker_env", _environment(self.worker_env))
         self._set("affinity", None if self.affinity is None else tuple(self.affinity))
         self._check_workers()
+        self._check_replay()
         self._check_built()
 
     def _set(self, name: str, value: object) -> None:
@@ -231,6 +224,12 @@ class PoolOptions:
             raise UsageError(
                 f"num_workers=0 leaves the {_name_of(self.backend)} backend without workers; "
                 "use backend='serial', or at least 1 worker"
+            )
+
+    def _check_replay(self) -> None:
+        if self.on_fault is OnFault.REPLAY and self.seeding is not Seeding.PER_EPISODE:
+            raise UsageError(
+                "on_fault='replay' needs seeding='per_episode', or an episode cannot be begun again; give both"
             )
 
     def _check_built(self) -> None:
