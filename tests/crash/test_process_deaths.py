@@ -266,6 +266,25 @@ def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[
         hanging.result()
 
 
+def test_ctrl_c_while_a_pool_closes_is_heard_when_it_has_closed(pool_in: Callable[..., stepmill.Pool]) -> None:
+    pool = pool_in([CountingEnv] * 2)
+    pids = [pid for pid, _ in pool.call("locate")]
+    os.kill(pids[0], signal.SIGSTOP)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            backend_of(pool)._shut(1.5)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert leaks.wait_until_gone(pids, timeout_s=0) == []
+    assert backend_of(pool)._launcher is None
+
+
 def test_closing_a_pool_in_a_forked_child_does_nothing(pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([CountingEnv])
     child = os.fork()

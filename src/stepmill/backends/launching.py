@@ -32,7 +32,7 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
-from stepmill.worker.settle import fork, no_signals, worker_environ
+from stepmill.worker.settle import born_deaf, fork, uninterrupted, worker_environ
 
 # What a forked worker would otherwise load again and again. Names, since this room imports none of them.
 _PRELOAD = ["numpy.random", "stepmill.worker.work", "stepmill.envs"]
@@ -68,7 +68,7 @@ class LauncherHandle:
 
     def _fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan], theirs: socket.socket, learner: int) -> int:
         inheritance = launcher.Inheritance(plans, _environ(settings), _preload())
-        with no_signals():
+        with born_deaf():
             pid = fork()
             if pid == 0:
                 try:
@@ -106,14 +106,14 @@ class LauncherHandle:
         """
         self._links[link.plan.worker] = link
         try:
-            with link.peer as sock, no_signals():
+            with link.peer as sock, uninterrupted():
                 self._channel.send(dump(LaunchWorker(link.plan.worker)), [sock.fileno()])
         except ChannelClosed as exc:
             raise self.gone() from exc
 
     def pump(self) -> None:
         """Takes in what the launcher has sent: tells the links of processes that began, failed to, or ended."""
-        with self._lock, contextlib.suppress(ChannelClosed), no_signals():
+        with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
             while (frame := self._channel.take()) is not None:
                 self._receive(load(frame.data), frame.fds)
 

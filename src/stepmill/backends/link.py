@@ -31,7 +31,7 @@ from stepmill.worker.messages import (
     load,
 )
 from stepmill.worker.records import describe
-from stepmill.worker.settle import no_signals
+from stepmill.worker.settle import uninterrupted
 
 Answer = Ready | Attached | Failed
 
@@ -82,14 +82,14 @@ class WorkerLink:
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Sends a message; a worker that is gone does not get it, and that is noticed elsewhere."""
-        with contextlib.suppress(ChannelClosed), no_signals():
+        with contextlib.suppress(ChannelClosed), uninterrupted():
             self.channel.send(data, fds)
 
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> None:
         """Sends a request and announces it, unless the worker is known to be gone."""
         data = dump(request)
         # Sent and announced or neither: a worker that lacks one of the two would answer every later request one too late.
-        with self._lock, contextlib.suppress(ChannelClosed), no_signals():
+        with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
             self._futures[request.id] = future
             self.channel.send(data)
             self.num_posted += 1
@@ -106,7 +106,7 @@ class WorkerLink:
         if self.is_cut:
             return None
         try:
-            with no_signals():
+            with uninterrupted():
                 return self.channel.take()
         except ChannelClosed:
             self.is_cut = True

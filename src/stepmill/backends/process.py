@@ -42,6 +42,7 @@ from stepmill.worker.messages import (
     WorkerSettings,
     dump,
 )
+from stepmill.worker.settle import uninterrupted
 
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
 HURRY_S = 0.3  # the same after Ctrl-C at the start
@@ -66,7 +67,8 @@ class ProcessBackend:
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         try:
-            self._launcher = LauncherHandle(self._settings, plans)
+            with uninterrupted():
+                self._launcher = LauncherHandle(self._settings, plans)
             # A fresh launcher takes a while to load; plans are pickled meanwhile.
             orders = [self._order(plan) for plan in plans]
             for plan in plans:
@@ -201,6 +203,10 @@ class ProcessBackend:
 
     def _shut(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         """Ends all processes, frees all descriptors; returns links of those that were killed, and of those that live on."""
+        with uninterrupted():  # Ctrl-C while a pool closes must not leave half of it; closing takes two seconds at most
+            return self._end_all(stop_s)
+
+    def _end_all(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         self._is_closed = True
         if self._slab is None:
             for link in self._links:

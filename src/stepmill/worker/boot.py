@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from stepmill.spec.errors import UsageError
-from stepmill.worker.settle import no_signals
+from stepmill.worker.settle import born_deaf
 
 _CODE = """\
 import sys, os, marshal
@@ -57,7 +57,7 @@ def start_interpreter(start: Start, sock: socket.socket) -> subprocess.Popen[byt
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     read_end, write_end = os.pipe()
     try:
-        with no_signals():
+        with born_deaf():
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _CODE.format(pipe=read_end)],
                 stdin=subprocess.DEVNULL,

@@ -14,15 +14,16 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 import numpy as np
 
 STDERR = 2
-# Those that programs handle in Python, by a handler that may raise. Each costs a microsecond to hold back.
-_HANDLED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+# Those that programs handle in Python, by a handler that may raise.
+_RAISING = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
 # What numeric libraries read when they are loaded.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -42,17 +43,43 @@ def worker_environ(
 
 
 @contextlib.contextmanager
-def no_signals() -> Iterator[None]:
-    """Holds signals back for a moment: from this thread, and from a process that is started meanwhile.
+def born_deaf() -> Iterator[None]:
+    """Lets a process that is started meanwhile begin with signals blocked, until `settle_signals` lets them in.
 
-    A handler that raises, as that of Ctrl-C does, must not tear a message or a pair of steps apart; and a process must not
-    print a traceback because Ctrl-C came before it could settle. `settle_signals` lets signals in again there.
+    Otherwise Ctrl-C would make it print a traceback if it came before the process could settle.
     """
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _RAISING)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Postpones signal handlers, which may raise as that of Ctrl-C does, to the end of the block.
+
+    For what must not be torn apart: a message, a pair of steps, the end of a pool. By exchanging the handlers, since
+    blocking the signals in this thread would only make another thread receive them for it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread only
+        return
+    came: list[int] = []
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
+    try:
+        for number in _RAISING:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        # The first exchanged is the last restored: from there on Ctrl-C may raise again.
+        for number, handler in reversed(handlers.items()):
+            signal.signal(number, handler)
+    for arrived in came:
+        signal.raise_signal(arrived)
 
 
 def fork() -> int:
