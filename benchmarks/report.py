@@ -1,4 +1,7 @@
-"""Tables from raw results: `python -m benchmarks.report RESULTS.json [MORE.json]`; later files win, cell by cell and engine by engine."""
+"""Tables from raw results: `python -m benchmarks.report RESULTS.json [MORE.json]`; later files win, cell by cell and engine by engine.
+
+With `--readme` the short table is written into README.md (benchmarks/readme.py).
+"""
 
 from __future__ import annotations
 
@@ -130,8 +133,15 @@ def main() -> None:
     """Print the tables of one or more raw results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description="Tables from raw results.")
     parser.add_argument("results", nargs="+", type=Path)
-    paths: list[Path] = parser.parse_args().results
-    print(to_markdown(merge([json.loads(path.read_text()) for path in paths])), end="")
+    parser.add_argument("--readme", action="store_true", help="write the short table into README.md instead")
+    options = parser.parse_args()
+    results = merge([json.loads(path.read_text()) for path in options.results])
+    if options.readme:
+        from benchmarks import readme  # it shows values as this module does
+
+        readme.write(results)
+    else:
+        print(to_markdown(results), end="")
 
 
 if __name__ == "__main__":

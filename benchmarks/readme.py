@@ -1,0 +1,112 @@
+"""The short table in README.md: a line per cell, with stepmill, Gymnasium and the best other engine."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import ENGINES
+from benchmarks.places import OURS, PEERS, ROOT
+from benchmarks.report import OURS_TITLE, Cells, show_value
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+COMMAND = "`make bench-setup bench`, then `python -m benchmarks.report --readme benchmarks/results/FILE.json`"
+_SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
+WIDTH = 120
+_BOUNDS = frozenset({"bare", "ceiling"})  # no engines: what none can pass
+_GYMNASIUM = "gym"
+_SMALL_IS_GOOD = frozenset({"s", "MB/env", "MB"})
+
+Engine = dict[str, Any]
+
+
+def write(results: dict[str, Any], path: Path = ROOT / "README.md") -> None:
+    """Put the table of `results` between the marks in a document.
+
+    Raises:
+        ValueError: the document lacks the marks.
+    """
+    path.write_text(replace_block(path.read_text(), to_block(results)))
+
+
+def replace_block(text: str, block: str) -> str:
+    """Return a document with what is between its marks replaced."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document has no {BEGIN} ... {END}; put both marks where the table belongs")
+    return f"{before}{BEGIN}\n{block}{END}{after}"
+
+
+def to_block(results: dict[str, Any]) -> str:
+    """Return the table and the words around it."""
+    facts, plan = results["machine"], results["plan"]
+    cells: Cells = results["cells"]
+    lines = [
+        "| | stepmill | Gymnasium | best other engine |",
+        "|---|---|---|---|",
+        *(_row(cells[key]) for key in sorted(cells, key=lambda key: int(cells[key]["section"]))),
+        "",
+    ]
+    words = (
+        f"Env-steps/s where no unit stands, and how many times Gymnasium's that is; in brackets whose value it is. EnvPool and ALE "
+        f"run envs written in C++. {facts['cpu']}, {facts['cores']} cores; {_versions(facts['versions'])}. Medians over quiet rounds of "
+        f"{plan['seconds']} s; † marks what was not quiet enough. Made by {COMMAND}."
+    )
+    return "\n".join([*lines, textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
+
+
+def _row(cell: dict[str, Any]) -> str:
+    is_small_good = cell["unit"] in _SMALL_IS_GOOD
+    engines: dict[str, Engine] = cell["engines"]
+    ours = [engine for engine in engines.values() if engine["title"].startswith(OURS_TITLE)]
+    gymnasium = [engine for name, engine in engines.items() if name.startswith(_GYMNASIUM)]
+    others = [
+        engine
+        for name, engine in engines.items()
+        if engine not in ours and engine not in gymnasium and name not in _BOUNDS
+    ]
+    base = _best(gymnasium, is_small_good)
+    columns = [
+        _show_ours(ours, base, cell, is_small_good),
+        _show(base, cell),
+        _show(_best(others, is_small_good), cell),
+    ]
+    label = " ".join(part for part in (_SECTIONS[cell["section"]], cell["title"]) if part)
+    return f"| {label} | {' | '.join(columns)} |"
+
+
+def _best(engines: Sequence[Engine], is_small_good: bool) -> Engine | None:
+    measured = [engine for engine in engines if engine["value"] is not None]
+    if not measured:
+        return None
+    pick = min if is_small_good else max
+    return pick(measured, key=lambda engine: float(engine["value"]))
+
+
+def _show_ours(ours: Sequence[Engine], base: Engine | None, cell: dict[str, Any], is_small_good: bool) -> str:
+    """The best of ours, and how many times Gymnasium's it is; of small things all of ours, for they are choices."""
+    if is_small_good:
+        return ", ".join(_show(engine, cell) for engine in ours) or "–"
+    best = _best(ours, is_small_good)
+    if best is None or base is None or not base["value"]:
+        return _show(best, cell)
+    return f"{_show(best, cell)}, {best['value'] / base['value']:.3g}×"
+
+
+def _show(engine: Engine | None, cell: dict[str, Any]) -> str:
+    if engine is None:
+        return "–"
+    mark = "†" if engine["is_noisy"] and engine["value"] is not None else ""
+    title = engine["title"].replace(OURS_TITLE, "").strip()
+    return f"{show_value(engine['value'], cell)}{mark} ({title})"
+
+
+def _versions(versions: dict[str, dict[str, str]]) -> str:
+    known: dict[str, str] = {}
+    for venv in (PEERS, OURS):
+        known.update((name, version) for name, version in versions.get(venv, {}).items() if version != "missing")
+    names = ("python", "numpy", *(name for spec in ENGINES.values() for name in spec.packages))
+    return ", ".join(f"{name} {known[name]}" for name in dict.fromkeys(names) if name in known)

@@ -1,0 +1,98 @@
+"""What the documents say is true of the code: their Python runs, their links lead somewhere, their tables are complete."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from stepmill.spec.options import NOT_YET, NOT_YET_BACKENDS, PoolOptions
+from tests.harness.scripts import ROOT, run_file
+
+pytestmark = pytest.mark.orphans
+
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+FENCE = re.compile(r"^```(\w*)\s*$")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+MAKE = re.compile(r"\bmake ((?:[a-z]+(?:-[a-z]+)* ?)+)$|`make ((?:[a-z]+(?:-[a-z]+)* ?)+)`", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+ROW = re.compile(r"^\| (`[^|]+) \|([^|]*)\|", re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def python_of(text: str) -> str:
+    """The Python blocks of a document as one program, each line where it stands in the document."""
+    lines, language = [], None
+    for line in text.splitlines():
+        fence = FENCE.match(line)
+        if fence:
+            language = fence[1] if language is None else None
+        lines.append(line if language == "python" and not fence else "")
+    return "\n".join(lines) + "\n"
+
+
+def table_rows(document: str) -> dict[str, str]:
+    """Names in backquotes in the first column of any table of a document, each with its second column."""
+    rows = {}
+    for first, second in ROW.findall((ROOT / document).read_text()):
+        rows.update(dict.fromkeys(re.findall(r"`([^`]+)`", first), second.strip().strip("`")))
+    return rows
+
+
+def plain(value: object) -> object:
+    return value.value if isinstance(value, Enum) else value
+
+
+def default_of(name: str) -> object:
+    field = PoolOptions.__dataclass_fields__[name]
+    return plain(field.default_factory() if field.default is MISSING else field.default)
+
+
+@pytest.mark.parametrize("path", [path for path in DOCS if python_of(path.read_text()).strip()], ids=name_of)
+def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
+    program = tmp_path / f"{path.stem}.py"
+    program.write_text(python_of(path.read_text()))
+    done = run_file(program)
+    assert done.returncode == 0, f"line numbers are those of {name_of(path)}:\n{done.stderr}"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_links_lead_to_files(path):
+    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
+    missing = [target for target in targets if not (path.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_make_knows_the_targets_that_documents_name(path):
+    known = set(TARGET.findall((ROOT / "Makefile").read_text()))
+    named = {word for pair in MAKE.findall(path.read_text()) for group in pair for word in group.split()}
+    assert named <= known
+
+
+def test_the_table_of_options_is_complete_and_its_defaults_are_right():
+    documented = table_rows("docs/POOL.md")
+    wanted = {field.name: repr(default_of(field.name)) for field in fields(PoolOptions) if field.name not in NOT_YET}
+    assert {name: documented.get(name) for name in wanted} == wanted
+
+
+def test_what_is_not_built_yet_is_listed_and_nothing_else():
+    text = (ROOT / "docs/LIMITS.md").read_text()
+    section = text.partition("## Not built yet")[2].partition("\n## ")[0]
+    listed = {name for first, _ in ROW.findall(section) for name in re.findall(r"`([^`]+)`", first)}
+    assert listed == NOT_YET
+    assert all(f'`"{backend.value}"`' in section for backend in NOT_YET_BACKENDS)
+
+
+def test_every_decision_is_in_the_index():
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    pages = sorted(path.name for path in folder.glob("0*.md"))
+    assert [page for page in pages if f"]({page})" not in index] == []
