@@ -12,8 +12,6 @@ import pytest
 from stepmill.spec.options import NOT_YET, NOT_YET_BACKENDS, PoolOptions
 from tests.harness.scripts import ROOT, run_file
 
-pytestmark = pytest.mark.orphans
-
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 FENCE = re.compile(r"^```(\w*)\s*$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -89,6 +87,14 @@ def test_what_is_not_built_yet_is_listed_and_nothing_else():
     listed = {name for first, _ in ROW.findall(section) for name in re.findall(r"`([^`]+)`", first)}
     assert listed == NOT_YET
     assert all(f'`"{backend.value}"`' in section for backend in NOT_YET_BACKENDS)
+
+
+def test_the_texts_of_errors_that_help_is_given_for_are_those_of_the_code():
+    section = (ROOT / "docs/TROUBLE.md").read_text().partition("## It refuses")[2].partition("\n## ")[0]
+    texts = [text for first, _ in ROW.findall(section) for text in re.findall(r"`([^`]+)`", first)]
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".cpp"))
+    assert texts
+    assert [text for text in texts if text not in code] == []
 
 
 def test_every_decision_is_in_the_index():
