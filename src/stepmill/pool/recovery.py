@@ -62,7 +62,7 @@ class Recovery:
         self._worker_of = [plan.worker for plan in plans for _ in plan.env_ids]
         self._ledger: _native.Ledger | None = None
         self._reaper: _native.Reaper | None = None
-        self._restore: Callable[[int], None] = lambda worker: None
+        self._restore: Callable[[int], None] = _restore_nothing
         self._threads: dict[int, threading.Thread] = {}
         self._failures: dict[int, StepmillError] = {}
         self._stop = threading.Event()
@@ -130,10 +130,12 @@ class Recovery:
         self._stop.set()
 
     def join(self) -> None:
-        """Wait for the threads of restarts to end; the backend is closed by now."""
+        """Wait for the threads of restarts to end, and let go of all that is closed by now."""
         for thread in self._threads.values():
             thread.join(JOIN_S)
         self._threads.clear()
+        self._reaper = None
+        self._restore = _restore_nothing
 
     # ---- one env, one worker ------------------------------------------------------------------------------------
 
@@ -247,3 +249,7 @@ class Recovery:
     def _death_error(self, worker: int, rows: Sequence[FaultRow]) -> StepmillError:
         late = [row for row in rows if row[1] == FaultKind.TIMED_OUT]
         return fault_error(late[0]) if late else self.obituary(worker)
+
+
+def _restore_nothing(worker: int) -> None:
+    """Stands for a pool that has set nothing on its envs."""

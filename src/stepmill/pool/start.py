@@ -23,6 +23,7 @@ from stepmill.spec.errors import UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
+from stepmill.worker.settle import uninterrupted
 
 EnvFn = Callable[[], object]
 
@@ -54,15 +55,18 @@ class Running:
 
     def shut(self) -> None:
         """End the workers and let go of the memory. Runs once: at close(), when the pool is garbage, or at the very end."""
-        self.recovery.stop()
-        self.ledger.close()
-        if self.reaper is not None:
-            self.reaper.stop()
-            self.reaper = None
-        self.backend.close(CLOSE_TIMEOUT_S)
-        self.recovery.join()
-        self.ledger.release()
-        self.slab.close()
+        with uninterrupted():
+            self.recovery.stop()
+            self.ledger.close()
+            if self.reaper is not None:
+                self.reaper.stop()
+                self.reaper = None
+            try:
+                self.backend.close(CLOSE_TIMEOUT_S)
+            finally:  # it warns of envs that raise in close(), and warnings may be errors
+                self.recovery.join()
+                self.ledger.release()
+                self.slab.close()
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
@@ -71,6 +75,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     backend = make_backend(choose_backend(len(env_fns), options), options)
     recovery = Recovery(plans, backend, options)
     slab: SharedSlab | None = None
+    ledger: _native.Ledger | None = None
     reaper: _native.Reaper | None = None
     try:
         reports = backend.start(plans)
@@ -89,6 +94,8 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         if isinstance(backend, SerialBackend):
             ledger.attach_inline(backend.loop)
     except BaseException:
+        if ledger is not None:
+            ledger.close()
         if reaper is not None:
             reaper.stop()
         backend.close(CLOSE_TIMEOUT_S)
