@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stepmill.spec.errors import UsageError as UsageError
     from stepmill.spec.errors import WorkerDied as WorkerDied
     from stepmill.spec.options import AutoresetMode as AutoresetMode
+    from stepmill.spec.options import EnvState as EnvState
     from stepmill.spec.options import OnFault as OnFault
     from stepmill.spec.options import PoolOptions as PoolOptions
     from stepmill.spec.options import Seeding as Seeding
@@ -43,6 +44,7 @@ _HOME_OF = {
     "Batch": "stepmill.spec.batch",
     "EnvSpec": "stepmill.spec.env",
     "AutoresetMode": "stepmill.spec.options",
+    "EnvState": "stepmill.spec.options",
     "OnFault": "stepmill.spec.options",
     "PoolOptions": "stepmill.spec.options",
     "Seeding": "stepmill.spec.options",
@@ -68,6 +70,7 @@ __all__ = [
     "EngineBug",
     "EnvError",
     "EnvSpec",
+    "EnvState",
     "EnvTimeout",
     "MissingExtraError",
     "OnFault",

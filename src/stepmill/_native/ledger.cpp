@@ -26,7 +26,7 @@ std::string list_ids(const std::vector<std::uint32_t>& ids) {
 }
 
 [[noreturn]] void raise_busy(const std::vector<std::uint32_t>& busy) {
-    const std::string text = "envs " + list_ids(busy) + " are still stepping or not received; recv() them before the next send()";
+    const std::string text = "envs " + list_ids(busy) + " are still stepping or not received; receive them, or reset them, before they are commanded again";
     nb::list ids;
     for (const std::uint32_t id : busy) ids.append(id);
     const nb::object error = errors().busy(text, nb::arg("env_ids") = ids);

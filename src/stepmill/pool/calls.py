@@ -14,7 +14,7 @@ from stepmill.backends.base import Future
 from stepmill.pool.start import Running
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
 from stepmill.worker.calls import call_payload, set_payload
-from stepmill.worker.messages import Request, RequestKind, Value
+from stepmill.worker.messages import Request, RequestKind, Value, WorkerReport
 from stepmill.worker.records import env_error
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -67,8 +67,10 @@ class AttributeBook:
         """Remember the newest value of an attribute, per env."""
         self._values.setdefault(name, {}).update(zip(ids, column, strict=True))
 
-    def restore(self, worker: int) -> None:
-        """Set everything again on the envs of a worker that was restarted, before any command reaches them."""
+    def restore(self, report: WorkerReport) -> None:
+        """Set everything again on the envs of a worker that was restarted, before it counts as alive."""
+        worker = report.worker
+        self._running.pids[worker] = report.pid
         env_ids = self._running.plans[worker].env_ids
         for name, values in list(self._values.items()):
             owned = [env_id for env_id in env_ids if env_id in values]

@@ -19,12 +19,17 @@ from stepmill.backends.base import Backend, Mortal, died_error
 from stepmill.pool.faults import FaultKind, FaultRow, fault_error, fault_info
 from stepmill.spec.errors import StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
-from stepmill.worker.messages import WorkerPlan
+from stepmill.worker.messages import WorkerPlan, WorkerReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 JOIN_S = 1.0  # how long close() waits for a restart that it has just broken off
 _REPLAYED, _REPLAY_FAULT = -1, -2  # what Ledger.replay returns beside a step
+_HINTS = {
+    OnFault.RAISE: "bring them back with reset() or revive(), or let on_fault='truncate' do it",
+    OnFault.TRUNCATE: "their episodes are cut short",
+    OnFault.REPLAY: "their episodes are played again",
+}
 _DEATHS = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
 
 
@@ -62,7 +67,7 @@ class Recovery:
         self._worker_of = [plan.worker for plan in plans for _ in plan.env_ids]
         self._ledger: _native.Ledger | None = None
         self._reaper: _native.Reaper | None = None
-        self._restore: Callable[[int], None] = _restore_nothing
+        self._restore: Callable[[WorkerReport], None] = _restore_nothing
         self._threads: dict[int, threading.Thread] = {}
         self._failures: dict[int, StepmillError] = {}
         self._stop = threading.Event()
@@ -71,8 +76,8 @@ class Recovery:
         """Take the ledger whose faults these are, and the reaper that watches restarted workers."""
         self._ledger, self._reaper = ledger, reaper
 
-    def on_restart(self, restore: Callable[[int], None]) -> None:
-        """`restore(worker)` gives a restarted worker's envs back what the user had set on them."""
+    def on_restart(self, restore: Callable[[WorkerReport], None]) -> None:
+        """`restore(report)` gives a restarted worker's envs back what the user had set on them."""
         self._restore = restore
 
     @property
@@ -228,8 +233,8 @@ class Recovery:
         self.ledger.set_restarting(worker, False)  # given up: what its envs were commanded meanwhile becomes faults
 
     def _restart(self, worker: int) -> None:
-        self._backend.revive(worker)
-        self._restore(worker)
+        report = self._backend.revive(worker)
+        self._restore(report)
         if self._reaper is not None and isinstance(self._backend, Mortal):
             self._reaper.watch(worker, self._backend.pidfds[worker])
         self.restarts += 1
@@ -243,7 +248,7 @@ class Recovery:
     def obituary(self, worker: int) -> WorkerDied:
         """Return the error that tells of a worker's death."""
         exit_code = self._backend.exit_code(worker) if isinstance(self._backend, Mortal) else None
-        hint = "bring them back with reset() or revive(), or let on_fault='truncate' do it"
+        hint = _HINTS[self._policy]
         return died_error(worker, self._plans[worker].env_ids, exit_code, hint=hint)
 
     def _death_error(self, worker: int, rows: Sequence[FaultRow]) -> StepmillError:
@@ -251,5 +256,5 @@ class Recovery:
         return fault_error(late[0]) if late else self.obituary(worker)
 
 
-def _restore_nothing(worker: int) -> None:
+def _restore_nothing(report: WorkerReport) -> None:
     """Stands for a pool that has set nothing on its envs."""

@@ -49,7 +49,7 @@ class Running:
     slab: SharedSlab
     ledger: _native.Ledger
     worker_of: tuple[int, ...]
-    pids: tuple[int, ...]
+    pids: list[int]
     reaper: _native.Reaper | None
     recovery: Recovery
 
@@ -103,7 +103,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
             slab.close()
         raise
     worker_of = tuple(plan.worker for plan in plans for _ in plan.env_ids)
-    pids = tuple(report.pid for report in reports)
+    pids = [report.pid for report in reports]
     return Running(backend, tuple(plans), specs, slab, ledger, worker_of, pids, reaper, recovery)
 
 

@@ -29,8 +29,8 @@ class EnvSpec:
     is_batched: bool = False
     render_mode: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
-    spaces: bytes = b""
-    gym_spec: bytes | None = None
+    spaces: bytes = field(default=b"", repr=False)
+    gym_spec: bytes | None = field(default=None, repr=False)
 
     def is_compatible(self, other: EnvSpec) -> bool:
         """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure and batch size.
