@@ -198,7 +198,6 @@ def test_help_documents_policies_and_the_atari_preprocessing():
         (["run", "CartPole-v1", "--seconds", "0"], "--seconds"),
         (["run", "CartPole-v1", "--seed", "-1"], "--seed"),
         (["run", "CartPole-v1", "--num-envs", "4", "--batch-size", "5"], "--batch-size 5 is above --num-envs 4"),
-        (["run", "CartPole-v1", "--num-envs", "2", "--num-workers", "3"], "workers"),
         (["run", "CartPole-v1", "--num-envs", "many"], "--num-envs"),
         (["run", "CartPole-v1", "--backend", "magic"], "--backend"),
         (["run", "CartPole-v1", "--policy", "my_policies"], "module:function"),

@@ -52,6 +52,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       is_batched_(nb::cast<bool>(settings["batched"])),
+      has_overlap_(settings.contains("overlap") && nb::cast<bool>(settings["overlap"]) && autoreset_ == Autoreset::NEXT_STEP && !is_batched_),
       is_inline_(nb::cast<bool>(settings.contains("inline") ? nb::object(settings["inline"]) : nb::object(nb::bool_(false)))),
       batch_size_(slab_->plan.batch_size),
       obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
@@ -93,6 +94,9 @@ int Loop::traverse(visitproc visit, void* arg) const {
         Py_VISIT(served.env.ptr());
         Py_VISIT(served.step.ptr());
         Py_VISIT(served.reset.ptr());
+        Py_VISIT(served.early_obs.ptr());
+        Py_VISIT(served.early_info.ptr());
+        Py_VISIT(served.early_error.ptr());
     }
     Py_VISIT(describe_.ptr());
     Py_VISIT(unpickler_.ptr());
@@ -110,7 +114,7 @@ LoopExit Loop::run() {
         bool is_interrupted = false;
         const bool has_worked = sweep(is_interrupted);
         if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) return LoopExit::REQUEST;
-        if (!has_worked) wait(seen);
+        if (!has_worked && !(has_overlap_ && reset_early())) wait(seen);
         if (PyErr_Occurred()) throw nb::python_error();
     }
 }
@@ -186,6 +190,11 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     const bool is_due = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     if (!is_reset && !is_due) return perform_step(local, result, phase);
     phase = "reset";
+    if (served.is_early) {
+        const bool is_wanted = is_due || words_.flags[local] == 0;  // a seed or options ask for another episode than this
+        if (is_wanted) return take_early(local, result, phase);
+        drop_early(served);
+    }
     const bool is_done = perform_reset(local, result, !is_reset);
     if (!is_done && !result.obs && result.info) phase = "output of reset";
     return is_done;

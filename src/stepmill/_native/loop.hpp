@@ -13,6 +13,8 @@
 
 namespace stepmill {
 
+PyObject* raised_exception();  // takes the exception that is set, with its traceback; a new reference
+
 enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
 enum class Seeding : int { CONTINUE = 0, PER_EPISODE = 1, FIXED = 2 };
 enum class LoopExit : int { REQUEST = 0, STOP = 1 };
@@ -30,6 +32,9 @@ struct ServedEnv {
     nb::object env, step, reset;
     std::uint32_t done = 0;        // ticket of the command last finished
     bool needs_reset = false;      // its last step ended an episode
+    bool is_early = false;         // its next episode was begun before anybody asked: here is what came of it
+    nb::object early_obs, early_info, early_error;
+    const char* early_phase = "";
     bool has_seed = false;
     std::uint64_t base_seed = 0;   // the seed of the last explicit reset
     std::uint64_t episode = 0;     // resets since then
@@ -55,6 +60,9 @@ class Loop {
 
    private:
     bool sweep(bool& is_interrupted);
+    bool reset_early();
+    bool take_early(std::uint32_t local, Result& result, const char*& phase);
+    void drop_early(ServedEnv& served) const;
     void do_command(std::uint32_t local, std::uint32_t ticket);
     void report_progress(std::uint32_t local, Command command);
     bool perform(std::uint32_t local, Result& result, const char*& phase);
@@ -90,6 +98,7 @@ class Loop {
     Autoreset autoreset_;
     Seeding seeding_;
     bool is_batched_;
+    bool has_overlap_;
     bool is_inline_;
     std::uint32_t batch_size_;
     std::vector<ServedEnv> envs_;

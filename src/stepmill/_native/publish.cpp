@@ -11,6 +11,8 @@ namespace {
 
 bool is_empty_dict(const nb::object& info) { return !info || (PyDict_CheckExact(info.ptr()) && PyDict_GET_SIZE(info.ptr()) == 0); }
 
+}  // namespace
+
 PyObject* raised_exception() {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyErr_GetRaisedException();
@@ -24,8 +26,6 @@ PyObject* raised_exception() {
     return value;
 #endif
 }
-
-}  // namespace
 
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
     if (!claim(local, ticket)) return;  // condemned: the memory belongs to someone else now

@@ -255,12 +255,17 @@ bool Reaper::is_overdue(std::uint32_t worker, std::uint64_t now) {
 
 void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket) {
     ServerWords& words = slab_->words[worker];
-    std::uint32_t expected = state_word(ticket, Phase::RUNNING);
+    // A reset that nobody asked for yet (overlapped) hangs between commands: the last is done, or the next not taken.
+    const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
+    const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
+    std::uint32_t expected = state_ticket(state) == ticket_part(ticket) ? state_word(ticket, Phase::RUNNING) : state;
     // It may have come to its end just now: who publishes is not late.
-    if (!words.state[local].compare_exchange_strong(expected, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
+    if (is_asked && !words.state[local].compare_exchange_strong(expected, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
     slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
-    settle(words, local, ticket, Fault::TIMED_OUT);
-    count_results(*slab_->pool, 1);
+    if (is_asked) {
+        settle(words, local, ticket, Fault::TIMED_OUT);
+        count_results(*slab_->pool, 1);
+    }
     // A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
     if (watched_[worker].pidfd != NO_PIDFD) [[maybe_unused]] const int error = signal_pidfd(watched_[worker].pidfd, SIGKILL);
     condemn_worker(*slab_, worker, Fault::NEIGHBOUR);

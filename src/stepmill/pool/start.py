@@ -154,6 +154,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         entropy=int.from_bytes(os.urandom(8), "little"),
         worker_env=options.worker_env,
         worker_threads=options.worker_threads,
+        overlap_resets=options.overlap_resets,
         start_timeout_s=options.start_timeout_s,
         call_timeout_s=options.call_timeout_s,
     )

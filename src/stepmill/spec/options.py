@@ -86,7 +86,6 @@ NOT_YET = frozenset(
         "affinity",
         "crash_dir",
         "num_episodes",
-        "overlap_resets",
         "reset_retries",
         "reset_retry_in",
         "reset_retry_wait_s",
@@ -154,7 +153,8 @@ class PoolOptions:
         max_restarts_total: the same over the pool's life; None is no limit.
         reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset.
         spare_envs: envs kept freshly reset.
-        overlap_resets: reset a finished env before the next command asks for it.
+        overlap_resets: a worker with nothing else to do resets a finished env before the next command asks for it
+            (NEXT_STEP only, not in line); between episodes `call` and `render` see the next one then.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
         crash_dir: where crash capsules go.
         worker_env: environment variables of the workers, on top of the learner's.

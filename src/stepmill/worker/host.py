@@ -119,6 +119,7 @@ def make_loop(
             "seeding": _SEEDING_NUMBERS[settings.seeding],
             "batched": spec.is_batched,
             "inline": is_inline,
+            "overlap": settings.overlap_resets,
             "observation": program(spec.observation),
             "observation_leaves": _shapes(spec.observation),
             "action": program(spec.action),

@@ -1,0 +1,51 @@
+// Overlapped resets: a worker with nothing else to do begins the next episode before anybody asks for it.
+#define NO_IMPORT_ARRAY
+#include "loop.hpp"
+
+namespace stepmill {
+
+// With nothing else to do: begins the next episode of one env that ended its last. False if there is none.
+bool Loop::reset_early() {
+    for (std::uint32_t local = 0; local < envs_.size(); ++local) {
+        ServedEnv& served = envs_[local];
+        if (!served.needs_reset || served.is_early || words_.fault[local].load(std::memory_order_relaxed) != 0) continue;
+        const std::uint64_t began = now_ns();
+        Result result;
+        served.is_early = true;
+        if (perform_reset(local, result, true)) {
+            served.early_obs = std::move(result.obs);
+            served.early_info = std::move(result.info);
+        } else {
+            served.early_phase = result.info && !result.obs ? "output of reset" : "reset";
+            served.early_error = nb::steal(raised_exception());
+        }
+        report_progress(NO_SERVER, Command::NONE);
+        control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+        return true;
+    }
+    return false;
+}
+
+// What came of the early reset is the result of the command that asks for it, a fault too.
+bool Loop::take_early(std::uint32_t local, Result& result, const char*& phase) {
+    ServedEnv& served = envs_[local];
+    served.is_early = false;
+    if (served.early_error) {
+        phase = served.early_phase;
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(served.early_error.ptr())), served.early_error.ptr());
+        served.early_error.reset();
+        return false;
+    }
+    result.obs = std::move(served.early_obs);
+    result.info = std::move(served.early_info);
+    served.early_obs.reset(), served.early_info.reset();
+    return true;
+}
+
+void Loop::drop_early(ServedEnv& served) const {
+    if (served.has_seed && seeding_ != Seeding::CONTINUE) --served.episode;  // nobody saw it
+    served.is_early = false;
+    served.early_obs.reset(), served.early_info.reset(), served.early_error.reset();
+}
+
+}  // namespace stepmill
