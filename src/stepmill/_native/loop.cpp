@@ -354,7 +354,7 @@ void Loop::wait(std::uint32_t seen) {
     const std::uint64_t began = now_ns();
     PyThreadState* thread = PyEval_SaveThread();
     const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
-    const bool may_spin = spin_ns != 0 && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed) && recent_wait_ns_ < spin_ns;
+    const bool may_spin = recent_wait_ns_ < spin_ns && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed);
     bool is_rung = may_spin && spin_for(*pool_, worker_, control_->bell, seen, spin_ns);
     while (!is_rung) {
         const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);

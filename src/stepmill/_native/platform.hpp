@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <ctime>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -27,6 +28,8 @@ inline void cpu_pause() noexcept {
     std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
 }
+
+inline void yield_core() noexcept { sched_yield(); }
 
 enum class Woken { RUNG, TIMED_OUT, SIGNAL };
 

@@ -163,6 +163,7 @@ inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
 
 // ---- spinning ---------------------------------------------------------------------------------------------------
 
+constexpr int LOOKS_PER_YIELD = 32;  // about 1 µs
 constexpr std::uint64_t SPIN_GRACE_NS = 2'000;
 constexpr std::uint32_t PARENT_SEAT = 63;  // the parent's bit among the spinners; workers share the other 63
 
@@ -180,12 +181,14 @@ inline bool acquire_spin(PoolControl& pool, std::uint32_t worker) noexcept {
 
 inline void release_spin(PoolControl& pool, std::uint32_t worker) noexcept { pool.spinners.fetch_and(~spin_bit(worker), std::memory_order_acq_rel); }
 
+// Between looks it offers the core to who else wants it: whom we wait for may be queued behind us.
 inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until_ns) noexcept {
     do {
-        for (int i = 0; i < 16; ++i) {
+        for (int i = 0; i < LOOKS_PER_YIELD; ++i) {
             if (word.load(std::memory_order_acquire) != seen) return true;
             cpu_pause();
         }
+        yield_core();
     } while (now_ns() < until_ns);
     return false;
 }

@@ -233,7 +233,7 @@ def set_spinning(slab: SharedSlab, options: PoolOptions) -> None:
     """Give a new pool its share of the threads that may spin: usable cores - 1, for all pools of this process."""
     spin_us = SPIN_US if options.spin_us is None else options.spin_us
     _spinning.add(slab)
-    spinners = _native.usable_cores() - 1
-    share = max(spinners // len(_spinning), 1) if spinners else 0
-    # Who may spin is fixed: whoever rang the parent last, and then spun on the parent's core, would keep it waiting.
+    cores = _native.usable_cores()
+    share = max((cores - 1) // len(_spinning), 1) if cores > 1 else 0
+    # Who may spin is fixed: if it were whoever comes first, it would often be who has just rung the parent, on its core.
     slab.native.set_spinning(share, share, int(1000 * spin_us))
