@@ -203,7 +203,11 @@ void Ledger::record(EnvBook& env, std::uint32_t id) {
             log.actions.insert(log.actions.end(), action, action + leaf.row_bytes * batch_size_);
         }
     }
-    if (log.is_whole) log.outcomes.push_back(outcome_of(id));
+    if (log.is_whole) {
+        EpisodeLog::Outcome outcome = outcome_of(id);
+        if (begins_next) outcome.reward = 0.0, outcome.flags = 0;  // these end the old episode; played again, a reset is what begins it
+        log.outcomes.push_back(outcome);
+    }
     if (env.fault_info || log_bytes_ + log.size_bytes() > log_limit_) {
         log.is_whole = false;  // cut short, or too long: it cannot be played again
         log.actions = {};
