@@ -1,0 +1,116 @@
+"""What check.py searches: bounds of the model, its mutants, and changes that are known to change nothing."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Sizes of one search of the model, as words.pml names them, and what it is there for."""
+
+    sizes: dict[str, int]
+    about: str
+    is_cycle_search: bool = False  # also search for executions that never end
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple(f"-D{name}={size}" for name, size in self.sizes.items())
+
+
+BOUNDS = {
+    "pair": Bounds(dict(W=2, R=1, T=1, KILLS=1, EAGER=0), "two workers, one of them dies at any point"),
+    "deadline": Bounds(dict(W=1, R=2, T=2, LIMITS=1, MORTAL=0, EAGER=0), "a thread is given up by its deadline, and goes on"),
+    "turns": Bounds(dict(W=2, R=1, T=2, EAGER=0), "two workers, two rounds, nobody dies"),
+    "group": Bounds(dict(W=1, R=2, T=2, KILLS=1, EAGER=0), "results counted in groups, the worker dies"),
+    "close": Bounds(dict(W=1, R=1, T=2, KILLS=1, CLOSERS=1, EAGER=0), "another thread closes the pool, the worker dies"),
+    "buffer": Bounds(
+        dict(W=1, R=2, T=1, KILLS=1, EAGER=2, SPURIOUS=1, TSO=1), "done words linger in a store buffer; sleepers wake for no reason"
+    ),
+    "request": Bounds(dict(W=1, R=2, T=2, REQUESTS=1, EAGER=0), "slow requests between commands"),
+    "request_death": Bounds(dict(W=1, R=1, T=2, KILLS=1, REQUESTS=1, EAGER=0), "slow requests, the worker dies"),
+    "hang": Bounds(
+        dict(W=1, R=1, T=2, LIMITS=1, HANGS=1, REVIVES=1, EAGER=0), "a command hangs, its process is killed and replaced", True
+    ),
+    "overdue": Bounds(dict(W=1, R=2, T=1, LIMITS=1, REVIVES=1, EAGER=0), "a process is given up, killed in the middle of anything, replaced"),
+    "revive": Bounds(dict(W=1, R=1, T=3, KILLS=2, REVIVES=2, EAGER=0), "dead workers are replaced, and die again", True),
+    "revived": Bounds(dict(W=1, R=2, T=2, KILLS=1, REVIVES=1, EAGER=0), "the rows of a dead worker that were not faulted go on in the next"),
+    "spin": Bounds(dict(W=1, R=1, T=2, KILLS=1, SPINNERS=1, ENDS=1, EAGER=0), "one may spin; the dead leave no permit behind", True),
+    "spinners": Bounds(dict(W=2, R=1, T=1, SPINNERS=1, ENDS=1, EAGER=0), "three want to spin, one may"),
+    "single": Bounds(dict(W=1, R=2, T=1, KILLS=1, EAGER=0), "the smallest with a group and a death", True),
+}
+
+# name: (bounds in which it must fail, what it removes)
+MUTANTS = {
+    # the worker sleeps and is woken
+    "LATE_SEEN": ("turns", "the worker reads its bell after the tickets"),
+    "NO_COMPARE": ("group", "the kernel does not compare before it lets sleep"),
+    "LATE_PARKED": ("group", "`parked` is stored after the comparison"),
+    "LATE_BUMP": ("group", "the ringer reads `parked` before it moves the bell"),
+    "NO_BUMP": ("group", "the bell does not move"),
+    "NO_WAKE": ("group", "no futex_wake_all"),
+    "EARLY_RING": ("group", "the worker is rung before its tickets are written"),
+    "NO_RING": ("group", "the worker is not rung"),
+    # the learner sleeps and is woken
+    "NO_FLUSH": ("group", "published results are not counted"),
+    "EARLY_COUNT": ("group", "a result is counted before it is done"),
+    "EARLY_WANT": ("turns", "`want` is read before the count is added"),
+    "EQUAL_WANT": ("group", "== in place of crossing"),
+    "LATE_BELL": ("turns", "the learner reads its bell after the rows"),
+    "LATE_COUNT": ("turns", "the learner reads the count after the rows"),
+    "NO_RECOUNT": ("turns", "the count is not read again after `want` is armed"),
+    "LATE_WANT": ("turns", "`want` is armed after the count was read again"),
+    "KEEP_WANT": ("pair", "`want` is not based anew for each wait"),
+    "TRUST_COUNT": ("pair", "a wake does not scan the rows again, the count is believed"),
+    # states
+    "NO_TAKE_CHECK": ("overdue", "a condemned command is taken"),
+    "NO_TAKE_COMPARE": ("overdue", "a command is taken by a store, not by CAS"),
+    "NO_CLAIM": ("hang", "a result is published without CAS"),
+    "DONE_BEFORE_DATA": ("single", "done is stored before the result"),
+    # condemnation
+    "EARLY_DONE": ("single", "the reaper stores done before the fault"),
+    "ROB_THE_LIVING": ("overdue", "who publishes and may live is condemned"),
+    "NO_ROB": ("single", "who died publishing is not condemned"),
+    "ROB_LATER": ("deadline", "a command is condemned by the number of an earlier one"),
+    "NO_TAKE_CAS": ("overdue", "commands are condemned by a store, not by CAS"),
+    "SETTLE_THE_DONE": ("single", "done is not looked at before a command is condemned"),
+    "NO_REAPER_RING": ("single", "the reaper does not ring"),
+    "LATE_DEAD": ("single", "tickets are read before `dead` is written"),
+    "EARLY_CHECK_DEATHS": ("single", "`dead` is read before the tickets are written"),
+    "NO_CHECK_DEATHS": ("single", "`dead` is not read after the tickets are written"),
+    # deadlines
+    "NO_GIVE_UP_COMPARE": ("hang", "an overdue command is condemned by a store, not by CAS"),
+    "BLAME_TICKET": ("hang", "the ticket, not the state, says what hangs"),
+    "NO_SECOND_PROGRESS": ("hang", "progress is not read again"),
+    "LATE_PROGRESS": ("hang", "`current` is stored before progress when a command begins"),
+    "EARLY_PROGRESS": ("hang", "progress is stored before `current` when a command ends"),
+    # requests
+    "NO_REQUEST_RING": ("request", "a request does not ring"),
+    "EARLY_REQUEST_RING": ("request", "the bell is rung before the request is announced"),
+    "EARLY_REQUESTS": ("request", "the sweep reads requests before the ticket"),
+    "NO_REQUEST_CHECK": ("request", "the sweep does not look for requests"),
+    "NO_RUN_UNTIL": ("request", "a request does not wait for the commands before it"),
+    # close
+    "NO_CLOSE_RING": ("close", "close() does not ring the learner"),
+    "EARLY_CLOSE_RING": ("close", "close() rings the learner before is_closed is set"),
+    "NO_STOP_RING": ("close", "close() does not ring the workers"),
+    "EARLY_STOP_RING": ("close", "close() rings the workers before `stop` is set"),
+    "EARLY_STOP": ("close", "the worker reads `stop` before its bell"),
+    # restart
+    "NO_DECLARE": ("overdue", "a worker is replaced before the old one is buried"),
+    "NO_GENERATION": ("hang", "the end of the old process is taken for the end of the new"),
+    "NO_LOCK": ("revive", "the reaper and who replaces a worker do not exclude each other"),
+    "KEEP_DEAD": ("revived", "`dead` stays set when a worker is replaced"),
+    # spinning
+    "NO_SPIN_CLEAR": ("spin", "the reaper leaves a dead worker's permit"),
+    "TORN_PERMIT": ("spinners", "a permit is looked for and taken in two steps"),
+    "NO_RELEASE": ("spin", "a permit is not given back"),
+}
+
+# What the code does although nothing depends on it; the reason why it does.
+EQUIVALENTS = {
+    "NO_SECOND_LOOK": ("group", "park() reads the bell before the kernel does: saves a system call"),
+    "NO_SETTLED_COUNT": ("single", "the reaper counts what it settles: it rings anyway"),
+    "NO_INTERRUPT_FLUSH": ("request", "a sweep counts before it lets a request pass: the learner need not wait for the request"),
+    "NO_LOOP_DONE": ("revive", "a new worker begins behind what is settled: take_command() would refuse that, one by one"),
+    "NO_PARKED_CLEAR": ("single", "the reaper clears a dead worker's `parked`: saves system calls"),
+    "LATE_OVERDUE": ("hang", "give_up() says OVERDUE before it settles: the learner then refuses to use the worker at once"),
+}

@@ -1,0 +1,374 @@
+/* Tickets, row states, waking, condemnation and death: every interleaving of a learner, its workers and their reaper.
+ * Words, bounds and bells are in words.pml, what is modelled and what is not in docs/MODEL.md. `make model` runs it.
+ *
+ *   Pool ── tickets, bell ──► Worker × W ── done, count, bell ──► Pool       Environment kills, empties store buffers
+ *     └──── revive, close ──► Reaper ────── done, count, bell ──► Pool       Closer closes the pool under the caller
+ *
+ * The learner ends in every run: if it does not, a wake-up was lost, or there is a deadlock.
+ */
+#include "words.pml"
+
+/* ---- condemning: by the reaper's thread, and by the learner's after it has written tickets ----------------------- */
+
+/* C++: settle (reaper.cpp) */
+#define SETTLE(r_, ticket_, fault_) assert(settled[r_] < ticket_ && honest[r_] < ticket_ && done[r_] <= ticket_); \
+	fault[r_] = fault_; settled[r_] = ticket_
+inline settle(r_, ticket_, fault_) {
+#ifdef EARLY_DONE
+	STEP(done[r_] = ticket_);
+	STEP(SETTLE(r_, ticket_, fault_))
+#else
+	STEP(SETTLE(r_, ticket_, fault_));
+	STEP(done[r_] = ticket_)
+#endif
+}
+
+/* C++: take_from (reaper.cpp) */
+#ifdef ROB_THE_LIVING
+#define IS_PUBLISHING(ticket_) false
+#elif defined(NO_ROB)
+#define IS_PUBLISHING(ticket_) (old == STATE(ticket_, PUBLISHING))
+#else
+#define IS_PUBLISHING(ticket_) (old == STATE(ticket_, PUBLISHING) && !is_gone)
+#endif
+#ifdef ROB_LATER
+#define IS_LATER(ticket_) false
+#else
+#define IS_LATER(ticket_) (STATE_TICKET(old) > ticket_)
+#endif
+#define IS_OUT_OF_REACH(ticket_) (old == STATE(ticket_, CONDEMNED) || IS_PUBLISHING(ticket_) || IS_LATER(ticket_))
+#ifdef NO_TAKE_CAS
+#define IS_SAME(r_) true
+#else
+#define IS_SAME(r_) (state[r_] == old)
+#endif
+inline take_from_and_settle(r_, ticket_, fault_) {
+	STEP(old = state[r_]);
+	do
+	:: IS_OUT_OF_REACH(ticket_) -> old = 0; break
+	:: atomic { !IS_OUT_OF_REACH(ticket_) && IS_SAME(r_) -> state[r_] = STATE(ticket_, CONDEMNED); old = 0 };
+		settle(r_, ticket_, fault_);
+		num_settled++;
+		break
+	:: atomic { !IS_OUT_OF_REACH(ticket_) && !IS_SAME(r_) -> old = state[r_] }
+	od
+}
+
+inline condemn_row(r_, fault_) {
+	STEP(t = ticket[r_]);
+	if
+#ifdef SETTLE_THE_DONE
+	:: true ->
+#else
+	:: WHEN(done[r_] == t)
+	:: WHEN(done[r_] != t) ->
+#endif
+		take_from_and_settle(r_, t, fault_)
+	OR_DIE
+	fi
+}
+
+/* C++: condemn_worker (reaper.cpp) */
+inline condemn_worker(w_, fault_) {
+	STEP(is_gone = (dead[w_] == DIED));
+	condemn_row(ROW(w_, 0), fault_);
+#if R > 1
+	condemn_row(ROW(w_, 1), fault_);
+#endif
+#ifndef NO_SETTLED_COUNT
+	if
+	:: num_settled -> count_results(num_settled)
+	:: else
+	fi;
+#endif
+#ifndef NO_REAPER_RING
+	ring_pool();
+#endif
+	t = 0; is_gone = false; num_settled = 0
+}
+
+/* C++: bury (reaper.cpp). With the mutex. */
+inline bury(w_) {
+	is_watched[w_] = false;
+#ifdef LATE_DEAD
+	condemn_worker(w_, DIED);
+#endif
+	STEP(death = dead[w_]; dead[w_] = DIED);
+#if SPINNERS && !defined(NO_SPIN_CLEAR)
+	STEP(spinners = spinners & (255 - BIT(w_)));
+#endif
+#ifndef NO_PARKED_CLEAR
+	STEP(worker_parked[w_] = false);
+#endif
+#ifndef LATE_DEAD
+	condemn_worker(w_, (death == OVERDUE -> NEIGHBOUR : DIED));
+#endif
+	death = 0
+}
+
+#ifdef NO_LOCK
+#define LOCK skip
+#else
+#define LOCK atomic { !mutex -> mutex = true }
+#endif
+#define UNLOCK mutex = false
+
+/* ---- the worker -------------------------------------------------------------------------------------------------- */
+
+/* C++: flush (publish.cpp) */
+inline flush() {
+	if
+#ifndef NO_FLUSH
+	:: group -> count_results(group); group = 0
+#endif
+	:: else
+	fi
+}
+
+/* C++: report_progress (loop.cpp). Progress is odd while a command runs, and `current` names a server only then. */
+inline report_begin(r_) {
+#if LIMITS
+#ifdef LATE_PROGRESS
+	STEP(current[w] = (r_) % R);
+#endif
+	STEP(progress[w]++; began_at[r_] = progress[w]);
+#ifndef LATE_PROGRESS
+	STEP(current[w] = (r_) % R)
+#endif
+#else
+	skip
+#endif
+}
+
+inline report_end(r_) {
+#if LIMITS
+#ifdef EARLY_PROGRESS
+	STEP(progress[w]++; began_at[r_] = 0);
+#endif
+	STEP(current[w] = NO_SERVER);
+#ifndef EARLY_PROGRESS
+	STEP(progress[w]++; began_at[r_] = 0)
+#endif
+#else
+	skip
+#endif
+}
+
+/* C++: take_command (protocol.hpp), perform (loop.cpp) */
+#ifdef NO_TAKE_CHECK
+#define IS_CONDEMNED(t_) false
+#else
+#define IS_CONDEMNED(t_) (STATE_TICKET(old) == t_)
+#endif
+#ifdef NO_TAKE_COMPARE
+#define IS_UNMOVED(r_) true
+#else
+#define IS_UNMOVED(r_) (state[r_] == old)
+#endif
+#define TAKE(r_, t_) DRAIN(w); state[r_] = STATE(t_, RUNNING); old = 0; assert(executed[r_] < t_); executed[r_] = t_
+
+/* An env may hang, and then only a deadline helps. */
+inline hang() {
+#if HANGS
+	if
+	:: true
+	:: atomic { WHEN(hangs && w == 0) -> hangs--; hung[w] = true };
+		gone[me] || is_over -> goto died
+	fi
+#else
+	skip
+#endif
+}
+
+#define OWNS(r_, t_) assert(state[r_] == STATE(t_, PUBLISHING) && settled[r_] < t_)
+#ifdef NO_CLAIM
+#define IS_MINE(r_, t_) true
+#else
+#define IS_MINE(r_, t_) (state[r_] == STATE(t_, RUNNING))
+#endif
+
+/* C++: publish (publish.cpp), claim_result (protocol.hpp), finish (publish.cpp) */
+inline publish(r_, t_) {
+	if
+	:: atomic { WHEN(IS_MINE(r_, t_)) -> DRAIN(w); state[r_] = STATE(t_, PUBLISHING); data[r_] = 0 };
+#ifdef EARLY_COUNT
+		count_results(1);
+		group--;
+#endif
+#ifdef DONE_BEFORE_DATA
+		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); honest[r_] = t_);
+#endif
+		STEP(OWNS(r_, t_); data[r_] = t_; fault[r_] = NONE);
+#ifndef DONE_BEFORE_DATA
+		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); honest[r_] = t_);
+#endif
+		group++;
+		if
+		:: eager -> flush()
+		:: else
+		fi
+	:: WHEN(!IS_MINE(r_, t_))
+	OR_DIE
+	fi
+}
+
+/* C++: do_command (loop.cpp) */
+inline do_command(r_, t_) {
+	STEP(old = state[r_]);
+	if
+	:: IS_CONDEMNED(t_)
+	:: atomic { WHEN(!IS_CONDEMNED(t_) && IS_UNMOVED(r_)) -> TAKE(r_, t_) };
+		report_begin(r_);
+		hang();
+		publish(r_, t_);
+		report_end(r_)
+	:: WHEN(!IS_CONDEMNED(t_) && !IS_UNMOVED(r_))
+	OR_DIE
+	fi;
+	served[(r_) % R] = t_; old = 0
+}
+
+/* One row of a sweep. */
+inline visit(l_) {
+#if REQUESTS && defined(EARLY_REQUESTS)
+	STEP(is_interrupted = (requests[w] != requests_seen));
+#endif
+	STEP(t = ticket[ROW(w, l_)]);
+	if
+	:: t == served[l_]
+	:: else ->
+#if REQUESTS && !defined(NO_REQUEST_CHECK)
+#ifndef EARLY_REQUESTS
+		STEP(is_interrupted = (requests[w] != requests_seen));
+#endif
+		if
+		:: is_interrupted -> goto end_of_sweep
+		:: else
+		fi;
+#endif
+		has_worked = true;
+		do_command(ROW(w, l_), t)
+	fi;
+	is_interrupted = false
+}
+
+/* C++: sweep (loop.cpp) */
+inline sweep() {
+	visit(0);
+#if R > 1
+	visit(1);
+#endif
+end_of_sweep:
+	if
+#ifdef NO_INTERRUPT_FLUSH
+	:: has_worked && !is_interrupted -> flush()
+#else
+	:: has_worked -> flush()
+#endif
+	:: else
+	fi;
+	t = 0
+}
+
+/* C++: run_until (loop.cpp), run_server (loop.cpp). In between: answer (worker/calls.py). */
+inline answer() {
+	STEP(t = ticket[request_row[w]]);
+	if
+#ifndef NO_RUN_UNTIL
+	:: t != served[request_row[w] % R] && t <= request_after[w] -> do_command(request_row[w], t); flush()
+#endif
+	:: else
+	fi;
+	STEP(assert(executed[request_row[w]] <= request_after[w] && served[request_row[w] % R] == request_after[w]);
+		requests_seen++; replies[w]++; t = 0)
+}
+
+/* C++: wait (loop.cpp) */
+inline wait() {
+#if SPINNERS
+	spin_for(w, worker_bell[w]);
+#endif
+	do
+	:: is_rung -> break
+	:: else ->
+		park(worker_bell[w], worker_parked[w], worker_asleep[w]);
+		STEP(is_rung = worker_bell[w])
+	od;
+	is_rung = false
+}
+
+inline look_at_stop() {
+#if ENDS
+	if
+	:: WHEN(stop[w]) -> break
+	:: WHEN(!stop[w])
+	OR_DIE
+	fi
+#else
+	skip
+#endif
+}
+
+/* C++: run (loop.cpp) */
+inline run_loop() {
+	do
+	::
+#ifdef EARLY_STOP
+		look_at_stop();
+#endif
+#ifndef LATE_SEEN
+		STEP(worker_bell[w] = false);
+#endif
+#ifndef EARLY_STOP
+		look_at_stop();
+#endif
+		sweep();
+#if REQUESTS
+		if
+		:: WHEN(is_interrupted || requests[w] != requests_seen) -> answer(); has_worked = true
+		:: WHEN(!is_interrupted && requests[w] == requests_seen)
+		OR_DIE
+		fi;
+#endif
+#ifdef LATE_SEEN
+		STEP(worker_bell[w] = false);
+#endif
+		if
+		:: !has_worked -> wait()
+		:: else
+		fi;
+		has_worked = false; is_interrupted = false
+	od
+}
+
+proctype Worker(byte w; byte me) {
+	byte served[R];
+	byte t, old, group, requests_seen;
+	bool has_worked, is_interrupted, is_rung;
+
+begin:
+	run_loop();
+	STEP(exited[w] = true);
+	goto end_of_worker;
+died:
+	atomic {
+		ended[w] = true; before[me] = 255;
+		t = 0; old = 0; group = 0; has_worked = false; is_interrupted = false; is_rung = false
+	};
+end_of_worker:
+	atomic {
+		/* C++: Loop (loop.cpp): a process that is started anew begins behind what is settled. */
+		respawn[w] -> respawn[w] = false; ended[w] = false; requests_seen = requests[w];
+#ifdef NO_LOOP_DONE
+		served[0] = 0;
+#else
+		served[0] = done[ROW(w, 0)];
+#if R > 1
+		served[1] = done[ROW(w, 1)];
+#endif
+#endif
+		goto begin
+	}
+}
+
+#include "pool.pml"

@@ -1,0 +1,254 @@
+/* The shared words of protocol.hpp and the functions that change them.
+ *
+ * STEP(…) is one access to shared memory, and what a thread does by itself along with it. All interleavings of steps are
+ * searched, and a worker may be dead from any step on.
+ *
+ * A line `C++: f (file)` names the function that the lines below it mirror; tests/unit/test_model.py looks each one up.
+ * What stands under #ifdef NO_x, LATE_x, EARLY_x … is a mutant: model/check.py makes each, and each must fail.
+ */
+
+#ifndef W
+#define W 2             /* workers */
+#endif
+#ifndef R
+#define R 1             /* rows (servers) of a worker */
+#endif
+#ifndef T
+#define T 2             /* commands per row */
+#endif
+#ifndef KILLS
+#define KILLS 0         /* workers that die at any point */
+#endif
+#ifndef LIMITS
+#define LIMITS 0        /* looks of the reaper that may find a command overdue */
+#endif
+#ifndef HANGS
+#define HANGS 0         /* commands that never end */
+#endif
+#ifndef MORTAL
+#define MORTAL 1        /* 1: what is given up may be killed at any point, 0: it is a thread, and goes on */
+#endif
+#ifndef REVIVES
+#define REVIVES 0       /* dead workers that are replaced */
+#endif
+#ifndef REQUESTS
+#define REQUESTS 0      /* slow requests */
+#endif
+#ifndef CLOSERS
+#define CLOSERS 0       /* threads that close the pool under the caller */
+#endif
+#ifndef ENDS
+#define ENDS CLOSERS    /* 1: the pool is closed at the end, and every worker ends; 0: workers may sleep in the end */
+#endif
+#ifndef SPURIOUS
+#define SPURIOUS 0      /* returns from a futex without a ring: signals, ends of slices */
+#endif
+#ifndef SPINNERS
+#define SPINNERS 0      /* max_spinners; 0: nobody spins */
+#endif
+#ifndef EAGER
+#define EAGER 2         /* 0: count after a group, 1: after each result, 2: either */
+#endif
+
+#define NR (W * R)
+#define ROW(w, l) ((w) * R + (l))
+
+/* Row states: ticket << 2 | phase. */
+#define RUNNING 1
+#define PUBLISHING 2
+#define CONDEMNED 3
+#define STATE(ticket_, phase_) ((ticket_) * 4 + phase_)
+#define STATE_TICKET(word_) ((word_) / 4)
+#define STATE_PHASE(word_) ((word_) % 4)
+
+/* Faults, and what WorkerControl::dead says. */
+#define NONE 0
+#define DIED 1
+#define OVERDUE 2
+#define NEIGHBOUR 3
+
+#define NO_SERVER 255
+
+/* PoolControl. Each bell has one sleeper: all that matters is whether it has moved since he read it, and that is modelled. */
+byte count, want;
+bool bell, parked, asleep;               /* asleep: in the kernel's queue */
+bool eager;
+byte before[W + 2] = 255;                /* what count was when somebody added to it; 255: he has looked at want since */
+byte spinners;                           /* a bit per worker, and the parent's */
+
+/* WorkerControl */
+byte requests[W], current[W] = NO_SERVER, progress[W], dead[W];
+bool worker_bell[W], worker_parked[W], worker_asleep[W], stop[W];
+
+/* ServerWords */
+byte ticket[NR], state[NR], fault[NR], done[NR];
+byte data[NR];                           /* all result bytes of a row: the ticket they belong to, 0 while they are written */
+byte unseen[NR];                         /* a done word in its writer's store buffer, 0: none */
+
+/* Outside of shared memory */
+bool gone[W + 2];                        /* the pidfd is readable: nothing more is executed. Of the learner's threads: never */
+bool sigkill[W], hung[W], exited[W], ended[W], respawn[W];
+byte hangs = HANGS;
+bool mutex;                              /* Reaper::mutex_ */
+bool is_watched[W] = true;
+byte generation[W];
+bool is_closed, is_over;
+byte spurious = SPURIOUS;
+byte request_row[W], request_after[W];   /* the mailbox */
+byte num_posted[W], replies[W];
+
+/* Ghosts: what the assertions remember */
+byte executed[NR];                       /* ticket of the last command whose env.step began */
+byte honest[NR];                         /* ticket of the last result that its owner published */
+byte settled[NR];                        /* ticket of the last command that was settled by a fault */
+byte began_at[NR];                       /* the worker's progress number at which the running command began */
+
+#define BIT(seat_) (1 << (seat_))
+#define PARENT_SEAT W
+#define POPCOUNT(bits_) (((bits_) & 1) + (((bits_) >> 1) & 1) + (((bits_) >> 2) & 1))
+
+#define LEARNER W        /* `me` of its caller and of close(), which count nothing at the same time */
+#define REAPER (W + 1)
+
+/* STEP(…): a step. if :: WHEN(a) -> … :: WHEN(!a) -> … OR_DIE fi: a step that reads and branches. */
+#if KILLS || LIMITS
+#define STEP(...) if :: atomic { !gone[me] -> __VA_ARGS__ } :: gone[me] -> goto died fi
+#define WHEN(condition_) !gone[me] && (condition_)
+#define OR_DIE :: gone[me] -> goto died
+#else
+#define STEP(...) atomic { __VA_ARGS__ }
+#define WHEN(condition_) (condition_)
+#define OR_DIE
+#endif
+
+/* What a locked instruction does to the stores before it. */
+#ifdef TSO
+#define DRAIN_ROW(r_) if :: unseen[r_] -> done[r_] = unseen[r_]; unseen[r_] = 0 :: else fi
+#define STORE_DONE(r_, t_) unseen[r_] = t_
+#else
+#define DRAIN_ROW(r_) skip
+#define STORE_DONE(r_, t_) done[r_] = t_
+#endif
+#if R > 1
+#define DRAIN(w_) DRAIN_ROW(ROW(w_, 0)); DRAIN_ROW(ROW(w_, 1))
+#else
+#define DRAIN(w_) DRAIN_ROW(ROW(w_, 0))
+#endif
+#define DRAIN_OWN if :: me < W -> DRAIN(me) :: else fi
+
+/* ---- doorbells --------------------------------------------------------------------------------------------------- */
+
+/* C++: ring (protocol.hpp), futex_wake_all (platform.hpp) */
+inline ring(bell_, parked_, asleep_) {
+#ifdef LATE_BUMP
+	if
+	:: WHEN(parked_) -> STEP(bell_ = true); STEP(asleep_ = false)
+	:: WHEN(!parked_) -> STEP(bell_ = true)
+	OR_DIE
+	fi
+#else
+#ifndef NO_BUMP
+	STEP(bell_ = true);
+#endif
+#ifdef NO_WAKE
+	skip
+#else
+	if
+	:: WHEN(parked_) -> STEP(asleep_ = false)
+	:: WHEN(!parked_)
+	OR_DIE
+	fi
+#endif
+#endif
+}
+
+/* C++: ring_worker (protocol.hpp) */
+inline ring_worker(w_) { ring(worker_bell[w_], worker_parked[w_], worker_asleep[w_]) }
+
+/* C++: ring_pool (protocol.hpp) */
+inline ring_pool() { ring(bell, parked, asleep) }
+
+/* C++: count_results (protocol.hpp). As every locked instruction it empties the store buffer of who executes it. */
+#ifdef EQUAL_WANT
+#define IS_CROSSED(group_) (before[me] + group_ == want)
+#else
+#define IS_CROSSED(group_) (before[me] < want && want <= before[me] + group_)
+#endif
+inline count_results(group_) {
+#ifdef EARLY_WANT
+	if
+	:: atomic { WHEN(count < want && want <= count + group_) -> before[me] = 255 };
+		STEP(DRAIN_OWN; count = count + group_);
+		ring_pool()
+	:: WHEN(!(count < want && want <= count + group_)) -> STEP(DRAIN_OWN; count = count + group_)
+	OR_DIE
+	fi
+#else
+	STEP(DRAIN_OWN; before[me] = count; count = count + group_);
+	if
+	:: atomic { WHEN(IS_CROSSED(group_)) -> before[me] = 255 };
+		ring_pool()
+	:: atomic { WHEN(!IS_CROSSED(group_)) -> before[me] = 255 }
+	OR_DIE
+	fi
+#endif
+}
+
+/* C++: park (protocol.hpp), futex_wait (platform.hpp). The kernel compares, and queues the thread, in one step. */
+inline sleep(bell_, parked_, asleep_) {
+#ifdef NO_COMPARE
+	STEP(asleep_ = true);
+#else
+	STEP(asleep_ = !bell_);
+#endif
+#ifdef LATE_PARKED
+	STEP(parked_ = true);
+#endif
+	if
+	:: WHEN(!asleep_)
+	:: is_over -> goto died  /* the learner has all it wanted */
+#if SPURIOUS
+	:: atomic { WHEN(spurious && asleep_) -> spurious--; asleep_ = false }
+#endif
+	OR_DIE
+	fi
+}
+
+inline park(bell_, parked_, asleep_) {
+#ifndef LATE_PARKED
+	STEP(parked_ = true);
+#endif
+#ifdef NO_SECOND_LOOK
+	sleep(bell_, parked_, asleep_);
+#else
+	if
+	:: WHEN(!bell_) -> sleep(bell_, parked_, asleep_)
+	:: WHEN(bell_)
+	OR_DIE
+	fi;
+#endif
+	STEP(parked_ = false)
+}
+
+/* ---- spinning ---------------------------------------------------------------------------------------------------- */
+
+/* C++: acquire_spin (protocol.hpp), release_spin (protocol.hpp), spin_for (protocol.hpp) */
+#define MAY_SPIN(seat_) (POPCOUNT(spinners) < SPINNERS && !(spinners & BIT(seat_)))
+inline spin_for(seat_, bell_) {
+	if
+#ifdef TORN_PERMIT
+	:: WHEN(MAY_SPIN(seat_)) ->
+		STEP(spinners = spinners | BIT(seat_); assert(POPCOUNT(spinners) <= SPINNERS));
+#else
+	:: atomic { WHEN(MAY_SPIN(seat_)) -> spinners = spinners | BIT(seat_) };
+#endif
+		STEP(is_rung = bell_);
+#ifdef NO_RELEASE
+		skip
+#else
+		STEP(spinners = spinners & (255 - BIT(seat_)))
+#endif
+	:: WHEN(!MAY_SPIN(seat_))
+	OR_DIE
+	fi
+}
