@@ -84,7 +84,7 @@ void bind_slab(nb::module_& module) {
     nb::class_<Slab>(module, "Slab", "One mapped slab of shared memory; slab/layout.py says what lies where.")
         .def("__init__",
              [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds) {
-                 new (self) Slab(fd, parse_plan(plan), std::move(command_fds), std::move(result_fds));
+                 new (self) Slab(fd, parse_plan(plan), command_fds, result_fds);
              },
              "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a)
         .def("format", &Slab::format, "Write the header. The pool's, once, before a worker attaches.")
@@ -105,7 +105,14 @@ void bind_loop(nb::module_& module) {
         .def(nb::init<std::shared_ptr<Slab>, std::uint32_t, nb::list, nb::dict>(), "slab"_a, "worker"_a, "envs"_a, "settings"_a)
         .def("run", [](Loop& loop) { return static_cast<int>(loop.run()); }, "Serve commands until a slow request or the end comes; waits without the GIL.")
         .def("run_server", &Loop::run_server, "server"_a, "Do the outstanding command of a server (its number in this worker); False if there is none.")
-        .def("run_until", &Loop::run_until, "server"_a, "after_ticket"_a, "Do a server's outstanding command if its ticket is at most after_ticket.")
+        .def("run_until",
+             [](Loop& loop, std::uint32_t server, std::uint32_t after_ticket) {
+                 loop.run_until(server, after_ticket);
+                 if (!loop.take_interrupt()) return;
+                 PyErr_SetNone(PyExc_KeyboardInterrupt);
+                 throw nb::python_error();
+             },
+             "server"_a, "after_ticket"_a, "Do a server's outstanding command if its ticket is at most after_ticket.")
         .def("refresh", &Loop::refresh, "Look up step and reset of every env again.")
         .def("requests_seen", &Loop::requests_seen, "count"_a, "Say how many slow requests were handled so far.")
         .def("release", &Loop::release, "Drop every reference to Python objects.");

@@ -30,11 +30,7 @@ nb::object checked(PyObject* fresh) {
 
 // ---- what the user gets -----------------------------------------------------------------------------------------
 
-nb::object Ledger::collect_all() {
-    pending_.clear();
-    scanned_ = 0;
-    return gather(all_, nullptr, false);
-}
+nb::object Ledger::collect_all() { return gather(all_, {}, nullptr, false); }
 
 // Parts the pending envs: those that are ready, at most max_envs of them and only named ones, and the rest.
 void Ledger::part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const {
@@ -56,9 +52,7 @@ nb::object Ledger::collect(std::uint32_t max_envs, nb::handle out, nb::handle en
     std::vector<nb::object> outs;
     const bool has_out = out.is_valid() && !out.is_none();
     if (has_out) outs = parse_out(taken, out);  // raises before anything is received
-    pending_ = std::move(rest);
-    scanned_ = 0;
-    return gather(taken, has_out ? &outs : nullptr, true);
+    return gather(taken, std::move(rest), has_out ? &outs : nullptr, true);
 }
 
 nb::object Ledger::collect_ready() {
@@ -72,21 +66,20 @@ nb::object Ledger::collect_rows(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids ids, rest;
     part_ready(num_envs_, env_ids, ids, rest);
-    pending_ = std::move(rest);
-    scanned_ = 0;
-    settle(ids);
     nb::list payloads, finals;
     gather_payloads(ids, payloads, finals, true);
+    settle(ids, std::move(rest));
     nb::object info = checked(PyDict_New());
     if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), nb::none(), num_envs_ * batch_size_, nb::none());
     const Ids everyone = all_;  // a copy: no view is handed out
     return nb::make_tuple(gather_obs(everyone, nullptr), info);
 }
 
-nb::object Ledger::gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids) {
-    settle(ids);
+// What may fail comes first: until settle() nothing is received.
+nb::object Ledger::gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids) {
     nb::list payloads, finals;
     gather_payloads(ids, payloads, finals, false);
+    settle(ids, std::move(rest));
     nb::object obs = gather_obs(ids, outs);
     nb::object reward = gather_column(ids, slab_->reward(), NPY_DOUBLE);
     nb::object terminated = gather_column(ids, slab_->terminated(), NPY_BOOL);
@@ -113,7 +106,9 @@ nb::object Ledger::observe(nb::handle env_ids) {
 }
 
 // Received: these envs are idle, and where their results went is where their newest result is.
-void Ledger::settle(const Ids& ids) {
+void Ledger::settle(const Ids& ids, Ids rest) {
+    pending_ = std::move(rest);
+    scanned_ = 0;
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
         book_->unpin(env.latest);
@@ -121,6 +116,7 @@ void Ledger::settle(const Ids& ids) {
         env.status = EnvStatus::IDLE;
         if (env.fault_info) mark_truncated(id);
         if (tracks_episodes_) note_result(id);
+        env.fault_info.reset(), env.final_obs.reset();
     }
 }
 
@@ -266,6 +262,18 @@ nb::object Ledger::read_payload(std::uint32_t env_id) {
     return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(buffer_.data()), static_cast<Py_ssize_t>(buffer_.size())));
 }
 
+// Parts of no fixed size are needed at once. What cannot be decoded is a fault of its env; the others stay receivable.
+nb::object Ledger::decode_payload(std::uint32_t id, const nb::object& bytes) {
+    const auto* data = reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr()));
+    nb::object payload = nb::steal(decode(data, static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())), unpickler_.ptr()));
+    if (payload) return payload;
+    const Seat seat = slab_->seats[envs_[id].server];
+    slab_->words[seat.worker].payload_bytes[seat.local] = 0;
+    slab_->words[seat.worker].fault[seat.local].store(static_cast<std::uint32_t>(Fault::BAD_OUTPUT), std::memory_order_relaxed);
+    scanned_ = 0;
+    throw nb::python_error();
+}
+
 // payloads: (row, bytes), or (row, decoded) where observations have opaque leaves. finals: (row, observation).
 // Rows count within the batch, or within all envs if is_by_env.
 void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env) {
@@ -282,13 +290,12 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
         if (has_result && words.payload_bytes[seat.local] != 0) {
             payload = read_payload(id);
             if (obs_.num_opaques != 0) {
-                payload = checked(decode(reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(payload.ptr())), static_cast<std::size_t>(PyBytes_GET_SIZE(payload.ptr())), unpickler_.ptr()));
+                payload = decode_payload(id, payload);
                 envs_[id].opaques = payload[2];
             }
         }
         if (payload || is_cut) payloads.append(nb::make_tuple(row, payload ? payload : nb::none(), is_cut ? env.fault_info : nb::none()));
         if (is_cut && env.final_obs) finals.append(nb::make_tuple(row, env.final_obs));
-        env.fault_info.reset(), env.final_obs.reset();
         if (is_final) finals.append(nb::make_tuple(row, env_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none(), true)));
     }
 }
@@ -330,8 +337,14 @@ nb::list Ledger::faults() {
         if (!is_done(id) || !has_fault(id)) continue;
         const Seat seat = slab_->seats[envs_[id].server];
         const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
-        const bool has_record = kind <= static_cast<std::uint32_t>(Fault::BAD_ACTION) && slab_->words[seat.worker].payload_bytes[seat.local] != 0;
-        faults.append(nb::make_tuple(id, kind, has_record ? read_payload(id) : nb::none()));
+        nb::object record = nb::none();  // the dead leave none
+        if (slab_->words[seat.worker].payload_bytes[seat.local] != 0) {
+            try {
+                record = read_payload(id);
+            } catch (nb::python_error&) {  // unreadable: the fault is told without its words
+            }
+        }
+        faults.append(nb::make_tuple(id, kind, record));
     }
     return faults;
 }
@@ -349,16 +362,17 @@ void Ledger::fail(nb::handle env_ids) {
 // Drops the results of envs that are done, as if they had been received.
 void Ledger::discard(nb::handle env_ids) {
     const InUse in_use(*this);
-    Ids storage, done;
+    Ids storage, done, done_ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
         if (envs_[id].status == EnvStatus::PENDING && is_done(id)) done.push_back(id);
     }
     for (const std::uint32_t id : done) {
         if (has_fault(id)) mark_faulted(id);
-        else settle({id});
+        else done_ids.push_back(id);
     }
-    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING; });
-    scanned_ = 0;
+    Ids rest = pending_;
+    std::erase_if(rest, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING || std::ranges::count(done_ids, id) != 0; });
+    settle(done_ids, std::move(rest));
 }
 
 }  // namespace stepmill

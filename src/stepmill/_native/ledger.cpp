@@ -108,6 +108,7 @@ void Ledger::attach_inline(nb::object loop) {
 
 void Ledger::release() {
     is_released_ = true;
+    is_closed_.store(true, std::memory_order_release);
     if (!is_in_use_.load(std::memory_order_acquire)) let_go();
 }
 
@@ -244,7 +245,6 @@ void Ledger::check_workers(const Ids& ids) {
         const nb::object verdict = on_dead_(worker);  // the policy's: an error, what infos say of a restart, or None
         if (verdict.is_none()) continue;     // its commands become faults, and the policy deals with them
         if (PyDict_Check(verdict.ptr())) {
-            is_restarting_[worker] = 1;
             mark_lost(slab_->plan.servers[worker], verdict);
             continue;
         }

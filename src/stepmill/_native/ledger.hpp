@@ -116,6 +116,7 @@ class Ledger {
     WaitResult wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
     nb::object collect_all();
     WaitResult wait_inline(const Ids& ids, std::uint32_t need);
+    void settle_dead(const Ids& ids);
     void rest(std::uint32_t seen, std::uint64_t until_ns);
     void mark_lost(const Ids& ids, const nb::object& fault_info);
     void mark_failed(std::uint32_t worker);
@@ -132,8 +133,9 @@ class Ledger {
     std::size_t action_bytes() const;
     void mark_truncated(std::uint32_t id);
     EpisodeLog::Outcome outcome_of(std::uint32_t id) const;
-    void settle(const Ids& ids);                                  // received: they are idle, their targets are the latest
-    nb::object gather(const Ids& ids, const std::vector<nb::object>* outs, bool has_ids);
+    void settle(const Ids& ids, Ids rest);                        // received: they are idle, their targets the latest; the rest is pending
+    nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
+    nb::object decode_payload(std::uint32_t id, const nb::object& bytes);
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
     void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;

@@ -213,6 +213,7 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
         seed = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 0));
         options = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 1));
         if (seed.is_none()) seed.reset();
+        if (is_batched_ && PyDict_Check(options.ptr())) result.reset_mask = nb::borrow(PyDict_GetItemString(options.ptr(), "reset_mask"));
     }
     if (flags & FLAG_SEED) {
         served.base_seed = words_.seed[local];

@@ -23,6 +23,7 @@ enum class LoopExit : int { REQUEST = 0, STOP = 1 };
 struct Result {
     nb::object obs, info, final_obs, final_info;
     nb::object reward, terminated, truncated;  // of a batched env: arrays [k]
+    nb::object reset_mask;                     // of a batched env's partial reset: bool [k]
     double reward_value = 0.0;
     bool is_terminated = false, is_truncated = false;
 };

@@ -153,7 +153,11 @@ const Item* items(const nb::object& array) {
 bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     ServedEnv& served = envs_[local];
     if (!result.reward) {  // a reset
+        nb::object mask;  // a partial reset leaves the other rows' books alone
+        if (result.reset_mask) mask = flat_array(result.reset_mask, NPY_BOOL, batch_size_, "reset_mask");
+        if (result.reset_mask && !mask) return false;
         for (std::uint32_t k = 0; k < batch_size_; ++k) {
+            if (mask && !items<npy_bool>(mask)[k]) continue;
             slab_->reward()[row + k] = 0.0;
             slab_->terminated()[row + k] = slab_->truncated()[row + k] = 0;
             served.episode_return[k] = 0.0, served.episode_length[k] = 0, served.ended[k] = 0;

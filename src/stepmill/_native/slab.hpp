@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -61,13 +62,37 @@ class SlabMemory {
     std::size_t size_bytes_;
 };
 
+// Duplicates of descriptors, closed at the end: while a slab lives, nobody else's file can come under its numbers.
+class OwnFds {
+   public:
+    explicit OwnFds(const std::vector<int>& fds) {
+        for (const int fd : fds) {
+            const int own = fd < 0 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 3);  // a worker has only its own
+            if (own < 0 && fd >= 0) throw std::runtime_error("the slab's memory cannot be held: no descriptor is left");
+            fds_.push_back(own);
+        }
+    }
+    ~OwnFds() {
+        for (const int fd : fds_) {
+            if (fd >= 0) close(fd);
+        }
+    }
+    OwnFds(const OwnFds&) = delete;
+    OwnFds& operator=(const OwnFds&) = delete;
+
+    int at(std::size_t index) const { return fds_.at(index); }
+
+   private:
+    std::vector<int> fds_;
+};
+
 // Pointers into a mapping. Shared by value of its shared_ptr; all members are constant after the constructor.
 class Slab {
    public:
-    Slab(int fd, SlabPlan slab_plan, std::vector<int> command_fds_, std::vector<int> result_fds_)
+    Slab(int fd, SlabPlan slab_plan, const std::vector<int>& commands, const std::vector<int>& results)
         : plan(std::move(slab_plan)),
-          command_fds(std::move(command_fds_)),
-          result_fds(std::move(result_fds_)),
+          command_fds(commands),
+          result_fds(results),
           memory(std::make_shared<SlabMemory>(fd, plan.size_bytes)),
           base(memory->base()),
           pool(reinterpret_cast<PoolControl*>(base)) {
@@ -106,7 +131,7 @@ class Slab {
     std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }
 
     const SlabPlan plan;
-    const std::vector<int> command_fds, result_fds;
+    const OwnFds command_fds, result_fds;
     const std::shared_ptr<SlabMemory> memory;
     std::byte* const base;
     PoolControl* const pool;

@@ -8,7 +8,7 @@ namespace stepmill {
 
 namespace {
 
-constexpr int MAX_DIMS = 32;  // NumPy's own limit, the batch dimension included
+constexpr int MAX_DIMS = 65;  // NumPy's own limit is 64, the batch dimension included; envs/ refuses spaces beyond it
 
 std::string child_path(const std::string& path, nb::handle key) { return path + "[" + nb::cast<std::string>(nb::repr(key)) + "]"; }
 
@@ -89,13 +89,15 @@ bool walk_dict(const Node& node, PyObject* object, const std::string& path, cons
 
 bool walk_tuple(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
     if (!PyTuple_Check(object) && !PyList_Check(object)) return structure_error(path, "a tuple", object);
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+    const nb::object items = nb::steal(PySequence_Tuple(object));  // of its own: reading an item may run code that changes a list
+    if (!items) return false;
+    const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
     if (static_cast<std::size_t>(size) != node.children.size()) {
         PyErr_Format(PyExc_ValueError, "%s has %zd items, but its space has %zu", path.empty() ? "the tuple" : path.c_str(), size, node.children.size());
         return false;
     }
     for (std::size_t i = 0; i < node.children.size(); ++i) {
-        nb::object child = nb::borrow(PySequence_Fast_GET_ITEM(object, static_cast<Py_ssize_t>(i)));
+        nb::object child = nb::borrow(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)));
         if (!walk_tree(node.children[i], child.ptr(), path + "[" + std::to_string(i) + "]", leaf, opaque)) return false;
     }
     return true;

@@ -70,7 +70,19 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         pool.want.store(count + (need - ready), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         rest(seen, deadline);
+        if (recent_wait_ns_ >= PARENT_SLICE_NS) settle_dead(ids);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+// A dead worker may have scrambled its own words before it died: what the parent knows is written once more.
+void Ledger::settle_dead(const Ids& ids) {
+    for (const std::uint32_t id : ids) {
+        const EnvBook& env = envs_[id];
+        const Seat seat = slab_->seats[env.server];
+        if (is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
+        slab_->words[seat.worker].ticket[seat.local].store(env.ticket, std::memory_order_seq_cst);
+        check_deaths_of(seat.worker);
     }
 }
 
@@ -99,6 +111,7 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
     for (std::size_t i = 0; i < ids.size() && ready < need; ++i) {
         const std::uint32_t id = ids[i];
         if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed by one of its envs");
         if (inline_->take_interrupt()) {
             mark_faulted(id);
             std::erase(pending_, id);

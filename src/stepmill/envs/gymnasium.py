@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import cloudpickle
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
@@ -18,6 +19,7 @@ from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
 
 # bool, signed, unsigned, float, complex: what has a fixed size and no references.
+_MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 _PLAIN_KINDS = "biufc"
 
 
@@ -77,6 +79,10 @@ def _leaf(space: spaces.Space[object], shape: tuple[int, ...], kind: LeafKind, p
     if dtype is None or dtype.kind not in _PLAIN_KINDS:
         raise UsageError(
             f"{path} has dtype {dtype}, which cannot lie in shared memory; use numbers or bools, or a custom space"
+        )
+    if len(shape) >= _MAX_DIMS:
+        raise UsageError(
+            f"{path} has {len(shape)} dimensions; with the batch's there may be {_MAX_DIMS}, NumPy's limit"
         )
     # The slab's numbers are in the machine's own byte order; the hot loop swaps what comes in the other.
     return Leaf(dtype.newbyteorder("="), tuple(int(size) for size in shape), kind)

@@ -28,15 +28,17 @@ FaultRow = tuple[int, int, "bytes | None"]  # env_id, kind, record
 def fault_error(row: FaultRow) -> StepmillError:
     """Return the error for an env that raised, gave rubbish, or took too long."""
     env_id, number, data = row
-    kind = FaultKind(number)
+    kind = kind_of(number)
     if kind is FaultKind.TIMED_OUT:
         return EnvTimeout(
             f"env {env_id} took longer than its deadline, and its worker was ended; raise the deadline, or restart it with reset()",
             env_id=env_id,
         )
-    record = None if data is None else _native.decode(data, load)
+    record = _read_record(data)
     if not isinstance(record, dict) or set(record) != {"phase", "type", "message", "traceback"}:
-        return EngineBug(f"env {env_id} failed ({kind.name}), and the words of its fault were lost; please report this")
+        return EngineBug(
+            f"env {env_id} failed ({number if kind is None else kind.name}), and the words of its fault were lost; please report this"
+        )
     if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
     return BadOutput(
@@ -44,6 +46,18 @@ def fault_error(row: FaultRow) -> StepmillError:
         env_id=env_id,
         phase=record["phase"].removeprefix("output of "),
     )
+
+
+def kind_of(number: int) -> FaultKind | None:
+    """Return the kind behind a fault word; None for one that no worker of ours would write."""
+    return FaultKind(number) if number in FaultKind._value2member_map_ else None
+
+
+def _read_record(data: bytes | None) -> object:
+    try:
+        return None if data is None else _native.decode(data, load)
+    except Exception:  # whatever a worker that lost its mind has left there
+        return None
 
 
 def fault_info(kind: str, error: StepmillError) -> dict[str, str]:

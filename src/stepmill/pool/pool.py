@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.calls import AttributeBook, PoolCalls
-from stepmill.pool.faults import FaultKind
 from stepmill.pool.resets import ResetDesk, Seed
 from stepmill.pool.start import start_pool
 from stepmill.pool.stats import PoolStats, read_stats
@@ -330,7 +329,7 @@ class Pool(PoolCalls):
             outcome = self._ledger.wait_for(ids, None)
             for env_id, kind, _ in self._ledger.faults() if outcome == _FAULT else ():
                 warnings.warn(
-                    f"env {env_id} failed ({FaultKind(kind).name}) before this reset, which drops its result",
+                    f"env {env_id} failed (fault {kind}) before this reset, which drops its result",
                     RuntimeWarning,
                     stacklevel=4,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,10 @@ class SharedSlab:
         """
         fds: list[int] = []
         try:
-            fds.append(os.memfd_create("stepmill-slab", os.MFD_CLOEXEC))
+            fds.append(os.memfd_create("stepmill-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             os.ftruncate(fds[0], layout.size_bytes)
+            # A mapped file that shrinks would end the learner by SIGBUS.
+            fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             for worker in range(num_workers):
                 fds.append(os.memfd_create(f"stepmill-commands-{worker}", os.MFD_CLOEXEC))
                 fds.append(os.memfd_create(f"stepmill-results-{worker}", os.MFD_CLOEXEC))
