@@ -127,6 +127,7 @@ class Ledger {
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id);
     void record(EnvBook& env, std::uint32_t id);
+    int replay_log(std::uint32_t env_id, ServerWords& words, std::uint32_t local, std::uint32_t slot);
     void retry_reset(std::uint32_t id);
     void give(std::uint32_t id, Command command, std::uint32_t slot);
     void copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const;

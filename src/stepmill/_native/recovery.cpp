@@ -254,17 +254,34 @@ int Ledger::replay(std::uint32_t env_id) {
     words.seed[seat.local] = env.base_seed;
     words.episode[seat.local] = env.episode;
     if (env.episode == 0 && env.log.blob) write_blob(env_id, env.log.blob.ptr());
+    int outcome = REPLAYED;
+    try {
+        outcome = replay_log(env_id, words, seat.local, slot);
+    } catch (...) {  // Ctrl-C: where the env stands nobody knows
+        copy_action(env_id, action.data(), false);
+        if (is_pending) mark_faulted(env_id);
+        env.status = EnvStatus::FAULTED;
+        std::erase(pending_, env_id);
+        scanned_ = 0;
+        throw;
+    }
+    words.flags[seat.local] = 0;
+    copy_action(env_id, action.data(), false);
+    if (outcome == REPLAYED && is_pending) give(env_id, Command::STEP, env.target);
+    return outcome;
+}
+
+// The reset and every step of the log, each compared with what it gave the first time.
+int Ledger::replay_log(std::uint32_t env_id, ServerWords& words, std::uint32_t local, std::uint32_t slot) {
+    EnvBook& env = envs_[env_id];
     const Ids only{env_id};
     for (std::size_t step = 0; step < env.log.outcomes.size(); ++step) {
-        if (step == 1) words.flags[seat.local] = 0;
-        if (step > 0) copy_action(env_id, env.log.actions.data() + (step - 1) * action.size(), false);
+        if (step == 1) words.flags[local] = 0;
+        if (step > 0) copy_action(env_id, env.log.actions.data() + (step - 1) * action_bytes(), false);
         give(env_id, step == 0 ? Command::RESET : Command::STEP, slot);
         if (wait_ids(only, 1, nb::handle()) != WaitResult::READY) return REPLAY_FAULT;
         if (!(outcome_of(env_id) == env.log.outcomes[step])) return static_cast<int>(step);
     }
-    words.flags[seat.local] = 0;
-    copy_action(env_id, action.data(), false);
-    if (is_pending) give(env_id, Command::STEP, env.target);
     return REPLAYED;
 }
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Backend, Mortal, died_error
 from stepmill.pool.faults import FaultKind, FaultRow, fault_error, fault_info
-from stepmill.spec.errors import StepmillError, WorkerDied
+from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.messages import WorkerPlan, WorkerReport
 
@@ -107,7 +107,7 @@ class Recovery:
         deaths: dict[int, list[FaultRow]] = {}
         errors: list[StepmillError] = []
         for row in faults:
-            if FaultKind(row[1]) in _DEATHS:
+            if row[1] in _DEATHS:
                 deaths.setdefault(self._worker_of[row[0]], []).append(row)
             else:
                 errors.extend(self._absorb_own(row))
@@ -126,9 +126,15 @@ class Recovery:
             if thread is not None:
                 thread.join()
             if self._is_dead(worker):
+                self._write_off(worker)
                 self._restart(worker)
-                self.ledger.renew(self._plans[worker].env_ids)
         self.ledger.renew(list(env_ids))
+
+    def _write_off(self, worker: int) -> None:
+        """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next."""
+        self.ledger.fail([row[0] for row in self.ledger.faults() if self._worker_of[row[0]] == worker])
+        self.ledger.fail_worker(worker)
+        self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", self.obituary(worker)))
 
     def stop(self) -> None:
         """Break off restarts that wait for their time."""
@@ -164,18 +170,28 @@ class Recovery:
 
     def _absorb_death(self, worker: int, rows: Sequence[FaultRow]) -> list[StepmillError]:
         error = self._failures.pop(worker, None) or self._death_error(worker, rows)
+        is_over = not self._is_dead(worker) or self._is_restarting(
+            worker
+        )  # these rows are of a death that is dealt with
+        if is_over and self._policy is OnFault.TRUNCATE:
+            self._truncate(rows, error)
+            return []
         delay_s = None if self._policy is OnFault.RAISE else self._budget.take(worker)
         if delay_s is None:
             self.ledger.fail([row[0] for row in rows])
-            self.ledger.fail_worker(worker)
+            if not is_over:
+                self.ledger.fail_worker(worker)
             return [error]
         if self._policy is OnFault.REPLAY:
             return self._replay_worker(worker, error, delay_s)
         self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", error))
         self._begin_restart(worker, delay_s)
+        self._truncate(rows, error)
+        return []
+
+    def _truncate(self, rows: Sequence[FaultRow], error: StepmillError) -> None:
         for env_id, kind, _ in rows:
             self.ledger.truncate(env_id, fault_info(FaultKind(kind).name.lower(), error))
-        return []
 
     def _replay_worker(self, worker: int, error: StepmillError, delay_s: float) -> list[StepmillError]:
         self._stop.wait(delay_s)
@@ -219,18 +235,29 @@ class Recovery:
         thread = threading.Thread(
             target=self._run_restart, args=(worker, delay_s), name=f"stepmill-restart-{worker}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError as exc:  # no thread is left
+            self._failures[worker] = EngineBug(f"worker {worker} cannot be restarted: {exc}; close() other pools")
+            self.ledger.set_restarting(worker, False)
+            return
         self._threads[worker] = thread
-        thread.start()
 
     def _run_restart(self, worker: int, delay_s: float | None) -> None:
-        while delay_s is not None and not self._stop.wait(delay_s):
-            try:
-                self._restart(worker)
-                return
-            except StepmillError as failure:
-                self._failures[worker] = failure
-            delay_s = self._budget.take(worker)
-        self.ledger.set_restarting(worker, False)  # given up: what its envs were commanded meanwhile becomes faults
+        try:
+            while delay_s is not None and not self._stop.wait(delay_s) and self._is_dead(worker):
+                try:
+                    self._restart(worker)
+                    return
+                except StepmillError as failure:
+                    self._failures[worker] = failure
+                except Exception as exc:  # no descriptor left, no memory: tried again like any failure
+                    self._failures[worker] = EngineBug(
+                        f"worker {worker} could not be restarted: {type(exc).__name__}: {exc}"
+                    )
+                delay_s = self._budget.take(worker)
+        finally:  # given up: what its envs were commanded meanwhile becomes faults
+            self.ledger.set_restarting(worker, False)
 
     def _restart(self, worker: int) -> None:
         report = self._backend.revive(worker)
@@ -239,6 +266,10 @@ class Recovery:
             self._reaper.watch(worker, self._backend.pidfds[worker])
         self.restarts += 1
         self.ledger.set_restarting(worker, False)
+
+    def _is_restarting(self, worker: int) -> bool:
+        thread = self._threads.get(worker)
+        return thread is not None and thread.is_alive()
 
     def _is_dead(self, worker: int) -> bool:
         return self.ledger.is_dead(worker)
