@@ -12,7 +12,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test check format stub sanitize soak test-torch test-versions bench-setup bench dist lock clean
+.PHONY: help venv build run test check format stub model sanitize soak test-torch test-versions bench-setup bench dist lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ format: venv  ## let ruff mend what it can
 
 stub: build  ## write the stub of the extension anew
 	$(PY) scripts/check_stub.py --write
+
+model:  ## the protocol's model and its mutants; needs spin
+	$(PYTHON) model/check.py
 
 sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests on an ASAN build
 	scripts/sanitize.sh $(PY)

@@ -113,19 +113,24 @@ def read(run: Run, said: str, elapsed_s: float) -> Outcome:
     return Outcome(run, error, int(float(states.group(1))) if states else 0, elapsed_s, is_complete=not is_cut)
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def show(outcome: Outcome) -> None:
     """Print one line of the table."""
     error = outcome.error if len(outcome.error) < 60 else outcome.error[:57] + "..."
-    print(
-        f"{outcome.run.name:<28} {outcome.verdict:<22} {outcome.num_states:>11,} states {outcome.elapsed_s:>6.1f} s  {error}",
-        flush=True,
+    say(
+        f"{outcome.run.name:<28} {outcome.verdict:<22} {outcome.num_states:>11,} states {outcome.elapsed_s:>6.1f} s  {error}"
     )
 
 
 def tell_how_to_replay(outcome: Outcome) -> None:
     """Print what shows the execution that leads to an error."""
     place = WORK / re.sub(r"\W+", "_", outcome.run.name)
-    print(f"  cd {place} && spin -t -p -g -k wake.pml.trail {' '.join(outcome.run.flags)} {HERE / 'wake.pml'}")
+    say(f"  cd {place} && spin -t -p -g -k wake.pml.trail {' '.join(outcome.run.flags)} {HERE / 'wake.pml'}")
 
 
 def main() -> int:
@@ -135,7 +140,7 @@ def main() -> int:
     options = parser.parse_args()
     for tool, command in TOOLS.items():
         if shutil.which(tool) is None:
-            print(f"{tool} is not installed, so the model cannot be checked; install it with: {command}", file=sys.stderr)
+            sys.stderr.write(f"{tool} is not installed, so the model cannot be checked; install it with: {command}\n")
             return 2
     runs = [run for run in all_runs() if not options.names or run.name.split()[0].rstrip(",") in options.names]
     bad: list[Outcome] = []
@@ -147,7 +152,7 @@ def main() -> int:
     for outcome in bad:
         tell_how_to_replay(outcome)
     num_mutants = sum(run.must_fail for run in runs)
-    print(f"{len(runs)} searches, {num_mutants} of them mutants; {len(bad)} not as they should be")
+    say(f"{len(runs)} searches, {num_mutants} of them mutants; {len(bad)} not as they should be")
     if any(outcome.verdict == "CUT SHORT" for outcome in bad):
         return 2
     return 1 if bad else 0

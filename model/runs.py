@@ -17,25 +17,51 @@ class Bounds:
 
 
 BOUNDS = {
-    "pair": Bounds(dict(W=2, R=1, T=1, KILLS=1, EAGER=0), "two workers, one of them dies at any point"),
-    "deadline": Bounds(dict(W=1, R=2, T=2, LIMITS=1, MORTAL=0, EAGER=0), "a thread is given up by its deadline, and goes on"),
-    "turns": Bounds(dict(W=2, R=1, T=2, EAGER=0), "two workers, two rounds, nobody dies"),
-    "group": Bounds(dict(W=1, R=2, T=2, KILLS=1, EAGER=0), "results counted in groups, the worker dies"),
-    "close": Bounds(dict(W=1, R=1, T=2, KILLS=1, CLOSERS=1, EAGER=0), "another thread closes the pool, the worker dies"),
+    "pair": Bounds({"W": 2, "R": 1, "T": 1, "KILLS": 1, "EAGER": 0}, "two workers, one of them dies at any point"),
+    "deadline": Bounds(
+        {"W": 1, "R": 2, "T": 2, "LIMITS": 1, "MORTAL": 0, "NEED": 1, "EAGER": 0},
+        "a thread is given up by its deadline, and goes on",
+    ),
+    "turns": Bounds({"W": 2, "R": 1, "T": 2, "EAGER": 0}, "two workers, two rounds, nobody dies"),
+    "group": Bounds({"W": 1, "R": 2, "T": 2, "KILLS": 1, "EAGER": 0}, "results counted in groups, the worker dies"),
+    "close": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "CLOSERS": 1, "EAGER": 0},
+        "another thread closes the pool, the worker dies",
+    ),
     "buffer": Bounds(
-        dict(W=1, R=2, T=1, KILLS=1, EAGER=2, SPURIOUS=1, TSO=1), "done words linger in a store buffer; sleepers wake for no reason"
+        {"W": 1, "R": 2, "T": 1, "KILLS": 1, "EAGER": 2, "SPURIOUS": 1, "TSO": 1},
+        "done words linger in a store buffer; sleepers wake for no reason",
     ),
-    "request": Bounds(dict(W=1, R=2, T=2, REQUESTS=1, EAGER=0), "slow requests between commands"),
-    "request_death": Bounds(dict(W=1, R=1, T=2, KILLS=1, REQUESTS=1, EAGER=0), "slow requests, the worker dies"),
-    "hang": Bounds(
-        dict(W=1, R=1, T=2, LIMITS=1, HANGS=1, REVIVES=1, EAGER=0), "a command hangs, its process is killed and replaced", True
+    "request": Bounds({"W": 1, "R": 2, "T": 2, "REQUESTS": 1, "EAGER": 0}, "slow requests between commands"),
+    "request_death": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REQUESTS": 1, "EAGER": 0}, "slow requests, the worker dies"
     ),
-    "overdue": Bounds(dict(W=1, R=2, T=1, LIMITS=1, REVIVES=1, EAGER=0), "a process is given up, killed in the middle of anything, replaced"),
-    "revive": Bounds(dict(W=1, R=1, T=3, KILLS=2, REVIVES=2, EAGER=0), "dead workers are replaced, and die again", True),
-    "revived": Bounds(dict(W=1, R=2, T=2, KILLS=1, REVIVES=1, EAGER=0), "the rows of a dead worker that were not faulted go on in the next"),
-    "spin": Bounds(dict(W=1, R=1, T=2, KILLS=1, SPINNERS=1, ENDS=1, EAGER=0), "one may spin; the dead leave no permit behind", True),
-    "spinners": Bounds(dict(W=2, R=1, T=1, SPINNERS=1, ENDS=1, EAGER=0), "three want to spin, one may"),
-    "single": Bounds(dict(W=1, R=2, T=1, KILLS=1, EAGER=0), "the smallest with a group and a death", True),
+    "hang": Bounds({"W": 1, "R": 1, "T": 2, "LIMITS": 1, "HANGS": 1, "EAGER": 0}, "a command hangs", True),
+    "overdue": Bounds(
+        {"W": 1, "R": 2, "T": 1, "LIMITS": 1, "EAGER": 0}, "a process is given up, and killed in the middle of anything"
+    ),
+    "overlap": Bounds(
+        {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "OVERLAP": 1, "HANGS": 1, "EAGER": 0},
+        "a reset that nobody asked for hangs",
+    ),
+    "replace": Bounds(
+        {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "HANGS": 1, "REVIVES": 1, "EAGER": 0},
+        "a process that hangs is killed and replaced",
+    ),
+    "revive": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 2, "REVIVES": 1, "EAGER": 0},
+        "a dead worker is replaced, or is not, and dies again",
+    ),
+    "restart": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "EAGER": 0}, "the smallest with a restart", True
+    ),
+    "spin": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "SPINNERS": 1, "ENDS": 1, "EAGER": 0},
+        "one may spin; the dead leave no permit behind",
+        True,
+    ),
+    "spinners": Bounds({"W": 2, "R": 1, "T": 1, "SPINNERS": 1, "ENDS": 1, "EAGER": 0}, "three want to spin, one may"),
+    "single": Bounds({"W": 1, "R": 2, "T": 1, "KILLS": 1, "EAGER": 0}, "the smallest with a group and a death", True),
 }
 
 # name: (bounds in which it must fail, what it removes)
@@ -95,10 +121,11 @@ MUTANTS = {
     "EARLY_STOP_RING": ("close", "close() rings the workers before `stop` is set"),
     "EARLY_STOP": ("close", "the worker reads `stop` before its bell"),
     # restart
-    "NO_DECLARE": ("overdue", "a worker is replaced before the old one is buried"),
-    "NO_GENERATION": ("hang", "the end of the old process is taken for the end of the new"),
-    "NO_LOCK": ("revive", "the reaper and who replaces a worker do not exclude each other"),
-    "KEEP_DEAD": ("revived", "`dead` stays set when a worker is replaced"),
+    "NO_DECLARE": ("restart", "a worker is replaced before the old one is buried"),
+    "NO_GENERATION": ("replace", "the end of the old process is taken for the end of the new"),
+    "NO_LAST_CHECK": ("restart", "after a restart that failed, what was commanded meanwhile is not condemned"),
+    "NO_LOCK": ("restart", "the reaper and who replaces a worker do not exclude each other"),
+    "KEEP_DEAD": ("restart", "`dead` stays set when a worker is replaced"),
     # spinning
     "NO_SPIN_CLEAR": ("spin", "the reaper leaves a dead worker's permit"),
     "TORN_PERMIT": ("spinners", "a permit is looked for and taken in two steps"),
@@ -109,8 +136,17 @@ MUTANTS = {
 EQUIVALENTS = {
     "NO_SECOND_LOOK": ("group", "park() reads the bell before the kernel does: saves a system call"),
     "NO_SETTLED_COUNT": ("single", "the reaper counts what it settles: it rings anyway"),
-    "NO_INTERRUPT_FLUSH": ("request", "a sweep counts before it lets a request pass: the learner need not wait for the request"),
-    "NO_LOOP_DONE": ("revive", "a new worker begins behind what is settled: take_command() would refuse that, one by one"),
+    "NO_INTERRUPT_FLUSH": (
+        "request",
+        "a sweep counts before it lets a request pass: the learner need not wait for the request",
+    ),
+    "NO_LOOP_DONE": (
+        "restart",
+        "a new worker begins behind what is settled: take_command() would refuse that, one by one",
+    ),
     "NO_PARKED_CLEAR": ("single", "the reaper clears a dead worker's `parked`: saves system calls"),
-    "LATE_OVERDUE": ("hang", "give_up() says OVERDUE before it settles: the learner then refuses to use the worker at once"),
+    "LATE_OVERDUE": (
+        "hang",
+        "give_up() says OVERDUE before it settles: the learner then refuses to use the worker at once",
+    ),
 }

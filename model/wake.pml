@@ -125,14 +125,21 @@ inline flush() {
 	fi
 }
 
-/* C++: report_progress (loop.cpp). Progress is odd while a command runs, and `current` names a server only then. */
-inline report_begin(r_) {
+/* C++: report_progress (loop.cpp). Progress is odd while the worker is at something; only then `current` names a server. */
+#if OVERLAP
+#define SAY(what_) STEP(running[w] = what_)
+#else
+#define SAY(what_) skip
+#endif
+inline report_begin(r_, what_) {
 #if LIMITS
 #ifdef LATE_PROGRESS
+	SAY(what_);
 	STEP(current[w] = (r_) % R);
 #endif
-	STEP(progress[w]++; began_at[r_] = progress[w]);
+	STEP(progress[w]++; if :: what_ == COMMAND -> began_at[r_] = progress[w] :: else -> early_at[w] = progress[w] fi);
 #ifndef LATE_PROGRESS
+	SAY(what_);
 	STEP(current[w] = (r_) % R)
 #endif
 #else
@@ -218,7 +225,7 @@ inline do_command(r_, t_) {
 	if
 	:: IS_CONDEMNED(t_)
 	:: atomic { WHEN(!IS_CONDEMNED(t_) && IS_UNMOVED(r_)) -> TAKE(r_, t_) };
-		report_begin(r_);
+		report_begin(r_, COMMAND);
 		hang();
 		publish(r_, t_);
 		report_end(r_)
@@ -283,6 +290,14 @@ inline answer() {
 		requests_seen++; replies[w]++; t = 0)
 }
 
+/* C++: reset_early (overlap.cpp) */
+inline reset_early() {
+	early--;
+	report_begin(ROW(w, 0), EARLY);
+	hang();
+	report_end(ROW(w, 0))
+}
+
 /* C++: wait (loop.cpp) */
 inline wait() {
 #if SPINNERS
@@ -335,6 +350,9 @@ inline run_loop() {
 #endif
 		if
 		:: !has_worked -> wait()
+#if OVERLAP
+		:: !has_worked && early -> reset_early()
+#endif
 		:: else
 		fi;
 		has_worked = false; is_interrupted = false
@@ -343,7 +361,7 @@ inline run_loop() {
 
 proctype Worker(byte w; byte me) {
 	byte served[R];
-	byte t, old, group, requests_seen;
+	byte t, old, group, requests_seen, early = OVERLAP;
 	bool has_worked, is_interrupted, is_rung;
 
 begin:
@@ -371,4 +389,5 @@ end_of_worker:
 	}
 }
 
-#include "pool.pml"
+#include "learner.pml"
+#include "reaper.pml"

@@ -3,7 +3,7 @@
  * STEP(…) is one access to shared memory, and what a thread does by itself along with it. All interleavings of steps are
  * searched, and a worker may be dead from any step on.
  *
- * A line `C++: f (file)` names the function that the lines below it mirror; tests/unit/test_model.py looks each one up.
+ * `C++:` above a step names the functions that it mirrors; tests/unit/test_model.py looks each one up.
  * What stands under #ifdef NO_x, LATE_x, EARLY_x … is a mutant: model/check.py makes each, and each must fail.
  */
 
@@ -29,7 +29,10 @@
 #define MORTAL 1        /* 1: what is given up may be killed at any point, 0: it is a thread, and goes on */
 #endif
 #ifndef REVIVES
-#define REVIVES 0       /* dead workers that are replaced */
+#define REVIVES 0       /* dead workers that are replaced, or not: a restart may fail */
+#endif
+#ifndef OVERLAP
+#define OVERLAP 0       /* resets that a worker begins before anybody asks for them */
 #endif
 #ifndef REQUESTS
 #define REQUESTS 0      /* slow requests */
@@ -45,6 +48,9 @@
 #endif
 #ifndef SPINNERS
 #define SPINNERS 0      /* max_spinners; 0: nobody spins */
+#endif
+#ifndef NEED
+#define NEED 2          /* how many results the learner waits for: 1: one, 2: one or all that are pending */
 #endif
 #ifndef EAGER
 #define EAGER 2         /* 0: count after a group, 1: after each result, 2: either */
@@ -68,16 +74,21 @@
 #define NEIGHBOUR 3
 
 #define NO_SERVER 255
+#define NOBODY 255
+
+/* What a worker is at. */
+#define COMMAND 1
+#define EARLY 2
 
 /* PoolControl. Each bell has one sleeper: all that matters is whether it has moved since he read it, and that is modelled. */
 byte count, want;
 bool bell, parked, asleep;               /* asleep: in the kernel's queue */
 bool eager;
-byte before[W + 2] = 255;                /* what count was when somebody added to it; 255: he has looked at want since */
+byte before[W + 3] = 255;                /* what count was when somebody added to it; 255: he has looked at want since */
 byte spinners;                           /* a bit per worker, and the parent's */
 
 /* WorkerControl */
-byte requests[W], current[W] = NO_SERVER, progress[W], dead[W];
+byte requests[W], running[W], current[W] = NO_SERVER, progress[W], dead[W];
 bool worker_bell[W], worker_parked[W], worker_asleep[W], stop[W];
 
 /* ServerWords */
@@ -86,12 +97,14 @@ byte data[NR];                           /* all result bytes of a row: the ticke
 byte unseen[NR];                         /* a done word in its writer's store buffer, 0: none */
 
 /* Outside of shared memory */
-bool gone[W + 2];                        /* the pidfd is readable: nothing more is executed. Of the learner's threads: never */
+bool gone[W + 3];                        /* the pidfd is readable: nothing more is executed. Of the learner's threads: never */
 bool sigkill[W], hung[W], exited[W], ended[W], respawn[W];
 byte hangs = HANGS;
 bool mutex;                              /* Reaper::mutex_ */
 bool is_watched[W] = true;
 byte generation[W];
+bool is_restarting[W];                   /* Ledger::is_restarting_: what is commanded now is the next worker's */
+byte order = NOBODY;                     /* whom to restart */
 bool is_closed, is_over;
 byte spurious = SPURIOUS;
 byte request_row[W], request_after[W];   /* the mailbox */
@@ -102,6 +115,7 @@ byte executed[NR];                       /* ticket of the last command whose env
 byte honest[NR];                         /* ticket of the last result that its owner published */
 byte settled[NR];                        /* ticket of the last command that was settled by a fault */
 byte began_at[NR];                       /* the worker's progress number at which the running command began */
+byte early_at[W];                        /* and at which the last early reset began */
 
 #define BIT(seat_) (1 << (seat_))
 #define PARENT_SEAT W
@@ -109,6 +123,7 @@ byte began_at[NR];                       /* the worker's progress number at whic
 
 #define LEARNER W        /* `me` of its caller and of close(), which count nothing at the same time */
 #define REAPER (W + 1)
+#define RESTARTER (W + 2)
 
 /* STEP(…): a step. if :: WHEN(a) -> … :: WHEN(!a) -> … OR_DIE fi: a step that reads and branches. */
 #if KILLS || LIMITS

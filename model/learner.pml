@@ -1,4 +1,4 @@
-/* The learner, the reaper, and what nobody decides. Part of wake.pml. */
+/* The learner: its caller, and who closes the pool under it. Part of wake.pml. */
 
 /* ---- the learner ------------------------------------------------------------------------------------------------- */
 
@@ -24,27 +24,30 @@ inline ring_all_touched() {
 #endif
 }
 
-inline check_death(w_) {
-#ifndef NO_CHECK_DEATHS
+/* C++: check_deaths_of (ledger.cpp) */
+inline check_deaths_of(w_) {
 	if
-	:: is_touched[w_] ->
-		if
-		:: dead[w_] -> condemn_worker(w_, DIED)
-		:: !dead[w_]
-		fi
+	:: is_restarting[w_] || !dead[w_]
+	:: !is_restarting[w_] && dead[w_] -> condemn_worker(w_, DIED)
+	fi
+}
+
+inline check_touched(w_) {
+#ifdef NO_CHECK_DEATHS
+	skip
+#else
+	if
+	:: is_touched[w_] -> check_deaths_of(w_)
 	:: else
 	fi
-#else
-	skip
 #endif
 }
 
-/* C++: check_deaths (ledger.cpp) */
 inline check_deaths() {
 #if KILLS || LIMITS
-	check_death(0);
+	check_touched(0);
 #if W > 1
-	check_death(1)
+	check_touched(1)
 #endif
 #else
 	skip
@@ -188,13 +191,13 @@ inline wait_ids() {
 inline rebase() {
 	r = count;
 	do
-	:: v < W + 2 -> r = (before[v] < r -> before[v] : r); v++
+	:: v < W + 3 -> r = (before[v] < r -> before[v] : r); v++
 	:: else -> v = 0; break
 	od;
 	count = count - r;
 	want = (want > r -> want - r : 0);
 	do
-	:: v < W + 2 -> before[v] = (before[v] == 255 -> 255 : before[v] - r); v++
+	:: v < W + 3 -> before[v] = (before[v] == 255 -> 255 : before[v] - r); v++
 	:: else -> v = 0; r = 0; break
 	od
 }
@@ -202,7 +205,7 @@ inline rebase() {
 /* The ghosts of a row whose result was received: nobody may write it any more. What is not read again is forgotten. */
 #define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
-/* C++: settle (gather.cpp), take_faults (gather.cpp). What is there is received, once and as it was published. */
+/* C++: settle (gather.cpp), faults (gather.cpp). What is there is received, once and as it was published. */
 inline collect() {
 	do
 	:: atomic {
@@ -241,28 +244,7 @@ inline post_request(r_) {
 /* All threads of a process are gone; what it stored has arrived. */
 #define KILL(w_) DRAIN(w_); gone[w_] = true
 
-/* Python: revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
-inline revive(w_) {
-	atomic { KILL(w_) };
-	ended[w_];
-#ifndef NO_DECLARE
-	LOCK;
-	if
-	:: is_watched[w_] -> bury(w_)
-	:: else
-	fi;
-	UNLOCK;
-#endif
-	atomic { gone[w_] = false; respawn[w_] = true; hung[w_] = false; sigkill[w_] = false; replies[w_] = num_posted[w_] };
-	LOCK;
-	atomic { is_watched[w_] = true; generation[w_]++ };
-#ifndef KEEP_DEAD
-	dead[w_] = NONE;
-#endif
-	UNLOCK
-}
-
-/* Faulted rows of the living are reset; a dead worker is replaced if it may be, and is left alone otherwise. */
+/* A faulted row is commanded again, if its worker lives or is to live again: Ledger::check_workers, Recovery. */
 inline mend() {
 #if KILLS || LIMITS
 	do
@@ -270,13 +252,15 @@ inline mend() {
 		if
 		:: status[r] == FAULTED ->
 			if
-			:: !dead[r / R] -> status[r] = IDLE
+			:: !dead[r / R] || is_restarting[r / R] -> status[r] = IDLE
 #if REVIVES
-			:: dead[r / R] && revives -> revives--; revive(r / R); status[r] = (dead[r / R] -> FAULTED : IDLE)
-			:: dead[r / R] && !revives
-#else
-			:: dead[r / R]
+			/* C++: set_restarting (recovery.cpp) */
+			:: atomic {
+					dead[r / R] && !is_restarting[r / R] && revives ->
+					revives--; is_restarting[r / R] = true; order = r / R; status[r] = IDLE
+				}
 #endif
+			:: dead[r / R] && !is_restarting[r / R] && !revives
 			fi
 		:: else
 		fi;
@@ -340,7 +324,7 @@ active proctype Pool() {
 	byte status[NR];
 	byte books[NR];                  /* EnvBook::ticket */
 	byte me = LEARNER, posts = REQUESTS, revives = REVIVES;
-	byte num_pending, need, ready, r, v, t, old, num_settled, death, counted, wanted;
+	byte num_pending, need, ready, r, v, t, old, num_settled, counted, wanted;
 	bool is_touched[W];
 	bool is_gone, is_fault, is_rung;
 
@@ -367,7 +351,9 @@ active proctype Pool() {
 		if
 		:: num_pending == 0 -> break
 		:: num_pending > 0 -> need = 1
+#if NEED > 1
 		:: num_pending > 1 -> need = num_pending
+#endif
 		fi;
 		wait_ids();
 		collect();
@@ -390,139 +376,3 @@ died:
 	skip
 }
 #endif
-
-/* ---- the reaper -------------------------------------------------------------------------------------------------- */
-
-/* C++: give_up (reaper.cpp) */
-#ifdef NO_GIVE_UP_COMPARE
-#define IS_STILL(r_, ticket_) true
-#else
-#define IS_STILL(r_, ticket_) (state[r_] == STATE(ticket_, RUNNING))
-#endif
-inline give_up(r_, ticket_) {
-	if
-	:: atomic { IS_STILL(r_, ticket_) -> state[r_] = STATE(ticket_, CONDEMNED); assert(began_at[r_] == looked) };
-#ifndef LATE_OVERDUE
-		STEP(dead[w] = OVERDUE);
-#endif
-		settle(r_, ticket_, OVERDUE);
-#ifdef LATE_OVERDUE
-		STEP(dead[w] = OVERDUE);
-#endif
-		count_results(1);
-		STEP(sigkill[w] = true);
-		condemn_worker(w, NEIGHBOUR)
-	:: !IS_STILL(r_, ticket_)
-	fi
-}
-
-/* C++: check_deadlines (reaper.cpp), is_overdue (reaper.cpp). Two looks; the clock says that a limit lies between them.
- * The command that hangs is the one that the state names, if there is no progress after it was read.
- */
-#ifdef BLAME_TICKET
-#define SUSPECT STATE(ticket[ROW(w, l)], RUNNING)
-#else
-#define SUSPECT state[ROW(w, l)]
-#endif
-inline check_deadlines() {
-	LOCK;
-	STEP(looked = progress[w]);
-	UNLOCK;
-	LOCK;
-	STEP(is_hit = is_watched[w] && progress[w] == looked);
-	if
-	:: is_hit -> STEP(l = current[w]; is_hit = (l != NO_SERVER && dead[w] == NONE))
-	:: else
-	fi;
-	if
-	:: is_hit -> STEP(c = SUSPECT; is_hit = (STATE_PHASE(c) == RUNNING); c = STATE_TICKET(c))
-	:: else
-	fi;
-#ifndef NO_SECOND_PROGRESS
-	if
-	:: is_hit -> STEP(is_hit = (progress[w] == looked))
-	:: else
-	fi;
-#endif
-	if
-	:: is_hit -> give_up(ROW(w, l), c)
-	:: else
-	fi;
-	atomic { looked = 0; l = 0; c = 0; is_hit = false; UNLOCK }
-}
-
-/* C++: loop (reaper.cpp), on_event (reaper.cpp) */
-active proctype Reaper() {
-	byte me = REAPER, limits = LIMITS;
-	byte w, l, t, c, old, num_settled, death, looked, event_generation;
-	bool is_gone, is_hit;
-
-end_watching:
-	do
-	:: atomic { is_watched[0] && gone[0] -> w = 0; event_generation = generation[0]; goto on_event }
-#if W > 1
-	:: atomic { is_watched[1] && gone[1] -> w = 1; event_generation = generation[1]; goto on_event }
-#endif
-#if LIMITS
-	:: atomic { limits -> limits = 0 }
-	:: atomic { limits -> limits--; goto on_tick }
-	:: atomic { !limits && hung[0] && !dead[0] && is_watched[0] && !gone[0] -> goto on_tick }
-#endif
-	:: false ->
-on_event:
-		LOCK;
-		if
-#ifdef NO_GENERATION
-		:: is_watched[w] -> bury(w)
-#else
-		:: is_watched[w] && event_generation == generation[w] -> bury(w)
-#endif
-		:: else
-		fi;
-		atomic { UNLOCK; w = 0; event_generation = 0 }
-#if LIMITS
-	:: false ->
-on_tick:
-		check_deadlines()
-#endif
-	od;
-died:
-	skip
-}
-
-/* ---- what nobody decides ----------------------------------------------------------------------------------------- */
-
-#if CLOSERS
-#define MAY_DIE(w_) (!gone[w_] && !exited[w_] && !ended[w_])
-#else
-#define MAY_DIE(w_) (!is_closed && !gone[w_] && !exited[w_] && !ended[w_])
-#endif
-
-active proctype Environment() {
-	byte kills = KILLS;
-
-end_of_events:
-	do
-	:: false
-#ifdef TSO
-	:: atomic { unseen[0] -> DRAIN(0) }
-#if W > 1
-	:: atomic { unseen[ROW(1, 0)] -> DRAIN(1) }
-#endif
-#endif
-	/* What may happen need not: who waits for ever is not excused by a death that could still wake him. */
-#if SPURIOUS
-	:: atomic { spurious -> spurious = 0 }
-#endif
-#if KILLS
-	:: atomic { kills -> kills = 0 }
-	:: atomic { kills && MAY_DIE(0) -> kills--; KILL(0) }
-#if W > 1
-	:: atomic { kills && MAY_DIE(1) -> kills--; KILL(1) }
-#endif
-#endif
-#if LIMITS && MORTAL
-	:: atomic { sigkill[0] && MAY_DIE(0) -> KILL(0) }
-#endif
-	od
-}
