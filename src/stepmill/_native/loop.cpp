@@ -113,7 +113,10 @@ LoopExit Loop::run() {
         if (control_->stop.load(std::memory_order_acquire) != 0) return LoopExit::STOP;
         bool is_interrupted = false;
         const bool has_worked = sweep(is_interrupted);
-        if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) return LoopExit::REQUEST;
+        if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) {
+            control_->serving.store(1, std::memory_order_release);
+            return LoopExit::REQUEST;
+        }
         if (!has_worked && !(has_overlap_ && reset_early())) wait(seen);
         if (PyErr_Occurred()) throw nb::python_error();
     }

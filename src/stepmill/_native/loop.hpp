@@ -54,7 +54,10 @@ class Loop {
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
     void refresh();
     bool take_interrupt() { return std::exchange(was_interrupted_, false); }  // a KeyboardInterrupt came out of an env of the serial backend
-    void requests_seen(std::uint32_t count) { requests_seen_ = count; }
+    void requests_seen(std::uint32_t count) {
+        requests_seen_ = count;
+        control_->serving.store(0, std::memory_order_release);
+    }
     void finish_command(std::uint32_t local);  // a restarted worker: the command in its words is settled already
     void release();                            // drops every reference to Python objects
     int traverse(visitproc visit, void* arg) const;

@@ -61,6 +61,7 @@ struct alignas(CACHE_LINE) WorkerControl {
     alignas(CACHE_LINE) Word parked;
     Word current;   // the server whose command runs, NO_SERVER when none does
     Word running;   // Command that runs
+    Word serving;   // 1: at a slow request, which has a deadline of its own
     std::atomic<std::uint64_t> progress;  // grows with every command taken and finished
     alignas(CACHE_LINE) std::atomic<std::uint64_t> env_ns;
     std::atomic<std::uint64_t> wait_ns;

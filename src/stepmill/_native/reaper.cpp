@@ -235,14 +235,40 @@ void Reaper::check_deadlines() {
         if (progress != watched.progress) {
             watched.progress = progress;
             watched.since_ns = now;
+            watched.untaken_ns = 0;
             continue;
         }
         const std::uint32_t local = control.current.load(std::memory_order_acquire);
-        if (local >= slab_->plan.servers[worker].size() || !is_overdue(worker, now)) continue;
+        if (local >= slab_->plan.servers[worker].size()) {
+            check_untaken(worker, now);
+            continue;
+        }
+        if (!is_overdue(worker, now)) continue;
         const std::uint32_t ticket = slab_->words[worker].ticket[local].load(std::memory_order_acquire);
         // Read again, after the ticket: if it still stands, the command that hangs is the one of this ticket.
         if (control.progress.load(std::memory_order_acquire) == progress) give_up(worker, local, ticket);
     }
+}
+
+// A worker that is stopped, or stuck between commands, takes none: the first that waits is the one that is late.
+void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
+    Watched& watched = watched_[worker];
+    const WorkerControl& control = *slab_->workers[worker];
+    ServerWords& words = slab_->words[worker];
+    const bool is_busy = control.serving.load(std::memory_order_acquire) != 0 || control.dead.load(std::memory_order_relaxed) != 0;
+    std::uint32_t local = 0;
+    const auto num_servers = static_cast<std::uint32_t>(slab_->plan.servers[worker].size());
+    while (local < num_servers && words.ticket[local].load(std::memory_order_acquire) == words.done[local].load(std::memory_order_acquire)) ++local;
+    if (is_busy || local == num_servers) {
+        watched.untaken_ns = 0;
+        return;
+    }
+    if (watched.untaken_ns == 0) watched.untaken_ns = now;
+    const bool is_reset = words.command[local] == static_cast<std::uint8_t>(Command::RESET);
+    const std::uint64_t limit_ns = is_reset ? limits_.reset_ns : limits_.step_ns;
+    if (limit_ns == 0 || now - watched.untaken_ns <= limit_ns) return;
+    watched.untaken_ns = 0;
+    give_up(worker, local, words.ticket[local].load(std::memory_order_acquire));
 }
 
 bool Reaper::is_overdue(std::uint32_t worker, std::uint64_t now) {

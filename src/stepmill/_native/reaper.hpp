@@ -70,6 +70,7 @@ class Reaper {
         std::uint32_t generation{0};  // tells an event of a former process from one of this
         std::uint64_t progress{0};
         std::uint64_t since_ns{0};    // when `progress` was seen first
+        std::uint64_t untaken_ns{0};  // when a command was seen first that nobody takes; 0: there is none
     };
 
     static void* run(void* self);
@@ -79,6 +80,7 @@ class Reaper {
     void bury(std::uint32_t worker);
     void check_deadlines();
     bool is_overdue(std::uint32_t worker, std::uint64_t now);
+    void check_untaken(std::uint32_t worker, std::uint64_t now);
     void give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket);
     void drop(Watched& watched);
     void wake() const;

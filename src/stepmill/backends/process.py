@@ -208,8 +208,8 @@ class ProcessBackend:
 
     def _end_all(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         self._is_closed = True
-        if self._slab is None:
-            for link in self._links:
+        for link in self._links:
+            if self._slab is None or not isinstance(link.answer, Attached):
                 link.channel.shut()  # a worker that serves no slab yet takes this for the end
         self._wait_ends(time.monotonic() + stop_s)
         killed = [link for link in self._links if link.pidfd != NO_FD and not link.is_dead]

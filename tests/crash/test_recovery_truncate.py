@@ -1,0 +1,113 @@
+"""Policy truncate: a broken episode ends, is marked, and the next one begins; healthy envs notice nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
+
+
+def make(num_envs: int = 4, num_workers: int = 2, backend: str = "process", **options: Any) -> stepmill.Pool:
+    chosen = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", **options)
+    workers = {} if backend == "serial" else {"num_workers": num_workers}
+    env_fns = [partial(ChaosEnv, env_id) for env_id in range(num_envs)]
+    return stepmill.Pool(env_fns, backend=backend, options=chosen, **workers)
+
+
+def kinds(batch: stepmill.Batch) -> list[str | None]:
+    if "fault" not in batch.info:
+        return [None] * len(batch.env_id)
+    return [
+        str(kind) if has else None for kind, has in zip(batch.info["fault"]["kind"], batch.info["_fault"], strict=True)
+    ]
+
+
+def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        good = pool.step([1, 1, 1, 1]).obs.copy()
+
+        batch = pool.step([1, 1, KILL, 1])
+
+        assert batch.truncated.tolist() == [False, False, True, True]
+        assert batch.terminated.tolist() == [False] * 4
+        assert batch.reward.tolist() == [2.0, 2.0, 0.0, 0.0]
+        assert np.array_equal(batch.obs[2], good[2])
+        assert kinds(batch)[:2] == [None, None]
+        assert None not in kinds(batch)[2:]
+
+
+def test_the_step_after_a_broken_episode_is_a_reset() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        before = pool.step([1, 1, KILL, 1]).obs.copy()
+
+        batch = pool.step([1, 1, 1, 1])
+
+        assert batch.obs[:, 2].tolist() == [2, 2, 0, 0]
+        assert batch.obs[2, 1] != before[2, 1]
+        assert kinds(batch) == [None] * 4
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 3, 1, 1]
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_an_env_that_raises_is_cut_short_and_its_neighbours_go_on(backend: str) -> None:
+    with make(backend=backend) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+
+        batch = pool.step([1, RAISE, 1, 1])
+
+        assert batch.truncated.tolist() == [False, True, False, False]
+        assert batch.reward.tolist() == [2.0, 0.0, 2.0, 2.0]
+        assert kinds(batch) == [None, "raised", None, None]
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 0, 3, 3]
+
+
+def test_same_step_gives_the_final_observation_and_the_first_of_the_next_episode() -> None:
+    with make(autoreset_mode="SameStep") as pool:
+        pool.reset(seed=0)
+        good = pool.step([1] * 4).obs.copy()
+
+        batch = pool.step([1, 1, KILL, 1])
+
+        assert batch.truncated.tolist() == [False, False, True, True]
+        assert batch.obs[2, 2] == 0
+        assert np.array_equal(batch.info["final_obs"][2], good[2])
+
+
+def test_disabled_autoreset_leaves_the_reset_to_the_user() -> None:
+    with make(autoreset_mode="Disabled") as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        assert pool.step([1, RAISE, 1, 1]).truncated.tolist() == [False, True, False, False]
+
+        pool.reset_async(env_ids=[1])
+
+        assert pool.recv(1).obs[0, 2] == 0
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 1, 3, 3]
+
+
+def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
+    with make(max_restarts_total=1) as pool:
+        pool.reset(seed=0)
+        assert pool.step([KILL, 1, 1, 1]).truncated[0]
+        pool.step([1] * 4)
+
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([KILL, 1, 1, 1])
+
+
+def test_all_workers_may_die_at_once() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+
+        batch = pool.step([KILL, 1, KILL, 1])
+
+        assert batch.truncated.tolist() == [True] * 4
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [0] * 4
