@@ -244,7 +244,9 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_traceback_at_most() -> Non
             os.killpg(learner.pid, signal.SIGINT)
             err = learner.communicate(timeout=10)[1]
             assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
-            assert err.count("Traceback") <= 1, err
+            # One exception may be told with those it interrupted: Python's own import catches errors as it goes.
+            told = err.count("Traceback") - err.count("During handling of the above exception")
+            assert told <= 1, err
 
 
 # ---- close ---------------------------------------------------------------------------------------------------------------
