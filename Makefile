@@ -12,7 +12,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test check format stub model sanitize soak test-torch test-versions bench-setup bench dist lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-versions bench-setup bench dist lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -33,7 +33,10 @@ run: build  ## `stepmill run` on CartPole and Atari Pong, then a table beside Gy
 	$(PY) -m stepmill.observe.showcase
 
 test: build  ## all tests but the long ones, under 10 minutes
-	$(PY) -m pytest -m "not soak" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not soak" --covers build/covers/main.json $(PYTEST_ARGS)
+
+coverage: venv  ## docs/COVERAGE.md from what the tests have shown
+	$(PY) scripts/coverage.py
 
 check: build  ## lint, types, walls, sizes, stub
 	$(BIN)/ruff check $(PYTHON_CODE)

@@ -25,9 +25,11 @@ import numpy as np  # noqa: F401
 import pytest
 
 from tests.harness import leaks
+from tests.harness.covers import Covers
 from tests.harness.effort import EXPLORES
 from tests.harness.pools import EnvFns, make_pool, make_vector_env
 
+pytest_plugins = ["pytester"]
 HANG_S = 300.0
 _REPORT = pytest.StashKey[pytest.TestReport]()
 
@@ -42,8 +44,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("stepmill")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--covers", type=Path, metavar="FILE", help="write which ids of docs/coverage.toml were shown")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "orphans: kills parents of processes, whose zombies come to us")
+    config.addinivalue_line("markers", "covers(*ids): shows these behaviours of docs/coverage.toml")
+    if config.getoption("--covers"):
+        config.pluginmanager.register(Covers(config.getoption("--covers")))
     leaks.adopt_orphans()
 
 
