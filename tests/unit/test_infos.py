@@ -10,8 +10,10 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepmill.pool.infos import LazyInfo, merge
+from stepmill.pool.infos import LazyInfo, merge, rows_of
+from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BadOutput
+from stepmill.testing import CountingEnv
 
 ints = st.integers(-(2**31), 2**31)
 floats = st.floats(allow_nan=False)
@@ -230,3 +232,18 @@ def test_an_error_while_reading_comes_at_every_look():
 def test_a_lazy_info_refuses_what_is_no_function():
     with pytest.raises(TypeError, match="function"):
         LazyInfo({"a": 1})
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread"])
+def test_infos_can_be_had_row_by_row_as_the_envs_gave_them(backend):
+    class Telling(CountingEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"action": int(action), "note": "x"} if action else {}
+
+    with Pool([Telling] * 3, backend=backend, num_workers=None if backend == "serial" else 2) as pool:
+        pool.reset(seed=0)
+        batch = pool.step([0, 1, 0])
+        assert rows_of(batch.info) == [(1, {"action": 1, "note": "x"})]
+        assert batch.info["_action"].tolist() == [False, True, False]
+        assert rows_of({}) == []

@@ -161,6 +161,21 @@ def _filling(name: str) -> Callable[..., Any]:
     return method
 
 
+InfoRows = list[tuple[int, Any]]
+
+
+def rows_of(info: Mapping[str, Any]) -> InfoRows:
+    """Return the infos of a batch as the envs gave them, one by one and not merged. The merged one stays unread.
+
+    Args:
+        info: of a batch, untouched.
+    Returns:
+        (row, info) for each row that has one; in place of an info that cannot be loaded, the exception. With SAME_STEP
+        autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
+    """
+    return info._rows() if isinstance(info, LazyInfo) and info._rows is not None else []
+
+
 class LazyInfo(dict[str, Any]):
     """A dict that is made when it is first looked at: read, written, compared, copied, printed or pickled.
 
@@ -168,12 +183,14 @@ class LazyInfo(dict[str, Any]):
     does, does not take it for empty. It pickles and copies as a plain dict.
     """
 
-    __slots__ = ("_load",)
+    __slots__ = ("_load", "_rows")
 
-    def __init__(self, load: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, load: Callable[[], Mapping[str, Any]], rows: Callable[[], InfoRows] | None = None) -> None:
+        """`load` makes the merged info, `rows` what `rows_of` returns."""
         if not callable(load):
             raise TypeError(f"LazyInfo takes the function that makes the info, not a {type(load).__name__}")
         self._load: Callable[[], Mapping[str, Any]] | None = load
+        self._rows = rows
         dict.__setitem__(self, _UNREAD, None)
 
     def _fill(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.infos import LazyInfo, merge
+from stepmill.pool.infos import InfoRows, LazyInfo, merge
 from stepmill.worker.messages import load
 
 # (first row, payload, fault): the payload as bytes, decoded already where observations have parts of no fixed size, or
@@ -44,7 +44,20 @@ def _make_info(
             merged.update(_episode_info(episodes, flags))
         return merged
 
-    return LazyInfo(load_info)
+    def load_rows() -> InfoRows:
+        return _one_by_one(payloads, dict(finals))
+
+    return LazyInfo(load_info, load_rows)
+
+
+def _one_by_one(payloads: Sequence[Payload], finals: dict[int, object]) -> InfoRows:
+    rows: InfoRows = []
+    for payload in payloads:
+        try:
+            rows.extend(_in_row_order([payload], finals))
+        except Exception as exc:  # loading runs code of the user's classes; the other rows have nothing to do with it
+            rows.append((payload[0], exc))
+    return rows
 
 
 def _in_row_order(payloads: Sequence[Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
