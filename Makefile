@@ -12,7 +12,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-versions bench-setup bench dist lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-versions bench-setup bench dist lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -66,6 +66,9 @@ soak: build  ## 10 million steps without growth, and the tests marked soak
 
 test-torch: build  ## the tests marked torch, in an environment of their own
 	scripts/test_torch.sh $(PY)
+
+test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in an environment of their own
+	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
 
 test-versions: venv  ## build and test on the oldest and the newest CPython found
 	$(PY) scripts/test_versions.py

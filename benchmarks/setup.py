@@ -22,22 +22,11 @@ from pathlib import Path
 from benchmarks.places import DIENGINE, PEERS, PUFFER, ROOT, VENVS
 
 PYTHON = "3.11"  # the one for which a CPU build of torch is at hand everywhere
-TORCH = "torch==2.13.0"
+PEER_LIST = ROOT / "benchmarks" / "peers.txt"
+PEER_PACKAGES = (*(line for line in PEER_LIST.read_text().split("\n") if line and not line.startswith("#")), "uv")
+TORCH = next(package for package in PEER_PACKAGES if package.startswith("torch=="))
 STEP_LIMIT_S = 1800
 
-PEER_PACKAGES = (
-    TORCH,
-    "gymnasium[mujoco]==1.4.0",
-    "stable-baselines3==2.9.2",
-    "tianshou==2.0.1",
-    "torchrl==0.14.1",
-    "envpool==1.2.5",
-    "ale-py==0.12.1",
-    "opencv-python-headless",
-    "mujoco",
-    "psutil",
-    "uv",
-)
 DIENGINE_PACKAGES = (
     TORCH,
     "numpy==1.26.4",

@@ -236,3 +236,38 @@ class Reaper:
 
     def stop(self) -> None:
         """End the thread; idempotent. Deaths go unnoticed from then on."""
+
+FOREIGN_COMMANDS: int = 2
+
+class ForeignLoop:
+    """A proxy's side of the slab, for a pool of envs that is not ours."""
+
+    def __init__(self, slab: Slab, worker: int, settings: dict) -> None: ...
+
+    def take(self, may_wait: bool) -> tuple[int, Any, Any, list[tuple[int, Any, Any]] | None]:
+        """
+        Take what was commanded: (exit, servers, actions, resets); waits for it without the GIL.
+        """
+
+    def take_one(self, server: int, after_ticket: int) -> tuple[int, Any, Any, list[tuple[int, Any, Any]] | None]:
+        """The same for one server, if its ticket is at most after_ticket."""
+
+    def publish(self, servers: object, obs: object, reward: object | None, terminated: object | None, truncated: object | None, infos: object | None) -> list[int]:
+        """
+        Write results, row j of servers[j]; returns the servers that are to be reset first (SAME_STEP).
+        """
+
+    def fail(self, servers: object, error: object, phase: str) -> None:
+        """Make an exception the fault of these servers, as far as they fly."""
+
+    def flying(self) -> list[int]:
+        """Servers whose command was taken and has no result yet."""
+
+    def num_flying(self) -> int:
+        """How many there are of them."""
+
+    def requests_seen(self, count: int) -> None:
+        """Say how many slow requests were handled so far."""
+
+    def release(self) -> None:
+        """Drop every reference to Python objects."""

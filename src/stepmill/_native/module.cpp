@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
     stepmill::bind_codec(m);
     stepmill::bind_system(m);
     stepmill::bind_reaper(m);
+    stepmill::bind_foreign(m);
 }

@@ -42,7 +42,7 @@ class ThreadBackend:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._pid = os.getpid()
-        self._workers: list[_ThreadWorker] = []
+        self._workers: list[ThreadWorker] = []
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._is_closed = False
@@ -57,7 +57,7 @@ class ThreadBackend:
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         try:
             for plan in plans:
-                self._workers.append(_ThreadWorker(plan, self._settings))
+                self._workers.append(self._make_worker(plan, 0))
             return self._build(self._workers)
         except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
             self._shut(0.0)
@@ -91,7 +91,7 @@ class ThreadBackend:
                 "killed; use backend='process' for envs that hang"
             )
         old.let_go()
-        fresh = _ThreadWorker(old.plan, self._settings, num_requests=old.num_posted)
+        fresh = self._make_worker(old.plan, old.num_posted)
         self._workers[worker] = fresh
         report = self._build([fresh])[0]
         self._attach([fresh])
@@ -116,7 +116,11 @@ class ThreadBackend:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def _build(self, workers: Sequence[_ThreadWorker]) -> list[WorkerReport]:
+    def _make_worker(self, plan: WorkerPlan, num_requests: int) -> ThreadWorker:
+        """Return a worker that has not begun; so many requests went to those before it."""
+        return ThreadWorker(plan, self._settings, num_requests=num_requests)
+
+    def _build(self, workers: Sequence[ThreadWorker]) -> list[WorkerReport]:
         deadline = deadline_after(self._settings.start_timeout_s)
         for worker in workers:
             worker.thread.start()
@@ -132,7 +136,7 @@ class ThreadBackend:
             raise join_errors(errors)
         return [WorkerReport(worker.plan.worker, self._pid, tuple(worker.built.specs)) for worker in workers]
 
-    def _attach(self, workers: Sequence[_ThreadWorker]) -> None:
+    def _attach(self, workers: Sequence[ThreadWorker]) -> None:
         deadline = deadline_after(self._settings.start_timeout_s)
         for worker in workers:
             worker.has_answered.clear()
@@ -163,7 +167,7 @@ class ThreadBackend:
                 )
 
 
-class _ThreadWorker:
+class ThreadWorker:
     """One worker thread. It is its own mailbox."""
 
     def __init__(self, plan: WorkerPlan, settings: WorkerSettings, *, num_requests: int = 0) -> None:
@@ -177,8 +181,8 @@ class _ThreadWorker:
         self.has_answered = threading.Event()  # it has built its envs, or attached, or cannot
         self.has_ended = threading.Event()
         self.end_fd = os.eventfd(0)  # readable once the thread has ended without being told to
-        self._settings = settings
-        self._num_before = num_requests
+        self.settings = settings
+        self.num_before = num_requests
         self._lock = threading.Lock()  # guards _requests, _is_let_go, and has_ended being set
         self._is_let_go = False
         self._requests: deque[tuple[Request, Future]] = deque()
@@ -232,10 +236,28 @@ class _ThreadWorker:
             if future is not None:
                 future.fail(error)
 
+    # ---- in the thread: what a backend with another kind of worker does differently ---------------------------------
+
+    def build(self) -> Built:
+        """Builds the envs."""
+        return build(self.plan.env_ids, self.plan.env_fns, on_begin=self._note_env)
+
+    def serve_slab(self, slab: _native.Slab) -> None:
+        """Serves the slab until the pool says stop; sets `has_answered` when it begins."""
+        loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
+        self.has_answered.set()
+        serve(loop, self.built.envs, self, num_requests=self.num_before)
+
+    def close_envs(self) -> tuple[Fault, ...]:
+        """Closes the envs, and returns the records of those that raised."""
+        return close_envs(self.plan.env_ids, self.built.envs)
+
+    # ---- in the thread: its life --------------------------------------------------------------------------------------
+
     def _run(self) -> None:
         is_told = False
         try:
-            self.built = build(self.plan.env_ids, self.plan.env_fns, on_begin=self._note_env)
+            self.built = self.build()
             self.has_answered.set()
             is_told = bool(self.built.faults) or self._serve()
         except BaseException as exc:  # a bug of ours: the learner must hear of it, and not wait for this thread
@@ -249,16 +271,11 @@ class _ThreadWorker:
             # Our own descriptors: a thread that close() had to leave behind must not write into a file that got their numbers.
             fds = [os.dup(fd) for fd in own_fds(slab, self.plan.worker)]
             try:
-                self._serve_slab(attach_own(slab.plan, num_workers(slab), self.plan.worker, fds))
+                self.serve_slab(attach_own(slab.plan, num_workers(slab), self.plan.worker, fds))
             finally:
                 close_fds(fds)
-        self.close_faults = close_envs(self.plan.env_ids, self.built.envs)
+        self.close_faults = self.close_envs()
         return True
-
-    def _serve_slab(self, slab: _native.Slab) -> None:
-        loop = make_loop(slab, self.plan.worker, self.built, self._settings, is_inline=False)
-        self.has_answered.set()
-        serve(loop, self.built.envs, self, num_requests=self._num_before)
 
     def _end(self, *, is_told: bool) -> None:
         with self._lock:

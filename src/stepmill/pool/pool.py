@@ -234,6 +234,10 @@ class Pool(PoolCalls):
         """Envs whose result can be received now."""
         return self._ledger.ready_ids()
 
+    def observe(self, env_ids: EnvIds | None = None) -> Any:
+        """Return the newest observations that were received of some envs, or all, [B, ...]; zeros before the first."""
+        return self._ledger.observe(env_ids)
+
     @property
     def states(self) -> list[EnvState]:
         """What each env is doing, by env_id."""

@@ -11,6 +11,7 @@ from typing import cast
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Mortal
+from stepmill.backends.envpool import EnvPoolBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
@@ -118,6 +119,7 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
     BackendName.SERIAL: SerialBackend,
     BackendName.THREAD: ThreadBackend,
     BackendName.PROCESS: ProcessBackend,
+    BackendName.ENVPOOL: EnvPoolBackend,
 }
 
 
@@ -131,7 +133,7 @@ def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend
 def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
     """Share the envs out among the workers: contiguous, and as even as can be."""
     num_envs = len(env_fns)
-    if choose_backend(num_envs, options) is BackendName.SERIAL:
+    if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL):
         num_workers = 1
     elif options.envs_per_worker is not None:
         num_workers = -(-num_envs // options.envs_per_worker)

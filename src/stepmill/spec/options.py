@@ -92,7 +92,7 @@ NOT_YET = frozenset(
         "spare_envs",
     }
 )
-NOT_YET_BACKENDS = frozenset({BackendName.KERNEL, BackendName.RAY, BackendName.ENVPOOL})
+NOT_YET_BACKENDS = frozenset({BackendName.KERNEL, BackendName.RAY})
 
 _CHOICES: dict[str, type[Enum]] = {
     "context": Context,
@@ -208,6 +208,7 @@ class PoolOptions:
         self._set("worker_env", _environment(self.worker_env))
         self._set("affinity", None if self.affinity is None else tuple(self.affinity))
         self._check_workers()
+        self._check_envpool()
         self._check_replay()
         self._check_built()
 
@@ -226,6 +227,20 @@ class PoolOptions:
                 "use backend='serial', or at least 1 worker"
             )
 
+    def _check_envpool(self) -> None:
+        if self.backend is not BackendName.ENVPOOL:
+            return
+        if self.num_workers is not None or self.envs_per_worker is not None:
+            raise UsageError(
+                "backend='envpool' has EnvPool's threads in place of workers; leave num_workers and envs_per_worker out, "
+                "and give EnvPool num_threads"
+            )
+        if self.seeding is not Seeding.CONTINUE:
+            raise UsageError(
+                f"seeding={self.seeding.value!r} needs envs that take a seed at every reset, and EnvPool's take it when "
+                "their pool is made; leave seeding out"
+            )
+
     def _check_replay(self) -> None:
         if self.on_fault is OnFault.REPLAY and self.seeding is not Seeding.PER_EPISODE:
             raise UsageError(
@@ -235,7 +250,7 @@ class PoolOptions:
     def _check_built(self) -> None:
         if isinstance(self.backend, BackendName) and self.backend in NOT_YET_BACKENDS:
             raise UsageError(
-                f"backend={self.backend.value!r} is not built yet; use 'auto', 'serial', 'thread' or 'process'"
+                f"backend={self.backend.value!r} is not built yet; use 'auto', 'serial', 'thread', 'process' or 'envpool'"
             )
         for name in sorted(NOT_YET):
             default = PoolOptions.__dataclass_fields__[name].default

@@ -110,25 +110,24 @@ def make_loop(
 ) -> _native.Loop:
     """Returns the native loop over a worker's envs. `is_inline`: the learner's own thread runs it."""
     spec = built.specs[0]
-    return _native.Loop(
-        slab,
-        worker,
-        built.envs,
-        {
-            "autoreset": _AUTORESET_NUMBERS[settings.autoreset],
-            "seeding": _SEEDING_NUMBERS[settings.seeding],
-            "batched": spec.is_batched,
-            "inline": is_inline,
-            "overlap": settings.overlap_resets,
-            "observation": program(spec.observation),
-            "observation_leaves": _shapes(spec.observation),
-            "action": program(spec.action),
-            "action_leaves": _shapes(spec.action),
-            "describe": describe,
-            "pickler": dump,
-            "unpickler": load,
-        },
-    )
+    return _native.Loop(slab, worker, built.envs, {**loop_settings(spec, settings), "inline": is_inline})
+
+
+def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
+    """Returns what native code has to know to serve envs of a spec."""
+    return {
+        "autoreset": _AUTORESET_NUMBERS[settings.autoreset],
+        "seeding": _SEEDING_NUMBERS[settings.seeding],
+        "batched": spec.is_batched,
+        "overlap": settings.overlap_resets,
+        "observation": program(spec.observation),
+        "observation_leaves": _shapes(spec.observation),
+        "action": program(spec.action),
+        "action_leaves": _shapes(spec.action),
+        "describe": describe,
+        "pickler": dump,
+        "unpickler": load,
+    }
 
 
 def _shapes(node: Node) -> list[tuple[object, tuple[int, ...]]]:

@@ -13,10 +13,12 @@ from gymnasium import spec as find_spec
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
+from stepmill.envs.envpool import EnvPoolTask
 from stepmill.envs.gymnasium import EnvMaker
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.spec.errors import UsageError
+from stepmill.spec.options import BackendName
 
 _VECTOR_ARGUMENTS = ("backend", "num_workers", "autoreset_mode", "copy", "observation_mode", "options")
 _ABSENT = {
@@ -36,7 +38,8 @@ def make_vec(
 ) -> VectorEnv:
     """Make a vector env of registered envs.
 
-    The id is looked up here, once; the workers get the spec, so that they need no registry.
+    The id is looked up here, once; the workers get the spec, so that they need no registry. With `backend="envpool"` it
+    is one of EnvPool's tasks, and `**kwargs` go to `envpool.make`.
 
     Args:
         id: an id, "module:id" to import a module that registers it, or Gymnasium's EnvSpec.
@@ -50,6 +53,10 @@ def make_vec(
         UsageError: an argument makes no sense.
         gymnasium.error.Error: there is no such id; near names are suggested.
     """
+    if kwargs.get("backend", (vector_kwargs or {}).get("backend")) == BackendName.ENVPOOL:
+        return _make_envpool(
+            id, _count(num_envs), wrappers, {**(vector_kwargs or {})}, {**kwargs, **(env_kwargs or {})}
+        )
     spec = _find(id)
     stored = dict(spec.kwargs)
     num_envs = _count(stored.pop("num_envs", num_envs))
@@ -70,6 +77,21 @@ def make_vec(
     envs = VectorEnv([make_env] * num_envs, **arguments)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments))
     return envs
+
+
+def _make_envpool(
+    task_id: object,
+    num_envs: int,
+    wrappers: Sequence[Any],
+    vector_kwargs: dict[str, Any],
+    kwargs: dict[str, Any],
+) -> VectorEnv:
+    if not isinstance(task_id, str):
+        raise ArgumentTypeError(f"id={task_id!r} is a {type(task_id).__name__}; EnvPool's tasks are named by a text")
+    if wrappers:
+        raise UsageError("EnvPool's envs cannot be wrapped one by one; wrap the vector env, or leave wrappers out")
+    arguments = {**vector_kwargs, **{name: kwargs.pop(name) for name in _VECTOR_ARGUMENTS if name in kwargs}}
+    return VectorEnv([EnvPoolTask(task_id, kwargs)] * num_envs, **arguments)
 
 
 def _remembered(num_envs: int, wrappers: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:

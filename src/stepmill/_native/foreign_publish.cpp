@@ -1,0 +1,234 @@
+// The second half of the proxy's loop: rows of a foreign pool's results become bytes in the slab.
+#define NO_IMPORT_ARRAY
+#include <cstring>
+#include <string>
+
+#include "foreign.hpp"
+
+namespace stepmill {
+
+namespace {
+
+// A C array of `num` items of a type; throws if it is none.
+nb::object flat_array(nb::handle value, int type_num, std::size_t num, const char* name) {
+    nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!array) throw nb::python_error();
+    const Py_ssize_t size = PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()));
+    if (static_cast<std::size_t>(size) == num) return array;
+    PyErr_Format(PyExc_ValueError, "%s has %zd items, but %zu envs answered", name, size, num);
+    throw nb::python_error();
+}
+
+template <typename Item>
+const Item* items(const nb::object& array) {
+    return static_cast<const Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+// One row of merged infos: a dict with each array's own row, as NumPy scalar or array; what is no array goes to every row.
+nb::object info_row(nb::handle infos, std::size_t row, std::size_t num_rows) {
+    nb::dict own;
+    for (auto [key, value] : nb::borrow<nb::dict>(infos)) {
+        auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
+        if (PyDict_Check(value.ptr())) {
+            own[key] = info_row(value, row, num_rows);
+        } else if (!PyArray_Check(value.ptr()) || PyArray_NDIM(array) == 0 || static_cast<std::size_t>(PyArray_DIM(array, 0)) != num_rows) {
+            own[key] = value;
+        } else if (PyArray_NDIM(array) == 1) {
+            own[key] = nb::steal(PyArray_ToScalar(PyArray_GETPTR1(array, static_cast<npy_intp>(row)), array));
+        } else {
+            own[key] = value[row];
+        }
+    }
+    return own;
+}
+
+}  // namespace
+
+struct ForeignLoop::Rows {
+    Servers servers;
+    std::vector<nb::object> leaves;
+    nb::object reward, terminated, truncated;  // absent where all rows are of resets
+
+    bool is_end(std::size_t row) const { return terminated && (items<npy_bool>(terminated)[row] || items<npy_bool>(truncated)[row]); }
+    const std::byte* value(const Leaf& leaf, std::size_t index, std::size_t row) const { return items<std::byte>(leaves[index]) + row * leaf.row_bytes; }
+};
+
+// Writes results: row j is of server servers[j]. Rows of servers that do not fly are dropped.
+// Returns the servers whose result waits for a reset, SAME_STEP's, which the caller is to begin now.
+nb::list ForeignLoop::publish(nb::handle servers, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle infos) {
+    Rows rows;
+    rows.servers = parse_servers(servers);
+    read_rows(rows, obs, reward, terminated, truncated);
+    if (!infos.is_none() && !PyDict_Check(infos.ptr())) throw nb::type_error("infos must be a dict of arrays");
+    nb::list again;
+    std::vector<std::size_t> places;  // rows whose servers fly and wait for nothing more
+    for (std::size_t row = 0; row < rows.servers.size(); ++row) {
+        const std::uint32_t local = rows.servers[row];
+        if (!seats_[local].is_flying) continue;
+        if (!is_due_again(local, rows, row)) {
+            places.push_back(row);
+            continue;
+        }
+        hold(local, rows, row, infos);
+        again.append(local);
+    }
+    land_rows(rows, places, infos);
+    report_progress();
+    return again;
+}
+
+// From the claims to the last `finish` nothing throws: who is claimed is published.
+void ForeignLoop::land_rows(const Rows& rows, std::vector<std::size_t>& places, nb::handle infos) {
+    std::erase_if(places, [&](std::size_t row) {
+        const std::uint32_t local = rows.servers[row];
+        add_command(local);
+        land(local);
+        return !claim_result(words_.state[local], seats_[local].taken);  // condemned: the memory belongs to someone else now
+    });
+    write_rows(rows, places);
+    for (const std::size_t row : places) {
+        const std::uint32_t local = rows.servers[row];
+        write_flags(local, rows, row);
+        words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
+        try {
+            write_info(local, infos, row, rows.servers.size());
+        } catch (nb::python_error& error) {
+            write_fault(local, error.value(), "output of step");
+        }
+        finish(local);
+    }
+    flush();
+}
+
+ForeignLoop::Servers ForeignLoop::parse_servers(nb::handle servers) const {
+    const nb::object array = nb::steal(PyArray_FROM_OTF(servers.ptr(), NPY_INT64, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!array) throw nb::python_error();
+    const auto num = static_cast<std::size_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())));
+    Servers parsed;
+    for (std::size_t i = 0; i < num; ++i) {
+        const std::int64_t server = items<std::int64_t>(array)[i];
+        if (server < 0 || server >= static_cast<std::int64_t>(seats_.size())) throw std::out_of_range("a foreign pool answered for env " + std::to_string(server) + ", which it does not have");
+        parsed.push_back(static_cast<std::uint32_t>(server));
+    }
+    return parsed;
+}
+
+// All is checked and converted before a byte is written.
+void ForeignLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated) const {
+    const std::size_t num = rows.servers.size();
+    rows.leaves.resize(obs_.leaves.size());
+    auto read = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        const Leaf& leaf = obs_.leaves[index];
+        nb::object array = nb::steal(new_array(leaf, static_cast<npy_intp>(num)));
+        if (!array) return false;
+        auto* target = static_cast<std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+        const bool is_ready = PyArray_Check(value) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(value)) == leaf.type_num && leaf.is_native &&
+                              PyArray_ISCARRAY_RO(reinterpret_cast<PyArrayObject*>(value)) &&
+                              PyArray_SAMESHAPE(reinterpret_cast<PyArrayObject*>(value), reinterpret_cast<PyArrayObject*>(array.ptr()));
+        if (!is_ready && !write_leaf(leaf, value, target, static_cast<npy_intp>(num))) return false;
+        rows.leaves[index] = is_ready ? nb::borrow(value) : array;
+        return true;
+    };
+    if (!walk_tree(obs_.root, obs.ptr(), "", read, [](const Node&, PyObject*) { return false; })) throw nb::python_error();
+    if (reward.is_none()) return;
+    rows.reward = flat_array(reward, NPY_DOUBLE, num, "reward");
+    rows.terminated = flat_array(terminated, NPY_BOOL, num, "terminated");
+    rows.truncated = flat_array(truncated, NPY_BOOL, num, "truncated");
+}
+
+void ForeignLoop::add_command(std::uint32_t local) {
+    auto& counter = seats_[local].is_reset ? control_->num_resets : control_->num_steps;
+    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+// ---- SAME_STEP: what ended waits for its reset ----------------------------------------------------------------------
+
+bool ForeignLoop::is_due_again(std::uint32_t local, const Rows& rows, std::size_t row) {
+    const ForeignSeat& seat = seats_[local];
+    return autoreset_ == Autoreset::SAME_STEP && !seat.is_reset && !seat.is_held && rows.is_end(row);
+}
+
+void ForeignLoop::hold(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
+    ForeignSeat& seat = seats_[local];
+    seat.is_held = true;
+    seat.held_reward = items<double>(rows.reward)[row];
+    seat.held_terminated = items<npy_bool>(rows.terminated)[row] != 0;
+    seat.held_truncated = items<npy_bool>(rows.truncated)[row] != 0;
+    seat.held_info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
+    seat.held_obs.clear();
+    for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
+        const std::byte* value = rows.value(obs_.leaves[index], index, row);
+        seat.held_obs.insert(seat.held_obs.end(), value, value + obs_.leaves[index].row_bytes);
+    }
+}
+
+void ForeignLoop::write_final(std::uint32_t local) {
+    const std::byte* value = seats_[local].held_obs.data();
+    for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
+        const std::size_t bytes = obs_.leaves[index].row_bytes;
+        std::memcpy(slab_->base + final_columns_[index].at(0, words_.row[local]), value, bytes);
+        value += bytes;
+    }
+    words_.result[local] |= RESULT_FINAL;
+}
+
+// ---- bytes ----------------------------------------------------------------------------------------------------------
+
+// Neighbours that go to neighbouring rows of one slot are copied at once: mostly that is everything.
+void ForeignLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& places) {
+    std::size_t begin = 0;
+    while (begin < places.size()) {
+        const std::size_t place = places[begin];
+        const std::uint32_t row = words_.row[rows.servers[place]];
+        const std::uint8_t slot = words_.slot[rows.servers[place]];
+        std::size_t num = 1;
+        auto follows = [&] {
+            if (begin + num == places.size() || places[begin + num] != place + num) return false;
+            const std::uint32_t next = rows.servers[place + num];
+            return words_.row[next] == row + num && words_.slot[next] == slot;
+        };
+        while (follows()) ++num;
+        for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
+            const Leaf& leaf = obs_.leaves[index];
+            std::memcpy(slab_->base + leaf.column.at(slot, row), rows.value(leaf, index, place), leaf.row_bytes * num);
+        }
+        begin += num;
+    }
+}
+
+void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t row) {
+    ForeignSeat& seat = seats_[local];
+    const std::uint32_t at = words_.row[local];
+    const bool is_stepped = !seat.is_reset && !seat.is_held && rows.reward;
+    words_.result[local] = 0;
+    words_.payload_bytes[local] = 0;
+    slab_->reward()[at] = seat.is_held ? seat.held_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
+    slab_->terminated()[at] = seat.is_held ? seat.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
+    slab_->truncated()[at] = seat.is_held ? seat.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
+    const bool is_end = slab_->terminated()[at] || slab_->truncated()[at];
+    if (seat.is_reset || seat.needs_reset) {
+        seat.episode_return = 0.0, seat.episode_length = 0;
+    } else {
+        seat.episode_return += slab_->reward()[at];
+        ++seat.episode_length;
+        slab_->episode_return()[at] = seat.episode_return;
+        slab_->episode_length()[at] = seat.episode_length;
+        if (is_end) seat.episode_return = 0.0, seat.episode_length = 0;
+    }
+    if (seat.is_held) write_final(local);
+    seat.needs_reset = is_end && autoreset_ == Autoreset::NEXT_STEP;
+}
+
+void ForeignLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows) {
+    ForeignSeat& seat = seats_[local];
+    const bool has_info = !infos.is_none() && nb::len(infos) != 0;
+    if (!has_info && !seat.is_held) return;
+    const nb::object info = has_info ? info_row(infos, row, num_rows) : nb::object(nb::dict());
+    const nb::object final_info = seat.is_held ? seat.held_info : nb::none();
+    seat.is_held = false;
+    seat.held_info.reset();
+    write_payload(local, nb::make_tuple(info, final_info, nb::none(), nb::none()));
+}
+
+}  // namespace stepmill

@@ -1,0 +1,303 @@
+"""EnvPool: what its pools say of their envs, and the calls that drive them (EnvPool 1.2 and newer).
+
+    tasks = [EnvPoolTask("Pong-v5", num_threads=8)] * 64
+    pool = stepmill.Pool(tasks, backend="envpool")
+
+What EnvPool's own interface leaves to its user is looked after here:
+
+- A synchronous pool takes any subset of its envs at a time, steps and resets mixed.
+- An asynchronous pool hands out blocks of `batch_size` results, and waits for ever when fewer envs are at work. Here it is
+  always one of batch size 1: how many results make a batch is `recv`'s business. A pool that was given with another batch
+  size is made anew with its own configuration.
+- Seeds are fixed when a pool is made. A reset of all envs with a seed for each makes the pool anew, and lets the old one
+  go; a reset of some with seeds is refused.
+- Actions are cast to the dtypes that the C++ side wants, and laid out in C order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.envs.gymnasium import pickle_spaces, tree_of
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import MissingExtraError, UsageError
+
+_OWN_INFOS = frozenset({"env_id", "players"})  # EnvPool's bookkeeping: which env a row is of is known without
+_SEED_RANGE = range(-(2**31), 2**31)
+
+
+@dataclass(frozen=True)
+class EnvPoolTask:
+    """Stands for each env function of `Pool(..., backend="envpool")`: one EnvPool pool serves all of them.
+
+    Attributes:
+        task_id: as for `envpool.make`.
+        kwargs: its other arguments, without `num_envs`, `env_type` and `batch_size`.
+        is_async: envs answer one by one, as they get ready. Otherwise those commanded together answer together, which is
+            faster.
+        has_infos: False leaves EnvPool's infos behind, which cost time for every env in every step.
+    """
+
+    task_id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_async: bool = False
+    has_infos: bool = True
+
+    def make_pool(self, num_envs: int) -> tuple[EnvPoolDriver, EnvSpec]:
+        """Make the pool.
+
+        Raises:
+            MissingExtraError: EnvPool is not installed.
+            UsageError: there is no such task, or it is one of several players.
+        """
+        envpool = import_envpool()
+        if self.task_id not in envpool.list_all_envs():
+            raise UsageError(f"EnvPool has no task {self.task_id!r}; envpool.list_all_envs() names those it has")
+        own = {"num_envs", "env_type", "batch_size", "task_id"} & set(self.kwargs)
+        if own:
+            raise UsageError(f"{', '.join(sorted(own))} of an EnvPoolTask is chosen by the pool; leave it out")
+        pool = envpool.make(
+            self.task_id,
+            env_type="gymnasium",
+            num_envs=num_envs,
+            batch_size=1 if self.is_async else num_envs,
+            **self.kwargs,
+        )
+        return _drive(pool, has_infos=self.has_infos)
+
+    def __call__(self) -> object:
+        """Refuse: an EnvPool task is no env.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"EnvPool's {self.task_id!r} is run by its own threads; use backend='envpool'")
+
+
+@dataclass(frozen=True)
+class GivenEnvPool:
+    """The same for an EnvPool pool that exists. While it is used here, nobody else may use it; it is not ended here."""
+
+    pool: Any
+    has_infos: bool = True
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs it has; give so many env functions."""
+        return int(self.pool.config["num_envs"])
+
+    def make_pool(self, num_envs: int) -> tuple[EnvPoolDriver, EnvSpec]:
+        """Take the pool; an asynchronous one is made anew with batch size 1.
+
+        Raises:
+            UsageError: its number of envs is another one.
+        """
+        if num_envs != self.num_envs:
+            raise UsageError(
+                f"the EnvPool pool has {self.num_envs} envs, and {num_envs} are wanted; give one function for each"
+            )
+        is_async = self.pool.config["batch_size"] not in (0, 1, num_envs)
+        return _drive(_remake(self.pool, batch_size=1) if is_async else self.pool, has_infos=self.has_infos)
+
+    def __call__(self) -> object:
+        """Refuse: an EnvPool pool is no env.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("an EnvPool pool is run by its own threads; use backend='envpool'")
+
+
+def import_envpool() -> Any:
+    """Return EnvPool.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return import_module("envpool")
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(module="envpool", extra="envpool") from exc
+
+
+def describe_pool(pool: Any) -> EnvSpec:
+    """Return what a pool says of one of its envs.
+
+    Raises:
+        UsageError: it has several players per env, or is no pool for Gymnasium.
+    """
+    config = pool.config
+    if config.get("max_num_players", 1) != 1:
+        raise UsageError(
+            f"this EnvPool task has up to {config['max_num_players']} players in an env; only those with one can be run"
+        )
+    observation, action = getattr(pool, "observation_space", None), getattr(pool, "action_space", None)
+    if not isinstance(observation, gymnasium.Space) or not isinstance(action, gymnasium.Space):
+        raise UsageError("the EnvPool pool does not speak Gymnasium; make it with env_type='gymnasium'")
+    return EnvSpec(
+        observation=tree_of(observation, "observation_space"),
+        action=tree_of(action, "action_space"),
+        render_mode=getattr(pool, "_render_mode", None),
+        metadata={"render_modes": ["rgb_array", "human"]},
+        spaces=pickle_spaces(observation, action, None),
+    )
+
+
+def _drive(pool: Any, *, has_infos: bool) -> tuple[EnvPoolDriver, EnvSpec]:
+    spec = describe_pool(pool)
+    return EnvPoolDriver(pool, has_infos=has_infos), spec
+
+
+def _remake(pool: Any, **changes: Any) -> Any:
+    """Return a new pool with this one's configuration but for what changes."""
+    config = pool.spec.config
+    unknown = sorted(set(changes) - set(config._fields))
+    if unknown:
+        raise UsageError(
+            f"this version of EnvPool cannot change {', '.join(unknown)} of a pool; use EnvPool 1.2 or newer"
+        )
+    fresh = type(pool)(type(pool.spec)(config._replace(**changes)))
+    for name, value in vars(pool).items():
+        if name.startswith("_render_") and not name.startswith("_render_window"):
+            setattr(fresh, name, value)
+    return fresh
+
+
+class EnvPoolDriver:
+    """Drives one pool for the proxy; see `stepmill.backends.foreign.ForeignPool` for the methods."""
+
+    def __init__(self, pool: Any, *, has_infos: bool) -> None:
+        self._pool = pool
+        self._has_infos = has_infos
+        self._num_envs = int(pool.config["num_envs"])
+        specs = pool.spec.action_array_spec
+        names = [name for name in specs if name not in ("env_id", "players.env_id")]
+        self._actions = {name: (np.dtype(specs[name].dtype), _tail(specs[name].shape)) for name in names}
+
+    def send(self, servers: NDArray[np.int32], actions: Any) -> None:
+        """Begin steps."""
+        if not isinstance(actions, dict):
+            (kind,) = self._actions.values()
+            self._pool.send(_fit(actions, *kind), servers)
+            return
+        flat = _flatten(actions)
+        self._pool.send({name: _fit(flat[name], *kind) for name, kind in self._actions.items()}, servers)
+
+    def reset(self, orders: Sequence[tuple[int, Any, Any]]) -> None:
+        """Begin resets; see the module for seeds."""
+        if any(options for _, _, options in orders):
+            raise UsageError("EnvPool's envs take no reset options; give them to EnvPoolTask instead")
+        seeds = [seed for _, seed, _ in orders]
+        if any(seed is not None for seed in seeds):
+            self._reseed(seeds)
+        self._pool._reset(np.array([server for server, _, _ in orders], np.int32))
+
+    def recv(self) -> tuple[Any, ...]:
+        """Wait for results: of all envs at work, or of one if the pool is asynchronous."""
+        obs, reward, terminated, truncated, info = unpack_result(self._pool.recv())
+        servers = info["env_id"]
+        infos = {key: value for key, value in info.items() if key not in _OWN_INFOS} if self._has_infos else None
+        return servers, obs, reward, terminated, truncated, infos
+
+    def seat(self, server: int) -> object:
+        """Return what calls on one env reach: the pool's attributes, and its own picture."""
+        return EnvPoolSeat(self, server)
+
+    @property
+    def pool(self) -> Any:
+        """The pool of now; a seeded reset makes a new one."""
+        return self._pool
+
+    def close(self) -> None:
+        """Let go of the pool, whose threads end with it unless somebody else holds it."""
+        self._pool = None
+
+    def _reseed(self, seeds: Sequence[int | None]) -> None:
+        known = [seed for seed in seeds if seed is not None]
+        if len(known) != self._num_envs:
+            raise UsageError(
+                f"EnvPool can only seed all of its {self._num_envs} envs at once, and {len(known)} seeds are given; "
+                "reset all envs with a seed for each, or these without"
+            )
+        outside = [seed for seed in known if seed not in _SEED_RANGE]
+        if outside:
+            raise UsageError(f"EnvPool's seeds have 32 bits, and {outside[0]} has more; give smaller ones")
+        first = known[0]
+        is_run = known == list(range(first, first + self._num_envs))
+        # A run of seeds is what envpool.make(seed=first) gives its envs.
+        changes = {"seed": first, "env_seed": []} if is_run else {"seed": 0, "env_seed": known}
+        if is_run and "env_seed" not in self._pool.spec.config._fields:
+            del changes["env_seed"]
+        self._pool = _remake(self._pool, **changes)
+
+
+class EnvPoolSeat:
+    """One env of a pool, as calls see it."""
+
+    def __init__(self, driver: EnvPoolDriver, server: int) -> None:
+        self._driver = driver
+        self.env_id = server
+
+    def render(self) -> Any:
+        """Return the env's picture."""
+        frames = self._driver.pool.render(env_ids=np.array([self.env_id], np.int32))
+        return None if frames is None else frames[0]
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether `get_wrapper_attr` finds it."""
+        return hasattr(self, name) or hasattr(self._driver.pool, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of this env, or of the pool."""
+        return getattr(self if name in ("env_id", "render") else self._driver.pool, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the pool."""
+        setattr(self._driver.pool, name, value)
+
+
+# ---- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def unpack_result(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """Return (observation, reward, terminated, truncated, info) of a step's 4 or 5 values.
+
+    Of 4 values, as gym had them, the third is `done`: terminated, and truncated is what "TimeLimit.truncated" says.
+
+    Raises:
+        TypeError: there is another number of values.
+    """
+    if len(result) == 4:
+        obs, reward, done, info = result
+        return obs, reward, done, info.get("TimeLimit.truncated", np.zeros_like(done)), info
+    if len(result) == 5:
+        return cast("tuple[Any, Any, Any, Any, dict[str, Any]]", tuple(result))
+    raise TypeError(f"The output of step had {len(result)} elements, but only 4 or 5 are supported.")
+
+
+def _tail(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of one env's action; -1 in front stands for players, of which there is one."""
+    sizes = tuple(int(size) for size in shape)
+    return sizes[1:] if sizes[:1] == (-1,) else sizes
+
+
+def _fit(action: NDArray[Any], dtype: np.dtype[Any], tail: tuple[int, ...]) -> NDArray[Any]:
+    return np.ascontiguousarray(action, dtype).reshape(len(action), *tail)
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dicts under EnvPool's names, joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,11 @@
+"""Tests of front-ends live here, a folder per library. A folder whose library is missing is not collected: `make test` leaves
+it to `make test-frontends`, whose environment has them all."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+NEEDS = {"envpool": "envpool", "torchrl": "torchrl"}  # folder: module
+
+collect_ignore = [str(Path(__file__).parent / folder) for folder, module in NEEDS.items() if find_spec(module) is None]
