@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +49,48 @@ def test_a_full_reset_brings_all_envs_back() -> None:
 
         assert pool.reset(seed=1).obs[:, 2].tolist() == [0] * 4
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1] * 4
+
+
+def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
+    if flag.exists():
+        raise RuntimeError("no second one")
+    return ChaosEnv(env_id)
+
+
+def test_nobody_waits_for_a_revival_that_is_not_waited_for() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([1, 1, KILL, 1])
+        pool.recv(2)
+
+        pool.revive([2, 3], wait=False)
+        pool.reset_async(seed=[5, 6], env_ids=[2, 3])
+        pool.send([1, 1], [0, 1])
+        steps = dict(zip(*(column.tolist() for column in _columns(pool.recv(4))), strict=True))
+
+        assert steps == {0: 2, 1: 2, 2: 0, 3: 0}
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 3, 1, 1]
+
+
+def test_a_revival_that_fails_is_told_by_what_was_commanded(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    env_fns = [partial(make_fragile, flag, env_id) for env_id in range(2)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=2) as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([KILL, 1])
+        pool.recv(1)
+        flag.touch()
+
+        pool.revive([0], wait=False)
+        pool.reset_async(env_ids=[0])
+        with pytest.raises(stepmill.EnvError, match="no second one"):
+            pool.recv(1)
+
+        flag.unlink()
+        assert pool.reset(env_ids=[0]).env_id.tolist() == [0]
+
+
+def _columns(batch: stepmill.Batch) -> tuple[Any, Any]:
+    return batch.env_id, batch.obs[:, 2]

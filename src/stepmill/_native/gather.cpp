@@ -245,13 +245,15 @@ nb::object Ledger::gather_column(const Ids& ids, const Item* column, int type_nu
     return array;
 }
 
-nb::object Ledger::read_payload(std::uint32_t env_id) {
+// An env's payload, in memory that no worker can reach: valid until the next one is fetched.
+std::span<const std::uint8_t> Ledger::fetch_payload(std::uint32_t env_id) {
     const Seat seat = slab_->seats[envs_[env_id].server];
     const ServerWords& words = slab_->words[seat.worker];
     const std::uint64_t bytes = words.payload_bytes[seat.local];
     if (!(words.result[seat.local] & RESULT_REMOTE)) {
-        const std::uint64_t length = std::min<std::uint64_t>(bytes, slab_->plan.payload_row_bytes);
-        return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(slab_->payload(row_of(env_id))), static_cast<Py_ssize_t>(length)));
+        const auto* row = reinterpret_cast<const std::uint8_t*>(slab_->payload(row_of(env_id)));
+        buffer_.assign(row, row + std::min<std::uint64_t>(bytes, slab_->plan.payload_row_bytes));
+        return buffer_;
     }
     const OverflowRef ref{words.payload_offset[seat.local], bytes, words.payload_generation[seat.local]};
     if (!read_overflow(slab_->result_fds.at(seat.worker), ref, buffer_)) {
@@ -259,13 +261,21 @@ nb::object Ledger::read_payload(std::uint32_t env_id) {
         PyErr_SetString(errors().bug.ptr(), text.c_str());
         throw nb::python_error();
     }
-    return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(buffer_.data()), static_cast<Py_ssize_t>(buffer_.size())));
+    return buffer_;
+}
+
+nb::object Ledger::read_payload(std::uint32_t env_id) {
+    const auto bytes = fetch_payload(env_id);
+    return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(bytes.data()), static_cast<Py_ssize_t>(bytes.size())));
 }
 
 // Parts of no fixed size are needed at once. What cannot be decoded is a fault of its env; the others stay receivable.
-nb::object Ledger::decode_payload(std::uint32_t id, const nb::object& bytes) {
-    const auto* data = reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr()));
-    nb::object payload = nb::steal(decode(data, static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())), unpickler_.ptr()));
+nb::object Ledger::decode_payload(std::uint32_t id) {
+    // Taken out of the ledger meanwhile: unpickling runs code of others, which may come back here.
+    fetch_payload(id);
+    std::vector<std::uint8_t> bytes = std::move(buffer_);
+    nb::object payload = nb::steal(decode(bytes.data(), bytes.size(), unpickler_.ptr()));
+    buffer_ = std::move(bytes);
     if (payload) return payload;
     const Seat seat = slab_->seats[envs_[id].server];
     slab_->words[seat.worker].payload_bytes[seat.local] = 0;
@@ -288,11 +298,8 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
         const std::size_t row = (is_by_env ? id : i) * batch_size_;
         nb::object payload;
         if (has_result && words.payload_bytes[seat.local] != 0) {
-            payload = read_payload(id);
-            if (obs_.num_opaques != 0) {
-                payload = decode_payload(id, payload);
-                envs_[id].opaques = payload[2];
-            }
+            payload = obs_.num_opaques != 0 ? decode_payload(id) : read_payload(id);
+            if (obs_.num_opaques != 0) envs_[id].opaques = payload[2];
         }
         if (payload || is_cut) payloads.append(nb::make_tuple(row, payload ? payload : nb::none(), is_cut ? env.fault_info : nb::none()));
         if (is_cut && env.final_obs) finals.append(nb::make_tuple(row, env.final_obs));

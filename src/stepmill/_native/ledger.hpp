@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "codec.hpp"
@@ -136,7 +137,7 @@ class Ledger {
     EpisodeLog::Outcome outcome_of(std::uint32_t id) const;
     void settle(const Ids& ids, Ids rest);                        // received: they are idle, their targets the latest; the rest is pending
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
-    nb::object decode_payload(std::uint32_t id, const nb::object& bytes);
+    nb::object decode_payload(std::uint32_t id);
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
     void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
@@ -154,6 +155,7 @@ class Ledger {
     bool is_all(const Ids& ids) const { return &ids == &all_; }
     std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
     int common_slot(const Ids& ids) const;
+    std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
     nb::object read_payload(std::uint32_t env_id);
 
     std::shared_ptr<Slab> slab_;

@@ -115,19 +115,26 @@ class Recovery:
             errors.extend(self._absorb_death(worker, rows))
         return errors
 
-    def revive(self, env_ids: Sequence[int]) -> None:
-        """Restart the dead workers of these envs and wait for them; all envs of such a worker must be reset then.
+    def revive(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
+        """Restart the dead workers of these envs; all envs of such a worker must be reset then.
+
+        With `wait=False` nobody waits: commands wait for the worker, and if it cannot be started they become its fault.
 
         Raises:
-            EnvError, EnvTimeout, WorkerDied: the worker could not be started.
+            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Not with `wait=False`.
         """
         for worker in sorted({self._worker_of[env_id] for env_id in env_ids}):
-            thread = self._threads.pop(worker, None)
+            thread = self._threads.get(worker)
+            if thread is not None and thread.is_alive() and not wait:
+                continue
             if thread is not None:
-                thread.join()
+                self._threads.pop(worker).join()
             if self._is_dead(worker):
                 self._write_off(worker)
-                self._restart(worker)
+                if wait:
+                    self._restart(worker)
+                else:
+                    self._begin_restart(worker, 0.0, tries_again=False)
         self.ledger.renew(list(env_ids))
 
     def _write_off(self, worker: int) -> None:
@@ -230,10 +237,13 @@ class Recovery:
 
     # ---- restarts -----------------------------------------------------------------------------------------------
 
-    def _begin_restart(self, worker: int, delay_s: float) -> None:
+    def _begin_restart(self, worker: int, delay_s: float, *, tries_again: bool = True) -> None:
         self.ledger.set_restarting(worker, True)
         thread = threading.Thread(
-            target=self._run_restart, args=(worker, delay_s), name=f"stepmill-restart-{worker}", daemon=True
+            target=self._run_restart,
+            args=(worker, delay_s, tries_again),
+            name=f"stepmill-restart-{worker}",
+            daemon=True,
         )
         try:
             thread.start()
@@ -243,7 +253,7 @@ class Recovery:
             return
         self._threads[worker] = thread
 
-    def _run_restart(self, worker: int, delay_s: float | None) -> None:
+    def _run_restart(self, worker: int, delay_s: float | None, tries_again: bool) -> None:
         try:
             while delay_s is not None and not self._stop.wait(delay_s) and self._is_dead(worker):
                 try:
@@ -255,7 +265,7 @@ class Recovery:
                     self._failures[worker] = EngineBug(
                         f"worker {worker} could not be restarted: {type(exc).__name__}: {exc}"
                     )
-                delay_s = self._budget.take(worker)
+                delay_s = self._budget.take(worker) if tries_again else None
         finally:  # given up: what its envs were commanded meanwhile becomes faults
             self.ledger.set_restarting(worker, False)
 

@@ -20,7 +20,9 @@ LINE_BYTES = 64
 PAGE_BYTES = 4096
 PRIVATE_SLOTS = 3  # two that alternate, and one more that makes all envs meet in one slot again after a partial reset
 LEASE_BYTES = 16 * 1024  # an observation leaf of at least so many bytes a batch is lent, a smaller one copied
-PAYLOAD_ROW_BYTES = 1024  # an info that is larger goes to the worker's overflow memory
+PAYLOAD_ROW_BYTES = (
+    1024  # an info that is larger goes to the worker's overflow memory, unless the env asks for more room
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
     num_rows = spec.batch_size * sum(len(owned) for owned in servers)
     num_leased = lease_slots if _is_any_leased(spec.observation, num_rows) else 0
     num_slots = PRIVATE_SLOTS + num_leased
+    payload_row_bytes = _payload_row_bytes(spec)
     ruler = _Ruler()
     ruler.place("pool control", _native.POOL_CONTROL_BYTES)
     control = [
@@ -82,10 +85,12 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
         "observation": _columns(ruler, "observation", spec.observation, num_rows, num_slots),
         "final_observation": _columns(ruler, "final observation", spec.observation, num_rows, 1),
         "action": _columns(ruler, "action", spec.action, num_rows, 1),
-        "payload_row_bytes": PAYLOAD_ROW_BYTES,
+        "payload_row_bytes": payload_row_bytes,
     }
     for name, item_bytes in _ROW_FIELDS.items():
         plan[name] = ruler.place(name, item_bytes * num_rows)
+    align = PAGE_BYTES if payload_row_bytes > PAYLOAD_ROW_BYTES else LINE_BYTES
+    plan["payload"] = ruler.place("payload", payload_row_bytes * num_rows, align)
     plan["size_bytes"] = -(-ruler.end // PAGE_BYTES) * PAGE_BYTES
     return Layout(-(-ruler.end // PAGE_BYTES) * PAGE_BYTES, tuple(ruler.spans), plan)
 
@@ -96,8 +101,14 @@ _ROW_FIELDS = {
     "truncated": 1,
     "episode_return": 8,
     "episode_length": 8,
-    "payload": PAYLOAD_ROW_BYTES,
 }
+
+
+def _payload_row_bytes(spec: EnvSpec) -> int:
+    if spec.payload_bytes <= PAYLOAD_ROW_BYTES:
+        return PAYLOAD_ROW_BYTES
+    # Whole pages: what a row does not use is never resident, nor shared with the next.
+    return -(-spec.payload_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _row_bytes(leaf: Leaf) -> int:

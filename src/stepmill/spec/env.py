@@ -21,6 +21,8 @@ class EnvSpec:
         metadata: the env's own; for a batched env "autoreset_mode" is there as Gymnasium's string.
         spaces: the original spaces, pickled as (observation space, action space) of one row; opaque to the engine.
         gym_spec: the Gymnasium spec that the env was made from, pickled; None if it has none or it does not pickle.
+        payload_bytes: room in the slab for what of a result has no fixed size (infos, opaque observations), per row.
+            What is larger takes a slower way. Room that is never used costs no memory.
     """
 
     observation: Node
@@ -31,6 +33,7 @@ class EnvSpec:
     metadata: Mapping[str, object] = field(default_factory=dict)
     spaces: bytes = field(default=b"", repr=False)
     gym_spec: bytes | None = field(default=None, repr=False)
+    payload_bytes: int = 0
 
     def is_compatible(self, other: EnvSpec) -> bool:
         """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure and batch size.
