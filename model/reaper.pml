@@ -99,7 +99,7 @@ inline give_up(r_) {
 	fi
 }
 
-/* C++: check_deadlines (reaper.cpp), is_overdue (reaper.cpp). Two looks; the clock says that a limit lies between them.
+/* C++: check_deadline (reaper.cpp), check_current (reaper.cpp). Two looks; the clock says that a limit lies between them.
  * The command that hangs is the one that the state names, if there is no progress after it was read.
  */
 inline check_deadlines() {

@@ -125,7 +125,7 @@ inline flush() {
 	fi
 }
 
-/* C++: report_progress (loop.cpp). Progress is odd while the worker is at something; only then `current` names a server. */
+/* C++: begin_activity (protocol.hpp), end_activity (protocol.hpp). Progress is odd while the worker is at something; only then `current` names a server. */
 #if OVERLAP
 #define SAY(what_) STEP(running[w] = what_)
 #else

@@ -76,9 +76,7 @@ class WorkerThread {
     bool perform(std::uint32_t local, std::uint32_t ticket) {
         WorkerControl& control = *slab_.workers[worker_];
         ServerWords& words = slab_.words[worker_];
-        control.running.store(words.command[local], std::memory_order_relaxed);
-        control.current.store(local, std::memory_order_release);
-        control.progress.fetch_add(1, std::memory_order_release);
+        begin_activity(control, local, static_cast<Activity>(words.command[local]));
         if (dies_at(DeathPoint::TAKEN)) return false;
         if (random_() % 64 == 0) std::this_thread::yield();
         if (claim_result(words.state[local], ticket)) {
@@ -88,8 +86,7 @@ class WorkerThread {
             words.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
             words.done[local].store(ticket, std::memory_order_release);
         }
-        control.current.store(NO_SERVER, std::memory_order_relaxed);
-        control.progress.fetch_add(1, std::memory_order_release);
+        end_activity(control);
         return true;
     }
 
@@ -127,7 +124,7 @@ class Parent {
         for (const std::uint32_t server : servers) {
             const Seat seat = slab_.seats[server];
             ServerWords& words = slab_.words[seat.worker];
-            words.command[seat.local] = static_cast<std::uint8_t>(Command::STEP);
+            std::atomic_ref(words.command[seat.local]).store(static_cast<std::uint8_t>(Command::STEP), std::memory_order_relaxed);
             words.ticket[seat.local].store(++tickets_[server], std::memory_order_seq_cst);
         }
         for (std::uint32_t worker = 0; worker < slab_.workers.size(); ++worker) {

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t LIMIT_NS = 100'000'000;
 constexpr std::uint64_t NEVER_NS = 3'600'000'000'000;
 
-enum class Habit { ANSWERS, HANGS, SLEEPS };
+enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_DONE, SLEEPS };
 
 [[noreturn]] void live(Slab& slab, Habit habit) {
     WorkerControl& control = *slab.workers[0];
@@ -33,17 +33,21 @@ enum class Habit { ANSWERS, HANGS, SLEEPS };
         }
         done = ticket;
         if (!take_command(words.state[0], ticket)) continue;
-        control.running.store(words.command[0], std::memory_order_relaxed);
-        control.current.store(0, std::memory_order_release);
-        control.progress.fetch_add(1, std::memory_order_release);
+        if (habit == Habit::STOPS) raise(SIGSTOP);
+        begin_activity(control, 0, static_cast<Activity>(words.command[0]));
         if (habit == Habit::HANGS) pause();
         if (!claim_result(words.state[0], ticket)) continue;
+        if (habit == Habit::HANGS_PUBLISHING) pause();
         observation(slab, 0) = answer(0, ticket);
         words.fault[0].store(0, std::memory_order_relaxed);
         words.done[0].store(ticket, std::memory_order_release);
         count_results(*slab.pool, 1);
-        control.current.store(NO_SERVER, std::memory_order_relaxed);
-        control.progress.fetch_add(1, std::memory_order_release);
+        if (habit == Habit::STOPS_DONE) raise(SIGSTOP);
+        end_activity(control);
+        if (habit == Habit::HANGS_EARLY) {
+            begin_activity(control, 0, Activity::EARLY_RESET);
+            pause();
+        }
     }
 }
 
@@ -184,9 +188,7 @@ void a_hanging_thread_loses_its_command() {
     std::thread owner([&] {
         while (words.ticket[0].load(std::memory_order_acquire) == 0) std::this_thread::yield();
         CHECK(take_command(words.state[0], 1));
-        slab->workers[0]->running.store(words.command[0], std::memory_order_relaxed);
-        slab->workers[0]->current.store(0, std::memory_order_release);
-        slab->workers[0]->progress.fetch_add(1, std::memory_order_release);
+        begin_activity(*slab->workers[0], 0, static_cast<Activity>(words.command[0]));
         while (!is_open.load()) std::this_thread::yield();
         has_published = claim_result(words.state[0], 1);
     });
@@ -212,6 +214,74 @@ void what_an_overdue_worker_left_half_written_is_a_neighbours_fault() {
     CHECK(condemn_worker(*slab, 0, Fault::NEIGHBOUR) == 0);
     reaper.declare_dead(0);
     CHECK(words.done[0].load() == 1 && words.fault[0].load() == static_cast<std::uint32_t>(Fault::NEIGHBOUR));
+}
+
+void a_worker_that_never_ends_publishing_is_killed_and_blamed() {
+    const Household house(Habit::HANGS_PUBLISHING, Limits{LIMIT_NS, 0});
+    Parent parent(*house.slab);
+    parent.command({0, 1});
+    parent.wait({0, 1}, 2);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT && parent.fault(1) == Fault::NEIGHBOUR);
+}
+
+void a_worker_stopped_as_it_takes_a_command_is_late() {
+    const Household house(Habit::STOPS, Limits{LIMIT_NS, 0});
+    Parent parent(*house.slab);
+    parent.command({0});
+    parent.wait({0}, 1);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT);
+    house.wait_until_dead();
+}
+
+void a_worker_stopped_as_it_ends_a_command_is_late_with_the_next() {
+    for (const std::uint32_t next : {0u, 1u}) {
+        const Household house(Habit::STOPS_DONE, Limits{LIMIT_NS, 0});
+        Parent parent(*house.slab);
+        parent.command({0});
+        parent.wait({0}, 1);
+        parent.check(0);
+        parent.command({next});
+        parent.wait({next}, 1);
+        CHECK(parent.fault(next) == Fault::TIMED_OUT);
+        house.wait_until_dead();
+    }
+}
+
+// Whoever waits for the next command hears of it then; until then nobody is to blame.
+void an_early_reset_that_hangs_ends_the_worker_and_blames_no_finished_command() {
+    const Household house(Habit::HANGS_EARLY, Limits{NEVER_NS, LIMIT_NS});
+    Parent parent(*house.slab);
+    parent.command({0});
+    parent.wait({0}, 1);
+    house.wait_until_dead();
+    parent.check(0);
+    CHECK(parent.fault(0) == Fault::NONE);
+    parent.command({0});
+    parent.wait({0}, 1);
+    CHECK(parent.fault(0) == Fault::DIED);
+}
+
+void a_command_that_waits_for_an_early_reset_is_blamed_when_that_hangs() {
+    const Household house(Habit::HANGS_EARLY, Limits{NEVER_NS, 5 * LIMIT_NS});
+    Parent parent(*house.slab);
+    parent.command({0});
+    parent.wait({0}, 1);
+    parent.command({0});
+    parent.wait({0}, 1);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT);
+}
+
+// A condemnation may be slow. What was commanded meanwhile is not what it condemns.
+void a_later_command_is_not_settled_by_the_number_of_an_earlier_one() {
+    const auto slab = make_arena(1, 1);
+    ServerWords& words = slab->words[0];
+    words.ticket[0].store(6);
+    words.done[0].store(6);
+    words.state[0].store(state_word(7, Phase::CONDEMNED));
+    words.done[0].store(5);  // as it was when the slow one read it
+    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::DIED));
+    CHECK(condemn_worker(*slab, 0, Fault::DIED) == 0);
+    CHECK(words.done[0].load() == 5 && words.state[0].load() == state_word(7, Phase::CONDEMNED));
 }
 
 void a_reaper_is_inert_in_a_forked_child() {
@@ -245,6 +315,12 @@ int main() {
         {"a forgotten worker may end", a_forgotten_worker_may_end},
         {"a hanging thread loses its command", a_hanging_thread_loses_its_command},
         {"what an overdue worker left half-written is a neighbour's fault", what_an_overdue_worker_left_half_written_is_a_neighbours_fault},
+        {"a worker that never ends publishing is killed and blamed", a_worker_that_never_ends_publishing_is_killed_and_blamed},
+        {"a worker stopped as it takes a command is late", a_worker_stopped_as_it_takes_a_command_is_late},
+        {"a worker stopped as it ends a command is late with the next", a_worker_stopped_as_it_ends_a_command_is_late_with_the_next},
+        {"an early reset that hangs ends the worker and blames no finished command", an_early_reset_that_hangs_ends_the_worker_and_blames_no_finished_command},
+        {"a command that waits for an early reset is blamed when that hangs", a_command_that_waits_for_an_early_reset_is_blamed_when_that_hangs},
+        {"a later command is not settled by the number of an earlier one", a_later_command_is_not_settled_by_the_number_of_an_earlier_one},
         {"a reaper is inert in a forked child", a_reaper_is_inert_in_a_forked_child},
     });
 }

@@ -388,8 +388,9 @@ void Ledger::dispatch(const Ids& ids, Command command) {
 }
 
 // A worker that died before its tickets were written was reaped without them: settle them here.
-// The ring is a full fence between the tickets and this load: either the reaper sees the tickets, or this sees the death.
+// The reaper writes `dead` and then reads the tickets: because of the fence it sees these, or this sees the death.
 void Ledger::check_deaths_of(std::uint32_t worker) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (is_restarting_[worker] || slab_->workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
     condemn_worker(*slab_, worker, Fault::DIED);
 }

@@ -167,7 +167,7 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
         served.done = ticket;  // condemned before it began
         return;
     }
-    report_progress(local, static_cast<Command>(words_.command[local]));
+    begin_activity(*control_, local, static_cast<Activity>(words_.command[local]));
     Result result;
     const char* phase = "step";
     if (perform(local, result, phase)) {
@@ -177,14 +177,7 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
         publish_fault(local, ticket, is_output ? Fault::BAD_OUTPUT : Fault::RAISED, phase, false);
     }
     served.done = ticket;
-    report_progress(NO_SERVER, Command::NONE);
-}
-
-// What the worker is at, for who watches deadlines. Plain stores: the watcher reads the clock.
-void Loop::report_progress(std::uint32_t local, Command command) {
-    control_->running.store(static_cast<std::uint32_t>(command), std::memory_order_relaxed);
-    control_->current.store(local, std::memory_order_release);
-    control_->progress.store(control_->progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    end_activity(*control_);
 }
 
 bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
@@ -208,7 +201,7 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
 bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic) {
     ServedEnv& served = envs_[local];
     nb::object seed, options = nb::none();
-    if (is_automatic) report_progress(local, Command::RESET);  // the step's deadline is not the reset's
+    if (is_automatic) begin_activity(*control_, local, served.is_early ? Activity::EARLY_RESET : Activity::RESET);  // the step's deadline is not the reset's
     const std::uint8_t flags = is_automatic ? 0 : words_.flags[local];
     if (flags & FLAG_BLOB) {
         nb::object blob;

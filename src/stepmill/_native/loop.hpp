@@ -68,7 +68,6 @@ class Loop {
     bool take_early(std::uint32_t local, Result& result, const char*& phase);
     void drop_early(ServedEnv& served) const;
     void do_command(std::uint32_t local, std::uint32_t ticket);
-    void report_progress(std::uint32_t local, Command command);
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);

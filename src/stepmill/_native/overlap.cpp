@@ -19,7 +19,7 @@ bool Loop::reset_early() {
             served.early_phase = result.info && !result.obs ? "output of reset" : "reset";
             served.early_error = nb::steal(raised_exception());
         }
-        report_progress(NO_SERVER, Command::NONE);
+        end_activity(*control_);
         control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
         return true;
     }

@@ -20,6 +20,8 @@ constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
 constexpr std::uint32_t LAYOUT_VERSION = 1;
 
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
+// What a worker is at. An early reset (overlapped) answers no command: nobody asked for it yet.
+enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3 };
 enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, CONDEMNED = 3 };
 enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACTION = 3, DIED = 4, TIMED_OUT = 5, NEIGHBOUR = 6, INTERRUPTED = 7 };
 
@@ -60,9 +62,9 @@ struct alignas(CACHE_LINE) WorkerControl {
     // The worker's.
     alignas(CACHE_LINE) Word parked;
     Word current;   // the server whose command runs, NO_SERVER when none does
-    Word running;   // Command that runs
+    Word running;   // its Activity there
     Word serving;   // 1: at a slow request, which has a deadline of its own
-    std::atomic<std::uint64_t> progress;  // grows with every command taken and finished
+    std::atomic<std::uint64_t> progress;  // grows when it begins something, and when that has ended
     alignas(CACHE_LINE) std::atomic<std::uint64_t> env_ns;
     std::atomic<std::uint64_t> wait_ns;
     std::atomic<std::uint64_t> num_steps;
@@ -73,6 +75,19 @@ struct alignas(CACHE_LINE) WorkerControl {
 static_assert(sizeof(WorkerControl) == 4 * CACHE_LINE);
 
 constexpr std::uint32_t NO_SERVER = UINT32_MAX;
+
+// The worker begins something, or turns to another part of it. Who sees `current` sees what it is at, and the progress.
+inline void begin_activity(WorkerControl& worker, std::uint32_t local, Activity activity) noexcept {
+    worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    worker.running.store(static_cast<std::uint32_t>(activity), std::memory_order_release);
+    worker.current.store(local, std::memory_order_release);
+}
+
+// In this order: as long as `current` names a server, what ran there when progress last grew runs on.
+inline void end_activity(WorkerControl& worker) noexcept {
+    worker.current.store(NO_SERVER, std::memory_order_release);
+    worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
 
 constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 

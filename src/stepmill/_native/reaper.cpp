@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <csignal>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -20,6 +21,7 @@ namespace {
 constexpr std::uint64_t WAKE = UINT64_MAX;  // epoll's name for the eventfd; the others are generation << 32 | worker
 constexpr int MAX_EVENTS = 16;
 constexpr std::uint64_t MILLISECOND_NS = 1'000'000;
+constexpr std::uint64_t PUBLISHING_GRACE_NS = 1'000 * MILLISECOND_NS;  // on top of the limit, for writing a result
 
 [[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
 
@@ -28,6 +30,8 @@ bool take_from(Word& state, std::uint32_t ticket, bool is_gone) noexcept {
     std::uint32_t old = state.load(std::memory_order_acquire);
     for (;;) {
         if (old == state_word(ticket, Phase::CONDEMNED)) return false;
+        // A later command is not the one to be taken: whoever is slow here would settle it by the number of its predecessor.
+        if (state_ticket(old) != ticket_part(ticket) && state_ticket(old) != ticket_part(ticket - 1)) return false;
         // Only the dead can be robbed in the middle of publishing: the living still writes.
         if (old == state_word(ticket, Phase::PUBLISHING) && !is_gone) return false;
         if (state.compare_exchange_weak(old, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return true;
@@ -136,6 +140,8 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     WorkerControl& control = *slab_->workers[worker];
     watched.progress = control.progress.load(std::memory_order_acquire);
     watched.since_ns = now_ns();
+    watched.untaken_ns = 0;
+    watched.stuck = NO_SERVER;
     watched.is_watched = true;
     control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
 
@@ -169,7 +175,7 @@ std::vector<SlowCommand> Reaper::slow_commands(std::uint64_t min_ns) {
     for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) {
         const Watched& watched = watched_[worker];
         const WorkerControl& control = *slab_->workers[worker];
-        const std::uint32_t local = control.current.load(std::memory_order_relaxed);
+        const std::uint32_t local = control.current.load(std::memory_order_acquire);
         const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
         const bool stands_still = watched.is_watched && control.progress.load(std::memory_order_acquire) == watched.progress;
         if (!stands_still || local >= servers.size() || now - watched.since_ns < min_ns) continue;
@@ -217,81 +223,117 @@ void Reaper::on_event(std::uint64_t data) {
 
 void Reaper::bury(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers[worker];
+    const std::uint32_t stuck = std::exchange(watched_[worker].stuck, NO_SERVER);
     drop(watched_[worker]);
     const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
     release_spin(*slab_->pool, worker);
     control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: ringing needs no system call
+    ServerWords& words = slab_->words[worker];
+    if (stuck != NO_SERVER) {
+        const std::uint32_t ticket = words.ticket[stuck].load(std::memory_order_seq_cst);
+        const bool is_done = words.done[stuck].load(std::memory_order_acquire) == ticket;
+        if (!is_done && take_from(words.state[stuck], ticket, true)) settle(words, stuck, ticket, Fault::TIMED_OUT);
+    }
     // Of who was killed for being overdue, the culprit has its fault already; what is left are its neighbours.
     condemn_worker(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
 }
 
 void Reaper::check_deadlines() {
     const std::uint64_t now = now_ns();
-    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) {
-        Watched& watched = watched_[worker];
-        WorkerControl& control = *slab_->workers[worker];
-        if (!watched.is_watched) continue;
-        const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
-        if (progress != watched.progress) {
-            watched.progress = progress;
-            watched.since_ns = now;
-            watched.untaken_ns = 0;
-            continue;
-        }
-        const std::uint32_t local = control.current.load(std::memory_order_acquire);
-        if (local >= slab_->plan.servers[worker].size()) {
-            check_untaken(worker, now);
-            continue;
-        }
-        if (!is_overdue(worker, now)) continue;
-        const std::uint32_t ticket = slab_->words[worker].ticket[local].load(std::memory_order_acquire);
-        // Read again, after the ticket: if it still stands, the command that hangs is the one of this ticket.
-        if (control.progress.load(std::memory_order_acquire) == progress) give_up(worker, local, ticket);
+    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) check_deadline(worker, now);
+}
+
+void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
+    Watched& watched = watched_[worker];
+    const WorkerControl& control = *slab_->workers[worker];
+    if (!watched.is_watched) return;
+    const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
+    if (progress != watched.progress) {
+        watched.progress = progress;
+        watched.since_ns = now;
+        watched.untaken_ns = 0;
+        return;
+    }
+    if (control.dead.load(std::memory_order_relaxed) != 0) return;
+    const std::uint32_t local = control.current.load(std::memory_order_acquire);
+    if (local < slab_->plan.servers[worker].size() && !is_finished(worker, local)) check_current(worker, local, now - watched.since_ns);
+    else check_untaken(worker, now);
+}
+
+// Whether the command that the worker is still at is done: then it is between commands, and the next is untaken.
+bool Reaper::is_finished(std::uint32_t worker, std::uint32_t local) const {
+    const ServerWords& words = slab_->words[worker];
+    if (slab_->workers[worker]->running.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Activity::EARLY_RESET)) return false;
+    const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
+    return ticket_part(words.done[local].load(std::memory_order_acquire)) == state_ticket(state);
+}
+
+// Whether the worker has made no progress since it was looked at first. Asked after all else was read: what was read then
+// is of what hangs.
+bool Reaper::is_still(std::uint32_t worker) const {
+    return slab_->workers[worker]->progress.load(std::memory_order_acquire) == watched_[worker].progress;
+}
+
+// The worker is at something of this server, and has been for so long.
+void Reaper::check_current(std::uint32_t worker, std::uint32_t local, std::uint64_t elapsed_ns) {
+    const ServerWords& words = slab_->words[worker];
+    const auto activity = static_cast<Activity>(slab_->workers[worker]->running.load(std::memory_order_acquire));
+    const std::uint64_t limit = limit_ns(activity == Activity::RESET || activity == Activity::EARLY_RESET);
+    if (limit == 0 || elapsed_ns <= limit) return;
+    const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+    const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
+    if (!is_still(worker)) return;
+    if (activity == Activity::EARLY_RESET) {
+        // It hangs between commands: the last is done, and the next, if there is one, waits for it.
+        const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
+        if (!is_asked) end_overdue(worker);
+        else if (state_ticket(state) == ticket_part(ticket - 1)) give_up(worker, local, ticket, state);
+    } else if (state == state_word(ticket, Phase::RUNNING)) {
+        give_up(worker, local, ticket, state);
+    } else if (state == state_word(ticket, Phase::PUBLISHING) && elapsed_ns > limit + PUBLISHING_GRACE_NS && watched_[worker].pidfd != NO_PIDFD) {
+        // Who publishes is not late, unless it never ends: a value in an info may hang when it is pickled. It is robbed once it is gone.
+        watched_[worker].stuck = local;
+        end_overdue(worker);
     }
 }
 
 // A worker that is stopped, or stuck between commands, takes none: the first that waits is the one that is late.
 void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
     Watched& watched = watched_[worker];
-    const WorkerControl& control = *slab_->workers[worker];
     ServerWords& words = slab_->words[worker];
-    const bool is_busy = control.serving.load(std::memory_order_acquire) != 0 || control.dead.load(std::memory_order_relaxed) != 0;
     std::uint32_t local = 0;
     const auto num_servers = static_cast<std::uint32_t>(slab_->plan.servers[worker].size());
     while (local < num_servers && words.ticket[local].load(std::memory_order_acquire) == words.done[local].load(std::memory_order_acquire)) ++local;
-    if (is_busy || local == num_servers) {
+    if (slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0 || local == num_servers) {
         watched.untaken_ns = 0;
         return;
     }
     if (watched.untaken_ns == 0) watched.untaken_ns = now;
-    const bool is_reset = words.command[local] == static_cast<std::uint8_t>(Command::RESET);
-    const std::uint64_t limit_ns = is_reset ? limits_.reset_ns : limits_.step_ns;
-    if (limit_ns == 0 || now - watched.untaken_ns <= limit_ns) return;
-    watched.untaken_ns = 0;
-    give_up(worker, local, words.ticket[local].load(std::memory_order_acquire));
-}
-
-bool Reaper::is_overdue(std::uint32_t worker, std::uint64_t now) {
-    const WorkerControl& control = *slab_->workers[worker];
-    if (control.dead.load(std::memory_order_relaxed) != 0) return false;
-    const bool is_reset = control.running.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Command::RESET);
-    const std::uint64_t limit_ns = is_reset ? limits_.reset_ns : limits_.step_ns;
-    return limit_ns != 0 && now - watched_[worker].since_ns > limit_ns;
-}
-
-void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket) {
-    ServerWords& words = slab_->words[worker];
-    // A reset that nobody asked for yet (overlapped) hangs between commands: the last is done, or the next not taken.
+    const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+    // The pool may be writing the next one there by now; then there is progress, too.
+    const std::uint8_t command = std::atomic_ref(words.command[local]).load(std::memory_order_relaxed);
+    const std::uint64_t limit = limit_ns(command == static_cast<std::uint8_t>(Command::RESET));
+    if (limit == 0 || now - watched.untaken_ns <= limit) return;
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
-    const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
-    std::uint32_t expected = state_ticket(state) == ticket_part(ticket) ? state_word(ticket, Phase::RUNNING) : state;
-    // It may have come to its end just now: who publishes is not late.
-    if (is_asked && !words.state[local].compare_exchange_strong(expected, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
+    // RUNNING: it was stopped between taking the command and saying so.
+    const bool is_untaken = state_ticket(state) == ticket_part(ticket - 1) || state == state_word(ticket, Phase::RUNNING);
+    if (is_untaken && is_still(worker)) give_up(worker, local, ticket, state);
+}
+
+// Condemns the command that is late, if it is still where it was seen, and ends its worker.
+void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state) {
+    ServerWords& words = slab_->words[worker];
+    // It may have come to its end just now.
+    if (!words.state[local].compare_exchange_strong(state, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
     slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
-    if (is_asked) {
-        settle(words, local, ticket, Fault::TIMED_OUT);
-        count_results(*slab_->pool, 1);
-    }
+    settle(words, local, ticket, Fault::TIMED_OUT);
+    count_results(*slab_->pool, 1);
+    end_overdue(worker);
+}
+
+void Reaper::end_overdue(std::uint32_t worker) {
+    slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
+    watched_[worker].untaken_ns = 0;
     // A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
     if (watched_[worker].pidfd != NO_PIDFD) [[maybe_unused]] const int error = signal_pidfd(watched_[worker].pidfd, SIGKILL);
     condemn_worker(*slab_, worker, Fault::NEIGHBOUR);

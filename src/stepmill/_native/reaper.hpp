@@ -71,6 +71,7 @@ class Reaper {
         std::uint64_t progress{0};
         std::uint64_t since_ns{0};    // when `progress` was seen first
         std::uint64_t untaken_ns{0};  // when a command was seen first that nobody takes; 0: there is none
+        std::uint32_t stuck{NO_SERVER};  // killed since it never came to an end of publishing this server's result
     };
 
     static void* run(void* self);
@@ -79,9 +80,14 @@ class Reaper {
     void on_event(std::uint64_t data);
     void bury(std::uint32_t worker);
     void check_deadlines();
-    bool is_overdue(std::uint32_t worker, std::uint64_t now);
+    std::uint64_t limit_ns(bool is_reset) const { return is_reset ? limits_.reset_ns : limits_.step_ns; }
+    void check_deadline(std::uint32_t worker, std::uint64_t now);
+    void check_current(std::uint32_t worker, std::uint32_t local, std::uint64_t elapsed_ns);
     void check_untaken(std::uint32_t worker, std::uint64_t now);
-    void give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket);
+    bool is_still(std::uint32_t worker) const;
+    bool is_finished(std::uint32_t worker, std::uint32_t local) const;
+    void give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state);
+    void end_overdue(std::uint32_t worker);
     void drop(Watched& watched);
     void wake() const;
     bool is_forked() const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ledger.hpp"
+#include "reaper.hpp"
 
 namespace stepmill {
 
@@ -81,7 +82,12 @@ void Ledger::settle_dead(const Ids& ids) {
         const EnvBook& env = envs_[id];
         const Seat seat = slab_->seats[env.server];
         if (is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
-        slab_->words[seat.worker].ticket[seat.local].store(env.ticket, std::memory_order_seq_cst);
+        ServerWords& words = slab_->words[seat.worker];
+        words.ticket[seat.local].store(env.ticket, std::memory_order_seq_cst);
+        check_deaths_of(seat.worker);
+        if (is_done(id) || slab_->workers[seat.worker]->dead.load() != static_cast<std::uint32_t>(Death::DIED)) continue;
+        // Its state, too, says nothing of this command. The reaper has long let go of this worker.
+        words.state[seat.local].store(state_word(env.ticket - 1, Phase::IDLE), std::memory_order_seq_cst);
         check_deaths_of(seat.worker);
     }
 }

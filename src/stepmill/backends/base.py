@@ -57,6 +57,14 @@ class Mortal(Protocol):
     def pidfds(self) -> Mapping[int, int]:
         """By worker, a descriptor that polls readable once the worker is gone. Changes with `revive`."""
 
+    def end_worker(self, worker: int) -> None:
+        """Kills what is left of a worker and waits for its end: nothing of it writes any more. `revive` may follow.
+
+        Raises:
+            WorkerDied: the process does not even die of SIGKILL.
+            UsageError: it is a thread that still runs.
+        """
+
     def exit_code(self, worker: int) -> int | None:
         """Returns the exit status of a worker that is gone, minus the signal's number if one ended it; None if not known."""
 

@@ -166,18 +166,22 @@ class ProcessBackend:
         """Returns the error for a worker that is gone; `hint` says what the user can do, or has lost."""
         return died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
 
-    def revive(self, worker: int) -> WorkerReport:
-        """Kills what is left of the worker and starts it anew.
-
-        Raises:
-            WorkerDied: the old process does not even die of SIGKILL, or the new one dies at once.
-            EnvError, EnvTimeout: as for `start`.
-        """
+    def end_worker(self, worker: int) -> None:
         old = self._links[worker]
         old.kill()
         if not old.wait_end(time.monotonic() + REVIVE_KILL_S):
             raise self.died(worker, f"its process {old.pid} does not die, not even of SIGKILL, and cannot be replaced")
         old.fail_futures(lambda: self.died(worker, "the call has no result"))
+
+    def revive(self, worker: int) -> WorkerReport:
+        """Ends what is left of the worker and starts it anew.
+
+        Raises:
+            WorkerDied: the old process does not even die of SIGKILL, or the new one dies at once.
+            EnvError, EnvTimeout: as for `start`.
+        """
+        self.end_worker(worker)
+        old = self._links[worker]
         fresh = WorkerLink(old.plan, num_posted=old.num_posted)
         old.close()
         self._links[worker] = fresh

@@ -78,18 +78,22 @@ class ThreadBackend:
             self._ring(worker)
         return future
 
-    def revive(self, worker: int) -> WorkerReport:
-        """Starts a new thread in place of one that has ended.
-
-        Raises:
-            UsageError: the old thread still runs; it cannot be killed.
-        """
+    def end_worker(self, worker: int) -> None:
         old = self._workers[worker]
         if not old.has_ended.is_set():
             raise UsageError(
                 f"worker {worker} (envs {list(old.plan.env_ids)}) is a thread that still runs, and a thread cannot be "
                 "killed; use backend='process' for envs that hang"
             )
+
+    def revive(self, worker: int) -> WorkerReport:
+        """Starts a new thread in place of one that has ended.
+
+        Raises:
+            UsageError: the old thread still runs; it cannot be killed.
+        """
+        self.end_worker(worker)
+        old = self._workers[worker]
         old.let_go()
         fresh = self._make_worker(old.plan, old.num_posted)
         self._workers[worker] = fresh

@@ -270,10 +270,14 @@ class Recovery:
             self.ledger.set_restarting(worker, False)
 
     def _restart(self, worker: int) -> None:
-        report = self._backend.revive(worker)
+        reaper, backend = self._reaper, self._backend
+        if isinstance(backend, Mortal) and reaper is not None:
+            backend.end_worker(worker)
+            reaper.declare_dead(worker)  # buried before its successor begins, whose rows these are then
+        report = backend.revive(worker)
         self._restore(report)
-        if self._reaper is not None and isinstance(self._backend, Mortal):
-            self._reaper.watch(worker, self._backend.pidfds[worker])
+        if isinstance(backend, Mortal) and reaper is not None:
+            reaper.watch(worker, backend.pidfds[worker])
         self.restarts += 1
         self.ledger.set_restarting(worker, False)
 
