@@ -1,6 +1,7 @@
 #define NO_IMPORT_ARRAY
 #include "loop.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace stepmill {
@@ -62,8 +63,14 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       unpickler_(settings["unpickler"]),
       encoder_(nb::object(settings["pickler"]).ptr()),
       overflow_(slab_->result_fds.at(worker), slab_->plan.servers.at(worker).size()),
-      reset_names_(nb::make_tuple("seed", "options")) {
+      reset_names_(nb::make_tuple("seed", "options")),
+      no_info_(nb::dict()) {
     slab_->check();
+    const nb::object time_step = settings.contains("time_step") ? nb::object(settings["time_step"]) : nb::none();
+    if (!time_step.is_none()) {
+        is_time_step_ = true;
+        step_type_at_ = nb::cast<Py_ssize_t>(time_step[0]), reward_at_ = nb::cast<Py_ssize_t>(time_step[1]), discount_at_ = nb::cast<Py_ssize_t>(time_step[2]);
+    }
     for (nb::handle env : envs) {
         ServedEnv served;
         served.env = nb::borrow(env);
@@ -269,7 +276,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     control_->num_steps.store(control_->num_steps.load(std::memory_order_relaxed) + batch_size_, std::memory_order_relaxed);
     if (!returned) return false;
     phase = "output of step";
-    if (!unpack_step(returned.ptr(), result)) return false;
+    if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(returned.ptr(), result))) return false;
     const bool is_end = !is_batched_ && (result.is_terminated || result.is_truncated);
     if (!is_end || autoreset_ != Autoreset::SAME_STEP) return true;
     phase = "reset";
@@ -297,6 +304,26 @@ bool Loop::unpack_step(PyObject* returned, Result& result) {
     }
     return read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value) && read_flag(PyTuple_GET_ITEM(returned, 2), "terminated", result.is_terminated) &&
            read_flag(PyTuple_GET_ITEM(returned, 3), "truncated", result.is_truncated);
+}
+
+// A TimeStep is the observation; what the engine must know is at known places of it.
+bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
+    constexpr long LAST = 2;
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) <= std::max({step_type_at_, reward_at_, discount_at_})) {
+        PyErr_Format(PyExc_TypeError, "step must return a TimeStep, got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(returned);
+    result.info = no_info_;
+    const long step_type = PyLong_AsLong(PyTuple_GET_ITEM(returned, step_type_at_));
+    if (step_type == -1 && PyErr_Occurred()) return false;
+    if (reward_at_ >= 0 && !read_reward(PyTuple_GET_ITEM(returned, reward_at_), result.reward_value)) return false;
+    if (step_type != LAST) return true;
+    const double discount = PyFloat_AsDouble(PyTuple_GET_ITEM(returned, discount_at_));
+    if (discount == -1.0 && PyErr_Occurred()) return false;
+    result.is_terminated = discount == 0.0;
+    result.is_truncated = discount != 0.0;
+    return true;
 }
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {

@@ -74,6 +74,7 @@ class Loop {
     std::uint64_t episode_seed(std::uint32_t local) const;
     bool unpack_reset(PyObject* returned, Result& result);
     bool unpack_step(PyObject* returned, Result& result);
+    bool unpack_time_step(PyObject* returned, Result& result) const;
     bool read_blob(std::uint32_t local, nb::object& blob);
     PyObject* build_action(std::uint32_t local, nb::handle opaques);
     PyObject* action_leaf(const Node& node, std::uint32_t row);
@@ -101,6 +102,8 @@ class Loop {
     Autoreset autoreset_;
     Seeding seeding_;
     bool is_batched_;
+    bool is_time_step_ = false;     // step returns a tuple that is the observation, and has all else in it:
+    Py_ssize_t step_type_at_ = 0, reward_at_ = -1, discount_at_ = 0;  // places there; -1: nowhere
     bool has_overlap_;
     bool is_inline_;
     std::uint32_t batch_size_;
@@ -116,6 +119,7 @@ class Loop {
     std::uint64_t recent_wait_ns_ = 0;
     bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
     nb::object reset_names_;        // ("seed", "options")
+    nb::object no_info_;            // an empty dict
     std::array<nb::object, 1024> interned_;
 };
 

@@ -60,6 +60,17 @@ bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const np
     return sink && PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(sink.ptr()), array) == 0;
 }
 
+// A NumPy scalar of the leaf's own type, which needs no conversion.
+bool write_scalar(const Leaf& leaf, PyObject* value, std::byte* target) {
+    if (!leaf.is_native || !PyArray_IsScalar(value, Generic)) return false;
+    PyArray_Descr* descr = PyArray_DescrFromScalar(value);
+    const bool is_own = descr != nullptr && descr->type_num == leaf.type_num && PyArray_ISNBO(descr->byteorder);
+    Py_XDECREF(descr);
+    if (is_own) PyArray_ScalarAsCtype(value, target);
+    else PyErr_Clear();
+    return is_own;
+}
+
 bool structure_error(const std::string& path, const char* wanted, PyObject* got) {
     PyErr_Format(PyExc_TypeError, "%s must be %s, got %R", path.empty() ? "the top level" : path.c_str(), wanted,
                  reinterpret_cast<PyObject*>(Py_TYPE(got)));
@@ -207,6 +218,7 @@ bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp r
             return true;
         }
     }
+    if (ndim == 0 && write_scalar(leaf, value, target)) return true;
     return convert_leaf(leaf, value, target, dims, ndim);
 }
 

@@ -9,11 +9,12 @@ Each wait polls the channels, the workers' pidfds and the launcher, so that a de
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import (
     Future,
@@ -65,20 +66,34 @@ class ProcessBackend:
 
     # ---- start ----------------------------------------------------------------------------------------------------
 
+    def begin(self, plans: Sequence[WorkerPlan]) -> None:
+        """Starts the workers and returns at once; `start` with the same plans then waits for them."""
+        with self._whole_or_nothing(len(plans)):
+            self._begin(plans)
+
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
+        with self._whole_or_nothing(len(plans)):
+            if not self._links:
+                self._begin(plans)
+            return self._await_built(self._links)
+
+    def _begin(self, plans: Sequence[WorkerPlan]) -> None:
+        with uninterrupted():
+            self._launcher = LauncherHandle(self._settings, plans)
+        # A fresh launcher takes a while to load; plans are pickled meanwhile.
+        orders = [self._order(plan) for plan in plans]
+        for plan in plans:
+            self._links.append(WorkerLink(plan))  # one by one: if descriptors run out, those that are there get closed
+        self._launch(self._links, orders)
+
+    @contextlib.contextmanager
+    def _whole_or_nothing(self, num_plans: int) -> Iterator[None]:
+        """Ends everything if not all of it can be started."""
         try:
-            with uninterrupted():
-                self._launcher = LauncherHandle(self._settings, plans)
-            # A fresh launcher takes a while to load; plans are pickled meanwhile.
-            orders = [self._order(plan) for plan in plans]
-            for plan in plans:
-                self._links.append(
-                    WorkerLink(plan)
-                )  # one by one: if descriptors run out, those that are there get closed
-            return self._build(self._links, orders)
+            yield
         except OSError as exc:
             self._shut(STOP_S)
-            raise too_many_workers(len(plans), exc) from exc
+            raise too_many_workers(num_plans, exc) from exc
         except Exception:
             self._shut(STOP_S)
             raise
@@ -90,12 +105,18 @@ class ProcessBackend:
         inherited = self._settings.context is Context.FORK
         return dump(Build(self._settings, plan.worker, plan.env_ids, None if inherited else _pickle_plan(plan)))
 
-    def _build(self, links: Sequence[WorkerLink], orders: Sequence[bytes]) -> list[WorkerReport]:
+    def _launch(self, links: Sequence[WorkerLink], orders: Sequence[bytes]) -> None:
         launcher = self._live_launcher()
         for link, order in zip(links, orders, strict=True):
             launcher.launch(link)
             link.send(order)
-        await_answers(links, launcher, self._settings.start_timeout_s)
+            if self._settings.start_serially:
+                await_answers([link], launcher, self._settings.start_timeout_s)
+
+    def _await_built(self, links: Sequence[WorkerLink]) -> list[WorkerReport]:
+        await_answers(
+            [link for link in links if link.answer is None], self._live_launcher(), self._settings.start_timeout_s
+        )
         specs: dict[bytes, EnvSpec] = {}
         return [read_report(link, specs) for link in links]
 
@@ -189,7 +210,8 @@ class ProcessBackend:
             self._live_launcher().close(0.0)
             self._launcher = LauncherHandle(self._settings, ())
         try:
-            report = self._build([fresh], [self._order(fresh.plan)])[0]
+            self._launch([fresh], [self._order(fresh.plan)])
+            report = self._await_built([fresh])[0]
             self._attach([fresh])
         except BaseException:
             fresh.kill()

@@ -63,6 +63,7 @@ class Recovery:
         self._plans = plans
         self._backend = backend
         self._policy = options.on_fault
+        self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
         self._budget = Budget(options)
         self._worker_of = [plan.worker for plan in plans for _ in plan.env_ids]
         self._ledger: _native.Ledger | None = None
@@ -162,14 +163,14 @@ class Recovery:
         error = fault_error(row)
         delay_s = (
             None
-            if self._policy is OnFault.RAISE or row[1] == FaultKind.INTERRUPTED
+            if self._own_policy is OnFault.RAISE or row[1] == FaultKind.INTERRUPTED
             else self._budget.take(self._worker_of[env_id])
         )
         if delay_s is None:
             self.ledger.fail([env_id])
             return [error]
         self._stop.wait(delay_s)
-        if self._policy is OnFault.REPLAY:
+        if self._own_policy is OnFault.REPLAY:
             self._replay(env_id, fault_info("raised", error))
         else:
             self.ledger.truncate(env_id, fault_info("raised", error))

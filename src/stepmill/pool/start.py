@@ -20,7 +20,7 @@ from stepmill.pool.recovery import Recovery
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import SpecMismatch
 from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
@@ -157,6 +157,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         worker_env=options.worker_env,
         worker_threads=options.worker_threads,
         overlap_resets=options.overlap_resets,
+        start_serially=options.start_serially,
         start_timeout_s=options.start_timeout_s,
         call_timeout_s=options.call_timeout_s,
     )
@@ -166,7 +167,7 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
     """Refuse envs that cannot share a slab.
 
     Raises:
-        UsageError: names the first env that differs from env 0, and how.
+        SpecMismatch: names the first env that differs from env 0, and how.
     """
     first = specs[0]
     for env_id, spec in enumerate(specs):
@@ -178,11 +179,14 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
             ("number of rows", first.batch_size, spec.batch_size),
         ):
             if ours != theirs:
-                raise UsageError(
+                raise SpecMismatch(
                     f"env {env_id} has another {what} than env 0: {theirs} instead of {ours}; "
-                    "the envs of a pool must agree in structure, shapes and dtypes"
+                    "the envs of a pool must agree in structure, shapes and dtypes",
+                    specs=specs,
                 )
-        raise UsageError(f"env {env_id} is batched and env 0 is not, or the other way round; let all be alike")
+        raise SpecMismatch(
+            f"env {env_id} is batched and env 0 is not, or the other way round; let all be alike", specs=specs
+        )
 
 
 def _ledger_settings(
@@ -209,7 +213,7 @@ def _ledger_settings(
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
         "on_dead": recovery.on_dead,
         "seeding": _SEEDING_NUMBERS[options.seeding],
-        "log_limit_bytes": options.replay_log_bytes if options.on_fault is OnFault.REPLAY else 0,
+        "log_limit_bytes": options.replay_log_bytes if OnFault.REPLAY in (options.on_fault, options.on_raise) else 0,
         "pickler": dump,
         "unpickler": load,
     }

@@ -3,6 +3,7 @@
     StepmillError
     ├── UsageError (ValueError)      the user's mistake
     │   ├── BusyEnvError             an env is still stepping
+    │   ├── SpecMismatch             the envs of a pool differ
     │   └── ClosedPoolError          the pool is closed
     ├── EnvError                     the env's: it raised
     ├── BadOutput                    the env's: it returned what its spaces do not allow
@@ -19,6 +20,7 @@ every error here pickles. Several faults at once become one error, by `join_erro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]) -> StepmillError:
@@ -71,6 +73,18 @@ class BusyEnvError(UsageError):
     def __init__(self, message: str, *, env_ids: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.env_ids = tuple(env_ids)
+
+
+class SpecMismatch(UsageError):
+    """The envs cannot share a pool.
+
+    Attributes:
+        specs: what each env said of itself, an EnvSpec by env_id.
+    """
+
+    def __init__(self, message: str, *, specs: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.specs = tuple(specs)
 
 
 class ClosedPoolError(UsageError):

@@ -112,7 +112,7 @@ _COUNTS: dict[str, tuple[int, bool]] = {
     "reset_retries": (0, False),
     "spare_envs": (0, False),
     "replay_log_bytes": (0, False),
-    "worker_threads": (1, False),
+    "worker_threads": (1, True),
 }
 # name: (whether 0 is allowed, whether None is allowed)
 _AMOUNTS: dict[str, tuple[bool, bool]] = {
@@ -125,7 +125,7 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
     "restart_window_s": (False, False),
     "reset_retry_wait_s": (True, False),
 }
-_SWITCHES = ("copy", "overlap_resets")
+_SWITCHES = ("copy", "overlap_resets", "start_serially")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +142,7 @@ class PoolOptions:
         episode_stats: put return and length of an episode into the info at its end. None leaves it to the
             front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
         step_timeout_s, reset_timeout_s: None is no limit.
+        start_serially: one worker after the other builds its envs, instead of all at once; not on the thread backend.
         start_timeout_s, call_timeout_s: how long building the envs, and a call, may take.
         linger_s: after the envs asked for are there, wait this much longer for more.
         slots: result slots for observations that are lent.
@@ -149,6 +150,7 @@ class PoolOptions:
         seeding: where the seeds of automatic resets come from.
         num_episodes: episodes per env, after which it is never ready again; None is no end.
         on_fault: what happens to an env that fails.
+        on_raise: the same, for an env that raised or gave rubbish while its worker lives on; None is as on_fault.
         max_restarts, restart_window_s: so many restarts in so many seconds, then the fault is raised.
         max_restarts_total: the same over the pool's life; None is no limit.
         reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset.
@@ -158,7 +160,7 @@ class PoolOptions:
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
         crash_dir: where crash capsules go.
         worker_env: environment variables of the workers, on top of the learner's.
-        worker_threads: torch and OpenMP threads in each worker.
+        worker_threads: torch and OpenMP threads in each worker; None leaves them alone.
         affinity: cores that the workers may use.
     """
 
@@ -171,6 +173,7 @@ class PoolOptions:
     episode_stats: bool | None = None
     step_timeout_s: float | None = None
     reset_timeout_s: float | None = None
+    start_serially: bool = False
     start_timeout_s: float = 120.0
     call_timeout_s: float = 120.0
     linger_s: float = 0.0
@@ -179,6 +182,7 @@ class PoolOptions:
     seeding: Seeding = Seeding.CONTINUE
     num_episodes: int | None = None
     on_fault: OnFault = OnFault.RAISE
+    on_raise: OnFault | None = None
     max_restarts: int = 10
     restart_window_s: float = 60.0
     max_restarts_total: int | None = None
@@ -190,13 +194,15 @@ class PoolOptions:
     replay_log_bytes: int = 64 * _MIB
     crash_dir: str | os.PathLike[str] | None = None
     worker_env: Mapping[str, str] = field(default_factory=dict)
-    worker_threads: int = 1
+    worker_threads: int | None = 1
     affinity: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self._set("backend", _backend(self.backend))
         for name, choices in _CHOICES.items():
             self._set(name, _choice(name, getattr(self, name), choices))
+        if self.on_raise is not None:
+            self._set("on_raise", _choice("on_raise", self.on_raise, OnFault))
         for name, (smallest, may_be_none) in _COUNTS.items():
             self._set(name, _count(name, getattr(self, name), smallest, may_be_none=may_be_none))
         for name, (may_be_zero, may_be_none) in _AMOUNTS.items():
@@ -242,7 +248,7 @@ class PoolOptions:
             )
 
     def _check_replay(self) -> None:
-        if self.on_fault is OnFault.REPLAY and self.seeding is not Seeding.PER_EPISODE:
+        if OnFault.REPLAY in (self.on_fault, self.on_raise) and self.seeding is not Seeding.PER_EPISODE:
             raise UsageError(
                 "on_fault='replay' needs seeding='per_episode', or an episode cannot be begun again; give both"
             )

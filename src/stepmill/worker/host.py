@@ -119,6 +119,7 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
         "autoreset": _AUTORESET_NUMBERS[settings.autoreset],
         "seeding": _SEEDING_NUMBERS[settings.seeding],
         "batched": spec.is_batched,
+        "time_step": spec.time_step,
         "overlap": settings.overlap_resets,
         "observation": program(spec.observation),
         "observation_leaves": _shapes(spec.observation),

@@ -48,6 +48,7 @@ class WorkerSettings:
         worker_env: environment variables on top of the learner's.
         worker_threads: threads of numeric libraries in a worker; None leaves them alone.
         overlap_resets: with nothing else to do, begin the next episode of an env that ended its last.
+        start_serially: one worker after the other.
         start_timeout_s, call_timeout_s: None is no limit.
     """
 
@@ -58,6 +59,7 @@ class WorkerSettings:
     worker_env: Mapping[str, str] = field(default_factory=dict)
     worker_threads: int | None = 1
     overlap_resets: bool = False
+    start_serially: bool = False
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
 

@@ -1,0 +1,217 @@
+"""ALF envs: `step` and `reset` return a TimeStep, and specs say what is in it.
+
+Known by their base class `alf.environments.alf_environment.AlfEnvironment`, or by what they can do when an `AlfMaker`
+wraps them: ALF itself is not needed. The whole TimeStep is the engine's observation, so that every leaf of it, however
+deep, lies in shared memory; what the engine must know of it (step type, reward, discount) the hot loop reads from there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cloudpickle
+import numpy as np
+
+from stepmill.envs import Steppable
+from stepmill.spec.env import EnvSpec, TimeStepFields
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, TupleNode
+
+LAST = 2  # step_type of the last TimeStep of an episode
+PROGRESS = "stepmill_progress"  # an attribute that an AlfEnv takes for the learner's progress
+_NO_INFO: dict[str, object] = {}  # the loop knows an empty dict, and sends nothing for it
+_ENV_ID = "env_id"
+_SPECS = ("action_spec", "observation_spec", "env_info_spec", "time_step_spec")
+
+
+@dataclass(frozen=True)
+class AlfMaker:
+    """An env_fn that makes an ALF env with its number."""
+
+    constructor: Callable[..., object]
+    env_id: int | None
+
+    def __call__(self) -> AlfEnv:
+        # A worker computes on the CPU, whatever the learner's device is.
+        set_device = getattr(sys.modules.get("alf"), "set_default_device", None)
+        if set_device is not None:
+            set_device("cpu")
+        return AlfEnv(self.constructor(env_id=self.env_id))
+
+
+class AlfEnv:
+    """What the hot loop steps: an ALF env, whose `step` it calls itself unless the env is batched."""
+
+    def __init__(self, env: object) -> None:
+        missing = [name for name in ("reset", "step", *_SPECS) if not callable(getattr(env, name, None))]
+        if missing:
+            raise UsageError(
+                f"a {type(env).__module__}.{type(env).__qualname__} is no ALF environment: it has no "
+                f"{', '.join(f'{name}()' for name in missing)}; return an AlfEnvironment, or what looks like one"
+            )
+        self.env: Any = env
+        self._is_batched = is_batched(env)
+
+    @property
+    def step(self) -> Callable[[object], object]:
+        """The env's own step; for a batched one a function that adds what the engine wants of its rows."""
+        step: Callable[[object], object] = self._step_rows if self._is_batched else self.env.step
+        return step
+
+    def _step_rows(self, action: object) -> tuple[object, ...]:
+        time_step = self.env.step(action)
+        is_last = np.asarray(time_step.step_type) == LAST
+        is_zero = np.asarray(time_step.discount) == 0
+        return time_step, np.zeros(len(is_last)), is_last & is_zero, is_last & ~is_zero, _NO_INFO
+
+    def reset(
+        self, *, seed: object = None, options: Mapping[str, object] | None = None
+    ) -> tuple[object, Mapping[str, object]]:
+        """Reset the env, after seeding it if a seed is given."""
+        if options:
+            raise UsageError(f"an ALF environment takes no reset options, and was given {sorted(options)}")
+        if seed is not None:
+            self.env.seed(seed)
+        return self.env.reset(), _NO_INFO
+
+    def close(self) -> None:
+        """Close the env, if it can be closed."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+    def get_wrapper_attr(self, name: str) -> object:
+        """Return an attribute of the env itself."""
+        found: object = getattr(self.env, name)
+        return found
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the env itself; `PROGRESS` goes where ALF's schedulers, or the env, look for it."""
+        if name == PROGRESS:
+            self._update_progress(value)
+        else:
+            setattr(self.env, name, value)
+
+    def _update_progress(self, progress: Mapping[str, float]) -> None:
+        schedulers = sys.modules.get("alf.utils.schedulers")
+        for place in (schedulers, self.env):
+            update = getattr(place, "update_all_progresses", None)
+            if update is not None:
+                update(progress)
+
+
+def describe(env: object, like: EnvSpec | None) -> EnvSpec:
+    """Return what an ALF env says of itself; `like` itself if that says the same."""
+    own: Any = env.env if isinstance(env, AlfEnv) else env
+    told = {
+        **{name: getattr(own, name)() for name in _SPECS},
+        "reward_spec": own.reward_spec() if hasattr(own, "reward_spec") else own.time_step_spec().reward,
+        "batch_size": int(own.batch_size) if is_batched(own) else 1,
+        "batched": is_batched(own),
+        "is_tensor_based": bool(getattr(own, "is_tensor_based", False)),
+        "num_tasks": getattr(own, "num_tasks", 1),
+        "task_names": getattr(own, "task_names", ["0"]),
+    }
+    time_step = told["time_step_spec"]
+    fields = getattr(time_step, "_fields", ())
+    wanted = {"step_type", "reward", "discount", "observation", "prev_action", _ENV_ID}
+    if not wanted <= set(fields):
+        raise UsageError(
+            f"time_step_spec() of {own} must be a named tuple with the fields {sorted(wanted)}, and has {list(fields)}"
+        )
+    if "env_info" in fields:
+        time_step = time_step._replace(env_info=told["env_info_spec"])
+    reward_shape = tuple(time_step.reward.shape)
+    spec = EnvSpec(
+        observation=tree_of(time_step, "time_step"),
+        action=tree_of(told["action_spec"], "action"),
+        batch_size=told["batch_size"],
+        is_batched=told["batched"],
+        time_step=None
+        if told["batched"]
+        else TimeStepFields(
+            fields.index("step_type"), -1 if reward_shape else fields.index("reward"), fields.index("discount")
+        ),
+        metadata=_metadata_of(own, is_batched=told["batched"]),
+        spaces=_pickled(told, own),
+    )
+    return like if like is not None and _is_same(spec, like) else spec
+
+
+def adapt(env: object) -> Steppable:
+    """Return what the hot loop steps."""
+    return cast("Steppable", env if isinstance(env, AlfEnv) else AlfEnv(env))
+
+
+def is_batched(env: Any) -> bool:
+    """Whether an ALF env steps several rows by one call."""
+    return bool(getattr(env, "batched", False))
+
+
+def tree_of(spec: Any, path: str) -> Node:
+    """Return the tree of a nest of specs: dicts, lists, tuples and named tuples of what has a shape and a dtype.
+
+    Raises:
+        UsageError: a part of it is none of these, or has a dtype that NumPy does not have.
+    """
+    if isinstance(spec, Mapping):
+        return DictNode(tuple((key, tree_of(child, f"{path}[{key!r}]")) for key, child in spec.items()))
+    if isinstance(spec, (tuple, list)):
+        names = getattr(spec, "_fields", [f"[{index}]" for index in range(len(spec))])
+        children = tuple(tree_of(child, f"{path}.{name}") for name, child in zip(names, spec, strict=True))
+        factory = as_list if isinstance(spec, list) else type(spec) if hasattr(spec, "_fields") else None
+        return TupleNode(children, factory)
+    if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
+        raise UsageError(f"{path} is a {type(spec).__name__}; specs are nests of what has a shape and a dtype")
+    dtype = numpy_dtype(spec.dtype, path)
+    shape = tuple(int(size) for size in spec.shape)
+    kind = LeafKind.ARRAY if shape else LeafKind.DISCRETE if dtype.kind in "iu" else LeafKind.SCALAR
+    return Leaf(dtype, shape, kind)
+
+
+def as_list(*items: object) -> Any:
+    """Return a list of the arguments: the factory of lists in trees."""
+    return list(items)
+
+
+def numpy_dtype(dtype: object, path: str) -> np.dtype[np.generic]:
+    """Return the NumPy dtype of the same name as one of torch, NumPy, or text.
+
+    Raises:
+        UsageError: NumPy has none, or it cannot lie in shared memory.
+    """
+    try:
+        found = dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
+    except TypeError:
+        try:
+            found = np.dtype(cast("Any", dtype))
+        except TypeError:
+            found = None
+    if found is None or found.kind not in "biufc":
+        raise UsageError(f"{path} has dtype {dtype}, which cannot lie in shared memory; use numbers or bools")
+    return found.newbyteorder("=")
+
+
+def _metadata_of(env: Any, *, is_batched: bool) -> dict[str, object]:
+    metadata = getattr(env, "metadata", None)
+    own = dict(metadata) if isinstance(metadata, Mapping) else {}
+    return {**own, "autoreset_mode": "NextStep"} if is_batched else own
+
+
+def _pickled(told: Mapping[str, object], env: object) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(told))
+    except Exception as exc:
+        raise UsageError(
+            f"the specs of {env} cannot be pickled: {type(exc).__name__}: {exc}; let them hold data only"
+        ) from exc
+
+
+def _is_same(spec: EnvSpec, other: EnvSpec) -> bool:
+    try:
+        return bool(spec == other)
+    except ValueError:  # arrays in metadata have no single truth value
+        return False

@@ -1,0 +1,78 @@
+"""Several ALF envs as one batched env, stepped one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepmill.spec.errors import UsageError
+
+
+class BatchEnvironmentWrapper:
+    """Makes a batched ALF env of n unbatched ones: arrays in and out have a leading dimension n.
+
+    Each env resets itself when its episode is over, as ALF envs do. `seed(s)` gives env i the seed s * n + i. What is
+    not batched (specs, `render`, `metadata`, everything else) is env 0's.
+    """
+
+    batched = True
+    is_tensor_based = False
+
+    def __init__(self, envs: Sequence[Any]) -> None:
+        """Wrap at least one env, none of which is batched."""
+        self.envs = list(envs)
+        if not self.envs or any(getattr(env, "batched", False) for env in self.envs):
+            raise UsageError("a batched env is made of one or more envs that are not batched")
+        first = self.envs[0]
+        for name in ("action_spec", "time_step_spec", "env_info_spec"):
+            if any(getattr(env, name)() != getattr(first, name)() for env in self.envs):
+                raise UsageError(f"All environments must have the same {name.replace('action_spec', 'action spec')}.")
+
+    @property
+    def batch_size(self) -> int:
+        """How many envs there are."""
+        return len(self.envs)
+
+    def reset(self) -> Any:
+        """Reset all envs; a TimeStep of arrays [n, ...]."""
+        return stack([env.reset() for env in self.envs])
+
+    def step(self, action: Any) -> Any:
+        """Step all envs; a TimeStep of arrays [n, ...]."""
+        return stack([env.step(map_nest(lambda x, i=i: x[i], action)) for i, env in enumerate(self.envs)])
+
+    def seed(self, seed: int) -> None:
+        """Seed each env, differently."""
+        for i, env in enumerate(self.envs):
+            env.seed(seed * len(self.envs) + i)
+
+    def close(self) -> None:
+        """Close all envs."""
+        for env in self.envs:
+            close = getattr(env, "close", None)
+            if close is not None:
+                close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "envs":  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.envs[0], name)
+
+
+def map_nest(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
+    """Return a nest of the same structure with the function applied to its leaves, and those of others like it."""
+    if isinstance(nest, Mapping):
+        return {key: map_nest(function, child, *(other[key] for other in others)) for key, child in nest.items()}
+    if isinstance(nest, (tuple, list)):
+        children = [map_nest(function, *parts) for parts in zip(nest, *others, strict=True)]
+        if hasattr(nest, "_fields"):
+            return type(nest)(*children)
+        return children if isinstance(nest, list) else tuple(children)
+    return function(nest, *others)
+
+
+def stack(time_steps: Sequence[Any]) -> Any:
+    """Return nests of equal structure as one, whose leaves are stacked."""
+    return map_nest(lambda *leaves: np.stack(leaves), *time_steps)

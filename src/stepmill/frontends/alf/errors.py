@@ -1,0 +1,108 @@
+"""Errors that are stepmill's and, as ALF's users catch them, RuntimeErrors; with the words that ALF's own have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+
+_INTERRUPTED = "ProcessEnvironment is interruptted"
+_STRUCTURE = "array structure mismatch."
+_NO_ARRAY = "It is likely that one of the field is not converted to numpy array or scalar."
+_PLACE = re.compile(r"^(?:env \d+ gave a wrong [^:]*: )?(?:leaf )?\[(\d+)\]")
+_WRONG_STRUCTURE = re.compile(r"must be a (dict|tuple)|lacks the key|has \d+ (keys|items)|must return a TimeStep")
+
+
+class InterruptedEnvError(EnvError, RuntimeError):
+    """An env raised; it says which, and where."""
+
+
+class InterruptedWorkerError(WorkerDied, RuntimeError):
+    """A process ended (ALF waited for it for ever: A-B1)."""
+
+
+class EnvTimeoutError(EnvTimeout, RuntimeError):
+    """An env took longer than its deadline."""
+
+
+class TimeStepError(BadOutput, RuntimeError):
+    """An env returned a TimeStep that its specs do not allow."""
+
+
+class ActionError(UsageError, RuntimeError):
+    """Actions do not fit the action spec. Nothing was stepped."""
+
+
+class SpareEnvError(UsageError, RuntimeError):
+    """Spare envs were asked for where there can be none."""
+
+
+class StartMethodError(UsageError, AssertionError):
+    """A way to start processes that there is not."""
+
+
+class NotStartedError(UsageError, AssertionError):
+    """A ProcessEnvironment was used before it was started, or started twice."""
+
+
+_RUNTIME: dict[type[StepmillError], type[StepmillError]] = {
+    EnvError: InterruptedEnvError,
+    WorkerDied: InterruptedWorkerError,
+    EnvTimeout: EnvTimeoutError,
+    BadOutput: TimeStepError,
+}
+
+
+def as_runtime_error(error: StepmillError, fields: Sequence[str] = ()) -> StepmillError:
+    """Return an error as ALF's users expect it; one that is the caller's mistake as it is.
+
+    Args:
+        error: as the pool raised it.
+        fields: names of the fields of a TimeStep, to be told in the place of numbers.
+    """
+    cls = _RUNTIME.get(type(error))
+    if cls is None:
+        return error
+    copy = cls.__new__(cls)
+    text = error.message
+    if isinstance(error, BadOutput):
+        text = _explain(text, fields)
+    elif getattr(error, "phase", "") in ("reset", "step", ""):
+        text = f"{_INTERRUPTED}: {text}"
+    StepmillError.__init__(copy, text)
+    copy.__dict__.update({**error.__dict__, "message": text})
+    copy.others = tuple(as_runtime_error(other, fields) for other in error.others)
+    return copy
+
+
+def _explain(text: str, fields: Sequence[str]) -> str:
+    """Return what is said of a wrong TimeStep, with the field's name and ALF's words for its kind."""
+
+    def name(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return match[0].replace(f"[{index}]", fields[index]) if index < len(fields) else match[0]
+
+    head = _STRUCTURE if _WRONG_STRUCTURE.search(text) else _NO_ARRAY if "has dtype" in text else ""
+    named = _PLACE.sub(name, text)
+    return f"{head} {named}".strip()
+
+
+def wrong_structure(detail: str) -> ActionError:
+    """Return the error for actions that are another nest than the spec's."""
+    return ActionError(f"{_STRUCTURE} {detail}; give actions in the structure of action_spec()")
+
+
+def wrong_batch(path: str, expected: int, got: int, shape: tuple[int, ...]) -> ActionError:
+    """Return the error for actions of another number of envs."""
+    return ActionError(f"Incorrect batch size. Expected: {expected}, got {got}, in {path} of shape {shape}")
+
+
+def wrong_array(path: str, expected: object, got: object, shape: tuple[int, ...]) -> ActionError:
+    """Return the error for an array of another dtype or shape."""
+    return ActionError(f"{path} must be {expected}, and is {got} of shape {shape}; give actions that the spec allows")
+
+
+def no_array(path: str, value: object) -> ActionError:
+    """Return the error for what is no array."""
+    return ActionError(f"{_NO_ARRAY} {path} is a {type(value).__name__}; give a tensor or an array")

@@ -1,0 +1,81 @@
+"""Nests of arrays to nests of tensors and back, by functions that are made once per structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stepmill.frontends.alf import errors
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+
+Convert = Callable[[Any], Any]
+
+
+def converter(node: Node, leaf: Convert) -> Convert:
+    """Return the function that maps `leaf` over nests of a structure."""
+    if isinstance(node, DictNode):
+        items = [(key, converter(child, leaf)) for key, child in node.items]
+        return lambda nest: {key: convert(nest[key]) for key, convert in items}
+    if isinstance(node, TupleNode):
+        parts = [converter(child, leaf) for child in node.children]
+        factory = node.factory
+        if factory is None:
+            return lambda nest: tuple([convert(child) for convert, child in zip(parts, nest, strict=True)])
+        return lambda nest: factory(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
+    return leaf
+
+
+def check_actions(node: Node, actions: Any, num_rows: int, path: str = "action") -> None:
+    """Say what is wrong with actions that the engine has refused.
+
+    Args:
+        node: the structure of one row's action.
+        actions: nest of arrays.
+        num_rows: length of the leading dimension.
+        path: names the part in errors.
+    Raises:
+        ActionError: the first thing that is wrong.
+    """
+    if isinstance(node, DictNode):
+        keys = [key for key, _ in node.items]
+        if not isinstance(actions, Mapping) or set(actions) != set(keys):
+            found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
+            raise errors.wrong_structure(f"{path} must be a dict with the keys {keys}, and is {found}")
+        for key, child in node.items:
+            check_actions(child, actions[key], num_rows, f"{path}[{key!r}]")
+    elif isinstance(node, TupleNode):
+        if not isinstance(actions, (tuple, list)) or len(actions) != len(node.children):
+            raise errors.wrong_structure(f"{path} must have {len(node.children)} parts, and is {_kind_of(actions)}")
+        for index, child in enumerate(node.children):
+            check_actions(child, actions[index], num_rows, f"{path}[{index}]")
+    elif isinstance(node, Leaf):
+        _check_leaf(node, actions, num_rows, path)
+
+
+def _check_leaf(leaf: Leaf, value: Any, num_rows: int, path: str) -> None:
+    if isinstance(value, (Mapping, tuple)):
+        raise errors.wrong_structure(f"{path} must be one array, and is {_kind_of(value)}")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise errors.no_array(path, value) from None
+    if array.dtype.kind not in "biufc":
+        raise errors.no_array(path, value)
+    if array.ndim == 0 or len(array) != num_rows:
+        raise errors.wrong_batch(path, num_rows, len(array) if array.ndim else 0, array.shape)
+    if array.shape[1:] != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise errors.wrong_array(path, f"{leaf.dtype} of shape {(num_rows, *leaf.shape)}", array.dtype, array.shape)
+
+
+def _kind_of(value: object) -> str:
+    size = f" of {len(value)}" if isinstance(value, (tuple, list, Mapping)) else ""
+    return f"a {type(value).__name__}{size}"
+
+
+def with_attributes(cls: Any) -> Any:
+    """Return a named tuple's class whose instances take attributes: itself, or a subclass of the same name."""
+    if cls is None or getattr(cls, "__dictoffset__", 0):
+        return cls
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})

@@ -1,0 +1,382 @@
+"""`FastParallelEnvironment`: many ALF environments as one batched one."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepmill.envs.alf import PROGRESS, AlfMaker
+from stepmill.frontends.alf import errors, tensors
+from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
+from stepmill.frontends.alf.nests import check_actions, converter, with_attributes
+from stepmill.frontends.alf.specs import AlfSpecs, check_specs
+from stepmill.pool.pool import Pool
+from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
+from stepmill.spec.options import BackendName, Context, PoolOptions
+from stepmill.spec.tree import TupleNode
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger("stepmill.frontends.alf")
+CONTEXTS = ("fork", "spawn", "forkserver")
+_TELL_EVERY = 100  # closed processes
+
+
+class FastParallelEnvironment:
+    """Steps N ALF environments together, each in a process of its own, and returns TimeSteps of tensors [N, ...].
+
+    An env whose step was LAST is reset at once, in the background; the next `step` ignores its action and returns its
+    FIRST. With spare envs another one, which is reset already, takes the slot instead, in an order that depends on
+    the data alone. `env_id` of a TimeStep is always the slot, 0 to N-1.
+
+    Tensors are theirs to keep: their memory is not written while they live (ALF copies each step). An env that raises,
+    dies or hangs makes `step` raise a RuntimeError that names it; `reset` brings everything back (A-B1, A-B2).
+
+    Args:
+        env_constructors: called in the processes as `constructor(env_id=i)`, 0 to N + spares - 1.
+        start_serially: build one env after the other. False builds all at once (ALF's default is True: A-B12).
+        blocking, flatten: without effect, as in ALF.
+        num_spare_envs_for_reload: so many of the envs, the last ones, are spares.
+        torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None leaves them alone.
+        start_method: "fork", "spawn" or "forkserver".
+        num_workers: processes to share the envs among; None gives each its own. Fewer are faster for envs that are fast.
+        as_tensors: True wants torch, False gives NumPy arrays; None gives tensors if torch is installed.
+        device: where tensors go, then with the CPU's copy as `time_step._cpu`; None is ALF's default device.
+        options: of the engine; what is named above goes over it.
+    Raises:
+        UsageError: the envs' specs differ, in ALF's words (ValueError), or an argument is wrong.
+        EnvError: a constructor raised, also a RuntimeError, with the traceback (A-B8).
+    """
+
+    def __init__(
+        self,
+        env_constructors: Sequence[Callable[..., object]],
+        start_serially: bool = False,
+        blocking: bool = False,
+        flatten: bool = True,
+        num_spare_envs_for_reload: int = 0,
+        torch_num_threads_per_env: int | None = 1,
+        start_method: str = "fork",
+        *,
+        num_workers: int | None = None,
+        as_tensors: bool | None = None,
+        device: object = None,
+        options: PoolOptions | None = None,
+    ) -> None:
+        makers = [AlfMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
+        self._num_spares = _checked_spares(num_spare_envs_for_reload, len(makers))
+        self._current_time_step: Any = None
+        self._is_tensor_based = tensors.is_torch_here() if as_tensors is None else as_tensors
+        self._device = device
+        chosen = choose_options(options, start_method, torch_num_threads_per_env, num_workers)
+        chosen = replace(chosen, start_serially=start_serially, spare_envs=self._num_spares)
+        self._pool, self._all_specs = _start(makers, chosen)
+        self._specs = self._all_specs[0]
+        self._num_rows = self._pool.num_rows
+        self._slots = tensors.as_int32(self._num_rows)
+        self._envs = [EnvHandle(self._pool, i, self._all_specs[i]) for i in range(self._pool.num_envs)]
+        self._prepare()
+        self._step_fast = self._pool.step_fast
+        self._closer = weakref.finalize(self, _close_pool, self._pool)
+        atexit.register(self._closer)
+
+    def _prepare(self) -> None:
+        """Make the functions that turn nests of arrays into what is returned."""
+        node = self._pool.spec.observation
+        assert isinstance(node, TupleNode)
+        cls = with_attributes(node.factory)
+        self._fields: tuple[str, ...] = cls._fields
+        as_leaf = tensors.to_tensor() if self._is_tensor_based else _as_it_is
+        parts = [converter(child, as_leaf) for child in node.children]
+        slot_at = self._fields.index("env_id")
+        slots = self._slots
+        parts[slot_at] = lambda _: as_leaf(slots.copy())
+        self._to_time_step = lambda nest: cls(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
+        self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
+        self._move: Callable[[Any], Any] | None = None
+        device = tensors.default_device() if self._device is None else self._device
+        move = tensors.mover(device) if self._is_tensor_based else None
+        if move is not None:
+            self._move = converter(TupleNode(node.children, cls), move)
+
+    # ---- stepping -----------------------------------------------------------------------------------------------
+
+    def reset(self) -> Any:
+        """Reset all envs and spares, give each slot its own env back, and return the FIRST TimeSteps, [N, ...].
+
+        Raises:
+            EnvError, WorkerDied: an env could not be reset; also a RuntimeError.
+        """
+        self._current_time_step = self._reset()
+        return self._current_time_step
+
+    def step(self, action: Any) -> Any:
+        """Step all envs and wait for all; before the first `reset`, do that instead. Hot path.
+
+        Args:
+            action: nest of tensors or arrays [N, ...], in the structure of `action_spec()`.
+        Returns:
+            TimeStep, [N, ...] in every leaf.
+        Raises:
+            EnvError, WorkerDied, EnvTimeout: an env failed; also a RuntimeError. `reset` brings it back.
+            TimeStepError: an env returned what its specs do not allow.
+            ActionError: the action does not fit. Nothing was stepped.
+        """
+        if self._current_time_step is None:
+            return self.reset()
+        self._current_time_step = self._step(action)
+        return self._current_time_step
+
+    def current_time_step(self) -> Any:
+        """Return the newest TimeStep; before there is one, reset."""
+        return self.reset() if self._current_time_step is None else self._current_time_step
+
+    def _reset(self) -> Any:
+        try:
+            nest = self._pool.reset().obs
+        except StepmillError as error:
+            raise errors.as_runtime_error(error, self._fields) from error
+        return self._wrap(nest)
+
+    def _step(self, action: Any) -> Any:
+        try:
+            nest = self._step_fast(self._to_arrays(action))[0]
+        except (StepmillError, KeyError, TypeError, ValueError) as error:
+            raise self._explained(error, action) from error
+        return self._wrap(nest)
+
+    def _wrap(self, nest: Any) -> Any:
+        time_step = self._to_time_step(nest)
+        if self._move is None:
+            return time_step
+        moved = self._move(time_step)
+        moved._cpu = time_step
+        return moved
+
+    def _explained(self, error: Exception, action: Any) -> Exception:
+        """Return what to raise for a step that could not be done."""
+        is_refusal = not isinstance(error, StepmillError) or isinstance(error, UsageError)
+        if is_refusal and not isinstance(error, (BusyEnvError, ClosedPoolError)):
+            node = self._pool.spec.action
+            try:
+                check_actions(node, _arrays_as_they_are(action), self._num_rows)
+            except errors.ActionError as explained:
+                return explained
+        return errors.as_runtime_error(error, self._fields) if isinstance(error, StepmillError) else error
+
+    # ---- calls --------------------------------------------------------------------------------------------------
+
+    def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of each env, of all at the same time (A-B10); return the results by slot."""
+        future = self._pool.call_async(func_name, *args, **kwargs)
+        return list(Promise(future.result)())
+
+    def seed(self, seeds: Sequence[Any]) -> list[Any]:
+        """Call `seed` of each env and each spare, all at the same time; return what they return.
+
+        Raises:
+            UsageError: not as many seeds as envs and spares.
+        """
+        if len(seeds) != len(self._all_specs):
+            raise UsageError(
+                "Number of seeds should match the number of parallel_envs."
+                f" There are {len(seeds)} seeds for {len(self._envs)} envs and {self._num_spares} spares."
+            )
+        promises = [call_one(self._pool, env_id, "seed", seed) for env_id, seed in enumerate(seeds)]
+        return [promise() for promise in promises]
+
+    def sync_progress(self, progress: Mapping[str, float] | None = None) -> None:
+        """Tell all envs, spares too, how far the learner is.
+
+        Args:
+            progress: numbers by name; None takes them from ALF's schedulers. ALF's schedulers in the processes get
+                them, and `update_all_progresses` of an env that has it. Restarted envs are told again.
+        """
+        if progress is None:
+            from alf.utils.schedulers import get_all_progresses  # type: ignore[import-not-found]  # ALF is not on PyPI
+
+            progress = get_all_progresses()
+        self._pool.set_attr(PROGRESS, dict(progress))
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Return what env 0's `render(mode)` gives."""
+        return self._envs[0].render(mode)
+
+    # ---- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def envs(self) -> list[EnvHandle]:
+        """A handle per slot."""
+        return self._envs
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs are stepped, without spares."""
+        return len(self._envs)
+
+    @property
+    def num_spare_envs_for_reload(self) -> int:
+        """How many spares there are."""
+        return self._num_spares
+
+    @property
+    def is_tensor_based(self) -> bool:
+        """Whether TimeSteps hold tensors."""
+        return self._is_tensor_based
+
+    @property
+    def batched(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def batch_size(self) -> int:
+        """N: envs times the batch size of each."""
+        return self._num_rows
+
+    @property
+    def num_tasks(self) -> int:
+        """Of env 0."""
+        return self._specs.num_tasks
+
+    @property
+    def task_names(self) -> Sequence[str]:
+        """Of env 0."""
+        return self._specs.task_names
+
+    @property
+    def metadata(self) -> Any:
+        """Of env 0, fetched from it."""
+        return self._envs[0].metadata
+
+    def observation_spec(self) -> Any:
+        """Return the spec of one env's observation, without the batch dimension."""
+        return self._specs.observation_spec
+
+    def action_spec(self) -> Any:
+        """Return the spec of one env's action, without the batch dimension."""
+        return self._specs.action_spec
+
+    def reward_spec(self) -> Any:
+        """Return the spec of one env's reward."""
+        return self._specs.reward_spec
+
+    def time_step_spec(self) -> Any:
+        """Return the spec of one env's TimeStep."""
+        return self._specs.time_step_spec
+
+    def env_info_spec(self) -> Any:
+        """Return the spec of one env's env_info."""
+        return self._specs.env_info_spec
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all envs and spares and end their processes, in about two seconds at most (A-B10). Idempotent."""
+        if self._closer.alive:
+            logger.info("Closing all processes.")
+            self._closer()
+            atexit.unregister(self._closer)
+            for num_closed in range(_TELL_EVERY, len(self._all_specs) + 1, _TELL_EVERY):
+                logger.info("Closed %d processes", num_closed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+
+def choose_options(
+    options: PoolOptions | None, start_method: str, num_threads: int | None, num_workers: int | None
+) -> PoolOptions:
+    """Return a pool's options for ALF envs: a process for each env, resets begun early.
+
+    Raises:
+        StartMethodError: there is no such start method.
+    """
+    if start_method not in CONTEXTS:
+        raise errors.StartMethodError(
+            f"Unrecognized start method '{start_method}'; use one of {', '.join(map(repr, CONTEXTS))}"
+        )
+    chosen = PoolOptions() if options is None else options
+    workers: dict[str, Any] = {}
+    if num_workers is not None:
+        workers = {"num_workers": num_workers, "envs_per_worker": None}
+    elif chosen.num_workers is None and chosen.envs_per_worker is None:
+        workers = {"envs_per_worker": 1}
+    backend = BackendName.PROCESS if chosen.backend is BackendName.AUTO else chosen.backend
+    return replace(
+        chosen,
+        backend=backend,
+        context=Context(start_method),
+        worker_threads=num_threads,
+        overlap_resets=True,
+        episode_stats=False,
+        **workers,
+    )
+
+
+def _start(makers: Sequence[AlfMaker], options: PoolOptions) -> tuple[Pool, list[AlfSpecs]]:
+    """Start the pool, check the specs of all envs, and tell of it as ALF does."""
+    logger.info("Spawning all processes.")
+    if not options.start_serially:
+        logger.info("Waiting for all processes to start.")
+    try:
+        pool = Pool(makers, options=options)
+    except SpecMismatch as mismatch:
+        _check_batches([AlfSpecs.of(spec) for spec in mismatch.specs], options)
+        raise
+    except StepmillError as error:
+        raise errors.as_runtime_error(error) from error
+    try:
+        all_specs = [AlfSpecs.of(spec) for spec in pool.env_specs]
+        _check_batches(all_specs, options)
+    except BaseException:
+        pool.close()
+        raise
+    logger.info("All processes started.")
+    return pool, all_specs
+
+
+def _check_batches(all_specs: Sequence[AlfSpecs], options: PoolOptions) -> None:
+    check_specs(all_specs)
+    size = all_specs[0].batch_size
+    if options.spare_envs and all_specs[0].batched:
+        raise errors.SpareEnvError(
+            "num_spare_envs != 0 is not supported when batch_size_per_env > 0. "
+            f"batch_size_per_env={size}, num_spare_envs={options.spare_envs}: batched envs reset themselves"
+        )
+
+
+def _checked_spares(num_spares: int, num_envs: int) -> int:
+    if not 0 <= num_spares < max(num_envs, 1):
+        raise UsageError(
+            f"num_spare_envs_for_reload={num_spares} of {num_envs} env_constructors leaves no env to step; "
+            "give more constructors, or fewer spares"
+        )
+    return num_spares
+
+
+def _close_pool(pool: Pool) -> None:
+    pool.close()
+
+
+def _as_it_is(array: Any) -> Any:
+    return array
+
+
+def _arrays_as_they_are(nest: Any) -> Any:
+    """Return a nest of any structure with its tensors as arrays."""
+    if isinstance(nest, Mapping):
+        return {key: _arrays_as_they_are(child) for key, child in nest.items()}
+    if isinstance(nest, tuple):
+        return tuple(_arrays_as_they_are(child) for child in nest)
+    if isinstance(nest, list) and any(isinstance(child, (dict, tuple)) or hasattr(child, "shape") for child in nest):
+        return [_arrays_as_they_are(child) for child in nest]
+    return tensors.to_array(nest)

@@ -1,0 +1,243 @@
+"""`ProcessEnvironment`: one ALF environment in a process of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepmill.backends.process import ProcessBackend
+from stepmill.envs.alf import PROGRESS, AlfMaker
+from stepmill.frontends.alf import errors, tensors
+from stepmill.frontends.alf.handles import Promise, call_one, get_one
+from stepmill.frontends.alf.nests import converter
+from stepmill.frontends.alf.parallel import choose_options
+from stepmill.frontends.alf.specs import AlfSpecs
+from stepmill.pool.pool import Pool
+from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
+from stepmill.spec.errors import StepmillError
+from stepmill.spec.options import PoolOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class ProcessEnvironment:
+    """Runs one ALF environment in a process; `step` and `reset` return its TimeSteps, as NumPy arrays.
+
+    Args:
+        env_constructor: called in the process as `constructor(env_id=env_id)`.
+        env_id: handed to it.
+        flatten, fast, num_envs, name: without effect.
+        torch_num_threads_per_env, start_method, options: as for FastParallelEnvironment.
+    Raises:
+        StartMethodError: there is no such start method.
+
+    Attributes that are not listed here are the env's own, fetched from its process.
+    """
+
+    def __init__(
+        self,
+        env_constructor: Callable[..., object],
+        env_id: int | None = None,
+        flatten: bool = False,
+        fast: bool = False,
+        num_envs: int = 0,
+        torch_num_threads_per_env: int | None = 1,
+        start_method: str = "fork",
+        name: str = "",
+        *,
+        options: PoolOptions | None = None,
+    ) -> None:
+        self._options = choose_options(options, start_method, torch_num_threads_per_env, 1)
+        self._maker = AlfMaker(env_constructor, env_id)
+        self._backend: ProcessBackend | None = None
+        self._pool: Pool | None = None
+        self._failure: StepmillError | None = None
+        self._specs: AlfSpecs | None = None
+        self._pending: Promise[Any] | None = None
+        self._is_closed = False
+        self._abandon = weakref.finalize(self, _do_nothing)
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    def start(self, wait_to_start: bool = True) -> None:
+        """Start the process, which builds the env; wait for that unless told not to.
+
+        Raises:
+            NotStartedError: it was started before.
+            EnvError: the constructor raised; also a RuntimeError.
+        """
+        if self._backend is not None:
+            raise errors.NotStartedError("Cannot start() ProcessEnvironment multiple times; make another one")
+        self._backend = ProcessBackend(worker_settings(self._options))
+        self._backend.begin(plan_workers([self._maker], self._options))
+        self._abandon = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
+        if wait_to_start:
+            self.wait_start()
+
+    def wait_start(self) -> None:
+        """Wait until the env is built.
+
+        Raises:
+            NotStartedError: it was not started.
+            EnvError: the constructor raised; also a RuntimeError.
+        """
+        self._started()
+
+    def close(self) -> None:
+        """Close the env and end its process, in about two seconds at most. Idempotent."""
+        self._is_closed = True
+        if self._pool is not None:
+            self._pool.close()
+        self._abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def _started(self) -> Pool:
+        if self._backend is None:
+            raise errors.NotStartedError("Run ProcessEnvironment.start() first")
+        if self._failure is not None:
+            raise self._failure
+        if self._pool is None:
+            self._abandon.detach()  # the pool closes it from here on
+            try:
+                self._pool = Pool([self._maker], options=replace(self._options, backend=self._backend))
+            except StepmillError as error:
+                self._failure = errors.as_runtime_error(error)
+                raise self._failure from error
+            spec = self._pool.spec
+            self._specs = AlfSpecs.of(spec)
+            self._is_batched = spec.is_batched
+            self._first = converter(spec.observation, lambda array: array[0])
+            self._fields = getattr(spec.observation, "factory")._fields  # noqa: B009  # a TimeStep's class
+            self._batch = converter(spec.action, lambda value: tensors.to_array(value)[None])
+            self._as_arrays = converter(spec.action, tensors.to_array)
+        return self._pool
+
+    # ---- the env ------------------------------------------------------------------------------------------------
+
+    def step(self, action: Any, blocking: bool = True) -> Any:
+        """Step the env; return its TimeStep, or a promise of it if not `blocking`.
+
+        Raises:
+            EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
+        """
+        pool = self._settled()
+        self._refusing(lambda: pool.send(self._as_arrays(action) if self._is_batched else self._batch(action)))
+        return self._promised(blocking)
+
+    def reset(self, blocking: bool = True) -> Any:
+        """Reset the env; return its TimeStep, or a promise of it if not `blocking`."""
+        pool = self._settled()
+        self._refusing(pool.reset_async)
+        return self._promised(blocking)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Promise[Any]:
+        """Begin to call any method of the env; the promise gives its result, in any order, as often as asked (A-B3)."""
+        if name in ("step", "reset"):
+            promise: Promise[Any] = getattr(self, name)(*args, blocking=False, **kwargs)
+            return promise
+        return call_one(self._started(), 0, name, *args, **kwargs)
+
+    def render(self, mode: str = "human") -> Any:
+        """Render the env and wait for the frame."""
+        return self.call("render", mode)()
+
+    def sync_progress(self, progress: Mapping[str, float] | None = None) -> None:
+        """Tell the env how far the learner is; see `FastParallelEnvironment.sync_progress`."""
+        if progress is None:
+            from alf.utils.schedulers import get_all_progresses  # type: ignore[import-not-found]  # ALF is not on PyPI
+
+            progress = get_all_progresses()
+        self._started().set_attr(PROGRESS, dict(progress))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_backend" not in self.__dict__:
+            raise AttributeError(name)
+        return get_one(self._started(), 0, name)
+
+    def observation_spec(self) -> Any:
+        """Return the env's spec, known since the start."""
+        return self._known().observation_spec
+
+    def action_spec(self) -> Any:
+        """Return the env's spec, known since the start."""
+        return self._known().action_spec
+
+    def reward_spec(self) -> Any:
+        """Return the env's spec, known since the start."""
+        return self._known().reward_spec
+
+    def time_step_spec(self) -> Any:
+        """Return the env's spec, known since the start."""
+        return self._known().time_step_spec
+
+    def env_info_spec(self) -> Any:
+        """Return the env's spec, known since the start."""
+        return self._known().env_info_spec
+
+    # ---- inner --------------------------------------------------------------------------------------------------
+
+    def _known(self) -> AlfSpecs:
+        self._started()
+        assert self._specs is not None
+        return self._specs
+
+    def _settled(self) -> Pool:
+        """Return the pool once its last step is over: the env does one thing after the other."""
+        pool = self._started()
+        if self._pending is not None:
+            try:
+                self._pending()
+            except StepmillError:
+                pass  # whoever holds the promise is told
+            self._pending = None
+        return pool
+
+    def _refusing(self, begin: Callable[[], object]) -> None:
+        try:
+            begin()
+        except StepmillError as error:
+            raise errors.as_runtime_error(error, self._fields) from error
+
+    def _promised(self, blocking: bool) -> Any:
+        self._pending = Promise(_Once(self._fetch))
+        return self._pending() if blocking else self._pending
+
+    def _fetch(self) -> Any:
+        pool = self._started()
+        try:
+            nest = pool.recv(1).obs
+        except StepmillError as error:
+            raise errors.as_runtime_error(error, self._fields) from error
+        return nest if self._is_batched else self._first(nest)
+
+
+class _Once:
+    """Calls a function once, and gives its result, or raises its error, each time it is called."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function: Callable[[], Any] | None = function
+        self._value: Any = None
+        self._error: StepmillError | None = None
+
+    def __call__(self) -> Any:
+        if self._function is not None:
+            function, self._function = self._function, None
+            try:
+                self._value = function()
+            except StepmillError as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def _do_nothing() -> None:
+    """Stand for a process that was never started."""

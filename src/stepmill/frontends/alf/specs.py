@@ -1,0 +1,62 @@
+"""What an ALF env says of itself, as its worker told it, and whether all envs say the same."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AlfSpecs:
+    """The specs of an env and what goes with them; nests of what the env calls a spec."""
+
+    action_spec: Any
+    observation_spec: Any
+    reward_spec: Any
+    time_step_spec: Any
+    env_info_spec: Any
+    batch_size: int
+    batched: bool
+    is_tensor_based: bool
+    num_tasks: int
+    task_names: Sequence[str]
+
+    @classmethod
+    def of(cls, spec: EnvSpec) -> AlfSpecs:
+        """Read them from what the engine was told."""
+        told: Mapping[str, Any] = pickle.loads(spec.spaces)
+        return cls(**told)
+
+
+# What must be the same in all envs, in the order in which it is looked at, and ALF's name for it.
+_SHARED = {
+    "action_spec": "action spec",
+    "time_step_spec": "time_step_spec",
+    "env_info_spec": "env_info_spec",
+    "batch_size": "batch_size",
+    "batched": "batched",
+}
+
+
+def check_specs(all_specs: Sequence[AlfSpecs]) -> None:
+    """Refuse envs, spares too, that cannot be stepped together.
+
+    Raises:
+        UsageError: in ALF's words, with the first env that differs.
+    """
+    for env_id, specs in enumerate(all_specs):
+        if specs.is_tensor_based:
+            raise UsageError(f"All environments must be array-based environments. Env {env_id} is tensor-based.")
+    for name, title in _SHARED.items():
+        first = getattr(all_specs[0], name)
+        for env_id, specs in enumerate(all_specs):
+            own = getattr(specs, name)
+            if own is not first and own != first:
+                raise UsageError(
+                    f"All environments must have the same {title}. Env {env_id} has {own}, and env 0 has {first}."
+                )

@@ -1,0 +1,71 @@
+"""Arrays as torch tensors. The one file of this front-end that knows torch; it is imported on use."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from stepmill.spec.errors import MissingExtraError
+
+Convert = Callable[[Any], Any]
+
+
+def is_torch_here() -> bool:
+    """Whether torch can be imported, as far as can be told without doing so."""
+    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+
+
+def to_tensor() -> Convert:
+    """Return the function that makes an array a CPU tensor over the same memory.
+
+    Raises:
+        MissingExtraError: there is no torch.
+    """
+    torch = _torch()
+    from_numpy: Convert = torch.from_numpy
+
+    def convert(array: Any) -> Any:
+        if array.flags.writeable:
+            return from_numpy(array)
+        with warnings.catch_warnings():  # torch warns of arrays that must not be written
+            warnings.simplefilter("ignore", UserWarning)
+            return from_numpy(array)
+
+    return convert
+
+
+def mover(device: object) -> Convert | None:
+    """Return the function that copies a tensor to a device; None if it is the CPU, where tensors are."""
+    target = _torch().device(device)
+    return None if target.type == "cpu" else lambda tensor: tensor.to(target)
+
+
+def to_array(value: Any) -> Any:
+    """Return a tensor, of any device, as an array; what is none as it is."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return value
+
+
+def default_device() -> object:
+    """Return ALF's default device, if ALF is in use, else "cpu"."""
+    get_device = getattr(sys.modules.get("alf"), "get_default_device", None)
+    return "cpu" if get_device is None else get_device()
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as exc:
+        raise MissingExtraError(module="torch", extra="torch") from exc
+    return torch
+
+
+def as_int32(size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return 0 … size - 1, int32."""
+    return cast("np.ndarray[Any, np.dtype[np.int32]]", np.arange(size, dtype=np.int32))

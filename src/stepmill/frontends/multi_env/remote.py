@@ -1,0 +1,249 @@
+"""`SubprocessEnv`: an env in a process of its own that looks like the env itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from stepmill.frontends.multi_env.fleet import Answer, Fleet
+from stepmill.spec.errors import StepmillError, UsageError, join_errors
+from stepmill.spec.options import PoolOptions, apply_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class LifeCycleError(UsageError):
+    """A SubprocessEnv was used before it was started and initialized, or after it was closed."""
+
+
+class _Phase(Enum):
+    NEW = "new"
+    STARTED = "started"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+class SubprocessEnv:
+    """Runs one env in a process of its own: `start` begins that, `initialize` waits for it, then use it as an env.
+
+    `step`, `reset` and `render` return what the env returns, as it is: four values or five, any observation. There is
+    no autoreset. A crash of the process ends the episode: `step` returns the last observation, reward 0, a terminal
+    flag and an info with "worker_restarted" and "fault", and the env is built anew (actorcritic began another episode
+    in silence: M-B3). The action that crashed it is not given to the new process (M-B4). What the env raises is raised
+    here, as `EnvError` (M-B6); `reset` brings the env back.
+
+    Args:
+        env_fn: makes the env, in the process; again after a crash. It travels by cloudpickle.
+        options: of the engine: context, deadlines, restarts and their limits. None isolates the env, repairs crashes
+            and raises exceptions.
+
+    Envs that `create_subprocess_envs` made share one engine, and only one thread at a time gets into it; the others wait.
+    """
+
+    def __init__(self, env_fn: Callable[[], object], *, options: PoolOptions | None = None) -> None:
+        if not callable(env_fn):
+            raise UsageError(f"env_fn is a {type(env_fn).__name__}; give a function that makes the env")
+        self._join(Fleet([env_fn], PoolOptions() if options is None else options), 0)
+
+    def _join(self, fleet: Fleet, index: int) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._phase = _Phase.NEW
+        self._spaces: tuple[object, object] = (None, None)
+        self._is_gymnasium = False
+        self._last_obs: Any = None
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process, which begins to build the env; return at once. Idempotent.
+
+        Raises:
+            LifeCycleError: it was closed.
+        """
+        self._check_open()
+        if self._phase is _Phase.NEW:
+            self._fleet.launch()
+            self._phase = _Phase.STARTED
+
+    def initialize(self) -> None:
+        """Wait until the env is built, and fetch its spaces. Idempotent.
+
+        Raises:
+            LifeCycleError: it was not started, or was closed.
+            EnvError: the constructor raised (M-B5: told at once).
+            EnvTimeout, WorkerDied: it took too long, or the process ended.
+        """
+        self._check_open()
+        if self._phase is _Phase.NEW:
+            raise LifeCycleError("The subprocess is not started yet. Call 'start()' before 'initialize()'.")
+        if self._phase is _Phase.STARTED:
+            self._spaces = self._fleet.spaces(self._index)
+            self._is_gymnasium = self._fleet.is_gymnasium(self._index)
+            self._phase = _Phase.READY
+
+    def close(self) -> None:
+        """Close the env, and end the process, in about two seconds at most. Idempotent (M-B7).
+
+        Of envs that were made together the processes end when the last one is closed.
+        """
+        if self._phase is not _Phase.CLOSED:
+            self._phase = _Phase.CLOSED
+            self._fleet.leave(self._index)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    # ---- what an env has ----------------------------------------------------------------------------------------
+
+    @property
+    def observation_space(self) -> Any:
+        """The env's own, fetched once; reading it never waits."""
+        self._check_ready("observation_space")
+        return self._spaces[0]
+
+    @property
+    def action_space(self) -> Any:
+        """The env's own, fetched once; reading it never waits."""
+        self._check_ready("action_space")
+        return self._spaces[1]
+
+    def step(self, action: Any) -> Any:
+        """Step the env and return what it returns.
+
+        Raises:
+            EnvError: the env raised.
+            WorkerDied: the process ended once more than the restarts that `options` allow.
+        """
+        self._check_ready("step")
+        with self._fleet.lock:
+            self._fleet.send([action], [self._index], is_driven=False)
+            answer = self._recv()
+        return self._as_step(answer)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the env with these keyword arguments and return what it returns."""
+        self._check_ready("reset")
+        with self._fleet.lock:
+            self._fleet.send_reset(self._index, None, kwargs)
+            answer = self._recv()
+        self._last_obs = self._first_obs(answer.value)
+        return answer.value
+
+    def render(self, mode: str = "human") -> Any:
+        """Render the env; an env whose `render` takes no mode is not given one. "human" is drawn there: None."""
+        self._check_ready("render")
+        with self._fleet.lock:
+            return self._fleet.pool.call("render_as", mode, env_ids=[self._index])[0]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env, or read an attribute that is no method."""
+        self._check_ready(name)
+        with self._fleet.lock:
+            return self._fleet.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]
+
+    # ---- for MultiEnv -------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[Fleet, int]:
+        """The fleet that runs the env, and the env's number there."""
+        self._check_ready("step")
+        return self._fleet, self._index
+
+    @property
+    def has_reset_info(self) -> bool:
+        """Whether `reset` of the env returns a pair (observation, info)."""
+        return self._is_gymnasium
+
+    def retire(self) -> None:
+        """Note that the env is closed, or about to be, by somebody else."""
+        self._phase = _Phase.CLOSED
+
+    # ---- inner --------------------------------------------------------------------------------------------------
+
+    def _first_obs(self, value: Any) -> Any:
+        return value[0] if self._is_gymnasium else value
+
+    def _recv(self) -> Answer:
+        answers, errors = self._fleet.recv()
+        if errors:
+            raise join_errors(errors)
+        return answers[self._index]
+
+    def _as_step(self, answer: Answer) -> Any:
+        if answer.fault is not None:
+            return self._pack(self._last_obs, is_over=True, info=restart_info(answer.fault))
+        if not answer.is_step:  # the step after a crash: the engine has begun the next episode
+            self._last_obs = self._first_obs(answer.value)
+            return self._pack(self._last_obs, is_over=False, info={})
+        self._last_obs = answer.value[0]
+        return answer.value
+
+    def _pack(self, obs: Any, *, is_over: bool, info: dict[str, Any]) -> tuple[Any, ...]:
+        return (obs, 0.0, False, is_over, info) if self._is_gymnasium else (obs, 0.0, is_over, info)
+
+    def _check_open(self) -> None:
+        if self._phase is _Phase.CLOSED:
+            raise LifeCycleError("The subprocess was closed already.")
+
+    def _check_ready(self, method: str) -> None:
+        self._check_open()
+        if self._phase is _Phase.NEW:
+            raise LifeCycleError(
+                f"The subprocess is not started yet. Call 'start()' and 'initialize()' before calling '{method}'."
+            )
+        if self._phase is _Phase.STARTED:
+            raise LifeCycleError(
+                f"The subprocess is not initialized yet. Call 'initialize()' before calling '{method}'."
+            )
+
+
+def restart_info(fault: Mapping[str, str]) -> dict[str, Any]:
+    """Return the info of an episode that a crash has cut short."""
+    return {"worker_restarted": True, "TimeLimit.truncated": True, "fault": dict(fault)}
+
+
+def create_subprocess_envs(
+    env_fns: Sequence[Callable[[], object]],
+    *,
+    num_workers: int | None = None,
+    options: PoolOptions | None = None,
+) -> list[SubprocessEnv]:
+    """Return envs in processes, started and initialized; all are built at the same time.
+
+    Args:
+        env_fns: one per env; may be called again, after a crash.
+        num_workers: processes to share the envs among. None gives each env its own, as actorcritic does; fewer are
+            faster for envs that are fast, and a crash then ends the episodes of all envs in that process.
+        options: as for SubprocessEnv.
+    Raises:
+        EnvError: constructors raised, all of which are told (M-B5: actorcritic returned such envs as if they were well).
+        EnvTimeout, WorkerDied: building took too long, or a process ended.
+    """
+    functions = list(env_fns)
+    if not functions:
+        return []
+    for index, env_fn in enumerate(functions):
+        if not callable(env_fn):
+            raise UsageError(f"env_fns[{index}] is a {type(env_fn).__name__}; give a function that makes the env")
+    fleet = Fleet(functions, apply_arguments(options, num_workers=num_workers))
+    envs = [_member(fleet, index) for index in range(len(functions))]
+    try:
+        for env in envs:
+            env.start()
+            env.initialize()
+    except StepmillError:
+        fleet.close()
+        raise
+    return envs
+
+
+def _member(fleet: Fleet, index: int) -> SubprocessEnv:
+    env = SubprocessEnv.__new__(SubprocessEnv)
+    env._join(fleet, index)
+    return env
