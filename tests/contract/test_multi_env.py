@@ -59,7 +59,9 @@ def test_envs_made_together_are_built_at_the_same_time_and_ready_when_returned()
             env.start()
         gate.wait_arrivals(2)  # both constructors run, and nobody has waited for either
         gate.open(2)
-        made = create_subprocess_envs([partial(SlowToMake, gate.path.parent / "gone", i) for i in range(2)], options=FORK)
+        made = create_subprocess_envs(
+            [partial(SlowToMake, gate.path.parent / "gone", i) for i in range(2)], options=FORK
+        )
         assert [env.action_space for env in made] == [("any", "python", "value")] * 2
         for env in (*envs, *made):
             env.close()
@@ -135,8 +137,7 @@ def test_an_env_answers_as_it_would_here(one_of):
     assert env.reset(level=[1, {"deep": None}]) == here.reset(level=[1, {"deep": None}])
     for action in (1, 2.5, 3, 4):  # past the end of the episode: there is no autoreset
         assert env.step(action) == here.step(action)
-    assert env.render() == here.render() or env.render() is None
-    assert env.render("human") is None
+    assert env.render() is None  # "human" is drawn where the env is
     assert env.render(mode="rgb_array") == [0, "rgb_array"]
 
 

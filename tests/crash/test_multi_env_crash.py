@@ -204,12 +204,11 @@ if __name__ == "__main__":
 
 @pytest.mark.covers("M-B1", "M-10")
 def test_ctrl_c_ends_everything_and_restarts_nothing(tmp_path):
-    with Gate() as gate:
-        # Warnings are no errors here: the pool warns of the envs that stand at the gate when it closes at the end.
-        with start_script(INTERRUPTED, str(tmp_path), str(gate.path), interpreter=()) as program:
-            gate.wait_arrivals(2)
-            os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the learner and every child
-            out, errors = program.communicate(timeout=HANG_S)
+    # Warnings are no errors here: the pool warns of the envs that stand at the gate when it closes at the end.
+    with Gate() as gate, start_script(INTERRUPTED, str(tmp_path), str(gate.path), interpreter=()) as program:
+        gate.wait_arrivals(2)
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the learner and every child
+        out, errors = program.communicate(timeout=HANG_S)
     assert out == "interrupted\n"
     assert "Traceback" not in errors
     assert program.returncode == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,9 @@ class TimeStep(NamedTuple):
         return self.step_type == LAST
 
 
-Pose = namedtuple("Pose", ["place", "speed"])
+class Pose(NamedTuple):
+    place: Any
+    speed: Any
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,6 @@ class GatedAlf(AlfCounter):
         if self.step_gate is not None and action == 99:
             wait_at(self.step_gate)
         return super().step(action)
-
 
     def meet(self, path: Path, *, key: str) -> tuple[int, str]:
         wait_at(path)

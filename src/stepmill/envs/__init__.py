@@ -40,6 +40,9 @@ class Adapter(Protocol):
 ADAPTERS = {
     "gymnasium.core.Env": "stepmill.envs.gymnasium",
     "gymnasium.vector.vector_env.VectorEnv": "stepmill.envs.batched",
+    "alf.environments.alf_environment.AlfEnvironment": "stepmill.envs.alf",
+    "stepmill.envs.alf.AlfEnv": "stepmill.envs.alf",
+    "stepmill.envs.plain.PlainEnv": "stepmill.envs.plain",
 }
 _ACCEPTED = "gymnasium.Env, gymnasium.vector.VectorEnv"
 

@@ -76,6 +76,6 @@ def _kind_of(value: object) -> str:
 
 def with_attributes(cls: Any) -> Any:
     """Return a named tuple's class whose instances take attributes: itself, or a subclass of the same name."""
-    if cls is None or getattr(cls, "__dictoffset__", 0):
+    if cls is None or cls.__dictoffset__:
         return cls
     return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})

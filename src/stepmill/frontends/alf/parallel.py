@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepmill.envs.alf import PROGRESS, AlfMaker
 from stepmill.frontends.alf import errors, tensors
+from stepmill.frontends.alf.arguments import Chosen
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
-from stepmill.spec.options import BackendName, Context, PoolOptions
+from stepmill.spec.options import PoolOptions
 from stepmill.spec.tree import TupleNode
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from stepmill.frontends.alf.arguments import Keywords
 
 logger = logging.getLogger("stepmill.frontends.alf")
-CONTEXTS = ("fork", "spawn", "forkserver")
 _TELL_EVERY = 100  # closed processes
 
 
@@ -43,7 +42,7 @@ class FastParallelEnvironment:
         blocking, flatten: without effect, as in ALF.
         num_spare_envs_for_reload: so many of the envs, the last ones, are spares.
         torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None leaves them alone.
-        start_method: "fork", "spawn" or "forkserver".
+        start_method: "fork", "spawn" or "forkserver"; by keyword, as what follows.
         num_workers: processes to share the envs among; None gives each its own. Fewer are faster for envs that are fast.
         as_tensors: True wants torch, False gives NumPy arrays; None gives tensors if torch is installed.
         device: where tensors go, then with the CPU's copy as `time_step._cpu`; None is ALF's default device.
@@ -61,29 +60,25 @@ class FastParallelEnvironment:
         flatten: bool = True,
         num_spare_envs_for_reload: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        start_method: str = "fork",
-        *,
-        num_workers: int | None = None,
-        as_tensors: bool | None = None,
-        device: object = None,
-        options: PoolOptions | None = None,
+        **keywords: Unpack[Keywords],
     ) -> None:
+        own = Chosen(**keywords)
         makers = [AlfMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
         self._num_spares = _checked_spares(num_spare_envs_for_reload, len(makers))
         self._current_time_step: Any = None
-        self._is_tensor_based = tensors.is_torch_here() if as_tensors is None else as_tensors
-        self._device = device
-        chosen = choose_options(options, start_method, torch_num_threads_per_env, num_workers)
-        chosen = replace(chosen, start_serially=start_serially, spare_envs=self._num_spares)
-        self._pool, self._all_specs = _start(makers, chosen)
+        self._is_tensor_based = tensors.is_torch_here() if own.as_tensors is None else own.as_tensors
+        self._device = own.device
+        options = own.pool_options(
+            num_threads=torch_num_threads_per_env, start_serially=start_serially, num_spares=self._num_spares
+        )
+        self._pool, self._all_specs = _start(makers, options)
         self._specs = self._all_specs[0]
         self._num_rows = self._pool.num_rows
         self._slots = tensors.as_int32(self._num_rows)
         self._envs = [EnvHandle(self._pool, i, self._all_specs[i]) for i in range(self._pool.num_envs)]
         self._prepare()
         self._step_fast = self._pool.step_fast
-        self._closer = weakref.finalize(self, _close_pool, self._pool)
-        atexit.register(self._closer)
+        self._is_closed = False
 
     def _prepare(self) -> None:
         """Make the functions that turn nests of arrays into what is returned."""
@@ -96,7 +91,9 @@ class FastParallelEnvironment:
         slot_at = self._fields.index("env_id")
         slots = self._slots
         parts[slot_at] = lambda _: as_leaf(slots.copy())
-        self._to_time_step = lambda nest: cls(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
+        self._to_time_step: Callable[[Any], Any] = lambda nest: cls(
+            *[convert(child) for convert, child in zip(parts, nest, strict=True)]
+        )
         self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
         self._move: Callable[[Any], Any] | None = None
         device = tensors.default_device() if self._device is None else self._device
@@ -278,10 +275,10 @@ class FastParallelEnvironment:
 
     def close(self) -> None:
         """Close all envs and spares and end their processes, in about two seconds at most (A-B10). Idempotent."""
-        if self._closer.alive:
+        if not self._is_closed:
+            self._is_closed = True
             logger.info("Closing all processes.")
-            self._closer()
-            atexit.unregister(self._closer)
+            self._pool.close()
             for num_closed in range(_TELL_EVERY, len(self._all_specs) + 1, _TELL_EVERY):
                 logger.info("Closed %d processes", num_closed)
 
@@ -290,36 +287,6 @@ class FastParallelEnvironment:
 
     def __exit__(self, *failure: object) -> None:
         self.close()
-
-
-def choose_options(
-    options: PoolOptions | None, start_method: str, num_threads: int | None, num_workers: int | None
-) -> PoolOptions:
-    """Return a pool's options for ALF envs: a process for each env, resets begun early.
-
-    Raises:
-        StartMethodError: there is no such start method.
-    """
-    if start_method not in CONTEXTS:
-        raise errors.StartMethodError(
-            f"Unrecognized start method '{start_method}'; use one of {', '.join(map(repr, CONTEXTS))}"
-        )
-    chosen = PoolOptions() if options is None else options
-    workers: dict[str, Any] = {}
-    if num_workers is not None:
-        workers = {"num_workers": num_workers, "envs_per_worker": None}
-    elif chosen.num_workers is None and chosen.envs_per_worker is None:
-        workers = {"envs_per_worker": 1}
-    backend = BackendName.PROCESS if chosen.backend is BackendName.AUTO else chosen.backend
-    return replace(
-        chosen,
-        backend=backend,
-        context=Context(start_method),
-        worker_threads=num_threads,
-        overlap_resets=True,
-        episode_stats=False,
-        **workers,
-    )
 
 
 def _start(makers: Sequence[AlfMaker], options: PoolOptions) -> tuple[Pool, list[AlfSpecs]]:
@@ -361,10 +328,6 @@ def _checked_spares(num_spares: int, num_envs: int) -> int:
             "give more constructors, or fewer spares"
         )
     return num_spares
-
-
-def _close_pool(pool: Pool) -> None:
-    pool.close()
 
 
 def _as_it_is(array: Any) -> Any:

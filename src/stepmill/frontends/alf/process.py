@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.alf import PROGRESS, AlfMaker
 from stepmill.frontends.alf import errors, tensors
+from stepmill.frontends.alf.arguments import Chosen
 from stepmill.frontends.alf.handles import Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
-from stepmill.frontends.alf.parallel import choose_options
 from stepmill.frontends.alf.specs import AlfSpecs
 from stepmill.pool.pool import Pool
 from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.errors import StepmillError
-from stepmill.spec.options import PoolOptions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from stepmill.frontends.alf.arguments import Keywords
 
 
 class ProcessEnvironment:
@@ -30,7 +31,7 @@ class ProcessEnvironment:
         env_constructor: called in the process as `constructor(env_id=env_id)`.
         env_id: handed to it.
         flatten, fast, num_envs, name: without effect.
-        torch_num_threads_per_env, start_method, options: as for FastParallelEnvironment.
+        torch_num_threads_per_env, start_method, options: the last two by keyword; as for FastParallelEnvironment.
     Raises:
         StartMethodError: there is no such start method.
 
@@ -45,12 +46,9 @@ class ProcessEnvironment:
         fast: bool = False,
         num_envs: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        start_method: str = "fork",
-        name: str = "",
-        *,
-        options: PoolOptions | None = None,
+        **keywords: Unpack[Keywords],
     ) -> None:
-        self._options = choose_options(options, start_method, torch_num_threads_per_env, 1)
+        self._options = replace(Chosen(**keywords), num_workers=1).pool_options(num_threads=torch_num_threads_per_env)
         self._maker = AlfMaker(env_constructor, env_id)
         self._backend: ProcessBackend | None = None
         self._pool: Pool | None = None
@@ -58,7 +56,7 @@ class ProcessEnvironment:
         self._specs: AlfSpecs | None = None
         self._pending: Promise[Any] | None = None
         self._is_closed = False
-        self._abandon = weakref.finalize(self, _do_nothing)
+        self._abandon: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
 
     # ---- life ---------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Fleet:
         self._pool: Pool | None = None
         self._failure: StepmillError | None = None
         self._open_ids = set(range(len(env_fns)))
-        self._abandon = weakref.finalize(self, _do_nothing)
+        self._abandon: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
 
     def launch(self) -> None:
         """Start the workers and return at once; they build their envs. Idempotent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -36,6 +36,10 @@ class _Lane:
     ids: tuple[int, ...]
     places: dict[int, int]
     is_whole: bool  # all envs of the fleet, in its order, and nothing else
+
+    def leave(self) -> None:
+        """Close these envs."""
+        self.fleet.leave_all(self.ids)
 
 
 class MultiEnv:
@@ -133,7 +137,9 @@ class MultiEnv:
         """
         actions = list(actions)
         if len(actions) != len(self._envs):
-            raise UsageError(f"{len(actions)} actions are given for {len(self._envs)} envs; give one, or None, for each")
+            raise UsageError(
+                f"{len(actions)} actions are given for {len(self._envs)} envs; give one, or None, for each"
+            )
         skips = any(action is None for action in actions)
         lanes = self._lanes
         if len(lanes) == 1 and lanes[0].is_whole and not skips:
@@ -149,16 +155,13 @@ class MultiEnv:
 
     def close(self) -> None:
         """Close all envs, in about two seconds at most. Idempotent."""
-        jobs: list[Callable[[], None]] = []
-        for lane in self._lanes:
-            jobs.append(lambda lane=lane: lane.fleet.leave_all(lane.ids))  # type: ignore[misc]
         for member in self._members:
             member.retire()
-        if len(jobs) == 1:
-            jobs[0]()
+        if len(self._lanes) == 1:
+            self._lanes[0].leave()
             return
-        with ThreadPoolExecutor(min(len(jobs), 32), thread_name_prefix="stepmill-close") as threads:
-            for done in [threads.submit(job) for job in jobs]:
+        with ThreadPoolExecutor(min(len(self._lanes), 32), thread_name_prefix="stepmill-close") as threads:
+            for done in [threads.submit(lane.leave) for lane in self._lanes]:
                 done.result()
 
     def __enter__(self) -> Self:

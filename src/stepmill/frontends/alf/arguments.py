@@ -1,0 +1,73 @@
+"""The keyword arguments that ALF's classes take last, and those that are ours; and the pool's options that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+from stepmill.frontends.alf import errors
+from stepmill.spec.options import BackendName, Context, PoolOptions
+
+CONTEXTS = ("fork", "spawn", "forkserver")
+
+
+class Keywords(TypedDict, total=False):
+    """What may be given by keyword; `Chosen` has the defaults."""
+
+    start_method: str
+    num_workers: int | None
+    as_tensors: bool | None
+    device: object
+    name: str
+    options: PoolOptions | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The keyword arguments, with defaults.
+
+    Attributes:
+        start_method: how processes start.
+        num_workers: processes to share the envs among; None gives each its own.
+        as_tensors: tensors or arrays; None is tensors where there is torch.
+        device: of tensors; None is ALF's default device.
+        name: without effect.
+        options: of the engine.
+    """
+
+    start_method: str = "fork"
+    num_workers: int | None = None
+    as_tensors: bool | None = None
+    device: object = None
+    name: str = ""
+    options: PoolOptions | None = None
+
+    def pool_options(
+        self, *, num_threads: int | None, start_serially: bool = False, num_spares: int = 0
+    ) -> PoolOptions:
+        """Return a pool's options for ALF envs: a process for each env, resets begun early.
+
+        Raises:
+            StartMethodError: there is no such start method.
+        """
+        if self.start_method not in CONTEXTS:
+            raise errors.StartMethodError(
+                f"Unrecognized start method '{self.start_method}'; use one of {', '.join(map(repr, CONTEXTS))}"
+            )
+        given = PoolOptions() if self.options is None else self.options
+        workers: dict[str, Any] = {}
+        if self.num_workers is not None:
+            workers = {"num_workers": self.num_workers, "envs_per_worker": None}
+        elif given.num_workers is None and given.envs_per_worker is None:
+            workers = {"envs_per_worker": 1}
+        return replace(
+            given,
+            backend=BackendName.PROCESS if given.backend is BackendName.AUTO else given.backend,
+            context=Context(self.start_method),
+            worker_threads=num_threads,
+            overlap_resets=True,
+            episode_stats=False,
+            start_serially=start_serially,
+            spare_envs=num_spares,
+            **workers,
+        )
