@@ -24,7 +24,7 @@ inline ring_all_touched() {
 #endif
 }
 
-/* C++: check_deaths_of (ledger.cpp) */
+/* C++: check_deaths_of (send.cpp) */
 inline check_deaths_of(w_) {
 	if
 	:: is_restarting[w_] || !dead[w_]
@@ -64,7 +64,7 @@ inline write_ticket(r_) {
 	fi
 }
 
-/* C++: dispatch (ledger.cpp). Commands all rows that are idle. */
+/* C++: dispatch (send.cpp). Commands all rows that are idle. */
 inline dispatch() {
 	atomic { PLAN_ALL };
 #ifdef EARLY_RING
@@ -205,7 +205,7 @@ inline rebase() {
 /* The ghosts of a row whose result was received: nobody may write it any more. What is not read again is forgotten. */
 #define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
-/* C++: settle (gather.cpp), faults (gather.cpp). What is there is received, once and as it was published. */
+/* C++: settle (gather.cpp), faults (faults.cpp). What is there is received, once and as it was published. */
 inline collect() {
 	do
 	:: atomic {

@@ -161,7 +161,7 @@ inline report_end(r_) {
 #endif
 }
 
-/* C++: take_command (protocol.hpp), perform (loop.cpp) */
+/* C++: take_command (protocol.hpp), perform (perform.cpp) */
 #ifdef NO_TAKE_CHECK
 #define IS_CONDEMNED(t_) false
 #else

@@ -1,0 +1,229 @@
+// What a command does to an env: its action is built, `reset` or `step` called, and what it returned taken apart.
+#define NO_IMPORT_ARRAY
+#include "loop.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stepmill {
+
+namespace {
+
+// Two rounds of splitmix64: seeds of automatic resets, 31 bits so that every env API takes them.
+std::uint64_t derive_seed(std::uint64_t base, std::uint64_t env, std::uint64_t episode) {
+    auto mix = [](std::uint64_t x) {
+        x += 0x9e3779b97f4a7c15u;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        return x ^ (x >> 31);
+    };
+    return mix(mix(mix(base) + env) + episode) >> 33;
+}
+
+bool read_flag(PyObject* value, const char* name, bool& flag) {
+    if (value == Py_False || value == Py_True) {
+        flag = value == Py_True;
+        return true;
+    }
+    const int truth = PyObject_IsTrue(value);
+    flag = truth > 0;
+    if (truth >= 0) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s must be True or False, got %R", name, reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    return false;
+}
+
+bool read_reward(PyObject* value, double& reward) {
+    reward = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value) : PyFloat_AsDouble(value);
+    if (reward != -1.0 || !PyErr_Occurred()) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    return false;
+}
+
+}  // namespace
+
+bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
+    ServedEnv& served = envs_[local];
+    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
+    const bool is_due = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
+    if (!is_reset && !is_due) return perform_step(local, result, phase);
+    phase = "reset";
+    if (served.is_early) {
+        const bool is_wanted = is_due || words_.flags[local] == 0;  // a seed or options ask for another episode than this
+        if (is_wanted) return take_early(local, result, phase);
+        drop_early(served);
+    }
+    const bool is_done = perform_reset(local, result, !is_reset);
+    if (!is_done && !result.obs && result.info) phase = "output of reset";
+    return is_done;
+}
+
+bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic) {
+    ServedEnv& served = envs_[local];
+    nb::object seed, options = nb::none();
+    if (is_automatic) begin_activity(*control_, local, served.is_early ? Activity::EARLY_RESET : Activity::RESET);  // the step's deadline is not the reset's
+    const std::uint8_t flags = is_automatic ? 0 : words_.flags[local];
+    if (flags & FLAG_BLOB) {
+        nb::object blob;
+        if (!read_blob(local, blob)) return false;
+        seed = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 0));
+        options = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 1));
+        if (seed.is_none()) seed.reset();
+        if (is_batched_ && PyDict_Check(options.ptr())) result.reset_mask = nb::borrow(PyDict_GetItemString(options.ptr(), "reset_mask"));
+    }
+    if (flags & FLAG_SEED) {
+        served.base_seed = words_.seed[local];
+        served.has_seed = true;
+        served.episode = (flags & FLAG_EPISODE) ? words_.episode[local] : 0;
+        if (!seed) seed = nb::int_(episode_seed(local));
+    } else if (!seed && served.has_seed && seeding_ != Seeding::CONTINUE) {
+        ++served.episode;
+        seed = nb::int_(episode_seed(local));
+    }
+    nb::object returned;
+    if (is_automatic && !seed) {
+        returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
+    } else {
+        PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
+        const bool has_options = !is_automatic;
+        static PyObject* const seed_only = PyTuple_Pack(1, PyUnicode_InternFromString("seed"));
+        returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_only));
+    }
+    control_->num_resets.store(control_->num_resets.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (!returned) return false;
+    return unpack_reset(returned.ptr(), result);
+}
+
+// Episode 0 has the seed that the user gave.
+std::uint64_t Loop::episode_seed(std::uint32_t local) const {
+    const ServedEnv& served = envs_[local];
+    if (served.episode == 0 || seeding_ == Seeding::FIXED) return served.base_seed;
+    return derive_seed(served.base_seed, slab_->plan.servers[worker_][local], served.episode);
+}
+
+bool Loop::unpack_reset(PyObject* returned, Result& result) {
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) != 2) {
+        result.info = nb::none();  // marks: the env returned, but not what an env returns
+        PyErr_Format(PyExc_TypeError, "reset must return (observation, info), got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
+    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+    return true;
+}
+
+bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {
+    ServedEnv& served = envs_[local];
+    phase = "action";
+    nb::object opaques;
+    if (words_.flags[local] & FLAG_BLOB) {
+        nb::object blob;
+        if (!read_blob(local, blob)) return false;
+        opaques = nb::borrow(PyTuple_GET_ITEM(blob.ptr(), 2));
+    }
+    nb::object action = nb::steal(build_action(local, opaques));
+    if (!action) return false;
+    phase = "step";
+    PyObject* args[2] = {nullptr, action.ptr()};  // the slot before the arguments is the callee's to use
+    nb::object returned = nb::steal(PyObject_Vectorcall(served.step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    control_->num_steps.store(control_->num_steps.load(std::memory_order_relaxed) + batch_size_, std::memory_order_relaxed);
+    if (!returned) return false;
+    phase = "output of step";
+    if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(returned.ptr(), result))) return false;
+    const bool is_end = !is_batched_ && (result.is_terminated || result.is_truncated);
+    if (!is_end || autoreset_ != Autoreset::SAME_STEP) return true;
+    phase = "reset";
+    result.final_obs = std::move(result.obs);
+    result.final_info = std::move(result.info);
+    result.obs.reset(), result.info.reset();
+    if (perform_reset(local, result, true)) return true;
+    if (result.info) phase = "output of reset";
+    return false;
+}
+
+bool Loop::unpack_step(PyObject* returned, Result& result) {
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) != 5) {
+        PyErr_Format(PyExc_TypeError, "step must return the five values (observation, reward, terminated, truncated, info), got %zd values of %R",
+                     PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : Py_ssize_t{1}, reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
+    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 4));
+    if (is_batched_) {
+        result.reward = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+        result.terminated = nb::borrow(PyTuple_GET_ITEM(returned, 2));
+        result.truncated = nb::borrow(PyTuple_GET_ITEM(returned, 3));
+        return true;
+    }
+    return read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value) && read_flag(PyTuple_GET_ITEM(returned, 2), "terminated", result.is_terminated) &&
+           read_flag(PyTuple_GET_ITEM(returned, 3), "truncated", result.is_truncated);
+}
+
+// A TimeStep is the observation; what the engine must know is at known places of it.
+bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
+    constexpr long LAST = 2;
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) <= std::max({step_type_at_, reward_at_, discount_at_})) {
+        PyErr_Format(PyExc_TypeError, "step must return a TimeStep, got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(returned);
+    result.info = no_info_;
+    const long step_type = PyLong_AsLong(PyTuple_GET_ITEM(returned, step_type_at_));
+    if (step_type == -1 && PyErr_Occurred()) return false;
+    if (reward_at_ >= 0 && !read_reward(PyTuple_GET_ITEM(returned, reward_at_), result.reward_value)) return false;
+    if (step_type != LAST) return true;
+    const double discount = PyFloat_AsDouble(PyTuple_GET_ITEM(returned, discount_at_));
+    if (discount == -1.0 && PyErr_Occurred()) return false;
+    result.is_terminated = discount == 0.0;
+    result.is_truncated = discount != 0.0;
+    return true;
+}
+
+bool Loop::read_blob(std::uint32_t local, nb::object& blob) {
+    const OverflowRef ref{words_.blob_offset[local], words_.blob_bytes[local], words_.blob_generation[local]};
+    if (!read_overflow(slab_->command_fds.at(worker_), ref, buffer_)) {
+        PyErr_SetString(PyExc_RuntimeError, "the command's options or action could not be read back");
+        return false;
+    }
+    blob = nb::steal(decode(buffer_.data(), buffer_.size(), unpickler_.ptr()));
+    return blob && PyTuple_Check(blob.ptr()) && PyTuple_GET_SIZE(blob.ptr()) == 3;
+}
+
+PyObject* Loop::build_action(std::uint32_t local, nb::handle opaques) {
+    const std::uint32_t row = words_.row[local];
+    if (action_.root.kind == Node::Kind::LEAF) return action_leaf(action_.root, row);
+    return build_tree(
+        action_.root, [&](const Node& node) { return action_leaf(node, row); },
+        [&](const Node& node) -> PyObject* {
+            PyObject* opaque = opaques.is_valid() ? PyList_GetItem(opaques.ptr(), node.index) : nullptr;
+            Py_XINCREF(opaque);
+            return opaque;
+        });
+}
+
+PyObject* Loop::action_leaf(const Node& node, std::uint32_t row) {
+    const Leaf& leaf = action_.leaves[static_cast<std::size_t>(node.index)];
+    std::byte* value = slab_->base + leaf.column.at(0, row);
+    if (!is_batched_) {
+        if (node.leaf_kind == LeafKind::DISCRETE) return interned(leaf, value);
+        if (node.leaf_kind == LeafKind::SCALAR) return PyArray_Scalar(value, leaf.dtype(), nullptr);
+    }
+    PyObject* array = new_array(leaf, is_batched_ ? static_cast<npy_intp>(batch_size_) : -1);
+    if (array != nullptr) std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array)), value, leaf.row_bytes * (is_batched_ ? batch_size_ : 1));
+    return array;
+}
+
+// NumPy integers of Discrete actions are made once: they are immutable, and most spaces have few.
+PyObject* Loop::interned(const Leaf& leaf, const std::byte* value) {
+    std::int64_t number = 0;
+    if (leaf.type_num != NPY_INT64) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
+    std::memcpy(&number, value, sizeof number);
+    if (number < 0 || number >= static_cast<std::int64_t>(interned_.size())) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
+    nb::object& scalar = interned_[static_cast<std::size_t>(number)];
+    if (!scalar) scalar = nb::steal(PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr));
+    Py_XINCREF(scalar.ptr());
+    return scalar.ptr();
+}
+
+}  // namespace stepmill

@@ -1,0 +1,158 @@
+// The ledger's commands: what is checked before anything is written, and how commands reach their workers.
+#define NO_IMPORT_ARRAY
+#include <algorithm>
+
+#include "ledger.hpp"
+#include "reaper.hpp"
+
+namespace stepmill {
+
+namespace {
+
+std::string list_ids(const std::vector<std::uint32_t>& ids) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < ids.size() && i < 16; ++i) text += (i ? ", " : "") + std::to_string(ids[i]);
+    return text + (ids.size() > 16 ? ", …]" : "]");
+}
+
+[[noreturn]] void raise_busy(const std::vector<std::uint32_t>& busy) {
+    const std::string text = "envs " + list_ids(busy) + " are still stepping or not received; receive them, or reset them, before they are commanded again";
+    nb::list ids;
+    for (const std::uint32_t id : busy) ids.append(id);
+    const nb::object error = errors().busy(text, nb::arg("env_ids") = ids);
+    PyErr_SetObject(errors().busy.ptr(), error.ptr());
+    throw nb::python_error();
+}
+
+}  // namespace
+
+nb::object Ledger::step(nb::handle actions) {
+    const InUse in_use(*this);
+    check_idle(all_, false);
+    std::vector<nb::list> opaques;
+    write_actions(actions, all_, opaques);
+    dispatch(all_, Command::STEP);
+    if (wait_ids(pending_, num_envs_, nb::handle()) != WaitResult::READY) return nb::none();
+    return collect_all();
+}
+
+void Ledger::send(nb::handle actions, nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage;
+    const Ids& ids = parse_ids(env_ids, storage);
+    check_idle(ids, false);
+    std::vector<nb::list> opaques;
+    write_actions(actions, ids, opaques);
+    dispatch(ids, Command::STEP);
+}
+
+// seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.
+void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) {
+    const InUse in_use(*this);
+    Ids storage;
+    const Ids& ids = parse_ids(env_ids, storage);
+    check_idle(ids, true);
+    check_workers(ids);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const Seat seat = slab_->seats[envs_[ids[i]].server];
+        ServerWords& words = slab_->words[seat.worker];
+        words.flags[seat.local] = 0;
+        nb::object seed = seeds[i], blob = blobs[i];
+        if (!seed.is_none()) {
+            words.seed[seat.local] = nb::cast<std::uint64_t>(seed);
+            words.flags[seat.local] |= FLAG_SEED;
+        }
+        envs_[ids[i]].log.blob = blob.is_none() ? nb::object() : blob;
+        if (!blob.is_none()) write_blob(ids[i], blob.ptr());
+    }
+    dispatch(ids, Command::RESET);
+}
+
+void Ledger::check_idle(const Ids& ids, bool is_reset) const {
+    bool is_good = true;
+    for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status != EnvStatus::PENDING);
+    if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
+    Ids busy, faulted, fresh, ended;
+    for (const std::uint32_t id : ids) {
+        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
+        if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
+        if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
+        if (autoreset_ == Autoreset::DISABLED && !is_batched_ && (slab_->terminated()[row_of(id)] || slab_->truncated()[row_of(id)])) ended.push_back(id);
+    }
+    if (!busy.empty()) raise_busy(busy);
+    if (is_reset) return;
+    if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; bring them back with reset(env_ids=...) or revive() before stepping them");
+    if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " were never reset; call reset() before stepping them");
+    if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
+}
+
+void Ledger::check_workers(const Ids& ids) {
+    for (const std::uint32_t id : ids) {
+        const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
+        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || is_restarting_[worker]) continue;
+        const nb::object verdict = on_dead_(worker);  // the policy's: an error, what infos say of a restart, or None
+        if (verdict.is_none()) continue;     // its commands become faults, and the policy deals with them
+        if (PyDict_Check(verdict.ptr())) {
+            mark_lost(slab_->plan.servers[worker], verdict);
+            continue;
+        }
+        mark_failed(worker);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(verdict.ptr())), verdict.ptr());
+        throw nb::python_error();
+    }
+}
+
+// Where results go: never into a slot that a lease holds, never over the env's own newest result.
+void Ledger::choose_slots(const Ids& ids) {
+    const std::uint32_t num_private = slab_->plan.private_slots;
+    const bool is_whole = is_all(ids) && !is_copy_;
+    const int common = is_whole ? book_->find_free(num_private) : book_->find_private(num_private);
+    for (const std::uint32_t id : ids) {
+        EnvBook& env = envs_[id];
+        env.target = common >= 0 ? static_cast<std::uint8_t>(common) : static_cast<std::uint8_t>(env.latest == 0 ? 1 : 0);
+        book_->pin(env.target);
+    }
+}
+
+void Ledger::dispatch(const Ids& ids, Command command) {
+    choose_slots(ids);
+    const auto first = static_cast<std::ptrdiff_t>(pending_.size());
+    std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});
+    for (const std::uint32_t id : ids) {
+        EnvBook& env = envs_[id];
+        env.status = EnvStatus::PENDING;
+        pending_.push_back(id);
+        if (command == Command::STEP && env.is_lost) cut_short(id);
+        if (is_done_early(env, command)) continue;
+        const Seat seat = slab_->seats[env.server];
+        ServerWords& words = slab_->words[seat.worker];
+        const bool is_restored = command == Command::STEP && env.needs_restore;
+        if (is_restored) begin_episode(id, words, seat.local);
+        words.row[seat.local] = row_of(id);
+        words.command[seat.local] = static_cast<std::uint8_t>(is_restored ? Command::RESET : command);
+        words.slot[seat.local] = env.target;
+        note_command(id, words, seat.local, command);
+        is_touched_[seat.worker] = 1;
+        // Tickets grow before the doorbell rings: a worker that wakes early must already see its command.
+        words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
+    }
+    if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
+    if (inline_ == nullptr) {
+        for (std::uint32_t w = 0; w < num_workers_; ++w) {
+            if (is_touched_[w]) ring_worker(*slab_->workers[w]);
+        }
+        for (std::uint32_t w = 0; w < num_workers_; ++w) {
+            if (is_touched_[w]) check_deaths_of(w);
+        }
+    }
+}
+
+// A worker that died before its tickets were written was reaped without them: settle them here.
+// The reaper writes `dead` and then reads the tickets: because of the fence it sees these, or this sees the death.
+void Ledger::check_deaths_of(std::uint32_t worker) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (is_restarting_[worker] || slab_->workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
+    condemn_worker(*slab_, worker, Fault::DIED);
+}
+
+}  // namespace stepmill
