@@ -61,6 +61,7 @@ DIENGINE_PACKAGES = (
     "werkzeug<=2.0.3",
     "yapf",
 )
+DIENGINE_ITSELF = "DI-engine==0.5.3"  # without dependencies: they are listed above
 PUFFER_FILES = ("pufferlib.py", "emulation.py", "spaces.py", "vector.py")
 PUFFER_INIT = (
     '"""The vector files of PufferLib 3.0.0, without its compiled parts."""\n\nfrom pufferlib.pufferlib import *\n'
@@ -85,7 +86,7 @@ def set_up_diengine() -> None:
     python = _make_venv(DIENGINE)
     _pip(python, "install", TORCH, "numpy==1.26.4")
     _pip(python, "install", *DIENGINE_PACKAGES)
-    _pip(python, "install", "--no-deps", "DI-engine==0.5.3")
+    _pip(python, "install", "--no-deps", DIENGINE_ITSELF)
 
 
 def set_up_pufferlib() -> None:

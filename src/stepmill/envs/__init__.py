@@ -43,8 +43,10 @@ ADAPTERS = {
     "alf.environments.alf_environment.AlfEnvironment": "stepmill.envs.alf",
     "stepmill.envs.alf.AlfEnv": "stepmill.envs.alf",
     "stepmill.envs.plain.PlainEnv": "stepmill.envs.plain",
+    "ding.envs.env.base_env.BaseEnv": "stepmill.envs.di_engine",
+    "stepmill.envs.di_managed.ManagedEnv": "stepmill.envs.di_managed",
 }
-_ACCEPTED = "gymnasium.Env, gymnasium.vector.VectorEnv"
+_ACCEPTED = "gymnasium.Env, gymnasium.vector.VectorEnv, ding.envs.BaseEnv"
 
 
 def adapter_of(env: object) -> Adapter:

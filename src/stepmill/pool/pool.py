@@ -247,6 +247,11 @@ class Pool(PoolCalls):
         """What each env is doing, by env_id."""
         return [EnvState(number) for number in self._ledger.states()]
 
+    @property
+    def worker_of(self) -> tuple[int, ...]:
+        """Which worker owns each env, by env_id: envs of one worker are lost together."""
+        return self._running.worker_of
+
     def stats(self) -> PoolStats:
         """Return where the time went since the start, per worker."""
         return read_stats(self._running)

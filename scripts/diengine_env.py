@@ -1,0 +1,39 @@
+"""Make .venvs/diengine, an environment beside .venv that has DI-engine 0.5.3, and print its Python.
+
+Its packages are those of the benchmarks' environment; stepmill and pytest are .venv's. An environment that is whole is kept.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.setup import DIENGINE_ITSELF, DIENGINE_PACKAGES, TORCH  # noqa: E402 - the root is put on the path first
+from side_env import make_side_env
+
+
+def make_diengine_env() -> Path:
+    """Return the environment's Python; a second call finds it made."""
+    folder = ROOT / ".venvs" / "diengine"
+    python = make_side_env(folder, editable=True)
+    note = folder / "packages"
+    wanted = "\n".join((*DIENGINE_PACKAGES, DIENGINE_ITSELF))
+    if note.exists() and note.read_text(encoding="utf-8") == wanted:
+        return python
+    note.unlink(missing_ok=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    for packages in ([TORCH, "numpy==1.26.4"], list(DIENGINE_PACKAGES), ["--no-deps", DIENGINE_ITSELF]):
+        # What pip prints is not what the caller reads.
+        subprocess.run([*install, *packages], env=environment, stdout=sys.stderr, check=True)
+    note.write_text(wanted, encoding="utf-8")
+    return python
+
+
+if __name__ == "__main__":
+    if sys.version_info[:2] != (3, 11):
+        sys.exit("DI-engine's environment needs CPython 3.11; remove .venv, then: make venv PYTHON=python3.11")
+    print(make_diengine_env())

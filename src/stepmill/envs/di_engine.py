@@ -1,0 +1,213 @@
+"""DI-engine envs: `ding.envs.BaseEnv`, and whatever has its shape. Neither ding nor gym is imported here.
+
+Such an env has `reset() -> obs`, `step(action) -> (obs, reward, done, info)`, `seed(seed, dynamic_seed)`, `close()` and
+three spaces, of gym or of gymnasium. A plain Pool steps it through `DingSteppable`. `GymnasiumAsDing` goes the other
+way: it gives a Gymnasium env DI-engine's shape.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import cloudpickle
+import numpy as np
+
+from stepmill.envs import Steppable
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
+
+_SPACE_LIBRARIES = ("gym", "gymnasium")
+_PLAIN_KINDS = "biufc"  # what has a fixed size and no references
+DYNAMIC_STEP = 100  # DI-engine's envs draw the seed of an episode as seed + 100 * (1 … 999)
+DYNAMIC_RANGE = 1000
+
+
+class BaseEnvTimestep(NamedTuple):
+    """What a step returns, where ding is not installed; the same four fields."""
+
+    obs: Any
+    reward: Any
+    done: Any
+    info: Any
+
+
+def timestep_class() -> type[Any]:
+    """Return ding's BaseEnvTimestep if ding is loaded, else ours."""
+    found: type[Any] = getattr(sys.modules.get("ding.envs.env.base_env"), "BaseEnvTimestep", BaseEnvTimestep)
+    return found
+
+
+# ---- the adapter of a plain Pool -------------------------------------------------------------------------------------
+
+
+def describe(env: object, like: EnvSpec | None) -> EnvSpec:
+    """Return what a DI-engine env says of itself; `like` itself if that says the same."""
+    pair = [_read_space(env, name) for name in ("observation_space", "action_space")]
+    spec = EnvSpec(
+        observation=tree_of_any(pair[0]),
+        action=tree_of_any(pair[1]),
+        spaces=cloudpickle.dumps(tuple(pair)),
+    )
+    return like if like is not None and spec == like else spec
+
+
+def adapt(env: object) -> Steppable:
+    """Return what the hot loop steps."""
+    return DingSteppable(env)
+
+
+def tree_of_any(space: object) -> Node:
+    """Return the tree of a gym or gymnasium space; what has no fixed size, or is no such space, is opaque."""
+    names = {cls.__name__ for cls in type(space).__mro__ if cls.__module__.partition(".")[0] in _SPACE_LIBRARIES}
+    children: Any = getattr(space, "spaces", None)
+    if "Dict" in names and children:
+        return DictNode(tuple((key, tree_of_any(child)) for key, child in children.items()))
+    if "Tuple" in names and children:
+        return TupleNode(tuple(tree_of_any(child) for child in children))
+    if names.isdisjoint({"Box", "Discrete", "MultiDiscrete", "MultiBinary"}):
+        return Opaque()
+    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
+    if shape is None or dtype is None or np.dtype(dtype).kind not in _PLAIN_KINDS:
+        return Opaque()
+    kind = LeafKind.DISCRETE if "Discrete" in names else LeafKind.ARRAY if shape else LeafKind.SCALAR
+    return Leaf(np.dtype(dtype).newbyteorder("="), tuple(int(size) for size in shape), kind)
+
+
+def _read_space(env: object, name: str) -> object:
+    space = getattr(env, name, None)
+    if space is None:
+        raise UsageError(f"{name} of {type(env).__name__} is missing; set it in the env's constructor")
+    return space
+
+
+class DingSteppable:
+    """A DI-engine env in the engine's own API.
+
+    A seed is given to the env as it is (`dynamic_seed=False`). The episodes after it, until the next seed, get seeds
+    that are drawn from a generator of their own, and not from NumPy's global one as DI-engine's envs do it.
+    """
+
+    def __init__(self, env: object) -> None:
+        self.env: Any = env
+        self._draws: np.random.Generator | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, Any]:
+        """Reset with a seed, and options as keyword arguments of the env's own `reset`."""
+        if seed is not None:
+            self._draws = np.random.default_rng(seed)
+        elif self._draws is not None:
+            seed = int(self._draws.integers(2**31))
+        if seed is not None:
+            give_seed(self.env, seed, dynamic_seed=False)
+        return self.env.reset(**(options or {})), {}
+
+    def step(self, action: object) -> tuple[object, object, object, object, Mapping[str, object]]:
+        """Step; a reward of shape (1,) becomes a number, `done` is `terminated` unless a time limit ended the episode."""
+        obs, reward, done, info, *_ = self.env.step(action)
+        is_cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated", False))
+        return obs, np.asarray(reward).item(), bool(done) and not is_cut, is_cut, info
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+    def get_wrapper_attr(self, name: str) -> object:
+        """Return an attribute of the env."""
+        return getattr(self.env, name)
+
+    def set_wrapper_attr(self, name: str, value: object) -> None:
+        """Set an attribute of the env."""
+        setattr(self.env, name, value)
+
+
+def give_seed(env: Any, seed: int, dynamic_seed: bool | None) -> None:
+    """Call `env.seed`, with `dynamic_seed` if it is given and the env takes it."""
+    if dynamic_seed is None or not _takes_dynamic_seed(env):
+        env.seed(seed)
+    else:
+        env.seed(seed, dynamic_seed)
+
+
+def _takes_dynamic_seed(env: Any) -> bool:
+    try:
+        parameters = inspect.signature(env.seed).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    places = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    return len(places) >= 2 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in places)
+
+
+# ---- a Gymnasium env in DI-engine's shape ----------------------------------------------------------------------------
+
+
+def as_ding_env(env: object) -> Any:
+    """Return the env itself if it has DI-engine's shape, else a Gymnasium env wrapped."""
+    is_gymnasium = any(f"{cls.__module__}.{cls.__qualname__}" == "gymnasium.core.Env" for cls in type(env).__mro__)
+    return GymnasiumAsDing(env) if is_gymnasium and not hasattr(env, "reward_space") else env
+
+
+class GymnasiumAsDing:
+    """A Gymnasium env as DI-engine's managers expect one.
+
+    Rewards are float32 of shape (1,). The info of an episode's last step has "eval_episode_return", and
+    "TimeLimit.truncated" if it was cut short. All other attributes are the env's own.
+    """
+
+    def __init__(self, env: object) -> None:
+        self._env: Any = cast("Any", env)
+        self.observation_space = self._env.observation_space
+        self.action_space = self._env.action_space
+        self.reward_space = _reward_space(self.observation_space)
+        self._is_discrete = any(cls.__name__ == "Discrete" for cls in type(self.action_space).__mro__)
+        self._seed: int | None = None
+        self._draws: np.random.RandomState | None = None
+        self._return = 0.0
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
+        """Take the seed of the next episodes: of each the same if `dynamic_seed` is False, else each its own."""
+        self._seed = int(seed)
+        self._draws = None if dynamic_seed is False else np.random.RandomState(self._seed % 2**32)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begin an episode; keyword arguments are for the env's own `reset`."""
+        self._return = 0.0
+        if self._seed is not None:
+            drawn = 0 if self._draws is None else DYNAMIC_STEP * self._draws.randint(1, DYNAMIC_RANGE)
+            kwargs.setdefault("seed", self._seed + int(drawn))
+        return self._env.reset(**kwargs)[0]
+
+    def step(self, action: Any) -> Any:
+        """Step; an action for a Discrete space may be a number or an array of one."""
+        if self._is_discrete:
+            action = int(np.asarray(action).reshape(-1)[0])
+        obs, reward, terminated, truncated, info = self._env.step(action)
+        self._return += float(reward)
+        done = bool(terminated or truncated)
+        if done:
+            info = {**info, "eval_episode_return": self._return}
+            if truncated and not terminated:
+                info.setdefault("TimeLimit.truncated", True)
+        return timestep_class()(obs, np.array([reward], np.float32), done, info)
+
+    def close(self) -> None:
+        """Close the env."""
+        self._env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_env":
+            raise AttributeError(name)
+        return self._env.get_wrapper_attr(name)
+
+    def __repr__(self) -> str:
+        return repr(self._env)
+
+
+def _reward_space(like: object) -> object:
+    """Return a Box of shape (1,), made by the library that the env's spaces are from."""
+    spaces = sys.modules[f"{type(like).__module__.partition('.')[0]}.spaces"] if like is not None else None
+    box: Any = getattr(spaces, "Box", None)
+    return None if box is None else box(-np.inf, np.inf, (1,), np.float32)

@@ -1,0 +1,33 @@
+"""DI-engine's environment managers on top of `Pool`.
+
+In a DI-engine installation, importing this package puts them into DI-engine's registry under their names: its
+`create_env_manager` finds these then, and no config has to change. Without DI-engine they run Gymnasium's envs.
+"""
+
+from stepmill.frontends.di_engine.base import BaseEnvManager, BaseEnvManagerV2
+from stepmill.frontends.di_engine.payloads import ChildType
+from stepmill.frontends.di_engine.processes import (
+    AsyncSubprocessEnvManager,
+    SubprocessEnvManagerV2,
+    SyncSubprocessEnvManager,
+)
+from stepmill.frontends.di_engine.registry import create_env_manager, get_env_manager_cls, has_ding, register
+from stepmill.frontends.di_engine.states import EnvState
+from stepmill.frontends.di_engine.supervisor import EnvSupervisor
+
+__all__ = [
+    "AsyncSubprocessEnvManager",
+    "BaseEnvManager",
+    "BaseEnvManagerV2",
+    "ChildType",
+    "EnvState",
+    "EnvSupervisor",
+    "SubprocessEnvManagerV2",
+    "SyncSubprocessEnvManager",
+    "create_env_manager",
+    "get_env_manager_cls",
+    "register",
+]
+
+if has_ding():
+    register()

@@ -1,0 +1,335 @@
+"""What all managers have in common: their life, seeds, resets, and the way to the envs' attributes and methods."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepmill.envs.di_engine import as_ding_env
+from stepmill.envs.di_managed import ManagedSettings
+from stepmill.frontends.di_engine import config as settings
+from stepmill.frontends.di_engine.calls import EnvCalls
+from stepmill.frontends.di_engine.desk import Desk, DeskSettings, Kind, replay_paths
+from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, SeedTypeError
+from stepmill.frontends.di_engine.states import EnvState
+from stepmill.frontends.di_engine.turns import Turns
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import BackendName
+
+ResetParam = Mapping[int, "dict[str, Any] | None"]
+
+logger = logging.getLogger("stepmill.di_engine")
+
+
+class Manager(Turns, EnvCalls):
+    """Many envs, each under an env_id, with DI-engine's states and policies.
+
+    No env is built in this process to learn its spaces (D-B14): they come from the workers, which are started when
+    spaces are asked for, or by `launch`. `env_ref` builds one, if somebody asks for it.
+
+    Args:
+        env_fn: functions that make the envs; each runs in the worker that owns the env. DI-engine's envs, or
+            Gymnasium's.
+        cfg: settings; what is missing has the class's default.
+    """
+
+    config: dict[str, Any] = settings.BASE
+
+    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None) -> None:
+        self._desk = None
+        self._closed = True
+        self._cfg = settings.complete(cfg, self.config)
+        self._env_fn = list(env_fn)
+        if not self._env_fn:
+            raise UsageError("a manager needs at least one env; env_fn is empty")
+        self._env_num = len(self._env_fn)
+        self._env_replay_path: list[str] | None = None
+        self._reference: Any = None
+        self._space_seed: Any = None
+        self._episode_num = self._cfg.episode_num
+        self._max_retry = max(self._cfg.max_retry, 1)
+        self._auto_reset = self._cfg.auto_reset
+        self._retry_type = self._cfg.retry_type
+        if self._retry_type not in ("reset", "renew"):
+            raise ManagerUsageError(f"retry_type={self._retry_type!r} is not one of 'reset', 'renew'")
+        self._step_timeout = self._cfg.step_timeout
+        self._reset_timeout = self._cfg.reset_timeout
+        self._retry_waiting_time = self._cfg.retry_waiting_time
+        Turns.__init__(self, self._env_num)
+
+    @classmethod
+    def default_config(cls) -> Any:
+        """Return a deep copy of the class's settings, as EasyDict where that is installed."""
+        return settings.default_config(cls.config, cls.__name__)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def _desk_settings(self) -> DeskSettings:
+        """Return how the envs run: in line."""
+        return DeskSettings(
+            backend=BackendName.SERIAL,
+            managed=ManagedSettings(
+                shared_memory=False,
+                step_tries=self._max_retry,
+                step_timeout_s=self._step_timeout,
+                reset_timeout_s=self._reset_timeout,
+                is_process=False,
+            ),
+        )
+
+    def _start(self) -> Desk:
+        if self._desk is None:
+            self._desk = Desk(self._env_fn, self._desk_settings())
+            if self._space_seed is not None:
+                self._seed_action_space(self._space_seed)
+        return self._desk
+
+    def launch(self, reset_param: ResetParam | None = None) -> None:
+        """Start the envs and reset them all.
+
+        Args:
+            reset_param: for each env, keyword arguments of its `reset`.
+        Raises:
+            AssertionError: the manager is launched already, or reset_param has not one entry per env.
+            RuntimeError: an env could not be reset in `max_retry` attempts; the manager is closed.
+            EnvError: a constructor raised.
+        """
+        if not self._closed:
+            raise ManagerUsageError("please first close the env manager")
+        if reset_param is not None and len(reset_param) != self._env_num:
+            raise ManagerUsageError(
+                f"reset_param has {len(reset_param)} entries for {self._env_num} envs; give one for each"
+            )
+        self._checked_param(reset_param)
+        desk = self._start()
+        self._forget()
+        self._env_states.close()
+        self._to_seed.update(self._given_seed)
+        for env_id in range(self._env_num):
+            self._env_states.move(env_id, EnvState.INIT)
+        self._closed = False
+        try:
+            if self._env_replay_path is not None:
+                desk.pool.set_attr("replay_path", list(self._env_replay_path))
+            self.reset(reset_param)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, reset_param: ResetParam | None = None) -> None:
+        """Reset all envs, or those named, and wait until they have begun an episode; `ready_obs` has it.
+
+        Args:
+            reset_param: by env_id, keyword arguments of the env's `reset`, or None for none. They are kept for its
+                automatic resets. What a named env was doing is dropped.
+        Raises:
+            AssertionError: the manager is closed, or a value is neither None nor a dict.
+            RuntimeError: as for `launch`.
+        """
+        self._check_closed()
+        self._reset_param.update(self._checked_param(reset_param))
+        env_ids = list(range(self._env_num)) if reset_param is None else list(reset_param)
+        env_ids = [env_id for env_id in env_ids if not self._is_kept(env_id)]
+        wanted = set(env_ids)
+        self._pump(
+            lambda: not any(self._is_resetting(env_id) for env_id in wanted),
+            lambda: 1,
+            text="VEC_ENV_MANAGER: not all the envs finish resetting, sleep %d times",
+        )
+        for env_id in env_ids:
+            self._attempts.pop(env_id, None)
+            self._begin_reset(env_id)
+        self._wait_resets(wanted)
+
+    def _wait_resets(self, wanted: set[int]) -> None:
+        self._pump(
+            lambda: not any(self._is_resetting(env_id) for env_id in wanted),
+            lambda: sum(self._is_resetting(env_id) for env_id in wanted),
+            text="VEC_ENV_MANAGER: not all the envs finish resetting, sleep %d times",
+        )
+
+    def _is_resetting(self, env_id: int) -> bool:
+        return self._env_states[env_id] is EnvState.RESET
+
+    def _is_kept(self, env_id: int) -> bool:
+        """Whether a reset passes over this env; in line it does while a replay of its episode is being saved."""
+        return False
+
+    def _checked_param(self, reset_param: ResetParam | None) -> dict[int, dict[str, Any] | None]:
+        param = dict(reset_param or {})
+        for env_id, kwargs in param.items():
+            if env_id not in self._env_states:
+                raise ManagerUsageError(f"reset_param names env {env_id}; there are envs 0 to {self._env_num - 1}")
+            if kwargs is not None and not isinstance(kwargs, dict):
+                raise ManagerUsageError(
+                    f"reset_param of env {env_id} is a {type(kwargs)}; give a dict of keyword arguments, or None"
+                )
+        return param
+
+    def close(self) -> None:
+        """End the envs, in at most two seconds. Idempotent; the manager can be launched again."""
+        self._closed = True
+        desk, self._desk = self._desk, None
+        self._env_states.close()
+        self._mail.clear()
+        self._retry_at.clear()
+        if desk is not None:
+            desk.close()
+
+    def _check_closed(self) -> None:
+        if self.__dict__.get("_closed", True):
+            raise ManagerClosedError("env manager is closed, please use the alive env manager")
+
+    # ---- seeds, replays ------------------------------------------------------------------------------------------
+
+    def seed(self, seed: Mapping[int, int] | list[int] | int, dynamic_seed: bool | None = None) -> None:
+        """Give seeds, which the envs get once, with their next reset; an env that is made anew gets its own again.
+
+        Args:
+            seed: s gives env i the seed s + i; a list has one per env; a dict some. It is copied, and not changed (D-B10).
+            dynamic_seed: handed to the env's own `seed` after the seed, unless it is None.
+        Raises:
+            AssertionError: a list of another length.
+            TypeError: something else.
+        """
+        if isinstance(seed, numbers.Integral):
+            given = {env_id: int(seed) + env_id for env_id in range(self._env_num)}
+        elif isinstance(seed, list):
+            if len(seed) != self._env_num:
+                raise ManagerUsageError(f"len(seed) {len(seed)} != env_num {self._env_num}")
+            given = dict(enumerate(seed))
+        elif isinstance(seed, Mapping):
+            given = dict(seed)
+        else:
+            raise SeedTypeError(f"invalid seed arguments type: {type(seed)}")
+        self._env_seed.update(given)
+        self._env_dynamic_seed = dynamic_seed
+        self._space_seed = given.get(0)
+        if self._desk is not None:
+            self._seed_action_space(self._space_seed)
+
+    def _seed_action_space(self, seed: Any) -> None:
+        if self._desk is not None and hasattr(self._desk.spaces[1], "seed") and seed is not None:
+            self._desk.spaces[1].seed(int(seed))
+
+    def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path]) -> None:
+        """Have each env save replays, from the next `launch` on; also the envs that are made anew.
+
+        Args:
+            replay_path: one for all, or one per env.
+        """
+        self._env_replay_path = replay_paths(replay_path, self._env_num)
+
+    # ---- what can be asked ---------------------------------------------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        """How many envs there are."""
+        return self._env_num
+
+    @property
+    def env_ref(self) -> Any:
+        """An env of the first function, built here, when this is first asked for, and kept."""
+        if self.__dict__.get("_reference") is None:
+            self._reference = as_ding_env(self._env_fn[0]())
+        return self._reference
+
+    _env_ref = env_ref
+
+    @property
+    def observation_space(self) -> Any:
+        """Of one env, as the env has it."""
+        return self._start().spaces[0]
+
+    @property
+    def action_space(self) -> Any:
+        """Of one env, as the env has it."""
+        return self._start().spaces[1]
+
+    @property
+    def reward_space(self) -> Any:
+        """Of one env, as the env has it; None if it has none."""
+        return self._start().spaces[2]
+
+    @property
+    def ready_env(self) -> list[int]:
+        """Envs that want an action."""
+        waiting = self._waiting()
+        return [env_id for env_id in self._env_states.ids_in(EnvState.RUN) if env_id not in waiting]
+
+    @property
+    def active_env(self) -> list[int]:
+        """Envs in the middle of an episode, at work or not."""
+        return self._env_states.ids_in(EnvState.RUN)
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """Envs that want an action: those of `ready_obs`, in its order (D-B13)."""
+        return self.ready_env
+
+    @property
+    def ready_obs(self) -> Any:
+        """Observations of the envs that want an action, by env_id.
+
+        Waits until there is one. Empty if none can come: all have had their episodes, or have failed, or want a reset by
+        you, or are at work (D-B3).
+        """
+        return {env_id: self._ready_obs[env_id] for env_id in self._ready_ids()}
+
+    def _ready_ids(self) -> list[int]:
+        if self._desk is not None and not self._closed:
+            self._pump(
+                lambda: bool(self.ready_env) or not self._env_states.ids_in(EnvState.RESET),
+                lambda: 1,
+                text="VEC_ENV_MANAGER: all the not done envs are resetting, sleep %d times",
+            )
+        return self.ready_env
+
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """Frames ("rgb_array") of the envs that want an action, by env_id; `render_ready` takes another mode (D-B15)."""
+        return self.render_ready()
+
+    @property
+    def done(self) -> bool:
+        """Whether all envs have had their episodes."""
+        return all(state is EnvState.DONE for state in self._env_states.values())
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether an env has had its episodes."""
+        return self._env_states[env_id] is EnvState.DONE
+
+    @property
+    def closed(self) -> bool:
+        """Whether the manager is closed, or was not launched yet."""
+        return self._closed
+
+    def random_action(self) -> dict[int, Any]:
+        """Return an action from the action space for each env that wants one."""
+        space = self.action_space
+        return {env_id: space.sample() for env_id in self.ready_obs_id}
+
+    # ---- inner ---------------------------------------------------------------------------------------------------
+
+    def _waiting(self) -> set[int]:
+        """Envs that have an action and whose timestep no step() has returned yet."""
+        pending = () if self._desk is None else self._desk.pending.items()
+        return {*self._mail, *(env_id for env_id, kind in pending if kind is Kind.STEP)}
+
+    def _check_ready(self, env_ids: Sequence[int]) -> None:
+        """Refuse actions for envs that do not want one.
+
+        Raises:
+            AssertionError: as DI-engine's, with the states of the envs.
+        """
+        waiting = self._waiting()
+        states = self._env_states
+        if any(states.get(env_id) is not EnvState.RUN or env_id in waiting for env_id in env_ids):
+            named = {env_id: states.get(env_id) for env_id in env_ids}
+            at_work = f"; envs {sorted(waiting)} are still at work" if waiting else ""
+            raise ManagerUsageError(
+                f"current env state are: {named}, please check whether the requested env is in reset or done{at_work}"
+            )

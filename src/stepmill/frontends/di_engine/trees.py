@@ -1,0 +1,121 @@
+"""Tree arrays of the V2 managers: DI-treetensor's where that is installed, else dicts whose keys are attributes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepmill.spec.errors import UsageError
+
+logger = logging.getLogger("stepmill.di_engine")
+
+
+class Tree(dict[str, Any]):
+    """Arrays in a dict of any depth, whose keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this tree has no {name!r}; it has {sorted(self)}") from None
+
+
+def _library() -> Any:
+    """Return treetensor.numpy, or None if it is not installed."""
+    try:
+        import treetensor.numpy as library
+    except ImportError:
+        return None
+    return library
+
+
+def make_tree(value: Any) -> Any:
+    """Return a dict as a tree of arrays; anything else as an array."""
+    library = _library()
+    if library is not None:
+        return library.array(value)
+    if isinstance(value, Mapping):
+        return Tree({key: make_tree(child) for key, child in value.items()})
+    return np.asarray(value)
+
+
+def stack_trees(values: Sequence[Any]) -> Any:
+    """Return values of one structure as one, with a leading dimension; of none, an empty array."""
+    if not values:
+        return np.array([])
+    library = _library()
+    if library is not None:
+        return library.stack([library.array(value) for value in values])
+    if isinstance(values[0], Mapping):
+        return Tree({key: stack_trees([value[key] for value in values]) for key in values[0]})
+    return np.stack(values)
+
+
+def rows_of_tree(value: Any) -> list[Any]:
+    """Return the rows of a list, an array [B, ...], or a tree of them."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return list(value)
+    if isinstance(value, Tree):
+        columns = {key: rows_of_tree(child) for key, child in value.items()}
+        return [Tree(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [value[row] for row in range(value.shape[0])]
+
+
+def as_identifier(key: str) -> str:
+    """Return a key of an info as a name: dots become underscores, and a leading digit gets one before it."""
+    return (f"_{key}" if key[:1].isdigit() else key).replace(".", "_")
+
+
+class TreeManager:
+    """What makes a manager a V2: observations are one tree array, a step returns a list of them.
+
+    Observations of the envs that want an action are stacked, in the order of `ready_obs_id`. A timestep has obs, reward,
+    done, info and env_id; keys of its info are made names. Strings cannot be in an array: they are left out, and the
+    first time a key is, that is logged (D-B13).
+    """
+
+    _left_out: frozenset[str] = frozenset()
+
+    @property
+    def ready_obs(self) -> Any:
+        """Observations of the envs that want an action, stacked; waits until there is one, and is empty if none can come."""
+        observations: Mapping[int, Any] = super().ready_obs  # type: ignore[misc]  # the manager's
+        return stack_trees(list(observations.values()))
+
+    def step(self, actions: Any) -> list[Any]:
+        """Step the envs that want an action.
+
+        Args:
+            actions: a list, or a tree array [B, ...], one per env of `ready_obs_id`; or a dict by env_id.
+        Returns:
+            One tree array per env.
+        Raises:
+            UsageError: not as many actions as envs (D-B13).
+        """
+        self._check_closed()  # type: ignore[attr-defined]  # the manager's
+        timesteps: Mapping[int, Any] = super().step(self._by_id(actions))  # type: ignore[misc]  # the manager's
+        return [self._tree(env_id, timestep) for env_id, timestep in timesteps.items()]
+
+    def _by_id(self, actions: Any) -> Mapping[int, Any]:
+        if isinstance(actions, Mapping) and not isinstance(actions, Tree):
+            return actions
+        env_ids: Iterable[int] = self.ready_obs_id  # type: ignore[attr-defined]  # the manager's
+        rows = rows_of_tree(actions)
+        env_ids = list(env_ids)
+        if len(rows) != len(env_ids):
+            raise UsageError(
+                f"{len(rows)} actions are given for {len(env_ids)} envs {env_ids}; give one for each of ready_obs_id"
+            )
+        return dict(zip(env_ids, rows, strict=True))
+
+    def _tree(self, env_id: int, timestep: Any) -> Any:
+        obs, reward, done, info, *_ = timestep
+        kept = {as_identifier(key): value for key, value in info.items() if not isinstance(value, str)}
+        left_out = frozenset(key for key, value in info.items() if isinstance(value, str)) - self._left_out
+        if left_out:
+            self._left_out |= left_out
+            logger.warning("strings cannot be in a tree array: info keys %s are left out", sorted(left_out))
+        return make_tree({"obs": obs, "reward": reward, "done": done, "info": kept, "env_id": env_id})
