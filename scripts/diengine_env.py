@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from side_env import make_side_env
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.setup import DIENGINE_ITSELF, DIENGINE_PACKAGES, TORCH  # noqa: E402 - the root is put on the path first
-from side_env import make_side_env
 
 
 def make_diengine_env() -> Path:

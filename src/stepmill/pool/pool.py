@@ -219,17 +219,18 @@ class Pool(PoolCalls):
         self._await(lambda slice_s: self._ledger.wait(self.num_envs, slice_s), timeout_s)
         return cast("StepTuple", self._ledger.collect_ready())
 
-    def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True) -> None:
+    def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, anew: bool = False) -> None:
         """Bring FAULTED envs back, whose workers are restarted if they are dead; reset them before they are stepped.
 
         Args:
             env_ids: which envs; None is all.
             wait: False does not wait for workers to start. A reset can be commanded at once: its result, or the reason
                 why the worker could not be started, is received like any other.
+            anew: workers that live are ended and started anew, too; on the process backend.
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
         """
-        self._recovery.revive(self._named(env_ids), wait=wait)
+        self._recovery.revive(self._named(env_ids), wait=wait, anew=anew)
 
     # ---- asking -------------------------------------------------------------------------------------------------
 

@@ -116,8 +116,8 @@ class Recovery:
             errors.extend(self._absorb_death(worker, rows))
         return errors
 
-    def revive(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
-        """Restart the dead workers of these envs; all envs of such a worker must be reset then.
+    def revive(self, env_ids: Sequence[int], *, wait: bool = True, anew: bool = False) -> None:
+        """Restart the dead workers of these envs; all envs of such a worker must be reset then. `anew`: the living, too.
 
         With `wait=False` nobody waits: commands wait for the worker, and if it cannot be started they become its fault.
 
@@ -130,6 +130,8 @@ class Recovery:
                 continue
             if thread is not None:
                 self._threads.pop(worker).join()
+            if anew:
+                self._end(worker)
             if self._is_dead(worker):
                 self._write_off(worker)
                 if wait:
@@ -270,11 +272,14 @@ class Recovery:
         finally:  # given up: what its envs were commanded meanwhile becomes faults
             self.ledger.set_restarting(worker, False)
 
+    def _end(self, worker: int) -> None:
+        if isinstance(self._backend, Mortal) and self._reaper is not None:
+            self._backend.end_worker(worker)
+            self._reaper.declare_dead(worker)  # buried before its successor begins, whose rows these are then
+
     def _restart(self, worker: int) -> None:
         reaper, backend = self._reaper, self._backend
-        if isinstance(backend, Mortal) and reaper is not None:
-            backend.end_worker(worker)
-            reaper.declare_dead(worker)  # buried before its successor begins, whose rows these are then
+        self._end(worker)
         report = backend.revive(worker)
         self._restore(report)
         if isinstance(backend, Mortal) and reaper is not None:

@@ -97,6 +97,7 @@ class Desk:
         self.pool = Pool(makers, options=settings.pool_options())
         self.spaces: tuple[Any, Any, Any] = cloudpickle.loads(self.pool.spec.spaces)
         self.pending: dict[int, Kind] = {}
+        self._is_alone = settings.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
         self._reader = Reader(self.pool.spec.observation)
         self._lost: dict[int, StepmillError] = {}  # idle envs whose worker is gone
         self._unreadable: Exception | None = None
@@ -135,6 +136,8 @@ class Desk:
         """
         self.pending.pop(env_id, None)
         try:
+            if self.pool.states[env_id] is EnvState.FAULTED:
+                self.pool.revive([env_id], wait=False)  # its worker starts while the others go on
             self.pool.reset_async(env_ids=[env_id], options=told)
         except UsageError:
             raise
@@ -145,8 +148,14 @@ class Desk:
         return None
 
     def send_renewal(self, env_id: int, told: dict[str, Any]) -> Answer | None:
-        """Like `send_reset`, but the env is made anew first."""
-        return self.send_reset(env_id, {**told, "renew": True})
+        """Like `send_reset`, but the env is made anew first: in a new process, if its own is not that of other envs, too."""
+        if not self._is_alone:
+            return self.send_reset(env_id, {**told, "renew": True})
+        try:
+            self.pool.revive([env_id], wait=False, anew=True)
+        except StepmillError as error:
+            return Answer(env_id, Kind.FAULT, error, Kind.RESET)
+        return self.send_reset(env_id, told)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
