@@ -69,8 +69,10 @@ class AlfCounter:
     reward = Spec()
     info: Any = {}
 
-    def __init__(self, env_id: int = 0, *, length: int = 3, discount: float = 0.0, folder: Path | None = None) -> None:
-        self.made_with = env_id
+    def __init__(
+        self, env_id: int | None = 0, *, length: int = 3, discount: float = 0.0, folder: Path | None = None
+    ) -> None:
+        self.made_with = 0 if env_id is None else env_id
         self.length = length
         self.last_discount = np.float32(discount)
         self.folder = folder
@@ -269,7 +271,7 @@ class FaultyAlf(AlfCounter):
         if self.how == "structure":
             return time_step._replace(observation={"a": time_step.observation})
         if self.how == "text":
-            return time_step._replace(observation="abcd")
+            return time_step._replace(observation=np.array(list("abcd")))
         if self.how == "short":
             return tuple(time_step)[:3]
         if self.how == "none":

@@ -67,7 +67,10 @@ class FastParallelEnvironment:
         self._num_spares = _checked_spares(num_spare_envs_for_reload, len(makers))
         self._current_time_step: Any = None
         self._is_tensor_based = tensors.is_torch_here() if own.as_tensors is None else own.as_tensors
-        self._device = own.device
+        # What needs torch comes before the processes do.
+        self._as_leaf = tensors.to_tensor() if self._is_tensor_based else _as_it_is
+        device = tensors.default_device() if own.device is None else own.device
+        move = tensors.mover(device) if self._is_tensor_based else None
         options = own.pool_options(
             num_threads=torch_num_threads_per_env, start_serially=start_serially, num_spares=self._num_spares
         )
@@ -76,17 +79,17 @@ class FastParallelEnvironment:
         self._num_rows = self._pool.num_rows
         self._slots = tensors.as_int32(self._num_rows)
         self._envs = [EnvHandle(self._pool, i, self._all_specs[i]) for i in range(self._pool.num_envs)]
-        self._prepare()
+        self._prepare(move)
         self._step_fast = self._pool.step_fast
         self._is_closed = False
 
-    def _prepare(self) -> None:
-        """Make the functions that turn nests of arrays into what is returned."""
+    def _prepare(self, move: Callable[[Any], Any] | None) -> None:
+        """Make the functions that turn nests of arrays into what is returned; `move` puts a tensor on another device."""
         node = self._pool.spec.observation
         assert isinstance(node, TupleNode)
         cls = with_attributes(node.factory)
         self._fields: tuple[str, ...] = cls._fields
-        as_leaf = tensors.to_tensor() if self._is_tensor_based else _as_it_is
+        as_leaf = self._as_leaf
         parts = [converter(child, as_leaf) for child in node.children]
         slot_at = self._fields.index("env_id")
         slots = self._slots
@@ -95,11 +98,7 @@ class FastParallelEnvironment:
             *[convert(child) for convert, child in zip(parts, nest, strict=True)]
         )
         self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
-        self._move: Callable[[Any], Any] | None = None
-        device = tensors.default_device() if self._device is None else self._device
-        move = tensors.mover(device) if self._is_tensor_based else None
-        if move is not None:
-            self._move = converter(TupleNode(node.children, cls), move)
+        self._move = None if move is None else converter(TupleNode(node.children, cls), move)
 
     # ---- stepping -----------------------------------------------------------------------------------------------
 
@@ -143,7 +142,7 @@ class FastParallelEnvironment:
     def _step(self, action: Any) -> Any:
         try:
             nest = self._step_fast(self._to_arrays(action))[0]
-        except (StepmillError, KeyError, TypeError, ValueError) as error:
+        except (StepmillError, LookupError, TypeError, ValueError) as error:
             raise self._explained(error, action) from error
         return self._wrap(nest)
 

@@ -17,7 +17,7 @@ Convert = Callable[[Any], Any]
 
 def is_torch_here() -> bool:
     """Whether torch can be imported, as far as can be told without doing so."""
-    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+    return sys.modules.get("torch") is not None or importlib.util.find_spec("torch") is not None
 
 
 def to_tensor() -> Convert:
