@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,11 +91,14 @@ class PoolCalls:
     _attributes: AttributeBook
     _request_ids: itertools.count[int]
 
-    def call(self, name: str, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    def call(
+        self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
         """Call a method of envs, through wrappers; an attribute that is no method is returned.
 
         Args:
-            name: of the method.
+            name: of the method; or a function, which is called in the worker with the env, outermost wrapper and all, as
+                its first argument.
             *args, **kwargs: for every env; they travel by cloudpickle.
             env_ids: which envs; None is all.
         Returns:
@@ -103,7 +106,9 @@ class PoolCalls:
         """
         return self.call_async(name, *args, env_ids=env_ids, **kwargs).result()
 
-    def call_async(self, name: str, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> PoolFuture:
+    def call_async(
+        self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
+    ) -> PoolFuture:
         """Begin a `call`; the future's `result()` gives its results."""
         payload = call_payload(name, args, kwargs)
         return self._request(RequestKind.CALL, self._named(env_ids), lambda places: payload)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,20 +31,22 @@ class ServingLoop(Protocol):
 # ---- making requests -------------------------------------------------------------------------------------------------
 
 
-def check_call(name: str) -> None:
+def check_call(name: str | Callable[..., object]) -> None:
     """Refuses names that would step an env behind the engine's back.
 
     Raises:
         UsageError: `name` is one of RESERVED.
     """
-    if name in RESERVED:
+    if isinstance(name, str) and name in RESERVED:
         raise UsageError(
             f"call({name!r}) would bypass the engine, for every env; use {RESERVED[name]} of the pool instead"
         )
 
 
-def call_payload(name: str, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
-    """Returns the payload of a CALL request: the method `name`, or the attribute if it is not callable."""
+def call_payload(
+    name: str | Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+) -> object:
+    """Returns the payload of a CALL request: the method `name`, or the attribute if it is not callable, or a function."""
     check_call(name)
     return (name, tuple(args), dict(kwargs or {}))
 
@@ -105,6 +107,8 @@ def _perform(env: object, request: Request, place: int) -> object:
         return None
     if request.kind is RequestKind.CALL and isinstance(payload, tuple):
         name, args, kwargs = payload
+        if callable(name):
+            return name(env, *args, **kwargs)
         attribute = get_attr(env, name)
         return attribute(*args, **kwargs) if callable(attribute) else attribute
     raise TypeError(f"a request of kind {request.kind!r} cannot have a payload of type {type(payload).__name__}")

@@ -1,0 +1,211 @@
+"""`SB3VecEnv`: Stable-Baselines3's vector env on top of `Pool`.
+
+    from stepmill.frontends.sb3 import SB3VecEnv
+    envs = make_vec_env("CartPole-v1", n_envs=64, vec_env_cls=SB3VecEnv)
+
+What differs from `SubprocVecEnv`, on purpose: many envs share a worker; `set_attr` sets an attribute on the wrapper that has
+it; an env that fails, hangs or dies is named, and `PoolOptions(on_fault=...)` says what then happens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
+from stepmill.pool.infos import rows_of
+from stepmill.pool.pool import Pool
+from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
+from stepmill.spec.options import AutoresetMode, PoolOptions, apply_arguments
+
+try:
+    from stable_baselines3.common.env_util import is_wrapped
+    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+except ImportError as exc:
+    raise MissingExtraError(module="stable_baselines3", extra="sb3") from exc
+
+_NOTHING_PENDING = "step_wait() has nothing to wait for; call step_async(actions) first"
+
+
+class NoAttributeError(EnvError, AttributeError):
+    """An env has no such attribute; an AttributeError, as SB3's callers expect."""
+
+
+class SB3VecEnv(VecEnv):
+    """Many Gymnasium envs for Stable-Baselines3, stepped by stepmill.
+
+    Args:
+        env_fns: functions that make the envs; each runs in the worker that owns the env.
+        start_method: "forkserver", "fork" or "spawn", as `SubprocVecEnv` takes it; None leaves it to `options`.
+        backend, num_workers: as in PoolOptions.
+        options: everything else. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
+
+    Raises:
+        UsageError: the envs differ in their spaces, or an option is wrong.
+        EnvError: a constructor raised.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        start_method: str | None = None,
+        *,
+        backend: object = "auto",
+        num_workers: int | None = None,
+        options: PoolOptions | None = None,
+    ) -> None:
+        # Python floats add up in an episode's statistics, which Monitor keeps in the env already.
+        chosen = replace(_options(options, start_method), episode_stats=False)
+        self._is_stepping = False
+        self._pool = Pool(env_fns, backend=backend, num_workers=num_workers, options=chosen)
+        try:
+            pairs = read_spaces(self._pool.env_specs)
+            if self._pool.spec.is_batched:
+                raise UsageError("env_fns make vector envs; SB3VecEnv takes functions that make single envs")
+            check_spaces(pairs, pairs[0][0], is_same=True)
+            super().__init__(self._pool.num_envs, *pairs[0])
+        except BaseException:
+            self._pool.close()
+            raise
+
+    # ---- stepping and resetting ------------------------------------------------------------------------------------
+
+    def reset(self) -> VecEnvObs:
+        """Reset all envs, with the seeds and options of `seed` and `set_options`, which are used once.
+
+        Returns:
+            observations [N, ...]; the infos are in `reset_infos`.
+        """
+        self._is_stepping = False
+        seeds, options = list(self._seeds), list(self._options)
+        if all(each == options[0] for each in options):
+            batch = self._pool.reset(seed=seeds, options=options[0] or None)
+        else:
+            for env_id, each in enumerate(options):
+                self._pool.reset_async(seed={env_id: seeds[env_id]}, options=each or None, env_ids=[env_id])
+            batch = self._pool.recv(self.num_envs)
+        infos = {row: dict(_checked(info)) for row, info in rows_of(batch.info)}
+        self.reset_infos = [infos.get(env_id, {}) for env_id in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        obs: VecEnvObs = batch.obs
+        return obs
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Begin to step all envs.
+
+        Args:
+            actions: [N, ...].
+        """
+        self._pool.step_async(actions)
+        self._is_stepping = True
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Return what `step_async` began: observations [N, ...], rewards [N] float64, dones [N] bool, N infos."""
+        if not self._is_stepping:
+            raise UsageError(_NOTHING_PENDING)
+        self._is_stepping = False
+        return self._as_sb3(self._pool.step_wait())
+
+    def step(self, actions: NDArray[Any]) -> VecEnvStepReturn:
+        """Step all envs; see `step_wait`. Hot path."""
+        return self._as_sb3(self._pool.step_fast(actions))
+
+    def _as_sb3(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
+        obs, reward, terminated, truncated, info = result
+        done = terminated | truncated
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        ended: set[int] = set()
+        for row, own in rows_of(info):
+            checked = _checked(own)
+            if not done[row]:
+                infos[row] = {**checked, "TimeLimit.truncated": False}
+            elif row not in ended:
+                # The first info of a row that ended is that of its last step, the second that of the reset.
+                ended.add(row)
+                infos[row] = {
+                    **(checked["final_info"] or {}),
+                    "TimeLimit.truncated": bool(truncated[row] and not terminated[row]),
+                    "terminal_observation": checked["final_obs"],
+                }
+            else:
+                self.reset_infos[row] = dict(checked)
+        return obs, reward, done, infos
+
+    # ---- everything slow -------------------------------------------------------------------------------------------
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of the envs at `indices`, through wrappers; one result per env."""
+        return self._call(indices, _call_method, method_name, method_args, method_kwargs)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Return an attribute of the envs at `indices`, through wrappers."""
+        return self._call(indices, _read_attribute, attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of the envs at `indices` to one value, on the wrapper that has it; also after a restart."""
+        ids = self._ids(indices)
+        self._pool.set_attr(attr_name, [value] * len(ids), env_ids=ids)
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
+        """Return for the envs at `indices` whether they are wrapped with that wrapper."""
+        return self._call(indices, is_wrapped, wrapper_class)
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        """Return a frame [height, width, 3] uint8 of every env; None for each if render_mode is not "rgb_array"."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"the envs were made with render_mode={self.render_mode!r}, which gives no images; make them with 'rgb_array'",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return list(self._pool.render())
+
+    def close(self) -> None:
+        """Close the envs and end the workers, in at most 2 s. Idempotent."""
+        self._pool.close()
+
+    def _call(self, indices: VecEnvIndices, function: Callable[..., Any], *args: Any) -> list[Any]:
+        try:
+            return list(self._pool.call(function, *args, env_ids=self._ids(indices)))
+        except EnvError as exc:
+            if exc.error_type.rpartition(".")[2] != "AttributeError":
+                raise
+            raise NoAttributeError(
+                exc.message,
+                env_id=exc.env_id,
+                phase=exc.phase,
+                error_type=exc.error_type,
+                remote_traceback=exc.remote_traceback,
+            ) from exc
+
+    def _ids(self, indices: VecEnvIndices) -> list[int]:
+        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+
+
+def _options(options: PoolOptions | None, start_method: str | None) -> PoolOptions:
+    if options is not None and options.autoreset_mode is AutoresetMode.DISABLED:
+        raise UsageError("autoreset_mode='Disabled' leaves SB3's algorithms without new episodes; leave it out")
+    asked: dict[str, object] = {} if start_method is None else {"context": start_method}
+    return replace(apply_arguments(options, **asked), autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _checked(info: Any) -> Mapping[str, Any]:
+    """Return a row's info, or raise what kept it from being loaded."""
+    if isinstance(info, BaseException):
+        raise info
+    return info  # type: ignore[no-any-return]
+
+
+def _call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return env.get_wrapper_attr(name)(*args, **kwargs)
+
+
+def _read_attribute(env: Any, name: str) -> Any:
+    return env.get_wrapper_attr(name)

@@ -1,0 +1,105 @@
+"""Calls on the envs of a pool: methods, attributes, functions and frames."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from tests.harness.pools import counting_envs
+
+
+def test_calls_reach_the_envs_that_are_named(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    assert pool.call("add", 1.0, right=0.5) == (1.5, 2.5, 3.5, 4.5)
+    assert pool.call("add", 1.0, env_ids=[2, 0]) == (3.0, 1.0)
+    assert pool.get_attr("identity") == (0, 1, 2, 3)
+
+
+def test_a_function_is_called_with_the_env(pool_of):
+    pool = pool_of([CountingEnv] * 3)
+    pool.reset(seed=0)
+
+    def name_of(env, prefix, end="."):
+        return prefix + type(env).__name__ + end
+
+    assert pool.call(name_of, "a ", end="!", env_ids=[2, 0]) == ("a CountingEnv!",) * 2
+
+
+def test_attributes_are_set_for_all_or_for_each(pool_of):
+    pool = pool_of(counting_envs(3))
+    pool.set_attr("weight", 2.5)
+    assert pool.get_attr("weight") == (2.5, 2.5, 2.5)
+    pool.set_attr("weight", [1, 2, 3])
+    assert pool.get_attr("weight") == (1, 2, 3)
+
+
+def test_step_and_reset_are_looked_up_again_after_a_call(pool_of):
+    pool = pool_of([_TurncoatEnv])
+    pool.reset(seed=0)
+    assert pool.step([1]).reward.tolist() == [1.0]
+    pool.call("turn")
+    assert pool.step([1]).reward.tolist() == [-1.0]
+
+
+class _TurncoatEnv(CountingEnv):
+    def turn(self):
+        plain = self.step
+
+        def step(action):
+            obs, reward, *rest = plain(action)
+            return obs, -reward, *rest
+
+        self.step = step
+
+
+def test_futures_resolve_in_any_order_and_repeatedly(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset()
+    futures = [pool.call_async("add", float(i)) for i in range(5)]
+    for i in (3, 0, 4, 4, 1, 0, 2):
+        assert tuple(futures[i].result()) == (float(i), i + 1.0)
+
+
+def test_a_call_comes_after_the_step_that_was_sent_before_it(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    pool.send([1, 2])
+    assert pool.get_attr("num_steps") == (1, 1)
+    assert sorted(pool.recv(2).reward.tolist()) == [1.0, 2.0]
+
+
+def test_a_call_that_raises_names_the_env_and_the_pool_goes_on(pool_of):
+    pool = pool_of(counting_envs(2))
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.EnvError, match="too bad") as caught:
+        pool.call("complain", "too bad", env_ids=[1])
+    assert caught.value.env_id == 1
+    assert "ValueError" in caught.value.error_type
+    with pytest.raises(stepmill.EnvError, match="nonesuch"):
+        pool.call("nonesuch")
+    assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]
+
+
+def test_a_result_of_a_call_may_be_large(pool_of):
+    pool = pool_of([_LibraryEnv] * 2)
+    big = np.arange(300_000)
+    for left, right in zip(pool.call("lend", big), (big, big), strict=True):
+        assert np.array_equal(left, right)
+
+
+class _LibraryEnv(CountingEnv):
+    def lend(self, book):
+        return book
+
+
+def test_render_returns_the_named_envs_frames(pool_of):
+    pool = pool_of([partial(CountingEnv, i, render_mode="rgb_array") for i in range(3)])
+    pool.reset(seed=0)
+    pool.step([0] * 3)
+    assert [int(frame[0, 0, 0]) for frame in pool.render()] == [1, 17, 33]
+    assert [int(frame[0, 0, 0]) for frame in pool.render(env_ids=[2])] == [33]

@@ -1,0 +1,21 @@
+"""Runs the code of a switching guide: its ```py blocks, which need the library that one switches from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.harness.scripts import ROOT, run_file
+
+
+def run_guide(name: str, folder: Path) -> None:
+    """Run the blocks of docs/switching/NAME.md as one program, and fail with its errors."""
+    lines, is_inside = [], False
+    for line in (ROOT / "docs" / "switching" / f"{name}.md").read_text().splitlines():
+        if line.startswith("```"):
+            is_inside = line.strip() == "```py"
+        elif is_inside:
+            lines.append(line)
+    program = folder / f"{name}.py"
+    program.write_text("\n".join(lines) + "\n")
+    done = run_file(program)
+    assert done.returncode == 0, done.stderr

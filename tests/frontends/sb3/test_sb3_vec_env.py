@@ -1,0 +1,246 @@
+"""Stable-Baselines3's vector env over stepmill: what SB3's own classes do, and where ours is meant to differ."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import gymnasium
+import moviepy  # noqa: F401 - loaded here, so that what it opens on import is no leak of a test
+import numpy as np
+import pytest
+import tqdm
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecCheckNan,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+)
+
+from stepmill import PoolOptions
+from stepmill.frontends.sb3 import SB3VecEnv
+from stepmill.spec.errors import EnvError, UsageError, WorkerDied
+from tests.frontends.guides import run_guide
+
+BACKENDS = ["serial", "thread", "process"]
+
+
+class Talker(gymnasium.Env):
+    """Counts its steps; says in its infos what it was reset with; ends after `length` steps."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"t": gymnasium.spaces.Box(0, 100, (1,), np.float32), "seen": gymnasium.spaces.Discrete(10)}
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, length=3, is_cut=False):
+        self.length, self.is_cut, self.render_mode, self.note = length, is_cut, "rgb_array", "hello"
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {"seed": seed, "options": options}
+
+    def step(self, action):
+        if action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t += 1
+        is_over = self.t == self.length
+        return self._obs(), 1.5, is_over and not self.is_cut, is_over and self.is_cut, {"t": self.t}
+
+    def _obs(self):
+        return {"t": np.array([self.t], np.float32), "seen": min(self.t, 9)}
+
+    def render(self):
+        return np.full((16, 24, 3), self.t, np.uint8)
+
+    def shout(self, word, times=1):
+        return word.upper() * times
+
+    def fail(self):
+        raise KeyError("no such thing")
+
+
+def make(num, **arguments):
+    return [lambda: Monitor(Talker(**arguments)) for _ in range(num)]
+
+
+@pytest.fixture(params=BACKENDS)
+def sb3_env_of(request):
+    made = []
+
+    def build(env_fns, **arguments):
+        workers = 0 if request.param == "serial" else 2
+        made.append(SB3VecEnv(env_fns, backend=request.param, num_workers=workers, **arguments))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
+
+
+def same(left, right):
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            if key != "episode":
+                same(left[key], right[key])
+    elif isinstance(left, np.ndarray):
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+    else:
+        assert left == right
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_steps_and_infos_are_those_of_the_librarys_own_vec_env(sb3_env_of, is_cut):
+    ours, theirs = sb3_env_of(make(3, is_cut=is_cut)), DummyVecEnv(make(3, is_cut=is_cut))
+    for envs in (ours, theirs):
+        envs.seed(7)
+        envs.set_options([{"level": 1}, {}, {"level": 2}])
+    same(ours.reset(), theirs.reset())
+    assert [info["seed"] for info in ours.reset_infos] == [7, 8, 9]
+    assert [info["options"] for info in ours.reset_infos] == [{"level": 1}, None, {"level": 2}]
+    for _ in range(8):
+        results = [envs.step(np.array([0, 1, 0])) for envs in (ours, theirs)]
+        same(results[0][0], results[1][0])
+        same(results[0][1].astype(np.float32), results[1][1])
+        same(results[0][2], results[1][2])
+        for mine, other in zip(results[0][3], results[1][3], strict=True):
+            same(mine, other)
+    assert ours.reset_infos == list(theirs.reset_infos)
+    theirs.close()
+
+
+def test_step_async_and_step_wait_are_a_step_in_two_halves(sb3_env_of):
+    envs = sb3_env_of(make(2))
+    envs.reset()
+    envs.step_async(np.array([0, 0]))
+    obs, reward, done, infos = envs.step_wait()
+    assert obs["t"].tolist() == [[1], [1]]
+    assert reward.tolist() == [1.5, 1.5]
+    assert not done.any()
+    assert [info["t"] for info in infos] == [1, 1]
+    with pytest.raises(UsageError, match="step_async"):
+        envs.step_wait()
+
+
+def test_a_reset_drops_the_step_that_is_under_way(sb3_env_of):
+    envs = sb3_env_of(make(2))
+    envs.reset()
+    envs.step_async(np.array([0, 0]))
+    assert envs.reset()["t"].tolist() == [[0], [0]]
+    assert envs.step(np.array([0, 0]))[0]["t"].tolist() == [[1], [1]]
+
+
+def test_methods_and_attributes_reach_the_envs_at_the_indices(sb3_env_of):
+    envs = sb3_env_of(make(3))
+    assert envs.env_method("shout", "hey", times=2) == ["HEYHEY"] * 3
+    assert envs.env_method("shout", "hey", indices=[0, -1]) == ["HEY"] * 2
+    envs.set_attr("note", ["a", "list"], indices=1)
+    assert envs.get_attr("note") == ["hello", ["a", "list"], "hello"]
+    assert envs.get_attr("note", indices=range(2)) == ["hello", ["a", "list"]]
+    assert envs.env_is_wrapped(Monitor) == [True] * 3
+    assert envs.env_is_wrapped(gymnasium.wrappers.TimeLimit, indices=0) == [False]
+    assert envs.has_attr("note")
+    assert not envs.has_attr("nothing")
+    with pytest.raises(AttributeError, match="nothing"):
+        envs.get_attr("nothing")
+    with pytest.raises(EnvError, match="KeyError"):
+        envs.env_method("fail")
+
+
+def test_frames_come_from_every_env_and_are_tiled(sb3_env_of):
+    envs = sb3_env_of(make(2))
+    envs.reset()
+    envs.step(np.array([0, 0]))
+    assert [image.tolist() for image in envs.get_images()] == [np.full((16, 24, 3), 1).tolist()] * 2
+    assert envs.render("rgb_array").shape == (32, 24, 3)
+
+
+def test_the_librarys_wrappers_work_on_it(sb3_env_of, tmp_path):
+    envs = VecMonitor(VecCheckNan(sb3_env_of([Talker] * 2)))
+    envs.reset()
+    ended = [envs.step(np.array([0, 0]))[3][0].get("episode") for _ in range(3)][-1]
+    assert (ended["r"], ended["l"]) == (4.5, 3)
+    cartpole = [lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array")] * 2
+    envs = VecNormalize(VecFrameStack(sb3_env_of(cartpole), 4))
+    assert envs.reset().shape == (2, 16)
+    assert abs(envs.step(np.array([0, 1]))[0]).max() <= 10
+
+
+def test_images_are_transposed_by_the_librarys_wrapper(sb3_env_of):
+    from stepmill.testing import ImageEnv
+
+    envs = VecTransposeImage(sb3_env_of([ImageEnv] * 2))
+    assert envs.reset().shape == (2, 4, 84, 84)
+
+
+def test_videos_are_recorded(sb3_env_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # its thread lives as long as the process
+    envs = VecVideoRecorder(sb3_env_of(make(2)), str(tmp_path), lambda step: step == 0, video_length=5)
+    envs.reset()
+    for _ in range(7):
+        envs.step(np.array([0, 1]))
+    assert len(list(tmp_path.glob("*.mp4"))) == 1
+
+
+def test_make_vec_env_takes_the_class_and_gives_the_same_training(tmp_path):
+    curves = []
+    for vec_env_cls, kwargs in (
+        (DummyVecEnv, {}),
+        (SB3VecEnv, {"backend": "process", "num_workers": 2}),
+        (SB3VecEnv, {"backend": "serial", "num_workers": 0}),
+    ):
+        envs = make_vec_env("CartPole-v1", n_envs=4, seed=3, vec_env_cls=vec_env_cls, vec_env_kwargs=kwargs)
+        try:
+            model = PPO("MlpPolicy", envs, seed=3, n_steps=32, batch_size=64, n_epochs=2, device="cpu")
+            model.learn(1024)
+            curves.append([each["r"] for each in model.ep_info_buffer])
+        finally:
+            envs.close()
+    assert len(curves[0]) > 20
+    assert curves[1] == curves[0]
+    assert curves[2] == curves[0]
+
+
+def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_episode():
+    envs = SB3VecEnv(make(2), num_workers=2, options=PoolOptions(context="fork"))
+    envs.reset()
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        envs.step(np.array([0, 2]))
+    envs.close()
+    envs = SB3VecEnv(make(2), num_workers=2, options=PoolOptions(context="fork", on_fault="truncate"))
+    envs.reset()
+    obs, reward, done, infos = envs.step(np.array([0, 2]))
+    assert done.tolist() == [False, True]
+    assert reward.tolist() == [1.5, 0.0]
+    assert obs["t"].tolist() == [[1], [0]]
+    assert infos[1]["fault"]["kind"] == "died"
+    assert infos[1]["TimeLimit.truncated"]
+    assert infos[1]["terminal_observation"]["t"].tolist() == [0]
+    assert envs.step(np.array([0, 0]))[0]["t"].tolist() == [[2], [1]]
+    envs.close()
+
+
+def test_misuse_is_told(sb3_env_of):
+    with pytest.raises(UsageError, match="Disabled"):
+        sb3_env_of(make(2), options=PoolOptions(autoreset_mode="Disabled"))
+    with pytest.raises(UsageError, match="observation space"):
+        sb3_env_of([lambda: Talker(), lambda: gymnasium.make("CartPole-v1")])
+    envs = sb3_env_of(make(2))
+    envs.close()
+    envs.close()
+    with pytest.raises(UsageError, match="closed"):
+        envs.reset()
+
+
+def test_the_guide_runs(tmp_path):
+    run_guide("sb3", tmp_path)
