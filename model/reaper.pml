@@ -2,7 +2,7 @@
 
 /* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
-/* Python: _restart (pool/recovery.py), revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
+/* Python: restart (pool/restarts.py), revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
 inline replace(w_) {
 #ifndef NO_DECLARE
 	LOCK;
@@ -22,7 +22,7 @@ inline replace(w_) {
 }
 
 #if REVIVES
-/* Python: _run_restart (pool/recovery.py) */
+/* Python: _run (pool/restarts.py) */
 active proctype Restarter() {
 	byte me = RESTARTER;
 	byte w, t, old, num_settled, death;

@@ -133,9 +133,20 @@ class Ledger:
     def set_restarting(self, worker: int, is_restarting: bool) -> None:
         """While a worker restarts, its envs can be sent commands."""
 
-    def replay(self, env_id: int) -> int:
+    def free_overflow(self, worker: int) -> None:
+        """Give back what a dead worker's large values hold."""
+
+    def abandon(self, env_id: int) -> None:
+        """An env whose replay was broken off is FAULTED."""
+
+    def log_place(self, env_id: int) -> tuple:
         """
-        Play an env's episode again: -1 done, -2 a fault, else the first step that differs.
+        Where an env stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset).
+        """
+
+    def replay(self, env_id: int, places: object, between: object) -> int:
+        """
+        Play an env's episode again: -1 done, -2 a fault, else the first step that differs. between(n, ticket) after n commands.
         """
 
     def is_pending(self, env_id: int) -> bool:

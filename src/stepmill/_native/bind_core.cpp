@@ -52,6 +52,7 @@ nb::dict worker_stats(const Slab& slab, std::uint32_t worker) {
     stats["wait_s"] = static_cast<double>(control.wait_ns.load(std::memory_order_relaxed)) * 1e-9;
     stats["steps"] = control.num_steps.load(std::memory_order_relaxed);
     stats["resets"] = control.num_resets.load(std::memory_order_relaxed);
+    stats["reset_retries"] = control.num_retries.load(std::memory_order_relaxed);
     stats["is_dead"] = control.dead.load(std::memory_order_relaxed) != 0;
     return stats;
 }
@@ -141,7 +142,11 @@ void bind_ledger(nb::module_& module) {
         .def("renew", &Ledger::renew, "env_ids"_a, "FAULTED envs can be reset and stepped again.")
         .def("fail_worker", &Ledger::fail_worker, "worker"_a, "A dead worker stays dead: all its envs are FAULTED.")
         .def("set_restarting", &Ledger::set_restarting, "worker"_a, "is_restarting"_a, "While a worker restarts, its envs can be sent commands.")
-        .def("replay", &Ledger::replay, "env_id"_a, "Play an env's episode again: -1 done, -2 a fault, else the first step that differs.")
+        .def("free_overflow", &Ledger::free_overflow, "worker"_a, "Give back what a dead worker's large values hold.")
+        .def("abandon", &Ledger::abandon, "env_id"_a, "An env whose replay was broken off is FAULTED.")
+        .def("log_place", &Ledger::log_place, "env_id"_a,
+             "Where an env stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset).")
+        .def("replay", &Ledger::replay, "env_id"_a, "places"_a, "between"_a, "Play an env's episode again: -1 done, -2 a fault, else the first step that differs. between(n, ticket) after n commands.")
         .def("is_pending", &Ledger::is_pending, "env_id"_a, "Whether the env was commanded and not received.")
         .def("is_dead", &Ledger::is_dead, "worker"_a, "Whether the reaper found the worker dead.")
         .def("can_replay", &Ledger::can_replay, "env_id"_a, "Whether the episode's log is whole.")

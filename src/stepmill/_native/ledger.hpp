@@ -33,6 +33,9 @@ struct EpisodeLog {
     nb::object blob;                      // options of an explicit reset
     std::vector<std::byte> actions;       // of each step, leaf by leaf
     std::vector<Outcome> outcomes;        // of the reset, then of each step
+    std::uint64_t episode = 0;            // episodes begun so far
+    std::uint64_t length = 0;             // results received of this one, its reset's too; also of one that is not whole
+    std::uint64_t length_before = 0;      // the length of the one before
 
     std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
 };
@@ -81,7 +84,10 @@ class Ledger {
     void fail(nb::handle env_ids);                                // pending envs with a fault become FAULTED
     void fail_worker(std::uint32_t worker);                       // all envs of a dead worker are FAULTED
     void set_restarting(std::uint32_t worker, bool is_restarting);
-    int replay(std::uint32_t env_id);                             // -1: all as it was; -2: a fault; else the first step that differs
+    int replay(std::uint32_t env_id, nb::handle places, nb::handle between);  // -1: all as it was; -2: a fault; else the first step that differs
+    nb::tuple log_place(std::uint32_t env_id) const;
+    void abandon(std::uint32_t env_id);
+    void free_overflow(std::uint32_t worker);
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING; }
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
@@ -122,13 +128,14 @@ class Ledger {
     void mark_lost(const Ids& ids, const nb::object& fault_info);
     void mark_failed(std::uint32_t worker);
     static bool is_done_early(const EnvBook& env, Command command) { return command == Command::STEP && env.fault_info && !env.final_obs; }
+    void keep_final_obs(const Ids& ids);
     void cut_short(std::uint32_t id);
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
     bool is_ended(std::uint32_t id) const;
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id);
     void record(EnvBook& env, std::uint32_t id);
-    int replay_log(std::uint32_t env_id, ServerWords& words, std::uint32_t local, std::uint32_t slot);
+    int replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between);
     void retry_reset(std::uint32_t id);
     void give(std::uint32_t id, Command command, std::uint32_t slot);
     void copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const;

@@ -20,6 +20,8 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       is_batched_(nb::cast<bool>(settings["batched"])),
       has_overlap_(settings.contains("overlap") && nb::cast<bool>(settings["overlap"]) && autoreset_ == Autoreset::NEXT_STEP && !is_batched_),
       is_inline_(nb::cast<bool>(settings.contains("inline") ? nb::object(settings["inline"]) : nb::object(nb::bool_(false)))),
+      reset_retries_(nb::cast<std::uint32_t>(settings["reset_retries"])),
+      retry_wait_ns_(nb::cast<std::uint64_t>(settings["retry_wait_ns"])),
       batch_size_(slab_->plan.batch_size),
       obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
       action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),

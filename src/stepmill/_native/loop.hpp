@@ -70,6 +70,8 @@ class Loop {
     void do_command(std::uint32_t local, std::uint32_t ticket);
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
+    bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
+    bool wait_for_retry(std::uint32_t local);
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
     std::uint64_t episode_seed(std::uint32_t local) const;
     bool unpack_reset(PyObject* returned, Result& result);
@@ -106,6 +108,8 @@ class Loop {
     Py_ssize_t step_type_at_ = 0, reward_at_ = -1, discount_at_ = 0;  // places there; -1: nowhere
     bool has_overlap_;
     bool is_inline_;
+    std::uint32_t reset_retries_;
+    std::uint64_t retry_wait_ns_;
     std::uint32_t batch_size_;
     std::vector<ServedEnv> envs_;
     Tree obs_, action_;

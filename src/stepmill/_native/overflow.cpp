@@ -1,5 +1,6 @@
 #include "overflow.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 
@@ -92,6 +93,20 @@ int OverflowWriter::write(std::size_t server, const std::uint8_t* data, std::uin
     if (error == 0) error = write_all(fd_, data, size_bytes, region.offset + sizeof header);
     if (error == 0) ref = OverflowRef{region.offset, size_bytes, header.generation};
     return error;
+}
+
+void free_all_but(int fd, std::vector<OverflowRef> kept) {
+    struct stat file {};
+    if (fstat(fd, &file) != 0) return;
+    const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
+    std::ranges::sort(kept, {}, &OverflowRef::offset);
+    std::uint64_t begin = 0;
+    for (const OverflowRef& ref : kept) {
+        if (ref.offset >= file_bytes || ref.size > file_bytes - ref.offset) continue;
+        if (ref.offset > begin) punch(fd, begin, ref.offset - begin);
+        begin = std::max(begin, ref.offset + sizeof(Header) + ref.size);
+    }
+    if (begin < file_bytes) punch(fd, begin, file_bytes - begin);
 }
 
 bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out) {

@@ -49,6 +49,9 @@ class OverflowWriter {
     std::vector<Region> regions_;
 };
 
+// Gives back the memory of everything in the file but these values: of a writer that is gone. References are not trusted.
+void free_all_but(int fd, std::vector<OverflowRef> kept);
+
 // Copies the value at `ref` into `out`. False, and `out` empty: the file is too short, or another value lies there.
 // Allocates nothing before the file has vouched for the size.
 [[nodiscard]] bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out);

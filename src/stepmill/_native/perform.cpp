@@ -49,12 +49,15 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     const bool is_due = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     if (!is_reset && !is_due) return perform_step(local, result, phase);
     phase = "reset";
+    std::uint32_t attempts_left = reset_retries_;
     if (served.is_early) {
         const bool is_wanted = is_due || words_.flags[local] == 0;  // a seed or options ask for another episode than this
-        if (is_wanted) return take_early(local, result, phase);
+        const bool is_retried = served.early_error && served.early_phase[0] == 'r' && attempts_left != 0;
+        if (is_wanted && !is_retried) return take_early(local, result, phase);
+        if (is_wanted) --attempts_left;
         drop_early(served);
     }
-    const bool is_done = perform_reset(local, result, !is_reset);
+    const bool is_done = perform_reset_again(local, result, !is_reset, attempts_left);
     if (!is_done && !result.obs && result.info) phase = "output of reset";
     return is_done;
 }
@@ -137,7 +140,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     result.final_obs = std::move(result.obs);
     result.final_info = std::move(result.info);
     result.obs.reset(), result.info.reset();
-    if (perform_reset(local, result, true)) return true;
+    if (perform_reset_again(local, result, true, reset_retries_)) return true;
     if (result.info) phase = "output of reset";
     return false;
 }

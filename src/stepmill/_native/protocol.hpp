@@ -69,6 +69,7 @@ struct alignas(CACHE_LINE) WorkerControl {
     std::atomic<std::uint64_t> wait_ns;
     std::atomic<std::uint64_t> num_steps;
     std::atomic<std::uint64_t> num_resets;
+    std::atomic<std::uint64_t> num_retries;  // resets that were tried once more
     // The reaper's.
     alignas(CACHE_LINE) Word dead;
 };

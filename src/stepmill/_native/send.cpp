@@ -115,6 +115,7 @@ void Ledger::choose_slots(const Ids& ids) {
 }
 
 void Ledger::dispatch(const Ids& ids, Command command) {
+    if (command == Command::STEP) keep_final_obs(ids);
     choose_slots(ids);
     const auto first = static_cast<std::ptrdiff_t>(pending_.size());
     std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});

@@ -44,7 +44,7 @@ int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
     const InUse in_use(*this);
     Ids storage, busy;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
+        if (envs_[id].status == EnvStatus::PENDING || !is_done(id)) busy.push_back(id);  // also what was abandoned
     }
     return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }

@@ -42,8 +42,15 @@ class Backend(Protocol):
             UsageError: the payload cannot travel to the worker.
         """
 
-    def revive(self, worker: int) -> WorkerReport:
-        """Starts a worker anew, for the envs of the same plan, and lets it serve the slab. Its control words are settled."""
+    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
+        """Starts a worker anew, for the envs of the same plan, and lets it serve the slab. Its control words are settled.
+
+        Args:
+            worker: its number.
+            orders: requests that are done before it serves anything.
+        Raises:
+            EnvError: a constructor raised, or an order.
+        """
 
     def close(self, timeout_s: float) -> None:
         """Ends everything within about this time. The workers of an attached slab have been told to stop. Idempotent."""
@@ -89,6 +96,15 @@ class Future:
     def is_done(self) -> bool:
         """Whether `result` returns or raises at once, as far as is known now."""
         return self._done.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known that there will be no reply."""
+        return self._error is not None
+
+    def peek(self) -> tuple[Outcome, ...] | None:
+        """Returns what `result` would, if that is here; never waits."""
+        return None if self._reply is None else self._reply.outcomes
 
     def result(self, timeout_s: float | None = None) -> tuple[Outcome, ...]:
         """Returns one outcome per env of the request; waits for it.

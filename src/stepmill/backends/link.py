@@ -49,6 +49,7 @@ class WorkerLink:
         close_faults: of envs that raised in close().
         is_cut: the worker's end of the channel is closed.
         is_void: its process never came to be.
+        is_reviving: it takes a dead one's place and does not serve yet.
     """
 
     def __init__(self, plan: WorkerPlan, *, num_posted: int = 0) -> None:
@@ -63,7 +64,9 @@ class WorkerLink:
         self.close_faults: tuple[Fault, ...] = ()
         self.is_cut = False
         self.is_void = False
+        self.is_reviving = False
         self._futures: dict[int, Future] = {}
+        self._held: list[bytes] = []
         # Reentrant: a signal handler of the learner may call close() while its thread waits in here.
         self._lock = threading.RLock()
 
@@ -91,10 +94,23 @@ class WorkerLink:
         # Sent and announced or neither: a worker that lacks one of the two would answer every later request one too late.
         with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
             self._futures[request.id] = future
-            self.channel.send(data)
-            self.num_posted += 1
-            # The bell rings as soon as the request is on its way: who is woken early reads until it is whole.
-            ring(self.plan.worker)
+            if self.is_reviving:
+                self._held.append(data)  # it has yet to be told to build
+            else:
+                self._announce(data, ring)
+
+    def _announce(self, data: bytes, ring: Callable[[int], None]) -> None:
+        self.channel.send(data)
+        self.num_posted += 1
+        # The bell rings as soon as the request is on its way: who is woken early reads until it is whole.
+        ring(self.plan.worker)
+
+    def begin_serving(self, ring: Callable[[int], None]) -> None:
+        """Sends what was posted to a worker while it was being revived."""
+        with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
+            self.is_reviving = False
+            while self._held:
+                self._announce(self._held.pop(0), ring)
 
     def pump(self) -> None:
         """Takes in every message that is here. Never waits."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ from stepmill.worker.messages import (
 from stepmill.worker.settle import uninterrupted
 
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
-HURRY_S = 0.3  # the same after Ctrl-C at the start
+HURRY_S = 0.3  # the same after Ctrl-C at the start, or in the middle of a restart
 KILL_S = 0.3  # how long a killed process may take to vanish
 EXIT_CODE_S = 0.2  # how long the launcher may take to say how a dead worker ended
 REVIVE_KILL_S = 2.0
@@ -63,6 +64,7 @@ class ProcessBackend:
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._is_closed = False
+        self._end_lock = threading.RLock()  # a worker is replaced, or the pool is closed; never both at once
 
     # ---- start ----------------------------------------------------------------------------------------------------
 
@@ -128,13 +130,13 @@ class ProcessBackend:
             self._shut(HURRY_S)
             raise
 
-    def _attach(self, links: Sequence[WorkerLink]) -> None:
+    def _attach(self, links: Sequence[WorkerLink], orders: Sequence[Request] = ()) -> None:
         launcher, slab = self._live_launcher(), self._slab
         if slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
             link.answer = None
-            message = Attach(dict(slab.plan), num_workers(slab), link.num_posted)
+            message = Attach(dict(slab.plan), num_workers(slab), link.num_posted, tuple(orders))
             link.send(dump(message), own_fds(slab, link.plan.worker))
         await_answers(links, launcher, self._settings.start_timeout_s)
         for link in links:
@@ -194,7 +196,7 @@ class ProcessBackend:
             raise self.died(worker, f"its process {old.pid} does not die, not even of SIGKILL, and cannot be replaced")
         old.fail_futures(lambda: self.died(worker, "the call has no result"))
 
-    def revive(self, worker: int) -> WorkerReport:
+    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
         """Ends what is left of the worker and starts it anew.
 
         Raises:
@@ -203,21 +205,33 @@ class ProcessBackend:
         """
         self.end_worker(worker)
         old = self._links[worker]
+        packed = [dataclasses.replace(order, payload=_pickle_payload(order)) for order in orders]
         fresh = WorkerLink(old.plan, num_posted=old.num_posted)
-        old.close()
-        self._links[worker] = fresh
-        if self._live_launcher().is_dead and self._settings.context is not Context.FORK:
-            self._live_launcher().close(0.0)
-            self._launcher = LauncherHandle(self._settings, ())
+        self._replace(old, fresh)
         try:
             self._launch([fresh], [self._order(fresh.plan)])
             report = self._await_built([fresh])[0]
-            self._attach([fresh])
+            self._attach([fresh], packed)
+            if self._ring is not None:
+                fresh.begin_serving(self._ring)
         except BaseException:
             fresh.kill()
             fresh.is_void = fresh.pidfd == NO_FD
+            fresh.fail_futures(lambda: died_error(worker, old.plan.env_ids, None, hint="it could not be restarted"))
             raise
         return report
+
+    def _replace(self, old: WorkerLink, fresh: WorkerLink) -> None:
+        fresh.is_reviving = True
+        with self._end_lock, uninterrupted():
+            if self._is_closed:  # close() has ended the old ones, and will not look for new ones
+                fresh.close()
+                raise _closed()
+            old.close()
+            self._links[old.plan.worker] = fresh
+            if self._live_launcher().is_dead and self._settings.context is not Context.FORK:
+                self._live_launcher().close(0.0)
+                self._launcher = LauncherHandle(self._settings, ())
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -233,12 +247,19 @@ class ProcessBackend:
             return self._end_all(stop_s)
 
     def _end_all(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
-        self._is_closed = True
+        with self._end_lock:
+            self._is_closed = True
+        deadline = time.monotonic() + stop_s
         for link in self._links:
             if self._slab is None or not isinstance(link.answer, Attached):
                 link.channel.shut()  # a worker that serves no slab yet takes this for the end
-        self._wait_ends(time.monotonic() + stop_s)
-        killed = [link for link in self._links if link.pidfd != NO_FD and not link.is_dead]
+        # Nobody has begun to use a worker that is being restarted: it is not waited for, and not worth a warning.
+        reviving = [link for link in self._links if link.is_reviving]
+        for link in reviving:
+            link.wait_end(min(deadline, time.monotonic() + HURRY_S))
+            link.kill()
+        self._wait_ends(deadline)
+        killed = [link for link in self._links if link.pidfd != NO_FD and not link.is_dead and link not in reviving]
         self._kill()
         self._wait_ends(time.monotonic() + KILL_S)
         immortal = [link for link in killed if not link.is_dead]

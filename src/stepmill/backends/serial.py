@@ -10,7 +10,7 @@ from stepmill.backends.base import Future, fault_error, warn_of_close
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
 from stepmill.worker.calls import answer
-from stepmill.worker.host import Built, build, close_envs, make_loop
+from stepmill.worker.host import Built, build, close_envs, make_loop, obey
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 
 
@@ -49,12 +49,15 @@ class SerialBackend:
         future.finish(answer(self.loop, self._built.envs, request, passes=(KeyboardInterrupt,)))
         return future
 
-    def revive(self, worker: int) -> WorkerReport:
+    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
         """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")
         close_envs(self._plan.env_ids, self._built.envs)
         report = self._build()
+        faults = obey(self._plan.env_ids, self._built.envs, orders)
+        if faults:
+            raise join_errors([fault_error(fault, 0) for fault in faults])
         self._loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
         return report
 

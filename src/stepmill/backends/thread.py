@@ -30,7 +30,7 @@ from stepmill.backends.base import (
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, join_errors
 from stepmill.worker.channel import close_fds
-from stepmill.worker.host import Built, Fault, attach_own, build, close_envs, make_loop, no_env, serve
+from stepmill.worker.host import Built, Fault, attach_own, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import Reply, Request, WorkerPlan, WorkerReport, WorkerSettings
 
 GRACE_S = 2.0  # after the first fault at the start, how long the other workers may go on to tell theirs
@@ -86,7 +86,7 @@ class ThreadBackend:
                 "killed; use backend='process' for envs that hang"
             )
 
-    def revive(self, worker: int) -> WorkerReport:
+    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
         """Starts a new thread in place of one that has ended.
 
         Raises:
@@ -96,6 +96,7 @@ class ThreadBackend:
         old = self._workers[worker]
         old.let_go()
         fresh = self._make_worker(old.plan, old.num_posted)
+        fresh.orders = tuple(orders)
         self._workers[worker] = fresh
         report = self._build([fresh])[0]
         self._attach([fresh])
@@ -177,6 +178,7 @@ class ThreadWorker:
     def __init__(self, plan: WorkerPlan, settings: WorkerSettings, *, num_requests: int = 0) -> None:
         self.plan = plan
         self.num_posted = num_requests
+        self.orders: tuple[Request, ...] = ()  # to be done before it serves
         self.building: int | None = None
         self.built = Built()
         self.crash: tuple[Fault, ...] = ()
@@ -248,6 +250,9 @@ class ThreadWorker:
 
     def serve_slab(self, slab: _native.Slab) -> None:
         """Serves the slab until the pool says stop; sets `has_answered` when it begins."""
+        self.crash = obey(self.plan.env_ids, self.built.envs, self.orders)
+        if self.crash:
+            return
         loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
         self.has_answered.set()
         serve(loop, self.built.envs, self, num_requests=self.num_before)

@@ -67,19 +67,25 @@ class AttributeBook:
         """Remember the newest value of an attribute, per env."""
         self._values.setdefault(name, {}).update(zip(ids, column, strict=True))
 
-    def restore(self, report: WorkerReport) -> None:
-        """Set everything again on the envs of a worker that was restarted, before it counts as alive."""
-        worker = report.worker
-        self._running.pids[worker] = report.pid
-        env_ids = self._running.plans[worker].env_ids
+    def orders(self, env_ids: Sequence[int]) -> list[Request]:
+        """Return what sets everything again on envs of one worker."""
+        orders = []
         for name, values in list(self._values.items()):
             owned = [env_id for env_id in env_ids if env_id in values]
-            if not owned:
-                continue
-            payload = set_payload(name, [values[env_id] for env_id in owned])
-            servers = tuple(env_id - env_ids[0] for env_id in owned)
-            request = Request(0, RequestKind.SET_ATTR, servers, (0,) * len(owned), payload)
-            self._running.backend.call(worker, request).result()
+            if owned:
+                first = self._running.plans[self._running.worker_of[owned[0]]].env_ids[0]
+                payload = set_payload(name, [values[env_id] for env_id in owned])
+                servers = tuple(env_id - first for env_id in owned)
+                orders.append(Request(0, RequestKind.SET_ATTR, servers, (0,) * len(owned), payload))
+        return orders
+
+    def is_replayed(self, env_id: int) -> bool:
+        """Whether the env's calls are logged, and repeated when it is built anew."""
+        return self._running.recovery.is_replayed(env_id)
+
+    def began(self, report: WorkerReport) -> None:
+        """Take note of a new worker's process."""
+        self._running.pids[report.worker] = report.pid
 
 
 class PoolCalls:
@@ -162,5 +168,8 @@ class PoolCalls:
                 after=tuple(self._ledger.ticket_of(ids[place]) for place in places),
                 payload=payload_for(places),
             )
-            parts.append((running.backend.call(worker, request), places))
+            future = running.backend.call(worker, request)
+            if running.recovery.replays is not None:
+                running.recovery.replays.note(self._ledger, [ids[place] for place in places], future)
+            parts.append((future, places))
         return PoolFuture(ids, parts)

@@ -48,6 +48,13 @@ def fault_error(row: FaultRow) -> StepmillError:
     )
 
 
+def after_attempts(error: StepmillError, attempts: int) -> StepmillError:
+    """Return the error of the last of several attempts to reset an env, which now says how many they were."""
+    error.message = f"{error.message}; it was the last of {attempts} attempts to reset it"
+    error.args = (error.message,)
+    return error
+
+
 def kind_of(number: int) -> FaultKind | None:
     """Return the kind behind a fault word; None for one that no worker of ours would write."""
     return FaultKind(number) if number in FaultKind._value2member_map_ else None

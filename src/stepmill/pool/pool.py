@@ -70,7 +70,7 @@ class Pool(PoolCalls):
         self._ledger = self._running.ledger
         self._recovery = self._running.recovery
         self._attributes = AttributeBook(self._running)
-        self._recovery.on_restart(self._attributes.restore)
+        self._recovery.restarts.remember(self._attributes)
         self._request_ids = itertools.count(1)
         self._is_eager = False
         self._slow_s: float | None = None if self._has_deadlines else SLOW_S
@@ -145,6 +145,7 @@ class Pool(PoolCalls):
         order = self._resets.order(env_ids, mask, seed, options)
         self._drain(order.env_ids)
         self._ledger.send_reset(order.env_ids, order.words, order.blobs)
+        self._resets.note_sent(order)
         self._last_reset = order.env_ids
         return order.env_ids
 

@@ -8,84 +8,43 @@ fault ─► budget left? ─ no ─► error, the env is FAULTED
 
 from __future__ import annotations
 
-import threading
-import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Mortal, died_error
-from stepmill.pool.faults import FaultKind, FaultRow, fault_error, fault_info
-from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
+from stepmill.backends.base import Backend
+from stepmill.pool.faults import FaultKind, FaultRow, after_attempts, fault_error, fault_info
+from stepmill.pool.replays import Replays
+from stepmill.pool.restarts import Restarts
+from stepmill.pool.retries import RETRIED, ResetRetries
+from stepmill.spec.errors import EngineBug, StepmillError
 from stepmill.spec.options import OnFault, PoolOptions
-from stepmill.worker.messages import WorkerPlan, WorkerReport
+from stepmill.worker.messages import WorkerPlan
 
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 5.0
-JOIN_S = 1.0  # how long close() waits for a restart that it has just broken off
-_REPLAYED, _REPLAY_FAULT = -1, -2  # what Ledger.replay returns beside a step
-_HINTS = {
-    OnFault.RAISE: "bring them back with reset() or revive(), or let on_fault='truncate' do it",
-    OnFault.TRUNCATE: "their episodes are cut short",
-    OnFault.REPLAY: "their episodes are played again",
-}
 _DEATHS = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
-
-
-class Budget:
-    """How many repairs a worker may still have: so many in a window of time, and so many in all of the pool's life."""
-
-    def __init__(self, options: PoolOptions) -> None:
-        self._options = options
-        self._times: dict[int, deque[float]] = {}
-        self._total = 0
-
-    def take(self, worker: int) -> float | None:
-        """Return how long to wait before the repair, in seconds; None if there is none left."""
-        now = time.monotonic()
-        times = self._times.setdefault(worker, deque())
-        while times and now - times[0] > self._options.restart_window_s:
-            times.popleft()
-        limit = self._options.max_restarts_total
-        if len(times) >= self._options.max_restarts or (limit is not None and self._total >= limit):
-            return None
-        times.append(now)
-        self._total += 1
-        return 0.0 if len(times) == 1 else min(FIRST_BACKOFF_S * 2 ** (len(times) - 2), MAX_BACKOFF_S)
 
 
 class Recovery:
     """Carries out the policy of a pool. Its methods are called by the pool's thread; restarts run in threads of their own."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self.restarts = 0
+        self.restarts = Restarts(plans, backend, options)
         self._plans = plans
-        self._backend = backend
         self._policy = options.on_fault
         self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
-        self._budget = Budget(options)
         self._worker_of = [plan.worker for plan in plans for _ in plan.env_ids]
-        self._ledger: _native.Ledger | None = None
-        self._reaper: _native.Reaper | None = None
-        self._restore: Callable[[WorkerReport], None] = _restore_nothing
-        self._threads: dict[int, threading.Thread] = {}
-        self._failures: dict[int, StepmillError] = {}
-        self._stop = threading.Event()
-
-    def attach(self, ledger: _native.Ledger, reaper: _native.Reaper | None) -> None:
-        """Take the ledger whose faults these are, and the reaper that watches restarted workers."""
-        self._ledger, self._reaper = ledger, reaper
-
-    def on_restart(self, restore: Callable[[WorkerReport], None]) -> None:
-        """`restore(report)` gives a restarted worker's envs back what the user had set on them."""
-        self._restore = restore
+        self._retries = ResetRetries(options)
+        has_replays = OnFault.REPLAY in (self._policy, self._own_policy)
+        self.replays = Replays(plans, backend, options) if has_replays else None
 
     @property
     def ledger(self) -> _native.Ledger:
         """The ledger whose faults these are."""
-        assert self._ledger is not None
-        return self._ledger
+        return self.restarts.ledger
+
+    def is_replayed(self, env_id: int) -> bool:
+        """Whether the env's calls are repeated if its worker dies."""
+        return self.replays is not None and self._policy is OnFault.REPLAY and self.replays.log.is_whole(env_id)
 
     # ---- from native code ---------------------------------------------------------------------------------------
 
@@ -93,21 +52,23 @@ class Recovery:
         """Say what becomes of a worker that `send` finds dead: an error, what infos say of its restart, or None to go on."""
         if self._policy is OnFault.REPLAY:
             return None
-        delay_s = None if self._policy is OnFault.RAISE else self._budget.take(worker)
-        error = self.obituary(worker)
+        delay_s = None if self._policy is OnFault.RAISE else self.restarts.budget.take(worker)
+        error = self.restarts.obituary(worker)
         if delay_s is None:
             return error
-        self._begin_restart(worker, delay_s)
+        self.restarts.begin(worker, delay_s)
         return fault_info("neighbour", error)
 
     # ---- from the pool's thread ---------------------------------------------------------------------------------
 
     def absorb(self) -> list[StepmillError]:
         """Deal with every fault there is; return the errors of those that the policy cannot or must not repair."""
-        faults = self.ledger.faults()
-        deaths: dict[int, list[FaultRow]] = {}
         errors: list[StepmillError] = []
-        for row in faults:
+        if self._retries.is_in_new_process:
+            for worker in sorted({self._worker_of[row[0]] for row in self.ledger.faults()}):
+                errors.extend(self._retry_resets(worker))
+        deaths: dict[int, list[FaultRow]] = {}
+        for row in self.ledger.faults():
             if row[1] in _DEATHS:
                 deaths.setdefault(self._worker_of[row[0]], []).append(row)
             else:
@@ -125,77 +86,110 @@ class Recovery:
             EnvError, EnvTimeout, WorkerDied: the worker could not be started. Not with `wait=False`.
         """
         for worker in sorted({self._worker_of[env_id] for env_id in env_ids}):
-            thread = self._threads.get(worker)
-            if thread is not None and thread.is_alive() and not wait:
+            if self.restarts.is_restarting(worker) and not wait:
                 continue
-            if thread is not None:
-                self._threads.pop(worker).join()
+            self.restarts.wait(worker)
             if anew:
-                self._end(worker)
-            if self._is_dead(worker):
+                self.restarts.end(worker)
+            if self.restarts.is_dead(worker):
                 self._write_off(worker)
                 if wait:
-                    self._restart(worker)
+                    self.restarts.restart(worker)
                 else:
-                    self._begin_restart(worker, 0.0, tries_again=False)
+                    self.restarts.begin(worker, 0.0, tries_again=False)
         self.ledger.renew(list(env_ids))
 
     def _write_off(self, worker: int) -> None:
         """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next."""
         self.ledger.fail([row[0] for row in self.ledger.faults() if self._worker_of[row[0]] == worker])
         self.ledger.fail_worker(worker)
-        self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", self.obituary(worker)))
-
-    def stop(self) -> None:
-        """Break off restarts that wait for their time."""
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait for the threads of restarts to end, and let go of all that is closed by now."""
-        for thread in self._threads.values():
-            thread.join(JOIN_S)
-        self._threads.clear()
-        self._reaper = None
-        self._restore = _restore_nothing
+        self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", self.restarts.obituary(worker)))
 
     # ---- one env, one worker ------------------------------------------------------------------------------------
 
     def _absorb_own(self, row: FaultRow) -> list[StepmillError]:
         env_id = row[0]
         error = fault_error(row)
-        delay_s = (
-            None
-            if self._own_policy is OnFault.RAISE or row[1] == FaultKind.INTERRUPTED
-            else self._budget.take(self._worker_of[env_id])
-        )
+        is_exhausted = self._retries.is_used_up_by(row, error)
+        is_final = is_exhausted or self._own_policy is OnFault.RAISE or row[1] == FaultKind.INTERRUPTED
+        delay_s = None if is_final else self.restarts.budget.take(self._worker_of[env_id])
         if delay_s is None:
             self.ledger.fail([env_id])
-            return [error]
-        self._stop.wait(delay_s)
+            return [after_attempts(error, self._retries.max_attempts) if is_exhausted else error]
+        self.restarts.pause(delay_s)
         if self._own_policy is OnFault.REPLAY:
-            self._replay(env_id, fault_info("raised", error))
+            self._replay_own(env_id, error)
         else:
             self.ledger.truncate(env_id, fault_info("raised", error))
         return []
 
+    def _retry_resets(self, worker: int) -> list[StepmillError]:
+        """Restart a worker in which resets failed, and give them again; its other envs are neighbours of a death."""
+        mine = [row for row in self.ledger.faults() if self._worker_of[row[0]] == worker]
+        failed = [row for row in mine if row[1] in RETRIED and self.ledger.log_place(row[0])[4]]
+        if not failed or self.restarts.is_restarting(worker):
+            return []
+        errors: list[StepmillError] = []
+        for row in failed:
+            if not self._retries.take(row[0], self.ledger.ticket_of(row[0])):
+                error = self._death_error(worker, [row]) if row[1] in _DEATHS else fault_error(row)
+                errors.append(after_attempts(error, self._retries.max_attempts))
+                self.ledger.fail([row[0]])
+        again = [row for row in failed if self.ledger.is_pending(row[0])]
+        if again and not self.restarts.pause(self._retries.wait_s):
+            self._restart_for(
+                worker, self._death_error(worker, again) if again[0][1] in _DEATHS else fault_error(again[0])
+            )
+            for row in again:
+                self._retries.note(row[0], self.ledger.ticket_of(row[0]))
+        return errors
+
+    def _restart_for(self, worker: int, error: StepmillError) -> None:
+        self.restarts.end(worker)
+        info = fault_info("neighbour", error)
+        if self._policy is not OnFault.REPLAY:
+            self.ledger.lose_envs(self._plans[worker].env_ids, info)
+        try:
+            self.restarts.restart(worker)
+        except StepmillError as failure:
+            self.restarts.note_failure(worker, failure)
+            return
+        if self._policy is OnFault.REPLAY:
+            self._replay_all(worker, self._plans[worker].env_ids, error)
+            return
+        for row in self.ledger.faults():
+            if self._worker_of[row[0]] == worker:
+                self.ledger.truncate(row[0], info)
+
+    def _replay_own(self, env_id: int, error: StepmillError) -> None:
+        try:
+            self._replay(env_id, fault_info("raised", error), is_new=False)
+        except BaseException:  # Ctrl-C: where the env stands nobody knows
+            self.ledger.abandon(env_id)
+            raise
+
     def _absorb_death(self, worker: int, rows: Sequence[FaultRow]) -> list[StepmillError]:
-        error = self._failures.pop(worker, None) or self._death_error(worker, rows)
-        is_over = not self._is_dead(worker) or self._is_restarting(
+        error = self.restarts.take_failure(worker) or self._death_error(worker, rows)
+        is_over = not self.restarts.is_dead(worker) or self.restarts.is_restarting(
             worker
-        )  # these rows are of a death that is dealt with
+        )  # they are of a death dealt with
         if is_over and self._policy is OnFault.TRUNCATE:
             self._truncate(rows, error)
             return []
-        delay_s = None if self._policy is OnFault.RAISE else self._budget.take(worker)
+        if is_over and self._policy is OnFault.REPLAY:
+            self._replay_all(worker, [row[0] for row in rows], error)
+            return []
+        delay_s = None if self._policy is OnFault.RAISE else self.restarts.budget.take(worker)
         if delay_s is None:
             self.ledger.fail([row[0] for row in rows])
             if not is_over:
                 self.ledger.fail_worker(worker)
             return [error]
         if self._policy is OnFault.REPLAY:
-            return self._replay_worker(worker, error, delay_s)
+            self._replay_worker(worker, error, delay_s)
+            return []
         self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", error))
-        self._begin_restart(worker, delay_s)
+        self.restarts.begin(worker, delay_s)
         self._truncate(rows, error)
         return []
 
@@ -203,109 +197,46 @@ class Recovery:
         for env_id, kind, _ in rows:
             self.ledger.truncate(env_id, fault_info(FaultKind(kind).name.lower(), error))
 
-    def _replay_worker(self, worker: int, error: StepmillError, delay_s: float) -> list[StepmillError]:
-        self._stop.wait(delay_s)
+    def _replay_worker(self, worker: int, error: StepmillError, delay_s: float) -> None:
+        if self.restarts.pause(delay_s):
+            return
         try:
-            self._restart(worker)
+            self.restarts.restart(worker)
         except StepmillError as failure:
-            self._failures[worker] = failure
-            return []  # it is still dead: the next round takes from the budget again
-        for env_id in self._plans[worker].env_ids:
-            if self._is_dead(worker):
-                break  # again: what is pending has become a fault by now
-            self._replay(env_id, fault_info("died", error))
-        return []
+            self.restarts.note_failure(worker, failure)
+            return  # it is still dead: the next round takes from the budget again
+        self._replay_all(worker, self._plans[worker].env_ids, error)
 
-    def _replay(self, env_id: int, info: dict[str, str]) -> None:
+    def _replay_all(self, worker: int, env_ids: Sequence[int], error: StepmillError) -> None:
+        try:
+            for env_id in env_ids:
+                if self.restarts.is_dead(worker):
+                    break  # again: what is pending has become a fault by now
+                self._replay(env_id, fault_info("died", error), is_new=True)
+        except BaseException:  # Ctrl-C: who was not played again yet stands elsewhere than the user thinks
+            self.restarts.end(worker)  # so the next step finds it dead, and plays all of them again
+            raise
+
+    def _replay(self, env_id: int, info: dict[str, str], *, is_new: bool) -> None:
         """Bring an env back to where the user believes it is; if that cannot be, cut its episode short, with the reason."""
-        state = self.ledger.states()[env_id]
-        reason = "its log is not whole: too long, cut short before, or with actions of no fixed size"
-        if self.ledger.can_replay(env_id):
-            outcome = self.ledger.replay(env_id)
-            if outcome == _REPLAYED or self._is_dead(self._worker_of[env_id]):
-                return
-            reason = (
-                "it raised in between"
-                if outcome == _REPLAY_FAULT
-                else f"step {outcome} gave another result than before"
-            )
-            warnings.warn(
-                f"env {env_id} is not replayable: {reason}; its episode is cut short", RuntimeWarning, stacklevel=2
-            )
+        if self.replays is None:
+            raise EngineBug("only the policy 'replay' plays episodes again")
+        has_log = self.ledger.can_replay(env_id)
+        is_waiting = self.ledger.is_pending(env_id)
+        reason = self.replays.play(self.ledger, env_id, is_new=is_new)
+        if reason is None:
+            return
+        if is_new:
+            self.restarts.restore(self._worker_of[env_id], [env_id])
         info = {**info, "not_replayable": reason}
-        if state in (2, 3) and self.ledger.is_pending(env_id):
+        if is_waiting:
             self.ledger.truncate(env_id, info)
         else:
             self.ledger.lose_envs([env_id], info)
-
-    # ---- restarts -----------------------------------------------------------------------------------------------
-
-    def _begin_restart(self, worker: int, delay_s: float, *, tries_again: bool = True) -> None:
-        self.ledger.set_restarting(worker, True)
-        thread = threading.Thread(
-            target=self._run_restart,
-            args=(worker, delay_s, tries_again),
-            name=f"stepmill-restart-{worker}",
-            daemon=True,
-        )
-        try:
-            thread.start()
-        except RuntimeError as exc:  # no thread is left
-            self._failures[worker] = EngineBug(f"worker {worker} cannot be restarted: {exc}; close() other pools")
-            self.ledger.set_restarting(worker, False)
-            return
-        self._threads[worker] = thread
-
-    def _run_restart(self, worker: int, delay_s: float | None, tries_again: bool) -> None:
-        try:
-            while delay_s is not None and not self._stop.wait(delay_s) and self._is_dead(worker):
-                try:
-                    self._restart(worker)
-                    return
-                except StepmillError as failure:
-                    self._failures[worker] = failure
-                except Exception as exc:  # no descriptor left, no memory: tried again like any failure
-                    self._failures[worker] = EngineBug(
-                        f"worker {worker} could not be restarted: {type(exc).__name__}: {exc}"
-                    )
-                delay_s = self._budget.take(worker) if tries_again else None
-        finally:  # given up: what its envs were commanded meanwhile becomes faults
-            self.ledger.set_restarting(worker, False)
-
-    def _end(self, worker: int) -> None:
-        if isinstance(self._backend, Mortal) and self._reaper is not None:
-            self._backend.end_worker(worker)
-            self._reaper.declare_dead(worker)  # buried before its successor begins, whose rows these are then
-
-    def _restart(self, worker: int) -> None:
-        reaper, backend = self._reaper, self._backend
-        self._end(worker)
-        report = backend.revive(worker)
-        self._restore(report)
-        if isinstance(backend, Mortal) and reaper is not None:
-            reaper.watch(worker, backend.pidfds[worker])
-        self.restarts += 1
-        self.ledger.set_restarting(worker, False)
-
-    def _is_restarting(self, worker: int) -> bool:
-        thread = self._threads.get(worker)
-        return thread is not None and thread.is_alive()
-
-    def _is_dead(self, worker: int) -> bool:
-        return self.ledger.is_dead(worker)
-
-    # ---- what is told -------------------------------------------------------------------------------------------
-
-    def obituary(self, worker: int) -> WorkerDied:
-        """Return the error that tells of a worker's death."""
-        exit_code = self._backend.exit_code(worker) if isinstance(self._backend, Mortal) else None
-        hint = _HINTS[self._policy]
-        return died_error(worker, self._plans[worker].env_ids, exit_code, hint=hint)
+        if has_log:
+            text = f"env {env_id} is not replayable: {reason}; its episode is cut short"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _death_error(self, worker: int, rows: Sequence[FaultRow]) -> StepmillError:
         late = [row for row in rows if row[1] == FaultKind.TIMED_OUT]
-        return fault_error(late[0]) if late else self.obituary(worker)
-
-
-def _restore_nothing(report: WorkerReport) -> None:
-    """Stands for a pool that has set nothing on its envs."""
+        return fault_error(late[0]) if late else self.restarts.obituary(worker)

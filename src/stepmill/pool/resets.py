@@ -41,17 +41,29 @@ class ResetDesk:
         """Return the commands for a reset; see `Pool.reset_async`."""
         if env_ids is not None and mask is not None:
             raise UsageError("a reset takes env_ids or a mask, not both")
-        rows = None if mask is None else mask.reshape(self._num_envs, self._batch_size)
+        rows = None if mask is None else self._rows(mask)
         ids = self._ids(env_ids, rows)
         seeds = spread_seed(seed, ids, self._num_envs, self._batch_size)
         for place, env_id in enumerate(ids):
             if env_id in self._unseeded:
                 seeds[place] = draw_seed() if seeds[place] is None else seeds[place]
-        self._unseeded.difference_update(ids)
         words, blobs = split_words(seeds, options)
         if rows is not None and self._batch_size > 1:
             blobs = [_with_mask(blob, rows[env_id]) for blob, env_id in zip(blobs, ids, strict=True)]
         return ResetOrder(ids, words, blobs)
+
+    def note_sent(self, order: ResetOrder) -> None:
+        """Take note of an order that the ledger has taken: its envs have their seeds."""
+        self._unseeded.difference_update(order.env_ids)
+
+    def _rows(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        rows = np.asarray(mask)
+        wanted = self._num_envs * self._batch_size
+        if rows.dtype != np.bool_ or rows.shape != (wanted,):
+            raise UsageError(
+                f"the reset mask has shape {rows.shape} and dtype {rows.dtype}; give {wanted} bools, one per row"
+            )
+        return rows.reshape(self._num_envs, self._batch_size)
 
     def _ids(self, env_ids: Sequence[int] | NDArray[Any] | None, rows: NDArray[np.bool_] | None) -> list[int]:
         if rows is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from stepmill.pool.recovery import Recovery
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import SpecMismatch
-from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, Seeding
+from stepmill.spec.errors import SpecMismatch, UsageError
+from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
 from stepmill.worker.settle import uninterrupted
@@ -57,7 +58,7 @@ class Running:
     def shut(self) -> None:
         """End the workers and let go of the memory. Runs once: at close(), when the pool is garbage, or at the very end."""
         with uninterrupted():
-            self.recovery.stop()
+            self.recovery.restarts.stop()
             self.ledger.close()
             if self.reaper is not None:
                 self.reaper.stop()
@@ -65,15 +66,18 @@ class Running:
             try:
                 self.backend.close(CLOSE_TIMEOUT_S)
             finally:  # it warns of envs that raise in close(), and warnings may be errors
-                self.recovery.join()
+                self.recovery.restarts.join()
                 self.ledger.release()
                 self.slab.close()
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     """Build all envs and make everything that serves them. When it raises, nothing is left behind."""
+    choice = choose_backend(len(env_fns), options)
+    _check_retries(choice, options)
+    _tell_unused(choice, options)
     plans = plan_workers(env_fns, options)
-    backend = make_backend(choose_backend(len(env_fns), options), options)
+    backend = make_backend(choice, options)
     recovery = Recovery(plans, backend, options)
     slab: SharedSlab | None = None
     ledger: _native.Ledger | None = None
@@ -90,7 +94,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
             reaper = _native.Reaper(slab.native, options.step_timeout_s, options.reset_timeout_s)
             for worker, pidfd in backend.pidfds.items():
                 reaper.watch(worker, pidfd)
-        recovery.attach(ledger, reaper)
+        recovery.restarts.attach(ledger, reaper)
         backend.attach(slab, ledger.post_request)
         if isinstance(backend, SerialBackend):
             ledger.attach_inline(backend.loop)
@@ -120,6 +124,40 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
     BackendName.THREAD: ThreadBackend,
     BackendName.PROCESS: ProcessBackend,
     BackendName.ENVPOOL: EnvPoolBackend,
+}
+
+
+def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
+    if options.reset_retries and options.reset_retry_in is RetryIn.NEW and choice in _MEANINGLESS:
+        raise UsageError(
+            f"reset_retry_in='new' needs processes, and the backend is {_name(choice)}; "
+            "use backend='process', or reset_retry_in='same'"
+        )
+
+
+def _name(choice: BackendName | Backend) -> str:
+    return repr(choice.value) if isinstance(choice, BackendName) else type(choice).__name__
+
+
+def _tell_unused(choice: BackendName | Backend, options: PoolOptions) -> None:
+    """Warn of options that were given and mean nothing here: a deadline that nobody keeps must not be trusted."""
+    if not isinstance(choice, BackendName):
+        return
+    unused = [name for name in _MEANINGLESS.get(choice, ()) if getattr(options, name) != PoolOptions.default_of(name)]
+    if unused:
+        given = ", ".join(unused)
+        warnings.warn(
+            f"{given}: without effect on the {choice.value} backend, whose envs run in this process; "
+            "use backend='process', or leave them out",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+_OF_PROCESSES = ("context", "worker_env", "worker_threads")
+_MEANINGLESS = {
+    BackendName.SERIAL: ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "call_timeout_s", *_OF_PROCESSES),
+    BackendName.THREAD: _OF_PROCESSES,
 }
 
 
@@ -158,6 +196,8 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         worker_threads=options.worker_threads,
         overlap_resets=options.overlap_resets,
         start_serially=options.start_serially,
+        reset_retries=options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0,
+        reset_retry_wait_s=options.reset_retry_wait_s,
         start_timeout_s=options.start_timeout_s,
         call_timeout_s=options.call_timeout_s,
     )

@@ -8,7 +8,7 @@ from stepmill.pool.start import Running
 
 
 class WorkerStats(TypedDict):
-    """One worker since its start: seconds in envs and waiting for commands, env steps, resets."""
+    """One worker since its start: seconds in envs and waiting for commands, env steps, resets, those tried once more."""
 
     worker: int
     pid: int
@@ -16,6 +16,7 @@ class WorkerStats(TypedDict):
     wait_s: float
     steps: int
     resets: int
+    reset_retries: int
     is_dead: bool
 
 

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import SupportsFloat, SupportsIndex, TypeVar
 
@@ -86,9 +86,6 @@ NOT_YET = frozenset(
         "affinity",
         "crash_dir",
         "num_episodes",
-        "reset_retries",
-        "reset_retry_in",
-        "reset_retry_wait_s",
         "spare_envs",
     }
 )
@@ -101,6 +98,7 @@ _CHOICES: dict[str, type[Enum]] = {
     "on_fault": OnFault,
     "reset_retry_in": RetryIn,
 }
+MAX_SLOTS = 252  # a slot's number fits a byte, and three are private
 # name: (smallest value, whether None is allowed)
 _COUNTS: dict[str, tuple[int, bool]] = {
     "num_workers": (0, True),
@@ -213,10 +211,18 @@ class PoolOptions:
             self._set("episode_stats", _switch("episode_stats", self.episode_stats))
         self._set("worker_env", _environment(self.worker_env))
         self._set("affinity", None if self.affinity is None else tuple(self.affinity))
+        if self.slots > MAX_SLOTS:
+            raise UsageError(f"slots={self.slots} are too many; take {MAX_SLOTS} at most, each costs a batch of memory")
         self._check_workers()
         self._check_envpool()
         self._check_replay()
         self._check_built()
+
+    @classmethod
+    def default_of(cls, name: str) -> object:
+        """Return what an option is if nobody says anything."""
+        option = cls.__dataclass_fields__[name]
+        return option.default if option.default_factory is MISSING else option.default_factory()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

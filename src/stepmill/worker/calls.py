@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, Value
+from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKind, Value
 from stepmill.worker.records import describe
 
 RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
@@ -78,6 +78,12 @@ def answer(
     except Exception as exc:  # the request took an env's step or reset away
         return Reply(request.id, (describe(exc, _phase(request)),) * len(outcomes))
     return Reply(request.id, outcomes)
+
+
+def obey(envs: Sequence[object], request: Request) -> tuple[Record | None, ...]:
+    """Does a request with envs that no loop serves yet; returns, per env of the request, what it raised."""
+    outcomes = (_outcome(envs[server], request, place, ()) for place, server in enumerate(request.servers))
+    return tuple(None if isinstance(outcome, Value) else {**outcome, "phase": "restore"} for outcome in outcomes)
 
 
 def _phase(request: Request) -> str:

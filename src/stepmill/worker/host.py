@@ -2,6 +2,7 @@
 
 build(env_ids, env_fns) ─► Built: envs, specs, faults
 make_loop(slab, …)      ─► the native loop over those envs
+obey(…)                ─► the records of envs that cannot do what must come before they serve
 serve(loop, …)              runs it; does slow requests in between; returns when the pool says stop
 close_envs(…)           ─► the records of envs that raised in close()
 """
@@ -18,7 +19,7 @@ from stepmill.slab.memory import attach
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import AutoresetMode, Seeding
 from stepmill.spec.tree import Node, leaves, program
-from stepmill.worker.calls import answer
+from stepmill.worker import calls
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.messages import EnvFn, Record, Reply, Request, WorkerSettings, dump, load
 from stepmill.worker.records import describe
@@ -121,6 +122,8 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
         "batched": spec.is_batched,
         "time_step": spec.time_step,
         "overlap": settings.overlap_resets,
+        "reset_retries": settings.reset_retries,
+        "retry_wait_ns": int(1e9 * settings.reset_retry_wait_s),
         "observation": program(spec.observation),
         "observation_leaves": _shapes(spec.observation),
         "action": program(spec.action),
@@ -150,11 +153,20 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
         request = mailbox.next()
         if request is None:
             return False
-        reply = answer(loop, envs, request)
+        reply = calls.answer(loop, envs, request)
         num_seen = (num_seen + 1) & _COUNTER_MASK
         loop.requests_seen(num_seen)
         mailbox.reply(reply)
     return True
+
+
+def obey(env_ids: Sequence[int], envs: Sequence[object], orders: Sequence[Request]) -> tuple[Fault, ...]:
+    """Does requests with new envs before they serve; returns the records of those that raised."""
+    faults: list[Fault] = []
+    for order in orders:
+        records = calls.obey(envs, order)
+        faults += [(env_ids[server], record) for server, record in zip(order.servers, records, strict=True) if record]
+    return tuple(faults)
 
 
 def close_envs(env_ids: Sequence[int], envs: Sequence[object]) -> tuple[Fault, ...]:

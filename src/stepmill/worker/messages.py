@@ -49,6 +49,7 @@ class WorkerSettings:
         worker_threads: threads of numeric libraries in a worker; None leaves them alone.
         overlap_resets: with nothing else to do, begin the next episode of an env that ended its last.
         start_serially: one worker after the other.
+        reset_retries, reset_retry_wait_s: how often a reset that raised is tried again by the worker, and how long after.
         start_timeout_s, call_timeout_s: None is no limit.
     """
 
@@ -60,6 +61,8 @@ class WorkerSettings:
     worker_threads: int | None = 1
     overlap_resets: bool = False
     start_serially: bool = False
+    reset_retries: int = 0
+    reset_retry_wait_s: float = 0.0
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
 
@@ -153,11 +156,13 @@ class Attach:
         plan: where everything lies in it. The slab's descriptor and this worker's own two come along.
         num_workers: of the pool.
         num_requests: how many requests the pool had posted to this worker's predecessors; they are not for it.
+        orders: requests to be done before the worker serves.
     """
 
     plan: Mapping[str, object]
     num_workers: int
     num_requests: int
+    orders: tuple[Request, ...] = ()
 
 
 # ---- worker to learner ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from stepmill import _native
 from stepmill.worker import settle
 from stepmill.worker.calls import Unreadable
 from stepmill.worker.channel import Channel, ChannelClosed
-from stepmill.worker.host import Built, attach_own, build, close_envs, make_loop, no_env, serve
+from stepmill.worker.host import Built, attach_own, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import (
     Attach,
     Attached,
@@ -106,9 +106,13 @@ class _Worker:
         try:
             slab = attach_own(message.plan, message.num_workers, order.worker, fds)
             loop = make_loop(slab, order.worker, built, order.settings, is_inline=False)
+            faults = obey(order.env_ids, built.envs, [_unpacked(request) for request in message.orders])
         except Exception as exc:
+            faults = no_env(exc, "attach")
+        if faults:
             close_envs(order.env_ids, built.envs)
-            return self._fail(Failed(no_env(exc, "attach")))
+            return self._fail(Failed(faults))
+        loop.refresh()
         self._send(Attached())
         if not serve(loop, built.envs, self, num_requests=message.num_requests):
             raise ChannelClosed
@@ -123,12 +127,9 @@ class _Worker:
             request = self._receive_message()[0]
         except ChannelClosed:
             return None
-        if not isinstance(request, Request) or not isinstance(request.payload, bytes):
+        if not isinstance(request, Request):
             raise TypeError(f"a serving worker is sent requests, not {type(request).__name__}")
-        try:
-            return dataclasses.replace(request, payload=load(request.payload))
-        except BaseException as exc:  # loading runs code of the user's classes
-            return dataclasses.replace(request, payload=Unreadable(exc))
+        return _unpacked(request)
 
     def reply(self, reply: Reply) -> None:
         self._send(Reply(reply.id, tuple(_packed(outcome) for outcome in reply.outcomes)))
@@ -162,6 +163,15 @@ def _ready(built: Built) -> Ready:
     return Ready(
         os.getpid(), tuple(dump(spec) for spec in distinct.values()), tuple(places[id(spec)] for spec in built.specs)
     )
+
+
+def _unpacked(request: Request) -> Request:
+    if not isinstance(request.payload, bytes):
+        raise TypeError(f"a request's payload travels as bytes, not as {type(request.payload).__name__}")
+    try:
+        return dataclasses.replace(request, payload=load(request.payload))
+    except BaseException as exc:  # loading runs code of the user's classes
+        return dataclasses.replace(request, payload=Unreadable(exc))
 
 
 def _packed(outcome: Outcome) -> Outcome:

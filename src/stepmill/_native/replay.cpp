@@ -1,0 +1,166 @@
+// The ledger's logs of episodes, and episodes that are played again from them.
+#define NO_IMPORT_ARRAY
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <nanobind/stl/vector.h>
+
+#include "ledger.hpp"
+
+namespace stepmill {
+
+// ---- logs of episodes -------------------------------------------------------------------------------------------
+
+void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command) {
+    EnvBook& env = envs_[id];
+    const bool is_explicit = command == Command::RESET;
+    env.is_reset = is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
+    if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
+    if (is_explicit && (words.flags[local] & FLAG_SEED)) {
+        env.base_seed = words.seed[local];
+        env.has_seed = true;
+        env.episode = 0;
+    } else if (env.is_reset) {
+        ++env.episode;
+    }
+}
+
+EpisodeLog::Outcome Ledger::outcome_of(std::uint32_t id) const {
+    const Seat seat = slab_->seats[envs_[id].server];
+    const std::uint32_t row = row_of(id);
+    EpisodeLog::Outcome outcome;
+    outcome.reward = slab_->reward()[row];
+    outcome.flags = static_cast<std::uint8_t>(slab_->terminated()[row] | slab_->truncated()[row] << 1);
+    outcome.hash = slab_->words[seat.worker].hash[seat.local];
+    return outcome;
+}
+
+void Ledger::note_result(std::uint32_t id) {
+    EnvBook& env = envs_[id];
+    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id);
+    if (begins_next && !env.is_reset) ++env.episode;
+    if (log_limit_ != 0) record(env, id);
+}
+
+void Ledger::record(EnvBook& env, std::uint32_t id) {
+    EpisodeLog& log = env.log;
+    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id);
+    const bool begins = env.is_reset || begins_next;
+    log_bytes_ -= log.size_bytes();
+    if (begins) {
+        ++log.episode;
+        log.length_before = std::exchange(log.length, 0);
+        log.actions.clear();
+        log.outcomes.clear();
+        log.is_whole = env.has_seed && action_.num_opaques == 0;
+    } else if (log.is_whole) {
+        for (const Leaf& leaf : action_.leaves) {
+            const std::byte* action = slab_->base + leaf.column.at(0, row_of(id));
+            log.actions.insert(log.actions.end(), action, action + leaf.row_bytes * batch_size_);
+        }
+    }
+    ++log.length;
+    if (log.is_whole) {
+        EpisodeLog::Outcome outcome = outcome_of(id);
+        if (begins_next) outcome.reward = 0.0, outcome.flags = 0;  // these end the old episode; played again, a reset is what begins it
+        log.outcomes.push_back(outcome);
+    }
+    if (env.fault_info || log_bytes_ + log.size_bytes() > log_limit_) {
+        log.is_whole = false;  // cut short, or too long: it cannot be played again
+        log.actions = {};
+        log.outcomes = {};
+    }
+    log_bytes_ += log.size_bytes();
+}
+
+// ---- replay -----------------------------------------------------------------------------------------------------
+
+std::size_t Ledger::action_bytes() const {
+    std::size_t size = 0;
+    for (const Leaf& leaf : action_.leaves) size += leaf.row_bytes * batch_size_;
+    return size;
+}
+
+// An env's row of actions, all leaves one after the other: read into `bytes`, or written from them.
+void Ledger::copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const {
+    for (const Leaf& leaf : action_.leaves) {
+        std::byte* row = slab_->base + leaf.column.at(0, row_of(id));
+        const std::size_t size = leaf.row_bytes * batch_size_;
+        std::memcpy(is_read ? bytes : row, is_read ? row : bytes, size);
+        bytes += size;
+    }
+}
+
+// Where in its episodes an env stands, and what was commanded: for who must do something at the same place again.
+nb::tuple Ledger::log_place(std::uint32_t env_id) const {
+    const EnvBook& env = envs_.at(env_id);
+    const bool is_pending = env.status == EnvStatus::PENDING;
+    const bool is_between = env.status == EnvStatus::NEW || env.status == EnvStatus::FAULTED || (is_pending && env.is_reset);
+    return nb::make_tuple(env.log.episode, env.log.length, env.log.length_before, is_pending, is_between);
+}
+
+// Plays the episode of an env again, up to the last result that the user has, then gives the command that was under way once more.
+// By the same words as ever; each command is waited for alone. Results go to a private slot where nothing of the env lies.
+// between(n, ticket) is called after the first n commands, where n is in `places`. Whatever it or Ctrl-C raises leaves the env
+// in the middle; all else is as it was, so that it can be tried again.
+int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) {
+    const InUse in_use(*this);
+    EnvBook& env = envs_.at(env_id);
+    const bool is_pending = env.status == EnvStatus::PENDING;
+    if (is_pending && env.is_reset) {
+        retry_reset(env_id);  // nothing of the old episode is needed
+        return REPLAYED;
+    }
+    const Seat seat = slab_->seats[env.server];
+    ServerWords& words = slab_->words[seat.worker];
+    std::uint32_t slot = 0;
+    while (slot == env.latest || slot == env.target) ++slot;
+    std::vector<std::byte> action(action_bytes());
+    copy_action(env_id, action.data(), true);
+    words.flags[seat.local] = FLAG_SEED | FLAG_EPISODE;
+    words.seed[seat.local] = env.base_seed;
+    words.episode[seat.local] = env.episode;
+    if (env.episode == 0 && env.log.blob) write_blob(env_id, env.log.blob.ptr());
+    int outcome = REPLAYED;
+    try {
+        outcome = replay_log(env_id, slot, nb::cast<Ids>(places), between);
+    } catch (...) {
+        words.flags[seat.local] = 0;
+        copy_action(env_id, action.data(), false);
+        scanned_ = 0;
+        throw;
+    }
+    words.flags[seat.local] = 0;
+    copy_action(env_id, action.data(), false);
+    if (outcome == REPLAYED && is_pending) give(env_id, Command::STEP, env.target);
+    return outcome;
+}
+
+// The reset and every step of the log, each compared with what it gave the first time.
+int Ledger::replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between) {
+    EnvBook& env = envs_[env_id];
+    const Seat seat = slab_->seats[env.server];
+    const Ids only{env_id};
+    for (std::size_t step = 0; step < env.log.outcomes.size(); ++step) {
+        if (step == 1) slab_->words[seat.worker].flags[seat.local] = 0;
+        if (step > 0) copy_action(env_id, env.log.actions.data() + (step - 1) * action_bytes(), false);
+        give(env_id, step == 0 ? Command::RESET : Command::STEP, slot);
+        if (wait_ids(only, 1, nb::handle()) != WaitResult::READY) return REPLAY_FAULT;
+        if (!(outcome_of(env_id) == env.log.outcomes[step])) return static_cast<int>(step);
+        if (std::ranges::count(places, step + 1) != 0) between(step + 1, env.ticket);
+    }
+    return REPLAYED;
+}
+
+// Its replay was broken off, and where it stands nobody knows. What it was last commanded may still go on: wait_for() waits for it.
+void Ledger::abandon(std::uint32_t env_id) {
+    const InUse in_use(*this);
+    EnvBook& env = envs_.at(env_id);
+    if (env.status == EnvStatus::PENDING) mark_faulted(env_id);
+    env.status = EnvStatus::FAULTED;
+    std::erase(pending_, env_id);
+    scanned_ = 0;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,139 @@
+"""Policy replay: what calls did to an env is done again, in its place."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill import _native
+from stepmill.testing.chaos import ChaosEnv
+from stepmill.worker.channel import wait_ready
+
+
+class GainEnv(ChaosEnv):
+    """Multiplies its reward with a gain that calls and attributes change, and that no reset touches."""
+
+    def __init__(self, identity: int = 0) -> None:
+        super().__init__(identity, length=6)
+        self.gain = 1.0
+        self.offset = 0.0
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward * self.gain + self.offset, terminated, truncated, info
+
+    def amplify(self, by: float) -> float:
+        self.gain *= by
+        return self.gain
+
+    def fail(self) -> None:
+        raise ValueError("this call fails whenever it is made")
+
+    def fail_once(self) -> None:
+        path = os.environ.get("STEPMILL_TEST_FAILED")
+        if path is not None and not os.path.exists(path):
+            open(path, "x").close()
+            raise ValueError("once")
+
+
+def make(on_fault: str = "replay", **options: Any) -> stepmill.Pool:
+    chosen = {"on_fault": on_fault, "seeding": "per_episode", "max_restarts": 100, "context": "fork", **options}
+    env_fns = [partial(GainEnv, env_id) for env_id in range(4)]
+    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(**chosen))
+
+
+def kill(pool: stepmill.Pool, worker: int = 0) -> None:
+    pidfd = _native.pidfd_open(pool.stats()["workers"][worker]["pid"])
+    _native.pidfd_send_signal(pidfd, signal.SIGKILL)
+    wait_ready({pidfd: select.POLLIN}, 1e12)
+    os.close(pidfd)
+
+
+@pytest.mark.covers("G-5")
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("kills", [{3}, {1, 3, 9}, {12}])
+def test_calls_and_attributes_are_given_again_where_they_were_made(kills: set[int], mode: str) -> None:
+    with make(autoreset_mode=mode) as pool, make("raise", autoreset_mode=mode) as calm:
+        for each in (pool, calm):
+            each.call("amplify", 2.0)
+            each.set_attr("offset", [0.5, 1.5, 2.5, 3.5])
+            each.reset(seed=0)
+        for step in range(15):
+            ours, theirs = advance(pool, step, is_killed=step in kills), advance(calm, step, is_killed=False)
+            assert np.array_equal(ours.obs, theirs.obs), step
+            assert ours.reward.tolist() == theirs.reward.tolist(), step
+        kill(pool)
+        pool.reset(), calm.reset()
+        assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
+        assert pool.get_attr("gain") == calm.get_attr("gain")
+
+
+def advance(pool: stepmill.Pool, step: int, *, is_killed: bool) -> stepmill.Batch:
+    if step in (2, 8):
+        pool.call("amplify", 1.5, env_ids=[0, 3])
+    if step in (3, 10):
+        pool.set_attr("offset", 7.0 + step, env_ids=[1])
+    if is_killed:
+        kill(pool)
+    pool.send([1, 2, 3, 4])
+    if step in (4, 5, 6):  # after what is under way: in the middle, at the end, and after an automatic reset
+        pool.call("amplify", 3.0)
+    return pool.recv(4)
+
+
+def test_a_call_that_failed_is_made_again_and_fails_again() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            pool.call("fail", env_ids=[0])
+        pool.step([1] * 4)
+        kill(pool)
+
+        assert pool.step([1] * 4).truncated.tolist() == [False] * 4
+
+
+def test_a_call_that_does_otherwise_the_second_time_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPMILL_TEST_FAILED", str(tmp_path / "failed"))
+    with make() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            pool.call("fail_once", env_ids=[0])
+        pool.step([1] * 4)
+        kill(pool)
+
+        with pytest.warns(RuntimeWarning, match="'fail_once' of it raised, or no longer did"):
+            assert pool.step([1] * 4).truncated.tolist() == [True, False, False, False]
+
+
+def test_calls_beyond_the_bound_of_memory_end_in_a_cut_episode_with_the_reason() -> None:
+    with make(replay_log_bytes=2048) as pool:
+        pool.set_attr("offset", 2.0)
+        for _ in range(100):
+            pool.call("amplify", 1.0, env_ids=[0])
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        kill(pool)
+
+        with pytest.warns(RuntimeWarning, match="replay_log_bytes"):
+            batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [True, False, False, False]
+        assert "replay_log_bytes" in batch.info["fault"]["not_replayable"][0]
+        assert pool.get_attr("offset") == (2.0,) * 4
+
+
+def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        for level in range(200):
+            pool.set_attr("offset", float(level))
+        replays = pool._recovery.replays
+        assert replays is not None
+        assert replays.log.size_bytes < 1000

@@ -1,0 +1,230 @@
+"""Workers that are started anew: what the user has set is there first, and nobody waits for a restart that is not wanted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.chaos import KILL, ChaosEnv
+from stepmill.testing.gates import Gate, wait_at
+
+PROMPT_S = 1.0
+
+
+class TunedEnv(ChaosEnv):
+    """Shows in its observation's last number the level that was set when it was reset; refuses levels below 0."""
+
+    def __init__(self, identity: int = 0) -> None:
+        super().__init__(identity)
+        self.level = 0
+        self.is_strict = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "level" and getattr(self, "refused", "") and Path(self.refused).exists():
+            raise ValueError("no level for the second one")
+        super().__setattr__(name, value)
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(**arguments)
+        obs[3] = self.level
+        return obs, info
+
+    def refuse(self, path: str) -> None:
+        self.refused = path
+
+
+class TalkativeEnv(ChaosEnv):
+    """Leaves a megabyte in each info."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, _ = super().step(action)
+        return *result, {"page": b"x" * 2**20}  # type: ignore[return-value]
+
+
+def make_gated(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
+    """Waits at the gate if the flag is there: the first one is built at once, the second one is not."""
+    if flag.exists():
+        wait_at(gate)
+    return ChaosEnv(env_id)
+
+
+def make(env_fns: Any, **options: Any) -> stepmill.Pool:
+    chosen = stepmill.PoolOptions(context="fork", **{"on_fault": "truncate", **options})
+    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)
+
+
+@pytest.mark.covers("G-3")
+@pytest.mark.parametrize("moment", ["building", "waiting"])
+def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    with Gate() as gate:
+        pool = make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)])
+        pool.reset(seed=0)
+        flag.touch()
+        assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
+        if moment == "building":
+            gate.wait_arrivals()
+        begin = time.monotonic()
+
+        pool.close()
+
+        assert time.monotonic() - begin < PROMPT_S
+
+
+def test_a_call_waits_for_the_restart_of_its_worker(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    with Gate() as gate, make([partial(make_gated, flag, gate.path, env_id) for env_id in range(2)]) as pool:
+        pool.reset(seed=0)
+        flag.touch()
+        pool.step([KILL, 1])
+        gate.wait_arrivals()
+
+        future = pool.call_async("locate")
+        gate.open()
+
+        assert future.result() == (0, 1)
+        assert pool.step([1, 1]).obs[:, 2].tolist() == [0, 2]
+
+
+@pytest.mark.covers("G-5", "M-B3")
+@pytest.mark.parametrize("on_fault", ["raise", "truncate"])
+def test_what_was_set_is_set_again_before_the_first_reset(on_fault: str) -> None:
+    with make([partial(TunedEnv, env_id) for env_id in range(4)], on_fault=on_fault) as pool:
+        pool.set_attr("level", [5, 6, 7, 8])
+        pool.reset(seed=0)
+        if on_fault == "raise":
+            with pytest.raises(stepmill.WorkerDied):
+                pool.step([1, 1, KILL, 1])
+            batch = pool.reset(env_ids=[2, 3])
+        else:
+            pool.step([1, 1, KILL, 1])
+            batch = pool.step([1] * 4)
+
+        assert batch.obs[-2:, 2:].tolist() == [[0, 7], [0, 8]]
+
+
+def test_an_attribute_that_a_restarted_env_refuses_is_told(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    env_fns = [partial(_refusing, str(flag), env_id) for env_id in range(2)]
+    with make(env_fns, on_fault="raise") as pool:
+        pool.set_attr("level", 3)
+        pool.reset(seed=0)
+        flag.touch()
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([KILL, 1])
+
+        with pytest.raises(stepmill.EnvError, match="env 0 raised ValueError in restore: no level for the second one"):
+            pool.reset(env_ids=[0])
+
+        flag.unlink()
+        assert pool.reset(env_ids=[0]).obs[:, 3].tolist() == [3]
+
+
+def _refusing(path: str, env_id: int) -> TunedEnv:
+    env = TunedEnv(env_id)
+    env.refuse(path)
+    return env
+
+
+def test_the_large_infos_of_dead_workers_hold_no_memory() -> None:
+    with make([partial(TalkativeEnv, env_id) for env_id in range(2)], max_restarts=100) as pool:
+        pool.reset(seed=0)
+        memory = pool._running.slab.fds[2]  # of worker 0's results
+        for _ in range(4):
+            pool.step([1, 1])
+            pool.step([KILL, 1])
+            pool.step([1, 1])
+        pool.step([1, 1])
+
+        assert os.fstat(memory).st_blocks * 512 < 3 * 2**20
+
+
+def test_a_large_info_that_was_published_outlives_its_worker() -> None:
+    with make([partial(TalkativeEnv, env_id) for env_id in range(2)]) as pool:
+        pool.reset(seed=0)
+        pool.send([1, 1])
+        while len(pool.ready_ids) < 2:
+            pool._ledger.wait(2, 0.1)
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        while not pool._ledger.is_dead(0):
+            pool._ledger.wait(2, 0.01)
+        pool._recovery.restarts.restart(0)
+
+        assert len(pool.recv(2).info["page"][0]) == 2**20
+
+
+@pytest.mark.covers("G-2")
+def test_ctrl_c_while_a_replay_waits_for_a_restart_loses_nothing(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    options: dict[str, Any] = {"on_fault": "replay", "seeding": "per_episode", "max_restarts": 100}
+    with (
+        Gate() as gate,
+        make([partial(make_gated, flag, gate.path, env_id) for env_id in range(4)], **options) as pool,
+        make([partial(ChaosEnv, env_id) for env_id in range(4)], **options) as calm,
+    ):
+        for each in (pool, calm):
+            each.reset(seed=0)
+            each.step([1] * 4)
+        flag.touch()
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+
+        interrupter = threading.Thread(target=_interrupt_at, args=(gate,))
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.step([2] * 4)
+        interrupter.join()
+        flag.unlink()
+
+        assert np.array_equal(pool.recv(4).obs, calm.step([2] * 4).obs)
+        assert np.array_equal(pool.step([3] * 4).obs, calm.step([3] * 4).obs)
+
+
+def _interrupt_at(gate: Gate) -> None:
+    gate.wait_arrivals()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class SlowOnceEnv(ChaosEnv):
+    """Raises at its third step, and then waits at the gate in its next second step: in the middle of being played again."""
+
+    def __init__(self, gate: Path, identity: int) -> None:
+        super().__init__(identity)
+        self._gate, self._num_steps = gate, 0
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        if self._num_steps == 3:
+            raise ValueError("once")
+        if self._num_steps == 5:
+            wait_at(self._gate)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_an_env_whose_replay_was_interrupted_comes_back_with_a_reset(backend: str) -> None:
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode")
+    with Gate() as gate:
+        fns = [partial(SlowOnceEnv, gate.path, 0), partial(ChaosEnv, 1)]
+        with stepmill.Pool(fns, backend=backend, num_workers=2, options=options) as pool:
+            pool.reset(seed=0)
+            pool.step([1, 1])
+            pool.step([1, 1])
+            interrupter = threading.Thread(target=_interrupt_at, args=(gate,))
+            interrupter.start()
+            with pytest.raises(KeyboardInterrupt):
+                pool.step([1, 1])
+            interrupter.join()
+            assert pool.states[0].name == "FAULTED"
+            gate.open()
+
+            assert pool.reset(seed=3).obs[:, 2].tolist() == [0, 0]
+            assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 1]

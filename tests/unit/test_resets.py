@@ -1,0 +1,54 @@
+"""What a reset takes along is decided before anything is sent, and remembered once it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.pool.resets import ResetDesk
+from stepmill.testing import CountingEnv
+
+
+def test_an_env_has_its_seed_only_when_the_order_was_sent() -> None:
+    desk = ResetDesk(2, 1, is_seeded=True)
+    refused = desk.order(None, None, None, None)
+    assert None not in refused.words
+
+    again = desk.order(None, None, None, None)
+    assert None not in again.words
+
+    desk.note_sent(again)
+    assert desk.order(None, None, None, None).words == [None, None]
+
+
+@pytest.mark.parametrize(
+    "mask", [np.ones(3, np.bool_), np.ones((2, 1), np.bool_), np.ones(2, np.int64), np.bool_(1), [True]]
+)
+def test_a_reset_mask_of_another_shape_or_dtype_is_refused_in_words(mask: object) -> None:
+    with stepmill.Pool([CountingEnv] * 2, backend="serial") as pool:
+        with pytest.raises(stepmill.UsageError, match="give 2 bools, one per row"):
+            pool.reset_async(mask=mask)  # type: ignore[arg-type]
+        assert pool.reset(seed=0).env_id.tolist() == [0, 1]
+
+
+def test_more_slots_than_a_byte_can_name_are_refused() -> None:
+    with pytest.raises(stepmill.UsageError, match="252 at most"):
+        stepmill.PoolOptions(slots=253)
+    assert stepmill.PoolOptions(slots=252).slots == 252
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("serial", {"step_timeout_s": 1.0}),
+        ("serial", {"reset_timeout_s": 1.0, "worker_env": {"A": "b"}}),
+        ("serial", {"context": "spawn", "worker_threads": 2, "start_timeout_s": 1.0, "call_timeout_s": 1.0}),
+        ("thread", {"worker_env": {"A": "b"}}),
+    ],
+)
+def test_options_without_effect_on_a_backend_are_named(backend: str, options: dict[str, object]) -> None:
+    with pytest.warns(RuntimeWarning, match=f"without effect on the {backend} backend") as caught:
+        stepmill.Pool([CountingEnv], backend=backend, options=stepmill.PoolOptions(**options)).close()  # type: ignore[arg-type]
+    assert all(name in str(caught[0].message) for name in options)
+    assert caught[0].filename == __file__
