@@ -6,6 +6,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-NEEDS = {"envpool": "envpool", "sb3": "stable_baselines3", "torchrl": "torchrl"}  # folder: module
+NEEDS = {
+    "envpool": "envpool",
+    "sb3": "stable_baselines3",
+    "tianshou": "tianshou",
+    "torchrl": "torchrl",
+}  # folder: module
 
 collect_ignore = [str(Path(__file__).parent / folder) for folder, module in NEEDS.items() if find_spec(module) is None]

@@ -15,7 +15,7 @@ def run_guide(name: str, folder: Path) -> None:
             is_inside = line.strip() == "```py"
         elif is_inside:
             lines.append(line)
-    program = folder / f"{name}.py"
+    program = folder / "guide.py"
     program.write_text("\n".join(lines) + "\n")
     done = run_file(program)
     assert done.returncode == 0, done.stderr

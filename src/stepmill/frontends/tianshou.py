@@ -1,0 +1,241 @@
+"""`StepmillVectorEnv`: Tianshou's vector env (2.x) on top of `Pool`.
+
+    from stepmill.frontends.tianshou import StepmillVectorEnv
+    envs = StepmillVectorEnv([lambda: gym.make("CartPole-v1")] * 64)
+
+What differs from `SubprocVectorEnv`, on purpose: many envs share a worker; spaces are known without asking a worker; attributes
+that were set are set again on an env that is built anew; `timeout` is a true deadline for more than one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
+from stepmill.pool.infos import rows_of
+from stepmill.pool.pool import Pool
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
+from stepmill.spec.options import AutoresetMode, PoolOptions
+
+try:
+    from tianshou.env import BaseVectorEnv
+except ImportError as exc:
+    raise MissingExtraError(module="tianshou", extra="tianshou") from exc
+
+EnvIds: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None
+StepResult: TypeAlias = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
+
+_SPACES = ("observation_space", "action_space")
+
+
+class StepmillVectorEnv(BaseVectorEnv):
+    """Many Gymnasium envs for Tianshou, stepped by stepmill. No env resets itself: `reset(env_id)` does, as its Collector does.
+
+    Args:
+        env_fns: functions that make the envs; each runs in the worker that owns the env.
+        wait_num: `step` returns when so many envs are done, and what else is there; None waits for all.
+        timeout: seconds after which `step` returns with fewer, but with one at least. Either makes it asynchronous.
+        backend, num_workers: as in PoolOptions.
+        options: everything else. The autoreset mode is DISABLED.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        *,
+        backend: object = "auto",
+        num_workers: int | None = None,
+        options: PoolOptions | None = None,
+    ) -> None:
+        # Not super().__init__(): it makes a worker for each env.
+        self._env_fns = env_fns
+        self.env_num = len(env_fns)
+        self.wait_num = wait_num or self.env_num
+        assert 1 <= self.wait_num <= self.env_num, (
+            f"wait_num={wait_num} must be 1 to {self.env_num}, the number of envs"
+        )
+        assert timeout is None or timeout > 0, f"timeout={timeout} must be a positive number of seconds, or None"
+        self.timeout = timeout
+        self.is_async = self.wait_num != self.env_num or timeout is not None
+        self.is_closed = False
+        self.waiting_id: list[int] = []
+        self.ready_id = list(range(self.env_num))
+        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        self._pool = Pool(env_fns, backend=backend, num_workers=num_workers, options=chosen)
+        try:
+            self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs)
+            if isinstance(self._spaces[0][0], spaces.Tuple):
+                raise TypeError("Tuple observation space is not supported. Please change it to array or dict space")
+            if self._pool.spec.is_batched:
+                raise UsageError("env_fns make vector envs; StepmillVectorEnv takes functions that make single envs")
+        except BaseException:
+            self._pool.close()
+            raise
+
+    # ---- stepping and resetting ------------------------------------------------------------------------------------
+
+    def reset(self, env_id: EnvIds = None, **kwargs: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Reset some envs, or all.
+
+        Args:
+            env_id: which; None is all.
+            **kwargs: `seed` and `options`, the same for each env.
+
+        Returns:
+            observations [B, ...] in the order of the ids, or an object array [B] of dicts; infos [B], dicts.
+        """
+        ids = self._idle_ids(env_id)
+        seed = kwargs.pop("seed", None)
+        options = kwargs.pop("options", None)
+        if kwargs:
+            raise UsageError(f"reset() got {sorted(kwargs)}; Gymnasium's envs take seed and options")
+        batch = self._pool.reset(seed=None if seed is None else dict.fromkeys(ids, seed), options=options, env_ids=ids)
+        self._forget(set(ids))  # what a fault kept from being returned
+        return _as_array(batch.obs, len(ids)), _own_infos(batch)
+
+    def step(self, action: Any, id: EnvIds = None) -> StepResult:  # noqa: A002  Tianshou's name
+        """Step some envs, or all, and return those that are done; all of them unless this vector env is asynchronous.
+
+        Args:
+            action: [B, ...] in the order of the ids; None, if asynchronous, only waits for envs that are stepping.
+            id: which; None is all.
+
+        Returns:
+            observations [B, ...], rewards [B], terminated [B], truncated [B], infos [B], dicts with "env_id".
+        """
+        self._assert_is_not_closed()
+        if action is None and not self.is_async:
+            raise ValueError("action must be not-None for non-async")
+        ids = [] if action is None else self._idle_ids(id)
+        if action is not None:
+            assert len(action) == len(ids), f"{len(action)} actions came for {len(ids)} envs"
+            self._pool.send(_as_actions(action, self._spaces[0][1]), ids)
+            self.waiting_id += ids
+            self.ready_id = [each for each in self.ready_id if each not in set(ids)]
+        try:
+            batch = self._receive() if self.is_async else self._pool.recv(len(self.waiting_id))
+        finally:
+            # A fault takes its env out of those that step; a reset brings it back.
+            stepping = set(self.waiting_id) & {
+                env_id for env_id, state in enumerate(self._pool.states) if state in (1, 2)
+            }
+            self.ready_id += [each for each in self.waiting_id if each not in stepping]
+            self.waiting_id = [each for each in self.waiting_id if each in stepping]
+        infos = _own_infos(batch)
+        for env_id, info in zip(batch.env_id.tolist(), infos, strict=True):
+            info["env_id"] = env_id
+        result = _as_array(batch.obs, len(batch)), batch.reward, batch.terminated, batch.truncated, infos
+        if self.is_async or ids == sorted(ids):
+            return result
+        # A pool returns envs in the order of their ids, Tianshou in that in which they were named.
+        places = np.argsort(np.argsort(ids))
+        return tuple(each[places] for each in result)  # type: ignore[return-value]
+
+    def _forget(self, ids: set[int]) -> None:
+        """Take envs out of those that step."""
+        self.ready_id += [each for each in self.waiting_id if each in ids]
+        self.waiting_id = [each for each in self.waiting_id if each not in ids]
+
+    def _receive(self) -> Batch:
+        least = min(self.wait_num, len(self.waiting_id))
+        try:
+            return self._pool.recv(min_envs=least, max_envs=self.env_num, timeout_s=self.timeout)
+        except RecvTimeout:
+            return self._pool.recv(min_envs=1, max_envs=self.env_num)
+
+    # ---- everything slow -------------------------------------------------------------------------------------------
+
+    def get_env_attr(self, key: str, id: EnvIds = None) -> list[Any]:  # noqa: A002
+        """Return an attribute of the envs at `id`, through wrappers; spaces without asking the workers."""
+        if key in _SPACES:
+            self._assert_is_not_closed()
+            return [self._spaces[each][_SPACES.index(key)] for each in self._ids(id)]
+        return list(self._pool.get_attr(key, env_ids=self._idle_ids(id)))
+
+    def set_env_attr(self, key: str, value: Any, id: EnvIds = None) -> None:  # noqa: A002
+        """Set an attribute of the envs at `id` to one value, on the wrapper that has it; also after a restart."""
+        ids = self._idle_ids(id)
+        self._pool.set_attr(key, [value] * len(ids), env_ids=ids)
+
+    def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int | None]]:
+        """Reset every env with a seed: an int s gives env i the seed s + i; a list has one per env. Returns [[seed], ...]."""
+        self._assert_is_not_closed()
+        seeds: list[int | None] = [None] * self.env_num
+        if seed is not None:
+            seeds = [seed + each for each in range(self.env_num)] if isinstance(seed, int) else list(seed)
+        self._pool.reset(seed=seeds)
+        for (_, action_space), each in zip(self._spaces, seeds, strict=True):
+            action_space.seed(each)
+        return [[each] for each in seeds]
+
+    def render(self, **kwargs: Any) -> list[Any]:
+        """Return what each env's `render` gives."""
+        self._assert_is_not_closed()
+        if self.waiting_id:
+            raise RuntimeError(
+                f"envs {self.waiting_id} are still stepping; step(None) until they are done, then render"
+            )
+        return list(self._pool.call("render", **kwargs)) if kwargs else list(self._pool.render())
+
+    def close(self) -> None:
+        """Close the envs and end the workers, in at most 2 s."""
+        self._assert_is_not_closed()
+        self._pool.close()
+        self.is_closed = True
+
+    def _ids(self, given: EnvIds) -> list[int]:
+        return [int(each) for each in self._wrap_id(given)]
+
+    def _idle_ids(self, given: EnvIds) -> list[int]:
+        self._assert_is_not_closed()
+        ids = self._ids(given)
+        if self.is_async:
+            self._assert_id(ids)
+        return ids
+
+
+def _as_array(obs: Any, num: int) -> NDArray[Any]:
+    """Return observations as Tianshou's vector envs do: an array, or an object array of each env's dict."""
+    if isinstance(obs, np.ndarray):
+        return obs
+    rows = np.empty(num, dtype=object)
+    for row in range(num):
+        rows[row] = _row_of(obs, row)
+    return rows
+
+
+def _row_of(obs: Any, row: int) -> Any:
+    if isinstance(obs, dict):
+        return {key: _row_of(child, row) for key, child in obs.items()}
+    return obs[row]
+
+
+def _as_actions(action: Any, space: spaces.Space[Any]) -> Any:
+    """Return actions [B, ...] in the structure of the space: of dicts and tuples Tianshou has one per env."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)) or isinstance(action, (dict, tuple)):
+        return action
+    from gymnasium.vector.utils import concatenate, create_empty_array
+
+    rows: Any = create_empty_array(space, len(action))
+    return concatenate(space, list(action), rows)
+
+
+def _own_infos(batch: Batch) -> NDArray[Any]:
+    """Return each env's info as the env gave it, as an object array [B] of dicts."""
+    infos = np.empty(len(batch), dtype=object)
+    for row in range(len(batch)):
+        infos[row] = {}
+    for row, info in rows_of(batch.info):
+        if isinstance(info, BaseException):
+            raise info
+        infos[row].update(info)
+    return infos

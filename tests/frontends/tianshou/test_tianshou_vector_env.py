@@ -1,0 +1,203 @@
+"""Tianshou's vector env over stepmill: its contract, its async mode, and its Collectors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from tianshou.algorithm.algorithm_base import Policy
+from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
+from tianshou.env import DummyVectorEnv
+
+from stepmill import PoolOptions
+from stepmill.frontends.tianshou import StepmillVectorEnv
+from stepmill.spec.errors import UsageError, WorkerDied
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.frontends.guides import run_guide
+
+BACKENDS = ["serial", "thread", "process"]
+
+
+class Counter(gymnasium.Env):
+    """Counts its steps and ends after three; action 2 kills the process."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, is_dict=False):
+        box = gymnasium.spaces.Box(0, 100, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"t": box}) if is_dict else box
+        self.is_dict, self.note = is_dict, "hello"
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.offset = 0, int(self.np_random.integers(50))
+        return self._obs(), {"seed": seed, "options": options}
+
+    def step(self, action):
+        if action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t += 1
+        return self._obs(), float(action), self.t == 3, False, {"t": self.t}
+
+    def _obs(self):
+        obs = np.array([self.t, self.offset], np.float32)
+        return {"t": obs} if self.is_dict else obs
+
+    def render(self):
+        return f"frame {self.t}"
+
+
+@pytest.fixture(params=BACKENDS)
+def envs_of(request):
+    made = []
+
+    def build(env_fns, **arguments):
+        workers = 0 if request.param == "serial" else 2
+        made.append(StepmillVectorEnv(env_fns, backend=request.param, num_workers=workers, **arguments))
+        return made[-1]
+
+    yield build
+    for each in made:
+        if not each.is_closed:
+            each.close()
+
+
+def same(left, right):
+    assert left.dtype == right.dtype
+    assert left.shape == right.shape
+    if left.dtype != object:
+        np.testing.assert_array_equal(left, right)
+        return
+    for mine, other in zip(left, right, strict=True):
+        assert mine.keys() == other.keys()
+        assert all(np.array_equal(mine[key], other[key]) for key in mine)
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_steps_and_resets_are_those_of_the_librarys_own_vector_env(envs_of, is_dict):
+    fns = [lambda: Counter(is_dict)] * 4
+    both = [envs_of(fns), DummyVectorEnv(fns)]
+    assert [each.seed(3) for each in both] == [[[3], [4], [5], [6]]] * 2
+    for mine, other in zip(*[each.reset(seed=9, options={"a": 1}) for each in both], strict=True):
+        same(mine, other)
+    for ids, actions in ((None, [0, 1, 0, 1]), ([2, 0], [1, 1]), (np.array([3]), [0]), (None, [1, 1, 1, 1])):
+        for mine, other in zip(*[each.step(np.array(actions), ids) for each in both], strict=True):
+            same(mine, other)
+    for mine, other in zip(*[each.reset([1, 3], seed=5) for each in both], strict=True):
+        same(mine, other)
+    both[1].close()
+
+
+def test_attributes_are_read_and_set_by_id(envs_of):
+    envs = envs_of([Counter] * 3)
+    assert len(envs) == 3
+    assert envs.action_space == [gymnasium.spaces.Discrete(3)] * 3
+    envs.set_env_attr("note", ["x"], 1)
+    assert envs.get_env_attr("note") == ["hello", ["x"], "hello"]
+    assert envs.get_env_attr("note", 1) == [["x"]]
+    envs.reset()
+    assert envs.render() == ["frame 0"] * 3
+    envs.close()
+    assert envs.is_closed
+    with pytest.raises(AssertionError, match="close"):
+        envs.reset()
+
+
+def test_async_steps_return_who_is_done_and_keep_the_rest():
+    with Gate() as gate:
+        fns = [partial(GateEnv, gate.path)] * 4
+        envs = StepmillVectorEnv(fns, wait_num=3, backend="process", num_workers=4, options=PoolOptions(context="fork"))
+        envs.reset()
+        *_, infos = envs.step(np.array([GATED_ACTION, 0, 0, 0]))
+        assert sorted(info["env_id"] for info in infos) == [1, 2, 3]
+        assert envs.waiting_id == [0]
+        assert sorted(envs.ready_id) == [1, 2, 3]
+        with pytest.raises(AssertionError, match="0"):
+            envs.step(np.zeros(1, np.int64), [0])
+        with pytest.raises(RuntimeError, match=r"\[0\]"):
+            envs.render()
+        gate.open()
+        *_, infos = envs.step(None)
+        assert [info["env_id"] for info in infos] == [0]
+        envs.close()
+
+
+def test_a_timeout_returns_with_fewer_but_with_one():
+    with Gate() as gate:
+        fns = [partial(GateEnv, gate.path)] * 2
+        envs = StepmillVectorEnv(
+            fns, timeout=0.05, backend="process", num_workers=2, options=PoolOptions(context="fork")
+        )
+        envs.reset()
+        *_, infos = envs.step(np.array([GATED_ACTION, 0]))
+        assert [info["env_id"] for info in infos] == [1]
+        gate.open()
+        *_, infos = envs.step(None)
+        assert [info["env_id"] for info in infos] == [0]
+        envs.close()
+
+
+class Zeros(Policy):
+    """Gives action 0 to every env."""
+
+    def forward(self, batch, state=None, **kwargs):
+        zeros = np.zeros(len(batch.obs), np.int64)
+        # Without policy and state Tianshou 2.0.1 AsyncCollector fails on its own vector envs, too.
+        return Batch(act=zeros, policy=Batch(zero=zeros), state=Batch(zero=zeros))
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_collectors_collect_the_same_from_ours_and_from_the_librarys(envs_of, is_dict):
+    fns = [lambda: Counter(is_dict)] * 3
+    collected = []
+    for envs in (envs_of(fns), DummyVectorEnv(fns)):
+        envs.seed(1)
+        buffer = VectorReplayBuffer(300, 3)
+        collector = Collector(Zeros(action_space=gymnasium.spaces.Discrete(2)), envs, buffer)
+        collector.reset(gym_reset_kwargs={"seed": 4})
+        stats = collector.collect(n_step=30)
+        times = buffer.obs.t if is_dict else buffer.obs
+        collected.append((stats.n_collected_episodes, stats.lens.tolist(), np.asarray(times)[:, 0].tolist()))
+    assert collected[0] == collected[1]
+    assert collected[0][1] == [3] * 9
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore:Using async setting may collect extra transitions")
+def test_the_async_collector_collects(envs_of):
+    envs = envs_of([Counter] * 3, wait_num=2)
+    collector = AsyncCollector(Zeros(action_space=gymnasium.spaces.Discrete(2)), envs, VectorReplayBuffer(300, 3))
+    collector.reset()
+    assert collector.collect(n_step=30).n_collected_steps >= 30
+    collector.reset()
+
+
+def test_a_killed_worker_is_named_and_a_reset_brings_its_envs_back():
+    envs = StepmillVectorEnv([Counter] * 2, num_workers=2, options=PoolOptions(context="fork"))
+    envs.reset()
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        envs.step(np.array([0, 2]))
+    obs, _ = envs.reset()
+    assert obs[:, 0].tolist() == [0, 0]
+    assert envs.step(np.array([0, 0]))[0][:, 0].tolist() == [1, 1]
+    envs.close()
+
+
+def test_misuse_is_told(envs_of):
+    with pytest.raises(AssertionError, match="wait_num"):
+        envs_of([Counter] * 2, wait_num=3)
+    with pytest.raises(AssertionError, match="timeout"):
+        envs_of([Counter] * 2, timeout=0)
+    envs = envs_of([Counter] * 2)
+    with pytest.raises(ValueError, match="action"):
+        envs.step(None)
+    with pytest.raises(UsageError, match="nonsense"):
+        envs.reset(nonsense=1)
+
+
+def test_the_guide_runs(tmp_path):
+    run_guide("tianshou", tmp_path)
