@@ -56,7 +56,7 @@ void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::l
         for (std::size_t i = 0; i < ids.size(); ++i) opaques[i].append(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
         return true;
     };
-    if (!walk_tree(action_.root, actions.ptr(), "", leaf, opaque)) {
+    if (!walk_tree(action_.root, actions.ptr(), leaf, opaque)) {
         nb::python_error cause;
         raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
     }

@@ -130,7 +130,7 @@ void ForeignLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::h
         rows.leaves[index] = is_ready ? nb::borrow(value) : array;
         return true;
     };
-    if (!walk_tree(obs_.root, obs.ptr(), "", read, [](const Node&, PyObject*) { return false; })) throw nb::python_error();
+    if (!walk_tree(obs_.root, obs.ptr(), read, [](const Node&, PyObject*) { return false; })) throw nb::python_error();
     if (reward.is_none()) return;
     rows.reward = flat_array(reward, NPY_DOUBLE, num, "reward");
     rows.terminated = flat_array(terminated, NPY_BOOL, num, "terminated");

@@ -170,7 +170,7 @@ std::vector<nb::object> Ledger::parse_out(const Ids& ids, nb::handle out) const 
         PyErr_SetString(PyExc_ValueError, "observations without a fixed size cannot be written in place");
         return false;
     };
-    if (walk_tree(obs_.root, out.ptr(), "", take, refuse)) return outs;
+    if (walk_tree(obs_.root, out.ptr(), take, refuse)) return outs;
     nb::python_error cause;
     const std::string text = "out does not fit this batch: " + text_of(cause.value());
     PyErr_SetString(errors().usage.ptr(), text.c_str());

@@ -34,8 +34,7 @@ bool read_flag(PyObject* value, const char* name, bool& flag) {
 }
 
 bool read_reward(PyObject* value, double& reward) {
-    reward = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value) : PyFloat_AsDouble(value);
-    if (reward != -1.0 || !PyErr_Occurred()) return true;
+    if (read_number(value, reward)) return true;
     PyErr_Clear();
     PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
     return false;
@@ -172,12 +171,12 @@ bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
     }
     result.obs = nb::borrow(returned);
     result.info = no_info_;
-    const long step_type = PyLong_AsLong(PyTuple_GET_ITEM(returned, step_type_at_));
-    if (step_type == -1 && PyErr_Occurred()) return false;
+    long step_type = 0;
+    if (!read_integer(PyTuple_GET_ITEM(returned, step_type_at_), step_type)) return false;
     if (reward_at_ >= 0 && !read_reward(PyTuple_GET_ITEM(returned, reward_at_), result.reward_value)) return false;
     if (step_type != LAST) return true;
-    const double discount = PyFloat_AsDouble(PyTuple_GET_ITEM(returned, discount_at_));
-    if (discount == -1.0 && PyErr_Occurred()) return false;
+    double discount = 0.0;
+    if (!read_number(PyTuple_GET_ITEM(returned, discount_at_), discount)) return false;
     result.is_terminated = discount == 0.0;
     result.is_truncated = discount != 0.0;
     return true;

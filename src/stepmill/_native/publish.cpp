@@ -102,7 +102,7 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
         return write_leaf(leaf, value, slab_->base + offset, rows);
     };
     if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);
-    return walk_tree(obs_.root, obs, "", write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
+    return walk_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
 }
 
 void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end) {

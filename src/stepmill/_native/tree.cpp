@@ -18,7 +18,8 @@ std::string shape_text(const npy_intp* dims, int ndim) {
     return text + ")";
 }
 
-void collect_paths(const Node& node, const std::string& path, std::vector<Leaf>& leaves, int& num_opaques) {
+void collect_paths(Node& node, const std::string& path, std::vector<Leaf>& leaves, int& num_opaques) {
+    node.path = path;
     if (node.kind == Node::Kind::LEAF) leaves.at(static_cast<std::size_t>(node.index)).path = path;
     if (node.kind == Node::Kind::OPAQUE) ++num_opaques;
     for (std::size_t i = 0; i < node.children.size(); ++i) {
@@ -60,15 +61,21 @@ bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const np
     return sink && PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(sink.ptr()), array) == 0;
 }
 
-// A NumPy scalar of the leaf's own type, which needs no conversion.
-bool write_scalar(const Leaf& leaf, PyObject* value, std::byte* target) {
-    if (!leaf.is_native || !PyArray_IsScalar(value, Generic)) return false;
-    PyArray_Descr* descr = PyArray_DescrFromScalar(value);
-    const bool is_own = descr != nullptr && descr->type_num == leaf.type_num && PyArray_ISNBO(descr->byteorder);
-    Py_XDECREF(descr);
-    if (is_own) PyArray_ScalarAsCtype(value, target);
-    else PyErr_Clear();
-    return is_own;
+// Where the value of a NumPy scalar lies, for the types that envs use; null for others. The type is compared, not looked up.
+const void* scalar_value(PyObject* value, int type_num) {
+    PyTypeObject* type = Py_TYPE(value);
+    switch (type_num) {
+        case NPY_FLOAT: return type == &PyFloatArrType_Type ? &PyArrayScalar_VAL(value, Float) : nullptr;
+        case NPY_DOUBLE: return type == &PyDoubleArrType_Type ? &PyArrayScalar_VAL(value, Double) : nullptr;
+        case NPY_BOOL: return type == &PyBoolArrType_Type ? &PyArrayScalar_VAL(value, Bool) : nullptr;
+        case NPY_BYTE: return type == &PyByteArrType_Type ? &PyArrayScalar_VAL(value, Byte) : nullptr;
+        case NPY_UBYTE: return type == &PyUByteArrType_Type ? &PyArrayScalar_VAL(value, UByte) : nullptr;
+        case NPY_SHORT: return type == &PyShortArrType_Type ? &PyArrayScalar_VAL(value, Short) : nullptr;
+        case NPY_INT: return type == &PyIntArrType_Type ? &PyArrayScalar_VAL(value, Int) : nullptr;
+        case NPY_LONG: return type == &PyLongArrType_Type ? &PyArrayScalar_VAL(value, Long) : nullptr;
+        case NPY_LONGLONG: return type == &PyLongLongArrType_Type ? &PyArrayScalar_VAL(value, LongLong) : nullptr;
+        default: return nullptr;
+    }
 }
 
 bool structure_error(const std::string& path, const char* wanted, PyObject* got) {
@@ -77,39 +84,40 @@ bool structure_error(const std::string& path, const char* wanted, PyObject* got)
     return false;
 }
 
-bool walk_dict(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
-    if (!PyDict_Check(object) && !PyObject_HasAttrString(object, "keys")) return structure_error(path, "a dict", object);
+bool walk_dict(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
+    if (!PyDict_Check(object) && !PyObject_HasAttrString(object, "keys")) return structure_error(node.path, "a dict", object);
     for (std::size_t i = 0; i < node.children.size(); ++i) {
         nb::object child = nb::steal(PyObject_GetItem(object, node.keys[i].ptr()));
         if (!child) {
             if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
             PyErr_Clear();
-            PyErr_Format(PyExc_ValueError, "%s lacks the key %R of its space", path.empty() ? "the dict" : path.c_str(), node.keys[i].ptr());
+            PyErr_Format(PyExc_ValueError, "%s lacks the key %R of its space", node.path.empty() ? "the dict" : node.path.c_str(), node.keys[i].ptr());
             return false;
         }
-        if (!walk_tree(node.children[i], child.ptr(), child_path(path, node.keys[i]), leaf, opaque)) return false;
+        if (!walk_tree(node.children[i], child.ptr(), leaf, opaque)) return false;
     }
     const Py_ssize_t size = PyObject_Size(object);
     if (size < 0) return false;
     if (static_cast<std::size_t>(size) != node.children.size()) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd keys, but its space has %zu", path.empty() ? "the dict" : path.c_str(), size, node.children.size());
+        PyErr_Format(PyExc_ValueError, "%s has %zd keys, but its space has %zu", node.path.empty() ? "the dict" : node.path.c_str(), size, node.children.size());
         return false;
     }
     return true;
 }
 
-bool walk_tuple(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
-    if (!PyTuple_Check(object) && !PyList_Check(object)) return structure_error(path, "a tuple", object);
-    const nb::object items = nb::steal(PySequence_Tuple(object));  // of its own: reading an item may run code that changes a list
+bool walk_tuple(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
+    if (!PyTuple_Check(object) && !PyList_Check(object)) return structure_error(node.path, "a tuple", object);
+    // A list as a tuple of its own: reading an item may run code that changes it.
+    const nb::object items = PyTuple_Check(object) ? nb::borrow(object) : nb::steal(PySequence_Tuple(object));
     if (!items) return false;
     const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
     if (static_cast<std::size_t>(size) != node.children.size()) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd items, but its space has %zu", path.empty() ? "the tuple" : path.c_str(), size, node.children.size());
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, but its space has %zu", node.path.empty() ? "the tuple" : node.path.c_str(), size, node.children.size());
         return false;
     }
     for (std::size_t i = 0; i < node.children.size(); ++i) {
         nb::object child = nb::borrow(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)));
-        if (!walk_tree(node.children[i], child.ptr(), path + "[" + std::to_string(i) + "]", leaf, opaque)) return false;
+        if (!walk_tree(node.children[i], child.ptr(), leaf, opaque)) return false;
     }
     return true;
 }
@@ -198,12 +206,12 @@ PyObject* build_tree(const Node& node, const MakePart& leaf, const MakePart& opa
     return nullptr;
 }
 
-bool walk_tree(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque) {
+bool walk_tree(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
     switch (node.kind) {
         case Node::Kind::LEAF: return leaf(node, object);
         case Node::Kind::OPAQUE: return opaque(node, object);
-        case Node::Kind::DICT: return walk_dict(node, object, path, leaf, opaque);
-        case Node::Kind::TUPLE: return walk_tuple(node, object, path, leaf, opaque);
+        case Node::Kind::DICT: return walk_dict(node, object, leaf, opaque);
+        case Node::Kind::TUPLE: return walk_tuple(node, object, leaf, opaque);
     }
     return false;
 }
@@ -218,8 +226,29 @@ bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp r
             return true;
         }
     }
-    if (ndim == 0 && write_scalar(leaf, value, target)) return true;
+    if (const void* scalar = ndim == 0 && leaf.is_native ? scalar_value(value, leaf.type_num) : nullptr; scalar != nullptr) {
+        std::memcpy(target, scalar, leaf.row_bytes);
+        return true;
+    }
     return convert_leaf(leaf, value, target, dims, ndim);
+}
+
+bool read_integer(PyObject* value, long& number) {
+    if (const void* scalar = scalar_value(value, NPY_INT); scalar != nullptr) {
+        number = *static_cast<const npy_int*>(scalar);
+        return true;
+    }
+    number = PyLong_AsLong(value);
+    return number != -1 || !PyErr_Occurred();
+}
+
+bool read_number(PyObject* value, double& number) {
+    if (const void* scalar = scalar_value(value, NPY_FLOAT); scalar != nullptr) {
+        number = *static_cast<const npy_float*>(scalar);
+        return true;
+    }
+    number = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value) : PyFloat_AsDouble(value);
+    return number != -1.0 || !PyErr_Occurred();
 }
 
 PyObject* new_array(const Leaf& leaf, npy_intp rows) {

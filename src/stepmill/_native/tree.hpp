@@ -39,6 +39,7 @@ struct Node {
     std::vector<nb::object> keys;
     std::vector<Node> children;
     nb::object factory;  // None: a plain tuple
+    std::string path;    // how one would index it, for errors: made once, a walk is hot
 
     static Node parse(nb::handle program);
 };
@@ -61,11 +62,15 @@ PyObject* build_tree(const Node& node, const MakePart& leaf, const MakePart& opa
 
 // Takes an object apart: visits each part with a borrowed reference; false from a visitor or a wrong structure stops with an exception set.
 using VisitPart = std::function<bool(const Node&, PyObject*)>;
-bool walk_tree(const Node& node, PyObject* object, const std::string& path, const VisitPart& leaf, const VisitPart& opaque);
+bool walk_tree(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque);
 
 // Copies `value` into `rows` rows of a leaf at `target`. False: a TypeError or ValueError that names the leaf is set.
 // rows == 0 means: one row, without a batch dimension.
 bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp rows);
+
+// A number of any kind that Python converts; NumPy's int32 and float32 are read directly. False: an exception is set.
+bool read_integer(PyObject* value, long& number);
+bool read_number(PyObject* value, double& number);
 
 // A fresh array over [rows, *shape] that copies nothing: memory is uninitialised. rows < 0: no batch dimension.
 PyObject* new_array(const Leaf& leaf, npy_intp rows);

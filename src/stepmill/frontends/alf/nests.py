@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from stepmill.frontends.alf import errors
-from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, leaves
 
 Convert = Callable[[Any], Any]
 
 
 def converter(node: Node, leaf: Convert) -> Convert:
     """Return the function that maps `leaf` over nests of a structure."""
+    if not leaves(node):
+        return _unchanged
     if isinstance(node, DictNode):
         items = [(key, converter(child, leaf)) for key, child in node.items]
         return lambda nest: {key: convert(nest[key]) for key, convert in items}
@@ -25,6 +27,10 @@ def converter(node: Node, leaf: Convert) -> Convert:
             return lambda nest: tuple([convert(child) for convert, child in zip(parts, nest, strict=True)])
         return lambda nest: factory(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
     return leaf
+
+
+def _unchanged(nest: Any) -> Any:
+    return nest
 
 
 def check_actions(node: Node, actions: Any, num_rows: int, path: str = "action") -> None:

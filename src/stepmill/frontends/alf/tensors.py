@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -26,16 +25,7 @@ def to_tensor() -> Convert:
     Raises:
         MissingExtraError: there is no torch.
     """
-    torch = _torch()
-    from_numpy: Convert = torch.from_numpy
-
-    def convert(array: Any) -> Any:
-        if array.flags.writeable:
-            return from_numpy(array)
-        with warnings.catch_warnings():  # torch warns of arrays that must not be written
-            warnings.simplefilter("ignore", UserWarning)
-            return from_numpy(array)
-
+    convert: Convert = _torch().from_numpy  # the pool's arrays are writable: torch has nothing to warn of
     return convert
 
 
