@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.envs import BatchedCountingEnv, ImageEnv
+from stepmill.spec.errors import UsageError
+from stepmill.testing.envs import BatchedCountingEnv, CountingEnv, ImageEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.harness.pools import counting_envs
 
@@ -340,3 +341,17 @@ def test_batched_envs_equal_the_same_envs_one_by_one(pool_of):
 def test_batched_envs_of_different_sizes_are_refused(pool_of):
     with pytest.raises(stepmill.StepmillError, match="1"):
         pool_of([partial(BatchedCountingEnv, 0, 2), partial(BatchedCountingEnv, 2, 3)])
+
+
+def test_named_envs_are_received_and_the_others_stay(pool_of):
+    pool = pool_of([CountingEnv] * 4)
+    pool.reset(seed=0)
+    pool.send([1, 2, 3, 4])
+    batch = pool.recv(env_ids=[3, 1])
+    assert (batch.env_id.tolist(), batch.reward.tolist()) == ([1, 3], [2, 4])
+    out = np.empty((2, *batch.obs.shape[1:]), batch.obs.dtype)
+    assert pool.recv(env_ids=np.array([0, 2]), out=out).obs is out
+    with pytest.raises(UsageError, match=r"envs \[1\] were sent nothing"):
+        pool.recv(env_ids=[1])
+    with pytest.raises(UsageError, match="not both"):
+        pool.recv(2, env_ids=[1])

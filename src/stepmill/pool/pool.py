@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns
 from stepmill.pool.calls import AttributeBook, PoolCalls
 from stepmill.pool.resets import ResetDesk, Seed
 from stepmill.pool.start import start_pool
@@ -58,10 +59,10 @@ class Pool(PoolCalls):
         batch_size: int | None = None,
         options: PoolOptions | None = None,
     ) -> None:
-        env_fns = _checked_fns(env_fns)
+        env_fns = checked_fns(env_fns)
         self.options = apply_arguments(options, backend=backend, num_workers=num_workers)
         self.num_envs = len(env_fns)
-        self.batch_size = _checked_batch_size(batch_size, self.num_envs)
+        self.batch_size = checked_batch_size(batch_size, self.num_envs)
         self._running = start_pool(env_fns, self.options)
         self.env_specs: tuple[EnvSpec, ...] = self._running.specs
         self.spec: EnvSpec = self.env_specs[0]
@@ -167,6 +168,7 @@ class Pool(PoolCalls):
         *,
         min_envs: int | None = None,
         max_envs: int | None = None,
+        env_ids: EnvIds | None = None,
         timeout_s: float | None = None,
         out: Any = None,
     ) -> Batch:
@@ -175,6 +177,7 @@ class Pool(PoolCalls):
         Args:
             batch_size: exactly so many envs; None is the pool's, or else all that are pending.
             min_envs, max_envs: instead of batch_size: return as soon as min_envs are there, with at most max_envs.
+            env_ids: instead of a number: exactly these envs, by ascending id; all of them were sent something.
             timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
             out: arrays in the structure of the observation, [B, ...] each, to be written in place of fresh ones.
         Raises:
@@ -182,8 +185,15 @@ class Pool(PoolCalls):
             RecvTimeout: too slow. Nothing is lost; call recv() again.
             UsageError: more envs are wanted than are pending.
         """
+        check_timeout(timeout_s)
+        if env_ids is not None:
+            if (batch_size, min_envs, max_envs) != (None, None, None):
+                raise UsageError("recv() takes env_ids, or how many envs, not both")
+            ids = self._pending(env_ids)
+            self._set_eager(len(ids) < self.num_envs)
+            self._wait_for(ids, timeout_s)
+            return Batch(*self._ledger.collect(len(ids), out, ids))
         least, most = self._bounds(batch_size, min_envs, max_envs)
-        _check_timeout(timeout_s)
         self._set_eager(least < self.num_envs)
         self._await(lambda slice_s: self._ledger.wait(least, slice_s), timeout_s)
         if self.options.linger_s and most > least:
@@ -295,6 +305,15 @@ class Pool(PoolCalls):
             raise UsageError(f"recv() of {least} to {most} envs makes no sense; ask for 1 to {self.num_envs}")
         return least, most
 
+    def _pending(self, env_ids: EnvIds) -> list[int]:
+        """Return these ids, if each is one of an env that is stepping or whose result waits to be received."""
+        ids = sorted(set(self._named(env_ids)))
+        states = self._ledger.states()
+        idle = [env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY)]
+        if idle or not ids:
+            raise UsageError(f"envs {idle} were sent nothing that recv() could wait for; send() or reset_async() first")
+        return ids
+
     def _set_eager(self, is_eager: bool) -> None:
         if is_eager is not self._is_eager:
             self._is_eager = is_eager
@@ -363,28 +382,3 @@ class Pool(PoolCalls):
             env_ids=busy,
             timeout_s=timeout_s or 0.0,
         )
-
-
-def _check_timeout(timeout_s: object) -> None:
-    if timeout_s is None:
-        return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-        raise UsageError(
-            f"timeout_s={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
-        )
-
-
-def _checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
-    fns = tuple(env_fns)
-    if not fns:
-        raise UsageError("a pool needs at least one env; env_fns is empty")
-    for env_id, fn in enumerate(fns):
-        if not callable(fn):
-            raise UsageError(f"env_fns[{env_id}] is a {type(fn).__name__}; give a function that makes the env")
-    return fns
-
-
-def _checked_batch_size(batch_size: object, num_envs: int) -> int | None:
-    if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
-        return batch_size
-    raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")

@@ -1,0 +1,35 @@
+"""Checks of what a pool is made with and asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stepmill.spec.errors import UsageError
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Refuse what is no number of seconds."""
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise UsageError(
+            f"timeout_s={timeout_s!r} must be a number of seconds, 0 or more, or None to wait for what is pending"
+        )
+
+
+def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
+    """Return the functions that make the envs, or say which is none."""
+    fns = tuple(env_fns)
+    if not fns:
+        raise UsageError("a pool needs at least one env; env_fns is empty")
+    for env_id, fn in enumerate(fns):
+        if not callable(fn):
+            raise UsageError(f"env_fns[{env_id}] is a {type(fn).__name__}; give a function that makes the env")
+    return fns
+
+
+def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
+    """Return how many envs a `recv` returns, or None."""
+    if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
+        return batch_size
+    raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
