@@ -89,7 +89,8 @@ class Recovery:
             if self.restarts.is_restarting(worker) and not wait:
                 continue
             self.restarts.wait(worker)
-            if anew:
+            if anew or (not wait and self.restarts.is_dead(worker)):
+                # Buried now: a command that is sent while its successor starts must not be condemned.
                 self.restarts.end(worker)
             if self.restarts.is_dead(worker):
                 self._write_off(worker)

@@ -21,7 +21,16 @@ from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.forms import Reader
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import (
+    BadOutput,
+    EngineBug,
+    EnvError,
+    EnvTimeout,
+    RecvTimeout,
+    StepmillError,
+    UsageError,
+    WorkerDied,
+)
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
 
 
@@ -120,7 +129,10 @@ class Desk:
             if not wanted:
                 return answers
             try:
-                self.pool.send(list(wanted.values()), list(wanted))
+                if len(wanted) == self.pool.num_envs:  # named by nobody, they are stepped the fastest way
+                    self.pool.send([wanted[env_id] for env_id in range(len(wanted))])
+                else:
+                    self.pool.send(list(wanted.values()), list(wanted))
             except WorkerDied as died:  # found dead before anything was sent
                 self._lost.update(dict.fromkeys(died.env_ids, died))
                 continue
@@ -138,6 +150,9 @@ class Desk:
         try:
             if self.pool.states[env_id] is EnvState.FAULTED:
                 self.pool.revive([env_id], wait=False)  # its worker starts while the others go on
+        except StepmillError as error:  # it cannot be replaced: a thread that hangs, for one
+            return Answer(env_id, Kind.FAULT, error, Kind.RESET)
+        try:
             self.pool.reset_async(env_ids=[env_id], options=told)
         except UsageError:
             raise
@@ -160,9 +175,12 @@ class Desk:
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def receive(self, least: int, timeout_s: float | None) -> list[Answer]:
-        """Wait for `least` answers, and return all that are there; none if that takes too long, faults alone."""
+        """Wait for `least` answers, and return all that are there; none if that takes too long, faults alone.
+
+        With a timeout of 0 nothing is waited for.
+        """
         try:
-            batch = self.pool.recv(min_envs=least, timeout_s=timeout_s)
+            batch = self.pool.recv_ready() if timeout_s == 0 else self.pool.recv(min_envs=least, timeout_s=timeout_s)
         except RecvTimeout:
             return []
         except UsageError:
@@ -207,7 +225,7 @@ class Desk:
     def _named(self, error: StepmillError, env_id: int) -> StepmillError:
         """Return the error of an env whose observation could not be loaded as what it is: a torn one."""
         cause, self._unreadable = self._unreadable, None
-        if cause is None or not isinstance(error, (BadOutput, EnvError)):
+        if cause is None or not isinstance(error, (BadOutput, EnvError, EngineBug)):
             return error
         torn = TornError(error.message, env_id=env_id, leaf="observation", phase="step")
         torn.__cause__ = cause

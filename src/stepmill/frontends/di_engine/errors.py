@@ -75,14 +75,10 @@ def mirrored(error: EnvError, hint: str = "") -> EnvError:
     """Return the same error, of the class that the env raised, too, if that class is known here."""
     mirror = _mirror(error.error_type)
     made = mirror.__new__(mirror)
-    EnvError.__init__(
-        made,
-        error.message + hint,
-        env_id=error.env_id,
-        phase=error.phase,
-        error_type=error.error_type,
-        remote_traceback=error.remote_traceback,
-    )
+    # Constructors call each other's, and a stranger's would be among them.
+    made.__dict__.update(error.__dict__)
+    made.message = error.message + hint
+    made.args = (made.message,)
     return made
 
 

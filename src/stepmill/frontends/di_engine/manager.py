@@ -281,6 +281,8 @@ class Manager(Turns, EnvCalls):
 
     def _ready_ids(self) -> list[int]:
         if self._desk is not None and not self._closed:
+            if self._desk.pending or self._retry_at:
+                self._take_arrived()
             self._pump(
                 lambda: bool(self.ready_env) or not self._env_states.ids_in(EnvState.RESET),
                 lambda: 1,

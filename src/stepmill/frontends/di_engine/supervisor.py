@@ -28,7 +28,7 @@ class EnvSupervisor(Supervised):
     (D-B14), and `recv` without anything to wait for is refused; it waits without waking up to look (D-B17).
 
     Args:
-        type_: processes or threads. A thread that hangs cannot be ended: it is left behind, and a new env takes its place.
+        type_: processes or threads. A thread that hangs cannot be ended, and its env cannot be reset: the supervisor closes.
         env_fn: functions that make the envs.
         retry_type: "reset", or "renew" for a new env.
         max_try: attempts at a reset; `max_retry` is its older name.

@@ -39,7 +39,7 @@ def make_tree(value: Any) -> Any:
         return library.array(value)
     if isinstance(value, Mapping):
         return Tree({key: make_tree(child) for key, child in value.items()})
-    return np.asarray(value)
+    return tuple(make_tree(child) for child in value) if isinstance(value, tuple) else np.asarray(value)
 
 
 def stack_trees(values: Sequence[Any]) -> Any:
@@ -51,6 +51,8 @@ def stack_trees(values: Sequence[Any]) -> Any:
         return library.stack([library.array(value) for value in values])
     if isinstance(values[0], Mapping):
         return Tree({key: stack_trees([value[key] for value in values]) for key in values[0]})
+    if isinstance(values[0], tuple):
+        return tuple(stack_trees(column) for column in zip(*values, strict=True))
     return np.stack(values)
 
 

@@ -149,6 +149,13 @@ class Turns:
             else:
                 self._mail[env_id] = value
 
+    def _take_arrived(self) -> None:
+        """Take the answers that are here, without waiting."""
+        desk = self._live_desk()
+        self._retry_due()
+        for answer in desk.receive(1, 0) if desk.pending else ():
+            self._take(answer)
+
     def _pump(
         self, is_enough: Callable[[], bool], need: Callable[[], int], *, until: float | None = None, text: str = ""
     ) -> None:
