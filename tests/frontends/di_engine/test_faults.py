@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +13,8 @@ import pytest
 
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, EnvState, SyncSubprocessEnvManager
 from stepmill.frontends.di_engine.errors import mirrored
-from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, UsageError
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout
 from stepmill.testing.faulty import OddSignatureError
-from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
 
 MakeManager = Callable[..., Any]
@@ -329,74 +324,3 @@ def test_while_one_env_waits_for_its_next_attempt_the_others_step(make_manager: 
         while list(manager.ready_obs) != [1]:
             pass
     assert time.monotonic() - began < 15
-
-
-# ---- the end ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.covers("D-26", "D-B2")
-def test_close_ends_all_processes_at_once_also_those_that_hang(make_manager: MakeManager) -> None:
-    with Gate() as gate:
-        manager = make_manager(AsyncSubprocessEnvManager, ding_envs(4, gate=str(gate.path)), wait_num=1)
-        manager.launch()
-        processes = [psutil.Process(pid) for pid in manager.pid]
-        manager.step({0: "gate", 1: 1, 2: "gate", 3: "gate"})
-        gate.wait_arrivals(3)
-        began = time.monotonic()
-        with pytest.warns(RuntimeWarning, match="did not stop within"):
-            manager.close()
-        assert time.monotonic() - began < 5  # and not five seconds for each
-    assert not any(process.is_running() for process in processes)
-
-
-@pytest.mark.covers("D-26")
-def test_close_is_not_hindered_by_a_process_that_is_dead_already(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2)
-    os.kill(manager.pid[1], signal.SIGKILL)
-    manager.close()
-    assert manager.closed
-
-
-@pytest.mark.covers("D-26")
-def test_a_step_that_waits_is_ended_by_a_close_from_another_thread(make_manager: MakeManager) -> None:
-    with Gate() as gate:
-        manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, gate=str(gate.path)))
-        manager.launch()
-        closer = threading.Thread(target=lambda: (gate.wait_arrivals(), manager.close()))
-        closer.start()
-
-        def step() -> None:
-            with pytest.raises(UsageError, match="closed"):
-                manager.step({0: "gate"})
-            closer.join()
-
-        with pytest.warns(RuntimeWarning, match="did not stop within"):
-            step()
-
-
-@pytest.mark.orphans
-@pytest.mark.covers("D-B16")
-def test_workers_end_with_the_program_that_made_them() -> None:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        manager = SyncSubprocessEnvManager(ding_envs(2), {})
-        manager.launch()
-        os.write(write, " ".join(map(str, manager.pid)).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.close(write)
-    os.waitpid(pid, 0)
-    pids = [int(each) for each in os.read(read, 1000).split()]
-    os.close(read)
-    assert len(pids) == 2
-    deadline = time.monotonic() + 30
-    while any(is_alive(each) for each in pids):
-        assert time.monotonic() < deadline
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False

@@ -71,19 +71,20 @@ class DeskSettings:
 
     def pool_options(self) -> PoolOptions:
         """Return the pool's part of it."""
-        is_serial = self.backend is BackendName.SERIAL
-        is_shared = self.num_workers is not None and not is_serial
+        own: dict[str, object] = {}
+        if self.backend is not BackendName.SERIAL:
+            own = {"envs_per_worker": 1} if self.num_workers is None else {"num_workers": self.num_workers}
+        if self.backend is BackendName.PROCESS:
+            own["context"] = self.context
         return PoolOptions(
             backend=self.backend,
-            num_workers=self.num_workers if is_shared else None,
-            envs_per_worker=None if is_shared or is_serial else 1,
-            context=self.context,  # type: ignore[arg-type]  # a name will do
             autoreset_mode=AutoresetMode.SAME_STEP if self.is_inplace else AutoresetMode.DISABLED,
             copy=self.copy,
             episode_stats=False,
             linger_s=self.linger_s,
             step_timeout_s=self.step_timeout_s,
             reset_timeout_s=self.reset_timeout_s,
+            **own,  # type: ignore[arg-type]  # checked by its __post_init__
         )
 
 
