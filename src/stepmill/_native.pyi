@@ -161,6 +161,19 @@ class Ledger:
     def log_bytes(self) -> int:
         """Memory of the episodes' logs."""
 
+    def episode_log(self, env_id: int) -> dict[str, Any]:
+        """
+        What a crash capsule tells of an env's episode and of the command under way.
+        """
+
+    def newest_outcome(self, env_id: int) -> tuple[float, int, int]:
+        """
+        Reward, flags (1 terminated, 2 truncated) and observation hash of an env's last result.
+        """
+
+    def running_env(self, worker: int) -> int:
+        """Whose command a worker was at when it was last heard of; -1: none's."""
+
     def ready_ids(self) -> list[int]:
         """Envs whose result can be received."""
 
@@ -227,7 +240,7 @@ class Reaper:
     Watches workers and deadlines in a native thread; makes faults of deaths and hangs.
     """
 
-    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None) -> None: ...
+    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0) -> None: ...
 
     def watch(self, worker: int, pidfd: int = -1) -> None:
         """

@@ -92,6 +92,9 @@ class Ledger {
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
     std::uint64_t log_bytes() const { return log_bytes_; }
+    nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
+    nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
+    int running_env(std::uint32_t worker) const;                  // whose command a worker was at last; -1: none's
     nb::list ready_ids();
     nb::list states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted
     std::uint32_t num_pending();
@@ -142,6 +145,7 @@ class Ledger {
     std::size_t action_bytes() const;
     void mark_truncated(std::uint32_t id);
     EpisodeLog::Outcome outcome_of(std::uint32_t id) const;
+    nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
     void settle(const Ids& ids, Ids rest);                        // received: they are idle, their targets the latest; the rest is pending
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
     nb::object decode_payload(std::uint32_t id);

@@ -1,6 +1,7 @@
 // What a command does to an env: its action is built, `reset` or `step` called, and what it returned taken apart.
 #define NO_IMPORT_ARRAY
 #include "loop.hpp"
+#include "seeds.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,17 +9,6 @@
 namespace stepmill {
 
 namespace {
-
-// Two rounds of splitmix64: seeds of automatic resets, 31 bits so that every env API takes them.
-std::uint64_t derive_seed(std::uint64_t base, std::uint64_t env, std::uint64_t episode) {
-    auto mix = [](std::uint64_t x) {
-        x += 0x9e3779b97f4a7c15u;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-        return x ^ (x >> 31);
-    };
-    return mix(mix(mix(base) + env) + episode) >> 33;
-}
 
 bool read_flag(PyObject* value, const char* name, bool& flag) {
     if (value == Py_False || value == Py_True) {
@@ -97,11 +87,9 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
     return unpack_reset(returned.ptr(), result);
 }
 
-// Episode 0 has the seed that the user gave.
 std::uint64_t Loop::episode_seed(std::uint32_t local) const {
     const ServedEnv& served = envs_[local];
-    if (served.episode == 0 || seeding_ == Seeding::FIXED) return served.base_seed;
-    return derive_seed(served.base_seed, slab_->plan.servers[worker_][local], served.episode);
+    return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, slab_->plan.servers[worker_][local], served.episode);
 }
 
 bool Loop::unpack_reset(PyObject* returned, Result& result) {

@@ -21,6 +21,7 @@ namespace {
 constexpr std::uint64_t WAKE = UINT64_MAX;  // epoll's name for the eventfd; the others are generation << 32 | worker
 constexpr int MAX_EVENTS = 16;
 constexpr std::uint64_t MILLISECOND_NS = 1'000'000;
+constexpr std::uint64_t LAST_WORDS_NS = 100 * MILLISECOND_NS;  // how long an overdue worker has to write down where it stands
 constexpr std::uint64_t PUBLISHING_GRACE_NS = 1'000 * MILLISECOND_NS;  // on top of the limit, for writing a result
 
 [[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
@@ -108,6 +109,7 @@ void Reaper::drop(Watched& watched) {
     }
     watched.pidfd = NO_PIDFD;
     watched.is_watched = false;
+    watched.kill_at_ns = 0;
     ++watched.generation;
 }
 
@@ -247,6 +249,7 @@ void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
     Watched& watched = watched_[worker];
     const WorkerControl& control = *slab_->workers[worker];
     if (!watched.is_watched) return;
+    if (watched.kill_at_ns != 0 && now >= watched.kill_at_ns) kill(watched);
     const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
     if (progress != watched.progress) {
         watched.progress = progress;
@@ -334,9 +337,16 @@ void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ti
 void Reaper::end_overdue(std::uint32_t worker) {
     slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
     watched_[worker].untaken_ns = 0;
-    // A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
-    if (watched_[worker].pidfd != NO_PIDFD) [[maybe_unused]] const int error = signal_pidfd(watched_[worker].pidfd, SIGKILL);
+    kill(watched_[worker]);
     condemn_worker(*slab_, worker, Fault::NEIGHBOUR);
+}
+
+// A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
+void Reaper::kill(Watched& watched) const {
+    if (watched.pidfd == NO_PIDFD) return;
+    const bool may_speak = limits_.dump_signal != 0 && watched.kill_at_ns == 0;
+    watched.kill_at_ns = may_speak ? now_ns() + LAST_WORDS_NS : 0;
+    [[maybe_unused]] const int error = signal_pidfd(watched.pidfd, may_speak ? limits_.dump_signal : SIGKILL);
 }
 
 }  // namespace stepmill

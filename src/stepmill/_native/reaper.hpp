@@ -34,6 +34,7 @@ std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault);
 struct Limits {
     std::uint64_t step_ns{0};
     std::uint64_t reset_ns{0};
+    int dump_signal{0};  // sent to an overdue worker that is to write down where it stands, a moment before SIGKILL; 0: none
 };
 
 // A command that has run for long.
@@ -71,6 +72,7 @@ class Reaper {
         std::uint64_t progress{0};
         std::uint64_t since_ns{0};    // when `progress` was seen first
         std::uint64_t untaken_ns{0};  // when a command was seen first that nobody takes; 0: there is none
+        std::uint64_t kill_at_ns{0};  // it was given up, and asked where it stands; 0: nothing is left to do
         std::uint32_t stuck{NO_SERVER};  // killed since it never came to an end of publishing this server's result
     };
 
@@ -87,6 +89,7 @@ class Reaper {
     bool is_still(std::uint32_t worker) const;
     bool is_finished(std::uint32_t worker, std::uint32_t local) const;
     void give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state);
+    void kill(Watched& watched) const;
     void end_overdue(std::uint32_t worker);
     void drop(Watched& watched);
     void wake() const;

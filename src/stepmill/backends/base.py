@@ -76,6 +76,14 @@ class Mortal(Protocol):
         """Returns the exit status of a worker that is gone, minus the signal's number if one ended it; None if not known."""
 
 
+@runtime_checkable
+class Traced(Protocol):
+    """A backend whose workers leave word of where they stood when they crashed or hung."""
+
+    def read_trace(self, worker: int) -> str:
+        """Returns faulthandler's words of the worker's last process, once that has ended; empty if there are none."""
+
+
 class Future:
     """The reply to a request. Resolve futures in any order, as often as you like, from any thread."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Future
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, Frame, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, Frame, close_fds, wait_ready
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import (
     Attached,
@@ -34,6 +34,7 @@ from stepmill.worker.records import describe
 from stepmill.worker.settle import uninterrupted
 
 Answer = Ready | Attached | Failed
+TRACE_BYTES = 65_536
 
 
 class WorkerLink:
@@ -47,14 +48,23 @@ class WorkerLink:
         num_posted: how many requests were announced to this worker and its predecessors.
         exit_code: as the launcher told it, or None.
         close_faults: of envs that raised in close().
+        trace_fd: of a memfd into which the worker writes where it stood when it crashed or hung; NO_FD if it need not.
         is_cut: the worker's end of the channel is closed.
         is_void: its process never came to be.
         is_reviving: it takes a dead one's place and does not serve yet.
     """
 
-    def __init__(self, plan: WorkerPlan, *, num_posted: int = 0) -> None:
+    def __init__(self, plan: WorkerPlan, *, num_posted: int = 0, has_trace: bool = False) -> None:
         self.plan = plan
+        self.trace_fd = NO_FD
         self.channel, self.peer = Channel.pair()
+        if has_trace:
+            try:
+                self.trace_fd = os.memfd_create("stepmill-trace")
+            except OSError:  # no descriptor is left
+                self.channel.close()
+                self.peer.close()
+                raise
         self.pid = 0
         self.pidfd = NO_FD
         self.building: int | None = None
@@ -174,9 +184,17 @@ class WorkerLink:
         self.pump()
         return True
 
+    def read_trace(self) -> str:
+        """Returns what the worker has written of where it stood; empty if nothing, and at most TRACE_BYTES of it."""
+        if self.trace_fd == NO_FD:
+            return ""
+        return os.pread(self.trace_fd, TRACE_BYTES, 0).decode("utf-8", "replace")
+
     def close(self) -> None:
         """Frees every descriptor."""
         with self._lock:
+            close_fds([self.trace_fd])
+            self.trace_fd = NO_FD
             self.channel.close()
             self.peer.close()
             self.is_cut = True

@@ -50,6 +50,7 @@ STOP_S = 1.5  # how long close() lets workers close their envs before it kills t
 HURRY_S = 0.3  # the same after Ctrl-C at the start, or in the middle of a restart
 KILL_S = 0.3  # how long a killed process may take to vanish
 EXIT_CODE_S = 0.2  # how long the launcher may take to say how a dead worker ended
+TRACE_S = 0.25  # how long a worker that was given up may take to end, when it is asked where it stood
 REVIVE_KILL_S = 2.0
 
 
@@ -85,7 +86,8 @@ class ProcessBackend:
         # A fresh launcher takes a while to load; plans are pickled meanwhile.
         orders = [self._order(plan) for plan in plans]
         for plan in plans:
-            self._links.append(WorkerLink(plan))  # one by one: if descriptors run out, those that are there get closed
+            # One by one: if descriptors run out, those that are there get closed.
+            self._links.append(WorkerLink(plan, has_trace=self._settings.has_trace))
         self._launch(self._links, orders)
 
     @contextlib.contextmanager
@@ -111,7 +113,7 @@ class ProcessBackend:
         launcher = self._live_launcher()
         for link, order in zip(links, orders, strict=True):
             launcher.launch(link)
-            link.send(order)
+            link.send(order, [fd for fd in (link.trace_fd,) if fd != NO_FD])
             if self._settings.start_serially:
                 await_answers([link], launcher, self._settings.start_timeout_s)
 
@@ -185,6 +187,11 @@ class ProcessBackend:
             self._launcher.wait_exit(link, EXIT_CODE_S)
         return link.exit_code
 
+    def read_trace(self, worker: int) -> str:
+        link = self._links[worker]
+        link.wait_end(time.monotonic() + TRACE_S)
+        return link.read_trace()
+
     def died(self, worker: int, hint: str) -> WorkerDied:
         """Returns the error for a worker that is gone; `hint` says what the user can do, or has lost."""
         return died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
@@ -206,7 +213,7 @@ class ProcessBackend:
         self.end_worker(worker)
         old = self._links[worker]
         packed = [dataclasses.replace(order, payload=_pickle_payload(order)) for order in orders]
-        fresh = WorkerLink(old.plan, num_posted=old.num_posted)
+        fresh = WorkerLink(old.plan, num_posted=old.num_posted, has_trace=self._settings.has_trace)
         self._replace(old, fresh)
         try:
             self._launch([fresh], [self._order(fresh.plan)])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -145,6 +145,35 @@ def run(context: click.Context, /, **_: object) -> None:
         if request.traceback:
             traceback.print_exc()
         raise
+
+
+@group.command()
+@click.argument("file", metavar="FILE", type=click.Path())
+@click.option("--env", "env", metavar="MODULE:FUNCTION", help="What makes the env, in place of what FILE names.")
+@click.option("--trust", is_flag=True, help="Import what FILE names without asking.")
+@click.option("--pdb", is_flag=True, help="When it fails again, open a debugger where it was raised.")
+@click.option(
+    "--in-process", is_flag=True, help="Play an env that crashed or hung in this process, too: for a native debugger."
+)
+@click.option("--json", "is_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
+def replay(**arguments: Any) -> None:
+    """Play the episode of a crash capsule again, and say whether it fails again.
+
+    FILE is what a pool with crash_dir wrote when an env failed. Its episode is begun with the same seed and options and
+    given the same actions, up to the step that failed; rewards, flags and observations are compared with the recorded
+    ones on the way. An env that raised is played in this process; one that crashed or hung in one of its own.
+
+    FILE itself is data, but names code of yours that makes the env. Before that is imported you are asked; where nobody
+    can be asked, --trust is needed. The current directory is searched for modules.
+
+    Exit status: 0 it failed again as FILE tells, at the same step; 1 it did not, or otherwise; 2 it could not be
+    tried: FILE is broken, not trusted, or its env cannot be made; 130 Ctrl-C.
+    """
+    from stepmill.observe.debrief import ReplayRequest, replay_file
+
+    status = replay_file(ReplayRequest(**arguments))
+    if status:
+        raise click.exceptions.Exit(status)
 
 
 def run_env(request: RunRequest) -> None:

@@ -29,22 +29,27 @@ def act_randomly(_obs: object, action_space: gymnasium.Space[object]) -> object:
 
 
 def load_policy(path: str) -> Policy:
-    """Return the function that `module:function` names; UsageError if there is none.
+    """Return the policy that `module:function` names; UsageError if there is none."""
+    return cast("Policy", load_function("--policy", path, takes="(obs, action_space)"))
+
+
+def load_function(option: str, path: str, *, takes: str = "()") -> Callable[..., object]:
+    """Return the function that `module:function` names, for an option of the command line; UsageError if there is none.
 
     The current directory is searched first, as `python` does for a script there.
     """
     module, _, name = path.partition(":")
     if not module or not name:
-        raise UsageError(f"--policy {path!r} is not of the form module:function")
+        raise UsageError(f"{option} {path!r} is not of the form module:function")
     search_current_directory()
-    found: object = import_user_module(module, needed_by=f"--policy {path}")
+    found: object = import_user_module(module, needed_by=f"{option} {path}")
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"--policy {path!r}: module {module!r} has no {name!r}; give the name of a function in it")
+            raise UsageError(f"{option} {path!r}: module {module!r} has no {name!r}; give the name of a function in it")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"--policy {path!r} is a {type(found).__name__}, not a function of (obs, action_space)")
-    return cast("Policy", found)
+        raise UsageError(f"{option} {path!r} is a {type(found).__name__}, not a function of {takes}")
+    return found
 
 
 def search_current_directory() -> None:

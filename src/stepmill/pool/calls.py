@@ -67,6 +67,10 @@ class AttributeBook:
         """Remember the newest value of an attribute, per env."""
         self._values.setdefault(name, {}).update(zip(ids, column, strict=True))
 
+    def values_of(self, env_id: int) -> dict[str, Any]:
+        """Return what is set on an env, by name."""
+        return {name: values[env_id] for name, values in self._values.items() if env_id in values}
+
     def orders(self, env_ids: Sequence[int]) -> list[Request]:
         """Return what sets everything again on envs of one worker."""
         orders = []

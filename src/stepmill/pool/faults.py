@@ -68,5 +68,6 @@ def _read_record(data: bytes | None) -> object:
 
 
 def fault_info(kind: str, error: StepmillError) -> dict[str, str]:
-    """Return what `info["fault"]` says of an episode that was cut short: kind, class and text of the error."""
-    return {"kind": kind, "error": type(error).__name__, "message": error.message}
+    """Return what `info["fault"]` says of an episode that was cut short: kind, class, text, and crash capsule if there is one."""
+    info = {"kind": kind, "error": type(error).__name__, "message": error.message}
+    return info if error.capsule is None else {**info, "capsule": error.capsule}

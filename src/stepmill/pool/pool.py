@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns
 from stepmill.pool.calls import AttributeBook, PoolCalls
 from stepmill.pool.resets import ResetDesk, Seed
-from stepmill.pool.start import start_pool
+from stepmill.pool.start import has_log, start_pool
 from stepmill.pool.stats import PoolStats, read_stats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
@@ -72,11 +72,14 @@ class Pool(PoolCalls):
         self._recovery = self._running.recovery
         self._attributes = AttributeBook(self._running)
         self._recovery.restarts.remember(self._attributes)
+        self._recovery.capsules.on_attributes(self._attributes.values_of)
         self._request_ids = itertools.count(1)
         self._is_eager = False
         self._slow_s: float | None = None if self._has_deadlines else SLOW_S
         self._resets = ResetDesk(
-            self.num_envs, self.spec.batch_size, is_seeded=self.options.seeding is not Seeding.CONTINUE
+            self.num_envs,
+            self.spec.batch_size,
+            is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
         )
         self._last_reset: list[int] = []
         self._finalizer = weakref.finalize(self, self._running.shut)

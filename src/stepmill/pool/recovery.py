@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from stepmill import _native
 from stepmill.backends.base import Backend
-from stepmill.pool.faults import FaultKind, FaultRow, after_attempts, fault_error, fault_info
+from stepmill.pool.capsules import CapsuleDesk
+from stepmill.pool.faults import FaultKind, FaultRow, after_attempts, fault_error, fault_info, kind_of
 from stepmill.pool.replays import Replays
 from stepmill.pool.restarts import Restarts
 from stepmill.pool.retries import RETRIED, ResetRetries
@@ -29,6 +30,7 @@ class Recovery:
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.restarts = Restarts(plans, backend, options)
+        self.capsules = CapsuleDesk(plans, backend, options)
         self._plans = plans
         self._policy = options.on_fault
         self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
@@ -53,7 +55,7 @@ class Recovery:
         if self._policy is OnFault.REPLAY:
             return None
         delay_s = None if self._policy is OnFault.RAISE else self.restarts.budget.take(worker)
-        error = self.restarts.obituary(worker)
+        error = self.capsules.keep_death(self.restarts.obituary(worker), worker, ())
         if delay_s is None:
             return error
         self.restarts.begin(worker, delay_s)
@@ -110,7 +112,7 @@ class Recovery:
 
     def _absorb_own(self, row: FaultRow) -> list[StepmillError]:
         env_id = row[0]
-        error = fault_error(row)
+        error = self.capsules.keep(fault_error(row), env_id, kind_of(row[1]))
         is_exhausted = self._retries.is_used_up_by(row, error)
         is_final = is_exhausted or self._own_policy is OnFault.RAISE or row[1] == FaultKind.INTERRUPTED
         delay_s = None if is_final else self.restarts.budget.take(self._worker_of[env_id])
@@ -134,6 +136,7 @@ class Recovery:
         for row in failed:
             if not self._retries.take(row[0], self.ledger.ticket_of(row[0])):
                 error = self._death_error(worker, [row]) if row[1] in _DEATHS else fault_error(row)
+                error = self.capsules.keep(error, row[0], kind_of(row[1]))
                 errors.append(after_attempts(error, self._retries.max_attempts))
                 self.ledger.fail([row[0]])
         again = [row for row in failed if self.ledger.is_pending(row[0])]
@@ -180,6 +183,7 @@ class Recovery:
         if is_over and self._policy is OnFault.REPLAY:
             self._replay_all(worker, [row[0] for row in rows], error)
             return []
+        error = error if is_over else self.capsules.keep_death(error, worker, [row[0] for row in rows])
         delay_s = None if self._policy is OnFault.RAISE else self.restarts.budget.take(worker)
         if delay_s is None:
             self.ledger.fail([row[0] for row in rows])

@@ -21,11 +21,11 @@ from stepmill.pool.recovery import Recovery
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import SpecMismatch, UsageError
+from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.tree import Node, leaves, program
-from stepmill.worker.messages import WorkerPlan, WorkerSettings, dump, load
-from stepmill.worker.settle import uninterrupted
+from stepmill.worker.messages import WorkerPlan, WorkerReport, WorkerSettings, dump, load
+from stepmill.worker.settle import DUMP_SIGNAL, uninterrupted
 
 EnvFn = Callable[[], object]
 
@@ -67,6 +67,7 @@ class Running:
                 self.backend.close(CLOSE_TIMEOUT_S)
             finally:  # it warns of envs that raise in close(), and warnings may be errors
                 self.recovery.restarts.join()
+                self.recovery.capsules.let_go()
                 self.ledger.release()
                 self.slab.close()
 
@@ -83,7 +84,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     ledger: _native.Ledger | None = None
     reaper: _native.Reaper | None = None
     try:
-        reports = backend.start(plans)
+        reports = _start_workers(backend, plans, recovery)
         specs = tuple(spec for report in reports for spec in report.specs)
         check_specs(specs)
         layout = lay_out(specs[0], [plan.env_ids for plan in plans], lease_slots=options.slots)
@@ -91,10 +92,12 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         set_spinning(slab, options)
         ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, recovery, len(plans)))
         if isinstance(backend, Mortal):
-            reaper = _native.Reaper(slab.native, options.step_timeout_s, options.reset_timeout_s)
+            dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
+            reaper = _native.Reaper(slab.native, options.step_timeout_s, options.reset_timeout_s, dump_signal)
             for worker, pidfd in backend.pidfds.items():
                 reaper.watch(worker, pidfd)
         recovery.restarts.attach(ledger, reaper)
+        recovery.capsules.attach(ledger, specs[0])
         backend.attach(slab, ledger.post_request)
         if isinstance(backend, SerialBackend):
             ledger.attach_inline(backend.loop)
@@ -110,6 +113,20 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     worker_of = tuple(plan.worker for plan in plans for _ in plan.env_ids)
     pids = [report.pid for report in reports]
     return Running(backend, tuple(plans), specs, slab, ledger, worker_of, pids, reaper, recovery)
+
+
+def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], recovery: Recovery) -> list[WorkerReport]:
+    try:
+        return backend.start(plans)
+    except StepmillError as error:
+        recovery.capsules.keep_start(error)
+        raise
+
+
+def has_log(options: PoolOptions) -> bool:
+    """Whether the actions and results of running episodes are kept: to play them again, or for crash capsules."""
+    has_capsules = options.crash_dir is not None and options.backend is not BackendName.ENVPOOL
+    return OnFault.REPLAY in (options.on_fault, options.on_raise) or has_capsules
 
 
 def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:
@@ -200,6 +217,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         reset_retry_wait_s=options.reset_retry_wait_s,
         start_timeout_s=options.start_timeout_s,
         call_timeout_s=options.call_timeout_s,
+        has_trace=options.crash_dir is not None,
     )
 
 
@@ -253,7 +271,7 @@ def _ledger_settings(
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
         "on_dead": recovery.on_dead,
         "seeding": _SEEDING_NUMBERS[options.seeding],
-        "log_limit_bytes": options.replay_log_bytes if OnFault.REPLAY in (options.on_fault, options.on_raise) else 0,
+        "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,
         "pickler": dump,
         "unpickler": load,
     }

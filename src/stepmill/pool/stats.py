@@ -29,6 +29,11 @@ class PoolStats(TypedDict):
     leased_slots: int
 
 
+def read_outcome(running: Running, env_id: int) -> tuple[float, int, int]:
+    """Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result."""
+    return running.ledger.newest_outcome(env_id)
+
+
 def read_stats(running: Running) -> PoolStats:
     """Return the counters as they are now."""
     workers = [

@@ -37,7 +37,10 @@ class StepmillError(Exception):
     Attributes:
         message: what happened, to which env, and what to do; without the faults that came along.
         others: the faults that happened beside this one, each a StepmillError.
+        capsule: path of the crash capsule that tells of it; None if there is none.
     """
+
+    capsule: str | None = None
 
     def __init__(self, message: str, *, others: Sequence[StepmillError] = ()) -> None:
         super().__init__(message)

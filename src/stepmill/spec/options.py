@@ -84,7 +84,6 @@ _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
 NOT_YET = frozenset(
     {
         "affinity",
-        "crash_dir",
         "num_episodes",
         "spare_envs",
     }
@@ -156,7 +155,7 @@ class PoolOptions:
         overlap_resets: a worker with nothing else to do resets a finished env before the next command asks for it
             (NEXT_STEP only, not in line); between episodes `call` and `render` see the next one then.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
-        crash_dir: where crash capsules go.
+        crash_dir: where crash capsules go, one small file for each fault; made if it is not there. None writes none.
         worker_env: environment variables of the workers, on top of the learner's.
         worker_threads: torch and OpenMP threads in each worker; None leaves them alone.
         affinity: cores that the workers may use.
@@ -210,6 +209,7 @@ class PoolOptions:
         if self.episode_stats is not None:
             self._set("episode_stats", _switch("episode_stats", self.episode_stats))
         self._set("worker_env", _environment(self.worker_env))
+        self._set("crash_dir", _folder(self.crash_dir))
         self._set("affinity", None if self.affinity is None else tuple(self.affinity))
         if self.slots > MAX_SLOTS:
             raise UsageError(f"slots={self.slots} are too many; take {MAX_SLOTS} at most, each costs a batch of memory")
@@ -361,6 +361,13 @@ def _switch(name: str, value: object) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise UsageError(f"{name}={value!r} must be True or False")
+
+
+def _folder(value: object) -> str | None:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if path is None or (isinstance(path, str) and path and "\0" not in path):
+        return path
+    raise UsageError(f"crash_dir={value!r} must be the path of a folder, or None for no crash capsules")
 
 
 def _environment(value: object) -> dict[str, str]:

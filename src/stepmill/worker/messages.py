@@ -51,6 +51,7 @@ class WorkerSettings:
         start_serially: one worker after the other.
         reset_retries, reset_retry_wait_s: how often a reset that raised is tried again by the worker, and how long after.
         start_timeout_s, call_timeout_s: None is no limit.
+        has_trace: a descriptor comes along with Build, into which a worker writes where it stood when it crashed or hung.
     """
 
     autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
@@ -65,6 +66,7 @@ class WorkerSettings:
     reset_retry_wait_s: float = 0.0
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
+    has_trace: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from types import FrameType
 import numpy as np
 
 STDERR = 2
+DUMP_SIGNAL = int(signal.SIGRTMAX) - 2  # "write down where you stand": one that no env is likely to use
 # Those that programs handle in Python, by a handler that may raise.
 _RAISING = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
 # What numeric libraries read when they are loaded.
@@ -137,6 +138,13 @@ def settle_faults() -> None:
     """Prints a traceback to stderr if the process crashes in native code."""
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable(STDERR)
+
+
+def trace_into(fd: int) -> None:
+    """Writes the traceback of a crash to `fd` instead, and that of all threads when DUMP_SIGNAL comes. `fd` stays open."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        faulthandler.enable(fd)
+        faulthandler.register(DUMP_SIGNAL, fd)
 
 
 def seed_globals(entropy: int, worker: int) -> None:

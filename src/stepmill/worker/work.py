@@ -77,9 +77,11 @@ class _Worker:
         settle.spare_children()
 
     def live(self, plan: WorkerPlan | None) -> int:
-        order = self._receive_message()[0]
+        order, fds = self._receive_message()
         if not isinstance(order, Build):
             raise TypeError(f"a worker is told to build first, not {type(order).__name__}")
+        for fd in fds:
+            settle.trace_into(fd)
         settle.seed_globals(order.settings.entropy, order.worker)
         settle.limit_threads(order.settings.worker_threads)
         try:

@@ -1,0 +1,302 @@
+"""Plays the episode of a crash capsule again, up to the step that failed, and says whether it fails again.
+
+An env that raised is played in this process, so that a debugger can look into it. One that took its process with it, or hung,
+is played in a process of its own, which may end as the first did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from stepmill.pool.capsules import versions
+from stepmill.pool.pool import Pool
+from stepmill.pool.stats import read_outcome
+from stepmill.spec.capsule import Capsule
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Seeding
+from stepmill.spec.plain import from_plain, names_in
+from stepmill.spec.tree import leaves, unflatten
+
+EnvFn = Callable[[], object]
+
+HANG_S = 30.0  # how long a step may take that once hung, where the pool had no limit
+_NEEDS_PROCESS = ("died", "timed_out")
+
+
+class Verdict(str, Enum):
+    """What came of it. The first alone is exit status 0."""
+
+    REPRODUCED = "reproduced"  # the same failure, at the same place
+    OTHERWISE = "failed otherwise"  # another failure, or elsewhere
+    NOT_REPRODUCED = "not reproduced"  # nothing failed
+    NOT_REPLAYABLE = "not replayable"  # the capsule lacks the episode
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first result that differs from the recorded one: step 0 is the reset."""
+
+    step: int
+    what: list[str]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What failed in the replay. `step`: 0 for a reset, None for the constructor."""
+
+    command: str
+    step: int | None
+    error_type: str
+    message: str
+    traceback: str
+
+
+@dataclass
+class Report:
+    """What a replay found."""
+
+    verdict: Verdict = Verdict.NOT_REPRODUCED
+    steps: int = 0
+    failure: Failure | None = None
+    divergence: Divergence | None = None
+    differences: list[str] = field(default_factory=list)  # of versions
+
+    def facts(self) -> dict[str, object]:
+        """Return it as JSON."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+class Witness:
+    """An env_fn that remembers what the env raised, with its frames. `error` is for a debugger."""
+
+    def __init__(self, env_fn: EnvFn) -> None:
+        self._env_fn = env_fn
+        self.error: BaseException | None = None
+
+    def __call__(self) -> object:
+        with self._watching():
+            env = self._env_fn()
+        for name in ("reset", "step"):
+            with contextlib.suppress(AttributeError, TypeError):  # an env with slots: then no debugger
+                setattr(env, name, self._watched(getattr(env, name)))
+        return env
+
+    def _watched(self, method: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            with self._watching():
+                return method(*args, **kwargs)
+
+        return call
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def needs_trust(capsule: Capsule, *, has_env: bool) -> list[str]:
+    """Return the names that playing this capsule would import or call; `has_env`: its constructor is not used."""
+    parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
+    return names_in(parts if has_env else [capsule.constructor, *parts])
+
+
+def env_fn_of(capsule: Capsule) -> EnvFn:
+    """Return the constructor of a capsule that is trusted: this imports what it names.
+
+    Raises:
+        UsageError: it has none, or it cannot be imported here.
+    """
+    if capsule.constructor is None:
+        why = next((note for note in capsule.notes if note.startswith("the env_fn")), "the env_fn cannot be told")
+        raise UsageError(f"{why}; give a function that makes the env with --env module:function")
+    env_fn = _value("constructor", capsule.constructor)
+    if not callable(env_fn):
+        raise UsageError("the constructor of this capsule is no function; give one with --env module:function")
+    found: EnvFn = env_fn
+    return found
+
+
+def _value(what: str, plain: object) -> Any:
+    try:
+        return from_plain(plain)
+    except Exception as exc:
+        text = f"{type(exc).__name__}: {exc}"
+        raise UsageError(
+            f"the {what} of this capsule cannot be built here: {text}; is its module on the path?"
+        ) from exc
+
+
+def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
+    """Play the episode again.
+
+    Args:
+        capsule: one that is trusted.
+        env_fn: makes the env.
+        in_process: also if the env took its process with it the first time.
+    Raises:
+        UsageError: the env is another one than the capsule's.
+    """
+    report = Report(differences=_differences(capsule))
+    if not capsule.is_whole and capsule.command in ("step", ""):
+        report.verdict = Verdict.NOT_REPLAYABLE
+        return report
+    backend = BackendName.SERIAL if in_process or capsule.kind not in _NEEDS_PROCESS else BackendName.PROCESS
+    run = _Run(capsule, report)
+    try:
+        with Pool([env_fn], backend=backend, options=_options(capsule, backend)) as pool:
+            run.play(pool)
+    except UsageError:
+        raise
+    except StepmillError as error:
+        report.failure = run.failure(error)
+        is_same = run.is_at_the_end and _is_same(capsule, error)
+        report.verdict = Verdict.REPRODUCED if is_same else Verdict.OTHERWISE
+    return report
+
+
+def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
+    is_inline = backend is BackendName.SERIAL  # where limits of time have no effect
+
+    def limit(name: str) -> float | None:
+        value = capsule.pool.get(name)
+        known = float(value) if isinstance(value, (int, float)) and value > 0 else None
+        return known or (HANG_S if capsule.kind == "timed_out" else None)
+
+    is_batched = capsule.pool.get("is_batched") is True
+    mode = capsule.pool.get("autoreset_mode") if is_batched else AutoresetMode.DISABLED
+    return PoolOptions(
+        autoreset_mode=mode,  # type: ignore[arg-type]  # checked there
+        context=Context.FORKSERVER if is_inline else Context.FORK,  # the env_fn need not travel
+        step_timeout_s=None if is_inline else limit("step_timeout_s"),
+        reset_timeout_s=None if is_inline else limit("reset_timeout_s"),
+        on_fault=OnFault.REPLAY,  # results are hashed as they were; there is no budget, so that the first fault is told
+        seeding=Seeding.PER_EPISODE,
+        max_restarts=0,
+        episode_stats=False,
+    )
+
+
+class _Run:
+    """One replay: where it stands, and what it has compared."""
+
+    def __init__(self, capsule: Capsule, report: Report) -> None:
+        self._capsule = capsule
+        self._report = report
+        self._command = "construct"
+        self._step: int | None = None
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether this is where the capsule says that it failed."""
+        capsule = self._capsule
+        is_place = self._command == capsule.command or (capsule.command, self._command) == ("step", "after")
+        is_last = capsule.command != "step" or self._command == "after" or self._step == capsule.num_steps + 1
+        return is_place and is_last and self._report.steps >= (capsule.num_steps if capsule.is_whole else 0)
+
+    def failure(self, error: StepmillError) -> Failure:
+        """Return what is to be told of an error that came now."""
+        return Failure(
+            command="reset" if self._command == "after" else self._command,
+            step=self._step,
+            error_type=error.error_type if isinstance(error, EnvError) else f"stepmill.{type(error).__name__}",
+            message=error.message,
+            traceback=error.remote_traceback if isinstance(error, EnvError) else "",
+        )
+
+    def play(self, pool: Pool) -> None:
+        """Go through it all; returns if nothing fails."""
+        capsule = self._capsule
+        self._check_actions(pool)
+        if capsule.command == "construct":
+            return
+        for name, value in _value("attributes", capsule.attributes).items():
+            pool.set_attr(name, [value])
+        if capsule.is_whole and not self._play_episode(pool):
+            return
+        if capsule.command == "step":
+            is_over = self._take(pool, capsule.num_steps)
+            if is_over and capsule.pool.get("autoreset_mode") == AutoresetMode.SAME_STEP.value:
+                self._reset(pool, "after", capsule.command_seed, capsule.command_options)
+        elif capsule.command == "reset":
+            self._reset(pool, "reset", capsule.command_seed, capsule.command_options)
+
+    def _play_episode(self, pool: Pool) -> bool:
+        """Whether it went on to the end of the log; an episode that differs may be over before."""
+        self._reset(pool, "begin", self._capsule.seed, self._capsule.options)
+        self._compare(pool, 0)
+        for step in range(self._capsule.num_steps):
+            is_over = self._take(pool, step)
+            self._report.steps = step + 1
+            self._compare(pool, step + 1)
+            is_last = step + 1 == self._capsule.num_steps and self._capsule.command != "step"
+            if is_over and not is_last and not pool.spec.is_batched:
+                return False
+        return True
+
+    def _reset(self, pool: Pool, command: str, plain_seed: object, plain_options: object) -> None:
+        self._command, self._step = command, 0
+        seed, options = _value("seed", plain_seed), _value("options", plain_options)
+        pool.reset(seed={0: seed} if isinstance(seed, int) else seed, options=options)
+
+    def _take(self, pool: Pool, step: int) -> bool:
+        self._command, self._step = "step", step + 1
+        arrays = [np.array(leaf)[np.newaxis] for leaf in self._capsule.action(step)]
+        if pool.spec.is_batched:
+            arrays = [array[0] for array in arrays]
+        batch = pool.step(unflatten(pool.spec.action, arrays))
+        return bool((batch.terminated | batch.truncated).any())
+
+    def _compare(self, pool: Pool, step: int) -> None:
+        if self._report.divergence is not None:
+            return
+        here = read_outcome(pool._running, 0)
+        recorded = [self._capsule.arrays[name][step] for name in ("rewards", "flags", "hashes")]
+        names = ("reward", "terminated or truncated", "observation")
+        what = [
+            name
+            for name, now, then in zip(names, here, recorded, strict=True)
+            if now != then and not (now != now and then != then)
+        ]
+        if what:
+            self._report.divergence = Divergence(step, what)
+
+    def _check_actions(self, pool: Pool) -> None:
+        if self._capsule.command == "construct" or "action.0" not in self._capsule.arrays:
+            return
+        rows = () if not pool.spec.is_batched else (pool.spec.batch_size,)
+        wanted = [(leaf.dtype, (*rows, *leaf.shape)) for _, leaf in leaves(pool.spec.action)]
+        given = [(leaf.dtype, leaf.shape) for leaf in self._capsule.action(-1)] if self._has_actions() else wanted
+        if given != wanted:
+            raise UsageError("this env has another action space than the one of the capsule; give the env that failed")
+
+    def _has_actions(self) -> bool:
+        return len(self._capsule.arrays["action.0"]) > 0
+
+
+def _is_same(capsule: Capsule, error: StepmillError) -> bool:
+    if isinstance(error, EnvError):
+        return capsule.kind in ("raised", "bad_action") and error.error_type == capsule.error_type
+    if isinstance(error, WorkerDied):
+        is_end = (error.exit_code, error.signal_name) == (capsule.exit_code, capsule.signal_name)
+        return capsule.kind == "died" and is_end
+    if isinstance(error, EnvTimeout):
+        return capsule.kind == "timed_out"
+    return isinstance(error, BadOutput) and capsule.kind == "bad_output"
+
+
+def _differences(capsule: Capsule) -> list[str]:
+    here = versions()
+    return [
+        f"{name} {then} there, {here[name]} here"
+        for name, then in capsule.versions.items()
+        if name in here and here[name] != then
+    ]

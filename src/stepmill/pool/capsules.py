@@ -1,0 +1,289 @@
+"""Writes crash capsules: what is known of a fault, from the books, the worker's last words and the options.
+
+Nothing here ever fails the run: what cannot be told is noted in the capsule, and a capsule that cannot be written is noted in
+the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill._version import __version__
+from stepmill.backends.base import Backend, Traced
+from stepmill.pool.faults import FaultKind
+from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.plain import NotPlain, to_plain
+from stepmill.spec.tree import Node, leaves, opaques
+from stepmill.worker.messages import WorkerPlan
+
+MAX_CAPSULES = 100  # of one pool: an env that fails for ever must not fill the disk
+MAX_PART_BYTES = 262_144  # of a constructor, of options, of attributes; as JSON
+_STDERR = 2
+
+
+class CapsuleDesk:
+    """One pool's capsules. Used by the pool's thread."""
+
+    def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
+        self._plans = plans
+        self._backend = backend
+        self._options = options
+        self._folder = None if options.crash_dir is None else os.path.abspath(os.fspath(options.crash_dir))
+        self._ledger: _native.Ledger | None = None
+        self._spec: EnvSpec | None = None
+        self._attributes: Callable[[int], Mapping[str, object]] = _nothing_set
+        self._num_written = 0
+        self._told: dict[int, tuple[object, str]] = {}  # per env: the place of its last fault, and the capsule's path
+        if self._folder is not None:
+            make_folder(self._folder)
+
+    def attach(self, ledger: _native.Ledger, spec: EnvSpec) -> None:
+        """Take the ledger whose logs these are."""
+        self._ledger, self._spec = ledger, spec
+
+    def on_attributes(self, attributes: Callable[[int], Mapping[str, object]]) -> None:
+        """`attributes(env_id)` returns what `set_attr` has set on an env."""
+        self._attributes = attributes
+
+    def let_go(self) -> None:
+        """Let go of all that is closed by now."""
+        self._ledger = None
+        self._attributes = _nothing_set
+
+    def keep(self, error: StepmillError, env_id: int, kind: FaultKind | None) -> StepmillError:
+        """Write a capsule of an env's fault, if there are to be any; return the error, which names its path."""
+        if self._folder is None or kind is FaultKind.INTERRUPTED:
+            return error
+        if self._num_written >= MAX_CAPSULES:
+            return _told(error, None, f"{MAX_CAPSULES} were written")
+        place = self._place(error, env_id)
+        if self._told.get(env_id, (None, ""))[0] == place:  # a replay that fails at the same place again
+            return _told(error, self._told[env_id][1])
+        name = f"stepmill-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-env{env_id}"
+        try:
+            path = write_capsule(self._capsule(error, env_id, kind), self._folder, name)
+        except Exception as exc:
+            return _told(error, None, f"{type(exc).__name__}: {exc}")
+        self._num_written += 1
+        self._told[env_id] = place, path
+        return _told(error, path)
+
+    def keep_death(self, error: StepmillError, worker: int, env_ids: Sequence[int]) -> StepmillError:
+        """The same for a worker's end; `env_ids` were under way. The capsule is of the env that it was at."""
+        if self._folder is None:
+            return error
+        running = self._ledger.running_env(worker) if self._ledger is not None else -1
+        guess = env_ids[0] if env_ids else self._plans[worker].env_ids[0]
+        late = error.env_id if isinstance(error, EnvTimeout) else None
+        culprit = late if late is not None else running if running in self._plans[worker].env_ids else guess
+        return self.keep(error, culprit, FaultKind.DIED if late is None else FaultKind.TIMED_OUT)
+
+    def keep_start(self, error: StepmillError) -> StepmillError:
+        """The same for a pool that did not come to be."""
+        env_id = getattr(error, "env_id", None)
+        if isinstance(error, UsageError) or (env_id is None and not isinstance(error, WorkerDied)):
+            return error
+        if isinstance(error, WorkerDied):
+            return self.keep_death(error, error.worker, error.env_ids)
+        return self.keep(error, int(env_id or 0), None)
+
+    # ---- what goes in -------------------------------------------------------------------------------------------
+
+    def _capsule(self, error: StepmillError, env_id: int, kind: FaultKind | None) -> Capsule:
+        plan = next(plan for plan in self._plans if env_id in plan.env_ids)
+        notes: list[str] = []
+        trace = self._read_trace(plan.worker, notes, has_ended=kind in (FaultKind.DIED, FaultKind.TIMED_OUT))
+        log = self._read_log(env_id)
+        episode = self._episode(log, notes)
+        if isinstance(error, WorkerDied) and not episode["command"]:
+            notes.append(f"the worker died while its envs {list(plan.env_ids)} were idle: any of them may be the cause")
+        return Capsule(
+            made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            kind=_kind_of(error) if kind is None else kind.name.lower(),
+            **_words_of(error),
+            trace=trace,
+            env_id=env_id,
+            worker=plan.worker,
+            worker_env_ids=list(plan.env_ids),
+            constructor=_plain("the env_fn", plan.env_fns[plan.env_ids.index(env_id)], notes),
+            **episode,
+            attributes=self._plain_attributes(env_id, notes),
+            versions=versions(),
+            pool=self._describe_pool(),
+            notes=notes,
+        )
+
+    def _place(self, error: StepmillError, env_id: int) -> object:
+        log = self._read_log(env_id)
+        if log is None or not log["is_whole"]:
+            return object()  # no two of these are the same
+        what = error.error_type if isinstance(error, EnvError) else type(error)
+        return what, log["seed"], log["episode"], log["begins"], log["actions"], log["action"]
+
+    def _read_trace(self, worker: int, notes: list[str], *, has_ended: bool) -> str:
+        if not has_ended or not isinstance(self._backend, Traced):
+            return ""
+        text = self._backend.read_trace(worker)
+        if not text:
+            notes.append("the worker left no word of where it stood")
+        else:  # who watches stderr finds it there as ever
+            os.write(_STDERR, text.encode())
+        return text
+
+    def _read_log(self, env_id: int) -> dict[str, Any] | None:
+        return None if self._ledger is None else self._ledger.episode_log(env_id)
+
+    def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
+        if log is None or self._spec is None:
+            facts = dict.fromkeys(("seed", "options", "command_seed", "command_options"))
+            return {**facts, "episode": 0, "is_whole": False, "command": "construct", "arrays": {}}
+        command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
+        blob = log["blob"] or (None, None, None)
+        seed, options = (log["seed"] if blob[0] is None else blob[0]), _plain("the options of reset", blob[1], notes)
+        arrays = _read_arrays(log, self._spec.action, self._spec.batch_size if self._spec.is_batched else None)
+        is_whole = log["is_whole"] and sum(array.nbytes for array in arrays.values()) <= MAX_ARRAY_BYTES
+        if not is_whole:
+            arrays = {name: array[-1:] for name, array in arrays.items() if command == "step"}
+            notes.extend(_why_not_whole(log, self._spec.action))
+        elif seed is None:
+            notes.append("the episode's seed is not known, seeding='continue' lets generators go on: use 'per_episode'")
+        if self._ledger is not None and opaques(self._spec.observation):
+            notes.append("parts of no fixed size are not in the observation hashes")
+        is_explicit = log["is_explicit"]
+        return {
+            "episode": log["episode"],
+            "seed": _plain("the seed", None if is_explicit else seed, notes),
+            "options": None if is_explicit else options,
+            "is_whole": is_whole,
+            "command": command,
+            "command_seed": _plain("the seed", seed if is_explicit else log["next_seed"], notes),
+            "command_options": options if is_explicit else None,
+            "arrays": arrays,
+        }
+
+    def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
+        values = self._attributes(env_id)
+        plain = {name: _plain(f"the attribute {name}", value, notes) for name, value in values.items()}
+        return {name: value for name, value in plain.items() if value is not None or values[name] is None}
+
+    def _describe_pool(self) -> dict[str, object]:
+        options = self._options
+        backend = options.backend.value if isinstance(options.backend, BackendName) else type(options.backend).__name__
+        return {
+            "backend": backend,
+            "num_envs": sum(len(plan.env_ids) for plan in self._plans),
+            "num_workers": len(self._plans),
+            "context": options.context.value,
+            "is_batched": self._spec is not None and self._spec.is_batched,
+            "autoreset_mode": options.autoreset_mode.value,
+            "seeding": options.seeding.value,
+            "on_fault": options.on_fault.value,
+            "step_timeout_s": options.step_timeout_s,
+            "reset_timeout_s": options.reset_timeout_s,
+        }
+
+
+def _nothing_set(_: int) -> Mapping[str, object]:
+    """Stands for a pool whose user has set nothing on its envs."""
+    return {}
+
+
+def make_folder(folder: str) -> None:
+    """Make the folder for capsules, before the first fault needs it.
+
+    Raises:
+        UsageError: it cannot be made, or not be written to.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("it cannot be written to")
+    except OSError as exc:
+        raise UsageError(f"crash_dir={folder!r} cannot be used: {exc}; give a folder that can be written to") from exc
+
+
+def versions() -> dict[str, str]:
+    """Return what all this runs on."""
+    found = {"python": platform.python_version(), "stepmill": __version__, "numpy": np.__version__}
+    if "gymnasium" in sys.modules:
+        found["gymnasium"] = metadata.version("gymnasium")
+    return {**found, "os": platform.platform()}
+
+
+def _told(error: StepmillError, path: str | None, why_not: str = "") -> StepmillError:
+    text = f"no crash capsule could be written: {why_not}" if path is None else f"crash capsule: {path}"
+    error.message = f"{error.message}; {text}"
+    error.args = (error.message,)
+    error.capsule = path
+    return error
+
+
+def _kind_of(error: StepmillError) -> str:
+    return "timed_out" if isinstance(error, EnvTimeout) else "died" if isinstance(error, WorkerDied) else "raised"
+
+
+def _words_of(error: StepmillError) -> dict[str, Any]:
+    return {
+        "phase": error.phase if isinstance(error, (EnvError, BadOutput, EnvTimeout)) else "",
+        "error_type": error.error_type if isinstance(error, EnvError) else f"stepmill.{type(error).__name__}",
+        "message": error.message,
+        "traceback": error.remote_traceback if isinstance(error, EnvError) else "",
+        "exit_code": error.exit_code if isinstance(error, WorkerDied) else None,
+        "signal_name": error.signal_name if isinstance(error, WorkerDied) else None,
+    }
+
+
+def _plain(what: str, value: object, notes: list[str]) -> Any:
+    try:
+        plain = to_plain(value)
+        size = len(json.dumps(plain))
+        if size > MAX_PART_BYTES:
+            raise NotPlain(f"it would take {size} bytes")
+    except Exception as exc:  # whatever a stranger's object does when it is looked at
+        notes.append(f"{what} cannot be told: {exc}")
+        return None
+    return plain
+
+
+def _why_not_whole(log: Mapping[str, Any], action: Node) -> list[str]:
+    if log["is_explicit"]:
+        return []  # nothing of what was before that reset is needed
+    if opaques(action):
+        return ["the actions are not in here: those of no fixed size (Text, Sequence, Graph ...) are not logged"]
+    return [
+        "the episode is not in here: its log grew over replay_log_bytes, it was cut short, or its seed has over 64 bits"
+    ]
+
+
+def _read_arrays(log: Mapping[str, Any], action: Node, batch_size: int | None) -> dict[str, NDArray[Any]]:
+    """Return the log as arrays; the last row of actions is that of the step under way, or of the last step."""
+    is_step = log["is_pending"] and not log["begins"]
+    rows = (log["actions"] + log["action"]) if is_step or not log["is_whole"] else log["actions"]
+    arrays: dict[str, NDArray[Any]] = {
+        "rewards": np.array(log["rewards"], np.float64),
+        "flags": np.array(log["flags"], np.uint8),
+        "hashes": np.array(log["hashes"], np.uint64),
+    }
+    table = np.frombuffer(rows, np.uint8).reshape(-1, max(len(log["action"]), 1))
+    at = 0
+    for index, (_, leaf) in enumerate(leaves(action)):
+        shape = leaf.shape if batch_size is None else (batch_size, *leaf.shape)
+        size = leaf.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        column = np.ascontiguousarray(table[:, at : at + size])
+        arrays[f"action.{index}"] = column.view(leaf.dtype).reshape(len(column), *shape)
+        at += size
+    return arrays

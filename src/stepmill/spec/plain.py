@@ -1,0 +1,190 @@
+"""Values as JSON and back, for files that outlive the program: numbers, text, containers, arrays, and names of what can be imported.
+
+    {"@": "object", "name": "module:qualname"}                          a class or a function, by its name
+    {"@": "call", "name": …, "args": […], "kwargs": {…}}                what a call of it makes: dataclasses, named tuples, enums
+    {"@": "partial", …}                                                 the same, as a functools.partial that is not called yet
+    {"@": "tuple", "items": […]}   {"@": "dict", "items": [[key, value], …]}   {"@": "array", "dtype": …, "values": […]}
+
+Nothing here runs code of others but `from_plain`, which imports the names and makes the calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+MAX_ARRAY_BYTES = 65_536
+MAX_DEPTH = 32
+_TAG = "@"
+
+
+class NotPlain(ValueError):
+    """A value has no plain form; the text says why."""
+
+
+def to_plain(value: object, depth: int = 0) -> Any:
+    """Return a value as JSON.
+
+    Raises:
+        NotPlain: it, or a part of it, has no such form.
+    """
+    if depth > MAX_DEPTH:
+        raise NotPlain("it is nested too deeply")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [to_plain(item, depth + 1) for item in value]
+    if type(value) is tuple:
+        return {_TAG: "tuple", "items": [to_plain(item, depth + 1) for item in value]}
+    if type(value) is dict:
+        return _plain_dict(value, depth)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain_array(np.asarray(value), is_scalar=isinstance(value, np.generic))
+    if isinstance(value, type) or not _is_record(value):
+        return {_TAG: "object", "name": name_of(value)}
+    return _plain_record(value, depth)
+
+
+def _plain_dict(value: Mapping[object, object], depth: int) -> Any:
+    if all(isinstance(key, str) for key in value) and _TAG not in value:
+        return {key: to_plain(item, depth + 1) for key, item in value.items()}
+    items = [[to_plain(key, depth + 1), to_plain(item, depth + 1)] for key, item in value.items()]
+    return {_TAG: "dict", "items": items}
+
+
+def _plain_array(value: np.ndarray[Any, Any], *, is_scalar: bool) -> Any:
+    if value.dtype.kind not in "biuf" or value.nbytes > MAX_ARRAY_BYTES:
+        raise NotPlain(f"it holds an array of {value.nbytes} bytes of {value.dtype}")
+    shape = list(value.shape)
+    return {
+        _TAG: "array",
+        "dtype": value.dtype.str,
+        "shape": shape,
+        "values": value.ravel().tolist(),
+        "scalar": is_scalar,
+    }
+
+
+def _is_record(value: object) -> bool:
+    is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+    return isinstance(value, (partial, Enum)) or is_named or is_dataclass(value)
+
+
+def _plain_record(value: Any, depth: int) -> Any:
+    kwargs: dict[str, object] = {}
+    args: tuple[object, ...] = ()
+    target: object = type(value)
+    if isinstance(value, partial):
+        target, args, kwargs = value.func, value.args, dict(value.keywords)
+    elif isinstance(value, Enum):
+        args = (value.value,)
+    elif isinstance(value, tuple):
+        args = tuple(value)
+    else:
+        kwargs = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    return {
+        _TAG: "partial" if isinstance(value, partial) else "call",
+        "name": name_of(target),
+        "args": [to_plain(item, depth + 1) for item in args],
+        "kwargs": {key: to_plain(item, depth + 1) for key, item in kwargs.items()},
+    }
+
+
+def name_of(value: object) -> str:
+    """Return the name under which a class or a function can be imported, as "module:qualname".
+
+    Raises:
+        NotPlain: there is none.
+    """
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(qualname, str):
+        raise NotPlain(f"a {type(value).__name__} has no name to import it by")
+    if module == "__main__":
+        script = getattr(sys.modules.get("__main__"), "__file__", None) or "the program itself"
+        raise NotPlain(f"{qualname} is defined in {script}, which was run and not imported")
+    if "<" in qualname:
+        raise NotPlain(f"{qualname} of module {module} is a closure or a lambda")
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        raise NotPlain(f"{module}:{qualname} names something else")
+    return f"{module}:{qualname}"
+
+
+def names_in(plain: object) -> list[str]:
+    """Return what `from_plain` would import, and what a spec of an env names to be imported; each once."""
+    names: dict[str, None] = {}
+
+    def look(node: object, key: str = "") -> None:
+        if isinstance(node, str) and key.endswith("entry_point"):
+            names[node] = None
+        elif isinstance(node, list):
+            for item in node:
+                look(item)
+        elif isinstance(node, dict):
+            if node.get(_TAG) in ("object", "call", "partial") and isinstance(node.get("name"), str):
+                names[node["name"]] = None
+            for name, item in node.items():
+                look(item, str(name))
+
+    look(plain)
+    return list(names)
+
+
+def from_plain(plain: Any) -> Any:
+    """Return the value. Imports what it names, and calls it: only for files that one trusts.
+
+    Raises:
+        NotPlain: this is no value made by `to_plain`.
+        Exception: whatever the imports and calls raise.
+    """
+    if isinstance(plain, list):
+        return [from_plain(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if _TAG not in plain:
+        return {key: from_plain(item) for key, item in plain.items()}
+    make = _MAKERS.get(plain[_TAG]) if isinstance(plain[_TAG], str) else None
+    if make is None:
+        raise NotPlain(f"{plain[_TAG]!r} is no kind of value")
+    try:
+        return make(plain)
+    except KeyError as exc:
+        raise NotPlain(f"a value of kind {plain[_TAG]!r} lacks {exc}") from exc
+
+
+def _make_array(plain: Mapping[str, Any]) -> Any:
+    array = np.array(plain["values"], np.dtype(plain["dtype"])).reshape(plain["shape"])
+    return array[()] if plain["scalar"] else array
+
+
+def _make_partial(plain: Mapping[str, Any]) -> Callable[[], Any]:
+    arguments = {key: from_plain(item) for key, item in plain["kwargs"].items()}
+    return partial(load_name(plain["name"]), *(from_plain(item) for item in plain["args"]), **arguments)
+
+
+def load_name(name: str) -> Any:
+    """Return the class or function behind "module:qualname"; imports the module."""
+    module, _, qualname = name.partition(":")
+    found: Any = import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "tuple": lambda plain: tuple(from_plain(item) for item in plain["items"]),
+    "dict": lambda plain: {from_plain(key): from_plain(item) for key, item in plain["items"]},
+    "array": _make_array,
+    "object": lambda plain: load_name(plain["name"]),
+    "call": lambda plain: _make_partial(plain)(),
+    "partial": _make_partial,
+}

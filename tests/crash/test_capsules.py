@@ -1,0 +1,336 @@
+"""Crash capsules: what is in them, that they are bounded, and that none of it ever fails the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.pool.capsules import MAX_CAPSULES
+from stepmill.spec.capsule import Capsule, read_capsule
+from tests.harness import crashing
+from tests.harness.crashing import CrashingEnv, steps
+from tests.harness.pools import make_pool
+
+POLICIES = ["raise", "truncate", "replay"]
+
+
+def pool_in(folder: Path, where: str = "serial", num_envs: int = 3, **options: Any) -> stepmill.Pool:
+    chosen = {"crash_dir": folder, "seeding": "per_episode", **options}
+    return make_pool(where, [partial(CrashingEnv, 5)] * num_envs, **chosen)
+
+
+def run(pool: stepmill.Pool, actions: list[int], env_id: int = 1) -> stepmill.Batch | None:
+    for row in steps(actions, pool.num_envs, env_id):
+        batch = pool.step(row)
+    return batch
+
+
+def the_capsule(folder: Path) -> Capsule:
+    (path,) = folder.iterdir()
+    return read_capsule(str(path))
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_fault_leaves_one_capsule_with_the_episode_under_every_policy(where: str, policy: str, tmp_path: Path):
+    with pool_in(tmp_path, where, on_fault=policy, max_restarts=2) as pool:
+        first = pool.reset(seed=7)
+        if policy == "truncate":
+            batch = run(pool, [2, 3, crashing.RAISE])
+            told = batch.info["fault"]["message"][1], batch.info["fault"]["capsule"][1]
+        else:  # an env that fails again when it is replayed has one capsule all the same
+            with pytest.raises(stepmill.EnvError) as caught:
+                run(pool, [2, 3, crashing.RAISE])
+            told = str(caught.value), str(caught.value.capsule)
+    path = next(tmp_path.iterdir())
+    capsule = read_capsule(str(path))
+    assert all(str(path) in text for text in told)
+    assert (capsule.kind, capsule.command, capsule.env_id, capsule.num_steps) == ("raised", "step", 1, 2)
+    assert (capsule.seed, capsule.episode, capsule.is_whole) == (8, 0, True)
+    assert capsule.error_type == "tests.harness.crashing.PlantedBug"
+    assert "PlantedBug: after 2 steps" in capsule.traceback
+    assert capsule.arrays["action.0"].tolist() == [2, 3, crashing.RAISE]
+    assert capsule.arrays["rewards"].tolist() == [0.0, 2.0, 3.0]
+    assert capsule.arrays["flags"].tolist() == [0, 0, 0]
+    assert len(set(capsule.arrays["hashes"].tolist())) == 3
+    assert first.obs.shape == (3, 2)
+
+
+def test_a_capsule_tells_who_was_run_where_and_with_what(tmp_path: Path):
+    with pool_in(tmp_path, "fork", step_timeout_s=20.0, num_workers=3) as pool:
+        pool.set_attr("offset", [0.0, 0.5, 0.0])
+        pool.reset(seed=[1, 2**64 - 1, 3], options={"start": 4})
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [crashing.RAISE])
+    capsule = the_capsule(tmp_path)
+    assert capsule.seed == 2**64 - 1
+    assert capsule.options == {"start": 4}
+    assert capsule.attributes == {"offset": 0.5}
+    assert capsule.constructor == {
+        "@": "partial",
+        "name": "tests.harness.crashing:CrashingEnv",
+        "args": [5],
+        "kwargs": {},
+    }
+    assert capsule.pool["step_timeout_s"] == 20.0
+    assert (capsule.worker, capsule.worker_env_ids) == (1, [1])
+    assert capsule.versions.keys() == {"python", "stepmill", "numpy", "gymnasium", "os"}
+    assert capsule.notes == []
+
+
+@pytest.mark.parametrize(
+    ("action", "end"),
+    [
+        (crashing.SEGFAULT, "SIGSEGV"),
+        (crashing.ABORT, "SIGABRT"),
+        (crashing.EXIT, 17),
+    ],
+)
+@pytest.mark.parametrize("where", ["fork", "forkserver", "spawn"])
+def test_a_crash_leaves_exit_status_and_the_stack_of_the_worker(where: str, action: int, end: Any, tmp_path: Path):
+    with pool_in(tmp_path, where, on_fault="truncate", num_workers=2) as pool:
+        pool.reset(seed=0)
+        batch = run(pool, [1, action])
+        assert batch.info["fault"]["kind"][1] == "died"
+    capsule = the_capsule(tmp_path)  # one, though another env may have died with it
+    assert (capsule.kind, capsule.env_id) == ("died", 1)
+    assert end in (capsule.signal_name, capsule.exit_code)
+    assert ("crashing.py" in capsule.trace) is (action != crashing.EXIT)
+
+
+@pytest.mark.parametrize("action", [crashing.HANG, crashing.HANG_C])
+def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
+    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=0.3) as pool:
+        pool.reset(seed=0)
+        batch = run(pool, [1, action])
+        assert batch.info["fault"]["kind"][1] == "timed_out"
+    capsule = the_capsule(tmp_path)
+    assert (capsule.kind, capsule.num_steps) == ("timed_out", 1)
+    assert "crashing.py" in capsule.trace
+
+
+def test_a_worker_that_is_stopped_leaves_no_stack_and_is_ended_all_the_same(tmp_path: Path):
+    with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=0.3) as pool:
+        pool.reset(seed=0)
+        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGSTOP)
+        run(pool, [1])
+        run(pool, [1])
+    assert the_capsule(tmp_path).notes == ["the worker left no word of where it stood"]
+
+
+def test_a_worker_killed_while_idle_leaves_a_capsule(tmp_path: Path):
+    with pool_in(tmp_path, "fork", num_workers=1) as pool:
+        pool.reset(seed=0)
+        run(pool, [1])
+        pid = pool.stats()["workers"][0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(stepmill.WorkerDied, match="crash capsule: /"):
+            run(pool, [1, 1])
+    assert the_capsule(tmp_path).signal_name == "SIGKILL"
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
+def test_a_constructor_that_raises_leaves_a_capsule(where: str, tmp_path: Path):
+    fns = [CrashingEnv, partial(CrashingEnv, is_broken=True)]
+    with pytest.raises(stepmill.EnvError, match="crash capsule: /"):
+        make_pool(where, fns, crash_dir=tmp_path)
+    capsule = the_capsule(tmp_path)
+    assert (capsule.command, capsule.env_id, capsule.phase) == ("construct", 1, "construct")
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_a_reset_that_raises_has_the_episode_before_it(mode: str, tmp_path: Path):
+    with pool_in(tmp_path, autoreset_mode=mode) as pool:
+        pool.reset(seed=3)
+        with pytest.raises(stepmill.EnvError, match="in a reset"):
+            _until_a_reset(pool, mode)
+    capsule = the_capsule(tmp_path)
+    command, num_steps = {"NextStep": ("reset", 2), "SameStep": ("step", 1), "Disabled": ("reset", 0)}[mode]
+    assert (capsule.command, capsule.num_steps) == (command, num_steps)
+    assert capsule.command_seed is not None
+
+
+def _until_a_reset(pool: stepmill.Pool, mode: str) -> None:
+    run(pool, [2, crashing.DIE_IN_RESET])
+    if mode == "Disabled":
+        pool.reset()
+    else:
+        run(pool, [1])
+
+
+def test_what_cannot_be_told_is_noted_and_fails_nothing(tmp_path: Path):
+    class Local(CrashingEnv):
+        pass
+
+    with make_pool("serial", [lambda: Local()], crash_dir=tmp_path) as pool:
+        pool.set_attr("offset", [np.float64(0.5)])
+        pool.set_attr("helper", [object()])
+        pool.reset(seed=1, options={"start": 0.0, "callback": object()})
+        for row in steps([2, crashing.RAISE], 1, 0)[1:]:
+            with pytest.raises(stepmill.EnvError):
+                pool.step(row)
+    capsule = the_capsule(tmp_path)
+    assert capsule.constructor is None
+    notes = "\n".join(capsule.notes)
+    assert "the env_fn cannot be told" in notes
+    assert "closure or a lambda" in notes
+    assert "its log became too long" not in notes
+    assert "the options of reset cannot be told" in notes
+    assert "the attribute helper cannot be told" in notes
+    assert list(capsule.attributes) == ["offset"]
+
+
+def test_a_log_that_is_too_long_is_left_out_and_noted(tmp_path: Path):
+    with pool_in(tmp_path, replay_log_bytes=100) as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [1, 1, 1, crashing.RAISE])
+    capsule = the_capsule(tmp_path)
+    assert not capsule.is_whole
+    assert capsule.arrays["action.0"].tolist() == [crashing.RAISE]
+    assert "replay_log_bytes" in capsule.notes[0]
+
+
+def test_a_seed_that_goes_on_is_noted(tmp_path: Path):
+    with pool_in(tmp_path, seeding="continue") as pool:
+        pool.reset()
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [1] * 6 + [crashing.RAISE])
+    capsule = the_capsule(tmp_path)
+    assert (capsule.episode, capsule.seed) == (1, None)
+    assert any("per_episode" in note for note in capsule.notes)
+
+
+def test_the_first_episode_of_a_pool_with_capsules_always_has_a_seed(tmp_path: Path):
+    with pool_in(tmp_path, seeding="continue") as pool:
+        pool.reset()
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [crashing.RAISE])
+    assert isinstance(the_capsule(tmp_path).seed, int)
+
+
+def test_a_folder_that_vanishes_is_noted_in_the_error_and_the_run_goes_on(tmp_path: Path):
+    folder = tmp_path / "new" / "crashes"
+    with pool_in(folder, on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        folder.rmdir()
+        batch = run(pool, [crashing.RAISE])
+        assert "no crash capsule could be written: FileNotFoundError" in batch.info["fault"]["message"][1]
+        assert "capsule" not in batch.info["fault"]
+        run(pool, [1, 1])
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(stepmill.UsageError, match="crash_dir"):
+        pool_in(tmp_path / "file" / "crashes")
+    with pytest.raises(stepmill.UsageError, match="crash_dir"):
+        stepmill.PoolOptions(crash_dir=7)  # type: ignore[arg-type]
+
+
+def test_an_env_that_fails_for_ever_does_not_fill_the_disk(tmp_path: Path):
+    with pool_in(tmp_path, num_envs=1) as pool:
+        for seed in range(MAX_CAPSULES + 3):
+            pool.reset(seed=seed)
+            with pytest.raises(stepmill.EnvError, match="capsule") as caught:
+                pool.step([crashing.RAISE])
+    assert f"{MAX_CAPSULES} were written" in caught.value.message
+    assert len(list(tmp_path.iterdir())) == MAX_CAPSULES
+
+
+def test_no_run_without_a_folder_writes_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with make_pool("serial", [CrashingEnv]) as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError) as caught:
+            pool.step([crashing.RAISE])
+    assert caught.value.capsule is None
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- broken and hostile files ---------------------------------------------------------------------------------------
+
+
+def _good(folder: Path) -> Path:
+    with pool_in(folder) as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [2, crashing.RAISE])
+    return next(folder.iterdir())
+
+
+def _changed(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    members[name] = change(members[name])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in members.items():
+            archive.writestr(member, data)
+
+
+def _facts(**changes: object) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps({**json.loads(data), **changes}).encode()
+
+
+HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "no format": ("capsule.json", _facts(format="other")),
+    "wrong type": ("capsule.json", _facts(env_id="0")),
+    "list": ("capsule.json", lambda _: b"[]"),
+    "deep": ("capsule.json", lambda _: b"[" * 100_000),
+    "no json": ("capsule.json", lambda _: b"\xff{"),
+    "too large": ("capsule.json", lambda _: b" " * (5 << 20)),
+    "bomb": ("rewards.npy", lambda _: b"\x00" * (90 << 20)),
+    "no array": ("rewards.npy", lambda _: b"rubbish"),
+    "short array": ("rewards.npy", lambda data: data[:-3]),
+    "object array": ("rewards.npy", lambda data: data.replace(b"'<f8'", b"'|O' ")),
+    "vast array": ("rewards.npy", lambda data: data.replace(b"(2,), ", b"(9999999999999,),")),
+    "other length": ("hashes.npy", lambda _: _npy(np.zeros(9, np.uint64))),
+    "no rows": ("flags.npy", lambda _: _npy(np.zeros((), np.uint8))),
+}
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_hostile_file_is_refused_in_one_line(how: str, tmp_path: Path):
+    path = _good(tmp_path)
+    _changed(path, *HOSTILE[how])
+    with pytest.raises(stepmill.UsageError, match="is no crash capsule") as caught:
+        read_capsule(str(path))
+    assert "\n" not in caught.value.message
+
+
+def test_every_truncated_file_is_refused(tmp_path: Path):
+    path = _good(tmp_path)
+    data = path.read_bytes()
+    for length in range(0, len(data), 97):
+        path.write_bytes(data[:length])
+        with pytest.raises(stepmill.UsageError):
+            read_capsule(str(path))
+
+
+def test_a_file_with_any_byte_changed_is_read_or_refused(tmp_path: Path):
+    path = _good(tmp_path)
+    data = path.read_bytes()
+    for place in range(0, len(data), 13):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        try:
+            read_capsule(str(path))
+        except stepmill.UsageError as error:
+            assert "crash capsule" in error.message  # noqa: PT017

@@ -1,0 +1,241 @@
+"""`stepmill replay` as a user starts it, on capsules of real faults: exit status, stdout, stderr, and what is imported when."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepmill
+from stepmill.spec.capsule import read_capsule, write_capsule
+from tests.harness import crashing
+from tests.harness.crashing import CrashingEnv, RestlessEnv, steps
+from tests.harness.pools import make_pool
+from tests.harness.scripts import ROOT
+
+COMMAND = [sys.executable, "-m", "stepmill", "replay"]
+DEADLINE_S = 60.0
+
+
+def crash(folder: Path, actions: list[int], env_fn: Any = CrashingEnv, where: str = "fork", **options: Any) -> str:
+    """Make env 1 of a pool fail; return its capsule."""
+    options = {"seeding": "per_episode", "crash_dir": folder, **options}
+    with make_pool(where, [env_fn] * 2, **options) as pool:
+        pool.reset(seed=5)
+        with pytest.raises(stepmill.StepmillError):
+            _drive(pool, actions)
+    return str(next(folder.glob("*.npz")))
+
+
+def _drive(pool: stepmill.Pool, actions: list[int]) -> None:
+    for row in steps(actions, 2, 1):
+        pool.step(row)
+
+
+def replay(path: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, path, *arguments],
+        capture_output=True,
+        input=stdin,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        (crashing.RAISE, "raised"),
+        (crashing.BAD_OUTPUT, "bad_output"),
+        (crashing.SEGFAULT, "died"),
+        (crashing.EXIT, "died"),
+        (crashing.HANG, "timed_out"),
+    ],
+)
+def test_a_failure_of_the_env_fails_again(action: int, kind: str, tmp_path: Path):
+    path = crash(tmp_path, [2, 3, 4, action], step_timeout_s=0.5)
+    done = replay(path, "--trust", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"]) == (0, "reproduced"), done.stderr
+    assert (report["told"]["kind"], report["steps"], report["failure"]["step"]) == (kind, 3, 4)
+    assert report["divergence"] is None
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_failing_automatic_reset_fails_again(mode: str, tmp_path: Path):
+    path = crash(tmp_path, [2, crashing.DIE_IN_RESET, 1], autoreset_mode=mode)
+    report = json.loads(replay(path, "--trust", "--json").stdout)
+    assert (report["verdict"], report["failure"]["command"]) == ("reproduced", "reset")
+
+
+def test_a_failing_constructor_fails_again(tmp_path: Path):
+    with pytest.raises(stepmill.EnvError):
+        make_pool("serial", [partial(CrashingEnv, is_broken=True)], crash_dir=tmp_path)
+    done = replay(str(next(tmp_path.iterdir())), "--trust")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].startswith("reproduced")
+
+
+def _sample(envs: stepmill.VectorEnv, num_steps: int) -> None:
+    for _ in range(num_steps):
+        envs.step(envs.action_space.sample())
+
+
+def test_a_planted_bug_of_cartpole_is_found_again(tmp_path: Path):
+    envs = stepmill.make_vec(
+        "tests.harness.buggy_cartpole:BuggyCartPole-v0",
+        num_envs=4,
+        options=stepmill.PoolOptions(crash_dir=tmp_path, seeding="per_episode", context="fork"),  # type: ignore[arg-type]
+        num_workers=2,
+    )
+    envs.reset(seed=1)
+    envs.action_space.seed(1)
+    with pytest.raises(stepmill.EnvError, match="crash capsule"):
+        _sample(envs, 500)
+    envs.close()
+    done = replay(str(next(tmp_path.iterdir())), "--trust", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"]) == (0, "reproduced")
+    assert report["failure"]["error_type"] == "ZeroDivisionError"
+    assert report["divergence"] is None
+    assert report["steps"] == report["told"]["num_steps"] > 0
+
+
+def test_an_atari_env_that_was_killed_is_played_to_the_same_place_and_does_not_fail(tmp_path: Path):
+    pytest.importorskip("ale_py")
+    from stepmill.observe.catalog import find_env
+
+    choice = find_env("ALE/Pong-v5")
+    options = {"seeding": "per_episode", "crash_dir": tmp_path}
+    with make_pool("fork", [choice.make] * 2, **options) as pool:
+        pool.reset(seed=0)
+        for step in range(30):
+            pool.step([step % 6, 5 - step % 6])
+        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+        with pytest.raises(stepmill.WorkerDied):
+            _drive(pool, [0, 0])  # the first may have been on its way already
+    done = replay(str(next(tmp_path.iterdir())), "--trust", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"]) == (1, "not reproduced"), done.stderr
+    assert report["steps"] >= 30
+    assert report["divergence"] is None
+
+
+def test_an_env_that_does_not_repeat_itself_is_told_with_the_first_step_that_differs(tmp_path: Path):
+    path = crash(tmp_path, [2, crashing.RAISE], RestlessEnv)
+    done = replay(path, "--trust")
+    assert done.returncode == 0  # it fails again all the same
+    assert "the reset is the first to differ from the record: observation" in done.stdout
+
+
+def test_another_failure_is_not_taken_for_the_same(tmp_path: Path):
+    path = crash(tmp_path, [2, crashing.RAISE])
+    capsule = read_capsule(path)
+    other = write_capsule(_with(capsule, error_type="builtins.KeyError"), str(tmp_path), "other")
+    assert replay(other, "--trust").returncode == 1
+    earlier = {**capsule.arrays, "action.0": capsule.arrays["action.0"][::-1].copy()}
+    moved = write_capsule(_with(capsule, arrays=earlier), str(tmp_path), "moved")
+    done = replay(moved, "--trust", "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "failed otherwise")
+
+
+def _with(capsule: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(capsule, **changes)
+
+
+def test_nothing_is_imported_before_the_user_trusts_the_file(tmp_path: Path):
+    path = crash(tmp_path, [crashing.RAISE])
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\n")
+    hostile = write_capsule(
+        _with(read_capsule(path), constructor={"@": "object", "name": "evil:make"}), str(tmp_path), "hostile"
+    )
+    for arguments in ([], ["--json"], ["--pdb"]):
+        done = subprocess.run(
+            [*COMMAND, hostile, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith("stepmill: ")
+        assert done.stderr.count("\n") == 1
+        assert "'evil:make'" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 2), ("\n", 2)])
+def test_on_a_terminal_the_user_is_asked(answer: str, status: int, tmp_path: Path):
+    path = crash(tmp_path, [2, crashing.RAISE])
+    terminal, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*COMMAND, path], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
+            os.write(terminal, answer.encode())
+            _, said = process.communicate(timeout=DEADLINE_S)
+    finally:
+        os.close(terminal)
+        os.close(theirs)
+    assert process.returncode == status
+    assert "'tests.harness.crashing:CrashingEnv'" in said
+    assert "Go on? [y/N]" in said
+
+
+def test_a_constructor_can_be_given_where_the_capsule_has_none(tmp_path: Path):
+    path = crash(tmp_path, [2, crashing.RAISE], lambda: CrashingEnv())
+    refused = replay(path, "--trust")
+    assert refused.returncode == 2
+    assert "closure or a lambda" in refused.stderr
+    assert "--env" in refused.stderr
+    done = replay(path, "--env", "tests.harness.crashing:make_whole")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_env_with_other_actions_is_refused(tmp_path: Path):
+    path = crash(tmp_path, [2, crashing.RAISE])
+    done = replay(path, "--env", "tests.harness.crashing:make_other")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "another action space" in done.stderr
+
+
+def test_the_debugger_opens_where_the_env_raised(tmp_path: Path):
+    path = crash(tmp_path, [2, 3, crashing.RAISE])
+    done = replay(path, "--trust", "--pdb", stdin="p self.count\nq\n")
+    assert done.returncode == 0
+    assert "raise PlantedBug" in done.stdout
+    assert "(Pdb) 2" in done.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"{}", os.urandom(500)])
+def test_rubbish_is_refused_in_one_line(content: bytes, tmp_path: Path):
+    (tmp_path / "file").write_bytes(content)
+    done = replay(str(tmp_path / "file"), "--trust")
+    assert done.returncode == 2
+    assert done.stderr.startswith("stepmill: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_replay_with_its_own_status(tmp_path: Path):
+    path = crash(tmp_path, [crashing.HANG], step_timeout_s=0.5)
+    capsule = read_capsule(path)
+    # Without a limit of the pool's own a hang gets half a minute; Ctrl-C need not wait for that.
+    endless = write_capsule(_with(capsule, pool={**capsule.pool, "step_timeout_s": None}), str(tmp_path), "endless")
+    with subprocess.Popen(
+        [*COMMAND, endless, "--trust"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said == "stepmill: interrupted\n"
