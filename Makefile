@@ -70,6 +70,9 @@ test-torch: build  ## the tests marked torch, in an environment of their own
 test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in an environment of their own
 	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
 
+test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
+	scripts/test_mlagents.sh $(PY)
+
 test-versions: venv  ## build and test on the oldest and the newest CPython found
 	$(PY) scripts/test_versions.py
 

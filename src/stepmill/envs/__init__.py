@@ -45,8 +45,10 @@ ADAPTERS = {
     "stepmill.envs.plain.PlainEnv": "stepmill.envs.plain",
     "ding.envs.env.base_env.BaseEnv": "stepmill.envs.di_engine",
     "stepmill.envs.di_managed.ManagedEnv": "stepmill.envs.di_managed",
+    "mlagents_envs.base_env.BaseEnv": "stepmill.envs.unity",
+    "stepmill.envs.unity.UnityEnv": "stepmill.envs.unity",
 }
-_ACCEPTED = "gymnasium.Env, gymnasium.vector.VectorEnv, ding.envs.BaseEnv"
+_ACCEPTED = "gymnasium.Env, gymnasium.vector.VectorEnv, ding.envs.BaseEnv, mlagents_envs.BaseEnv"
 
 
 def adapter_of(env: object) -> Adapter:

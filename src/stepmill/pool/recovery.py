@@ -99,6 +99,9 @@ class Recovery:
                 if wait:
                     self.restarts.restart(worker)
                 else:
+                    self.restarts.end(
+                        worker
+                    )  # it may only just have been condemned: what is commanded now is not for it
                     self.restarts.begin(worker, 0.0, tries_again=False)
         self.ledger.renew(list(env_ids))
 

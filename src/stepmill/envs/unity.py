@@ -1,0 +1,202 @@
+"""Unity ML-Agents envs (`BaseEnv`) of both generations, told apart by what they can do, not by their class.
+
+    0.14, 0.15     get_agent_groups, get_agent_group_spec, get_step_result ─► one batch of agents, `done` among them
+    0.28 and on    behavior_specs, get_steps ─► agents that decide, and agents whose episode ended
+
+An observation is a dict from behaviour to plain dicts of arrays. Agents come and go, so that it has no fixed size: it
+travels through the slab beside the fixed arrays, and nothing of it is pickled. mlagents_envs itself is never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.envs import Steppable
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import Opaque
+
+PAYLOAD_BYTES = 4 << 20  # room for one step's agents in the slab; what is larger takes a slower way
+DECISION_FIELDS = ("obs", "reward", "agent_id", "action_mask", "group_id", "group_reward")
+TERMINAL_FIELDS = ("obs", "reward", "interrupted", "agent_id", "group_id", "group_reward")
+BATCH_FIELDS = ("obs", "reward", "done", "max_step", "agent_id", "action_mask")
+
+Agents = dict[str, Any]
+"""Fields of a batch of agents, by the names that ML-Agents gives them; obs and action_mask are lists of arrays."""
+
+Results = dict[str, Any]
+"""By behaviour: (Agents that decide, Agents that ended), or in the first generation one Agents of all."""
+
+
+class Generation(IntEnum):
+    """Which API a `BaseEnv` has; the numbers are minor versions of mlagents-envs that have it."""
+
+    GROUPS = 15
+    BEHAVIORS = 28
+
+
+class BaseEnv(Protocol):
+    """What both generations have in common."""
+
+    def step(self) -> None: ...
+    def reset(self) -> None: ...
+    def close(self) -> None: ...
+    def set_actions(self, name: str, action: Any, /) -> None: ...
+
+
+class ActionTuple:
+    """Actions of a behaviour's agents, as envs of the second generation take them.
+
+    Attributes:
+        continuous: [A, continuous size] float32.
+        discrete: [A, branches] int32.
+    """
+
+    def __init__(self, continuous: NDArray[Any] | None = None, discrete: NDArray[Any] | None = None) -> None:
+        self.continuous = self.discrete = np.zeros((0, 0), np.float32)
+        if continuous is not None:
+            self.add_continuous(continuous)
+        if discrete is not None:
+            self.add_discrete(discrete)
+
+    def add_continuous(self, continuous: NDArray[Any]) -> None:
+        """Set the continuous part; the discrete one is empty unless it was set."""
+        self.continuous = np.asarray(continuous, np.float32)
+        if len(self.discrete) != len(self.continuous):
+            self.discrete = np.zeros((len(self.continuous), 0), np.int32)
+
+    def add_discrete(self, discrete: NDArray[Any]) -> None:
+        """Set the discrete part; the continuous one is empty unless it was set."""
+        self.discrete = np.asarray(discrete, np.int32)
+        if len(self.continuous) != len(self.discrete):
+            self.continuous = np.zeros((len(self.discrete), 0), np.float32)
+
+    def __repr__(self) -> str:
+        return f"ActionTuple(continuous={self.continuous!r}, discrete={self.discrete!r})"
+
+
+# ---- the adapter -----------------------------------------------------------------------------------------------------
+
+
+def describe(env: object, like: EnvSpec | None) -> EnvSpec:
+    """Return the spec of a Unity env: all of its data are parts of no fixed size."""
+    room = env.payload_bytes if isinstance(env, UnityEnv) else PAYLOAD_BYTES
+    spec = EnvSpec(observation=Opaque(), action=Opaque(), payload_bytes=room)
+    return like if like == spec else spec
+
+
+def adapt(env: object) -> Steppable:
+    """Return what the hot loop steps."""
+    return cast("Steppable", env if isinstance(env, UnityEnv) else UnityEnv(cast("BaseEnv", env)))
+
+
+class UnityEnv:
+    """A `BaseEnv` in the engine's shape, for a `Pool`.
+
+    `reset` and `step` return a dict from behaviour to agents. In the second generation that is a pair of dicts: agents
+    that wait for a decision (obs, reward, agent_id, action_mask, group_id, group_reward) and agents whose episode ended
+    (obs, reward, interrupted, agent_id, group_id, group_reward); in the first, one dict of all agents (obs, reward,
+    done, max_step, agent_id, action_mask). Arrays are [A, ...], A changes from step to step.
+
+    An action is a dict from behaviour to an array [A, ...], or to (continuous, discrete). Behaviours without an action,
+    or with an empty one, are left to the env. Rewards and ends are the agents': those of the env are 0 and False.
+    """
+
+    def __init__(self, env: BaseEnv, *, payload_bytes: int = PAYLOAD_BYTES) -> None:
+        self.env = env
+        self.payload_bytes = payload_bytes
+        self.generation = generation_of(env)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Results, dict[str, object]]:
+        """Reset the simulation. A seed is of no use to it: give it to the env's constructor."""
+        self.env.reset()
+        return read_results(self.env, self.generation), {}
+
+    def step(self, action: Mapping[str, Any]) -> tuple[Results, float, bool, bool, dict[str, object]]:
+        """Give actions to agents, and move the simulation on until at least one agent wants a decision."""
+        give_actions(self.env, action)
+        self.env.step()
+        return read_results(self.env, self.generation), 0.0, False, False, {}
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        # Calls and attributes reach the env itself; never called for what is found here.
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+# ---- both generations ------------------------------------------------------------------------------------------------
+
+
+def generation_of(env: object) -> Generation:
+    """Return which of the two APIs an env has.
+
+    Raises:
+        UsageError: neither.
+    """
+    if callable(getattr(env, "get_steps", None)):
+        return Generation.BEHAVIORS
+    if callable(getattr(env, "get_step_result", None)):
+        return Generation.GROUPS
+    raise UsageError(
+        f"a {type(env).__module__}.{type(env).__qualname__} is no Unity env: it has neither get_steps (mlagents-envs 0.28) "
+        "nor get_step_result (0.15); return a BaseEnv from the env factory"
+    )
+
+
+def behavior_names(env: Any, generation: Generation) -> list[str]:
+    """Return the behaviours, or groups, that the env has now. There may be more later."""
+    found: Iterable[str] = env.behavior_specs if generation is Generation.BEHAVIORS else env.get_agent_groups()
+    return list(found)
+
+
+def read_spec(env: Any, generation: Generation, name: str) -> Any:
+    """Return the env's own spec of a behaviour."""
+    return env.behavior_specs[name] if generation is Generation.BEHAVIORS else env.get_agent_group_spec(name)
+
+
+def read_results(env: Any, generation: Generation) -> Results:
+    """Return all agents of all behaviours as plain values."""
+    if generation is Generation.BEHAVIORS:
+        return {name: _plain_pair(*env.get_steps(name)) for name in env.behavior_specs}
+    return {name: _plain(env.get_step_result(name), BATCH_FIELDS) for name in env.get_agent_groups()}
+
+
+def _plain_pair(decision: object, terminal: object) -> tuple[Agents, Agents]:
+    return _plain(decision, DECISION_FIELDS), _plain(terminal, TERMINAL_FIELDS)
+
+
+def _plain(agents: object, fields: tuple[str, ...]) -> Agents:
+    values: Agents = {name: getattr(agents, name, None) for name in fields}
+    for name in ("obs", "action_mask"):
+        if values.get(name) is not None:
+            values[name] = list(values[name])
+    return values
+
+
+def give_actions(env: BaseEnv, actions: Mapping[str, Any]) -> None:
+    """Set the actions of every behaviour that has one for at least one agent."""
+    for name, action in actions.items():
+        if isinstance(action, tuple):
+            if any(part is not None and len(part) for part in action):
+                env.set_actions(name, make_action_tuple(*action))
+        elif len(action):
+            env.set_actions(name, action)
+
+
+def make_action_tuple(continuous: NDArray[Any] | None, discrete: NDArray[Any] | None) -> object:
+    """Return an ActionTuple: mlagents_envs' own where the env has brought it along, else ours."""
+    library = sys.modules.get("mlagents_envs.base_env")
+    cls = getattr(library, "ActionTuple", ActionTuple)
+    made: object = cls(continuous=continuous, discrete=discrete)
+    return made

@@ -1,0 +1,92 @@
+"""stepmill for Unity ML-Agents: managers of many envs in the place of ML-Agents' own, and what goes with them.
+
+The names are loaded on first use: a worker imports this package, too.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepmill.envs.unity import ActionTuple as ActionTuple
+    from stepmill.frontends.mlagents.batching import join_steps as join_steps
+    from stepmill.frontends.mlagents.batching import split_info as split_info
+    from stepmill.frontends.mlagents.channels import EngineConfig as EngineConfig
+    from stepmill.frontends.mlagents.channels import EngineConfigurationChannel as EngineConfigurationChannel
+    from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel as EnvironmentParametersChannel
+    from stepmill.frontends.mlagents.channels import FloatPropertiesChannel as FloatPropertiesChannel
+    from stepmill.frontends.mlagents.channels import RawBytesChannel as RawBytesChannel
+    from stepmill.frontends.mlagents.channels import SideChannel as SideChannel
+    from stepmill.frontends.mlagents.channels import StatsAggregationMethod as StatsAggregationMethod
+    from stepmill.frontends.mlagents.channels import StatsSideChannel as StatsSideChannel
+    from stepmill.frontends.mlagents.channels import aggregate_stats as aggregate_stats
+    from stepmill.frontends.mlagents.failures import UnityCommunicationException as UnityCommunicationException
+    from stepmill.frontends.mlagents.failures import (
+        UnityCommunicatorStoppedException as UnityCommunicatorStoppedException,
+    )
+    from stepmill.frontends.mlagents.failures import UnityEnvironmentException as UnityEnvironmentException
+    from stepmill.frontends.mlagents.failures import UnityException as UnityException
+    from stepmill.frontends.mlagents.failures import UnitySideChannelException as UnitySideChannelException
+    from stepmill.frontends.mlagents.failures import UnityTimeOutException as UnityTimeOutException
+    from stepmill.frontends.mlagents.manager import EnvManager as EnvManager
+    from stepmill.frontends.mlagents.messages import IncomingMessage as IncomingMessage
+    from stepmill.frontends.mlagents.messages import OutgoingMessage as OutgoingMessage
+    from stepmill.frontends.mlagents.messages import SideChannelManager as SideChannelManager
+    from stepmill.frontends.mlagents.settings import ConstantSettings as ConstantSettings
+    from stepmill.frontends.mlagents.settings import GaussianSettings as GaussianSettings
+    from stepmill.frontends.mlagents.settings import ManagerOptions as ManagerOptions
+    from stepmill.frontends.mlagents.settings import MultiRangeUniformSettings as MultiRangeUniformSettings
+    from stepmill.frontends.mlagents.settings import OnCrash as OnCrash
+    from stepmill.frontends.mlagents.settings import RestartLimits as RestartLimits
+    from stepmill.frontends.mlagents.settings import UniformSettings as UniformSettings
+    from stepmill.frontends.mlagents.simple import SimpleEnvManager as SimpleEnvManager
+    from stepmill.frontends.mlagents.specs import BrainParameters as BrainParameters
+    from stepmill.frontends.mlagents.specs import CameraResolution as CameraResolution
+    from stepmill.frontends.mlagents.steps import ActionInfo as ActionInfo
+    from stepmill.frontends.mlagents.steps import AllStepResult as AllStepResult
+    from stepmill.frontends.mlagents.steps import BatchedStepResult as BatchedStepResult
+    from stepmill.frontends.mlagents.steps import DecisionSteps as DecisionSteps
+    from stepmill.frontends.mlagents.steps import EnvironmentStep as EnvironmentStep
+    from stepmill.frontends.mlagents.steps import TerminalSteps as TerminalSteps
+    from stepmill.frontends.mlagents.subprocess_manager import SubprocessEnvManager as SubprocessEnvManager
+
+_NAMES_IN = {
+    "stepmill.envs.unity": ("ActionTuple",),
+    f"{__name__}.batching": ("join_steps", "split_info"),
+    f"{__name__}.channels": (
+        *("EngineConfig", "EngineConfigurationChannel", "EnvironmentParametersChannel", "FloatPropertiesChannel"),
+        *("RawBytesChannel", "SideChannel", "StatsAggregationMethod", "StatsSideChannel", "aggregate_stats"),
+    ),
+    f"{__name__}.failures": (
+        *("UnityCommunicationException", "UnityCommunicatorStoppedException", "UnityEnvironmentException"),
+        *("UnityException", "UnitySideChannelException", "UnityTimeOutException"),
+    ),
+    f"{__name__}.manager": ("EnvManager",),
+    f"{__name__}.messages": ("IncomingMessage", "OutgoingMessage", "SideChannelManager"),
+    f"{__name__}.settings": (
+        *("ConstantSettings", "GaussianSettings", "ManagerOptions", "MultiRangeUniformSettings", "OnCrash"),
+        *("RestartLimits", "UniformSettings"),
+    ),
+    f"{__name__}.simple": ("SimpleEnvManager",),
+    f"{__name__}.specs": ("BrainParameters", "CameraResolution"),
+    f"{__name__}.steps": (
+        *("ActionInfo", "AllStepResult", "BatchedStepResult", "DecisionSteps", "EnvironmentStep", "TerminalSteps"),
+    ),
+    f"{__name__}.subprocess_manager": ("SubprocessEnvManager",),
+}
+_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - made of the table above
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module, once."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

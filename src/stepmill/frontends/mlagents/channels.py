@@ -1,0 +1,290 @@
+"""Side channels: data that travel beside observations and actions, to the env at its next step or reset, and back.
+
+They speak to `UnityEnvironment` of mlagents_envs as its own do, which asks three things of a channel: `channel_id`,
+`message_queue` and `on_message_received`. Where mlagents_envs is installed, workers use its channels instead, since the
+bytes of one of them depend on its version.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+
+from stepmill.frontends.mlagents.failures import UnityCommunicationException, UnitySideChannelException
+from stepmill.frontends.mlagents.messages import OutgoingMessage
+
+
+class SideChannel(ABC):
+    """A way to and from the env, known by its UUID."""
+
+    def __init__(self, channel_id: uuid.UUID) -> None:
+        self._channel_id = channel_id
+        self.message_queue: list[bytearray] = []
+
+    @property
+    def channel_id(self) -> uuid.UUID:
+        """What the env knows the channel by; no two channels of an env have the same."""
+        return self._channel_id
+
+    def queue_message_to_send(self, msg: Any) -> None:
+        """Send a message at the next step or reset."""
+        self.message_queue.append(msg.buffer)
+
+    @abstractmethod
+    def on_message_received(self, msg: Any) -> None:
+        """Take in one message of the env. Called as often per step as there are messages."""
+
+
+class _OutwardChannel(SideChannel):
+    """A channel on which the env has nothing to say."""
+
+    def on_message_received(self, msg: Any) -> None:
+        raise UnityCommunicationException(
+            f"The {type(self).__name__} received a message from Unity, this should not have happened."
+        )
+
+
+class FloatPropertiesChannel(SideChannel):
+    """Named floats that both sides may set."""
+
+    def __init__(self, channel_id: uuid.UUID | None = None) -> None:
+        super().__init__(channel_id or uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7"))
+        self._values: dict[str, float] = {}
+
+    def on_message_received(self, msg: Any) -> None:
+        """Take in a property that the env has set."""
+        name = msg.read_string()
+        self._values[name] = msg.read_float32()
+
+    def set_property(self, key: str, value: float) -> None:
+        """Set a property, here at once, in the env at its next step or reset."""
+        self._values[key] = value
+        message = OutgoingMessage()
+        message.write_string(key)
+        message.write_float32(value)
+        self.queue_message_to_send(message)
+
+    def get_property(self, key: str) -> float | None:
+        """Return a property; None if nobody has set it."""
+        return self._values.get(key)
+
+    def list_properties(self) -> list[str]:
+        """Return the names of all properties."""
+        return list(self._values)
+
+    def get_property_dict_copy(self) -> dict[str, float]:
+        """Return all properties, as a copy."""
+        return dict(self._values)
+
+
+class EngineConfig(NamedTuple):
+    """How the engine runs; None leaves a setting as it is. The first generation has all but the last."""
+
+    width: int | None = 80
+    height: int | None = 80
+    quality_level: int | None = 1
+    time_scale: float | None = 20.0
+    target_frame_rate: int | None = -1
+    capture_frame_rate: int | None = 60
+
+    @staticmethod
+    def default_config() -> EngineConfig:
+        """Return the defaults."""
+        return EngineConfig()
+
+
+class EngineConfigurationChannel(_OutwardChannel):
+    """Size of the window, quality, speed and frame rates."""
+
+    class ConfigurationType(IntEnum):
+        """What a message sets."""
+
+        SCREEN_RESOLUTION = 0
+        QUALITY_LEVEL = 1
+        TIME_SCALE = 2
+        TARGET_FRAME_RATE = 3
+        CAPTURE_FRAME_RATE = 4
+
+    def __init__(self) -> None:
+        super().__init__(uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7"))
+
+    def set_configuration_parameters(
+        self,
+        width: int | None = None,
+        height: int | None = None,
+        quality_level: int | None = None,
+        time_scale: float | None = None,
+        target_frame_rate: int | None = None,
+        capture_frame_rate: int | None = None,
+    ) -> None:
+        """Queue what is given.
+
+        Raises:
+            UnitySideChannelException: a width without a height, or the other way round.
+        """
+        check_resolution(width, height)
+        kinds = self.ConfigurationType
+        if width is not None and height is not None:
+            self._queue(kinds.SCREEN_RESOLUTION, width, height)
+        for kind, value in (
+            (kinds.QUALITY_LEVEL, quality_level),
+            (kinds.TIME_SCALE, time_scale),
+            (kinds.TARGET_FRAME_RATE, target_frame_rate),
+            (kinds.CAPTURE_FRAME_RATE, capture_frame_rate),
+        ):
+            if value is not None:
+                self._queue(kind, value)
+
+    def set_configuration(self, config: Any) -> None:
+        """Queue an EngineConfig."""
+        self.set_configuration_parameters(**config._asdict())
+
+    def _queue(self, kind: ConfigurationType, *values: float) -> None:
+        message = OutgoingMessage()
+        message.write_int32(int(kind))
+        for value in values:
+            if kind is self.ConfigurationType.TIME_SCALE:
+                message.write_float32(value)
+            else:
+                message.write_int32(int(value))
+        self.queue_message_to_send(message)
+
+
+def check_resolution(width: int | None, height: int | None) -> None:
+    """Refuse half a resolution."""
+    if (width is None) is not (height is None):
+        raise UnitySideChannelException(
+            f"You cannot set the width/height of the screen resolution without also setting the height/width: "
+            f"width={width}, height={height}"
+        )
+
+
+class EnvironmentParametersChannel(_OutwardChannel):
+    """Parameters of the env: constants, or samplers from which the env draws by itself."""
+
+    class EnvironmentDataTypes(IntEnum):
+        """What a message holds."""
+
+        FLOAT = 0
+        SAMPLER = 1
+
+    class SamplerTypes(IntEnum):
+        """How a sampler draws."""
+
+        UNIFORM = 0
+        GAUSSIAN = 1
+        MULTIRANGEUNIFORM = 2
+
+    def __init__(self) -> None:
+        super().__init__(uuid.UUID("534c891e-810f-11ea-a9d0-822485860400"))
+
+    def set_float_parameter(self, key: str, value: float) -> None:
+        """Queue a constant."""
+        message = OutgoingMessage()
+        message.write_string(key)
+        message.write_int32(self.EnvironmentDataTypes.FLOAT)
+        message.write_float32(value)
+        self.queue_message_to_send(message)
+
+    def set_uniform_sampler_parameters(self, key: str, min_value: float, max_value: float, seed: int) -> None:
+        """Queue a sampler that draws evenly from a range."""
+        message = self._sampler(key, seed, self.SamplerTypes.UNIFORM)
+        message.write_float32(min_value)
+        message.write_float32(max_value)
+        self.queue_message_to_send(message)
+
+    def set_gaussian_sampler_parameters(self, key: str, mean: float, st_dev: float, seed: int) -> None:
+        """Queue a sampler that draws from a normal distribution."""
+        message = self._sampler(key, seed, self.SamplerTypes.GAUSSIAN)
+        message.write_float32(mean)
+        message.write_float32(st_dev)
+        self.queue_message_to_send(message)
+
+    def set_multirangeuniform_sampler_parameters(
+        self, key: str, intervals: Sequence[tuple[float, float]], seed: int
+    ) -> None:
+        """Queue a sampler that draws evenly from several ranges."""
+        message = self._sampler(key, seed, self.SamplerTypes.MULTIRANGEUNIFORM)
+        message.write_float32_list([bound for interval in intervals for bound in interval])
+        self.queue_message_to_send(message)
+
+    def _sampler(self, key: str, seed: int, kind: SamplerTypes) -> OutgoingMessage:
+        message = OutgoingMessage()
+        message.write_string(key)
+        message.write_int32(self.EnvironmentDataTypes.SAMPLER)
+        message.write_int32(seed)
+        message.write_int32(kind)
+        return message
+
+
+class StatsAggregationMethod(Enum):
+    """How the values of one name, within one period, become one."""
+
+    AVERAGE = 0
+    MOST_RECENT = 1
+    SUM = 2
+    HISTOGRAM = 3
+
+
+class StatsSideChannel(SideChannel):
+    """Numbers that the env reports."""
+
+    def __init__(self) -> None:
+        super().__init__(uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520"))
+        self.stats: defaultdict[str, list[tuple[float, Any]]] = defaultdict(list)
+
+    def on_message_received(self, msg: Any) -> None:
+        """Take in a value, and how it is to be aggregated."""
+        name, value = msg.read_string(), msg.read_float32()
+        self.stats[name].append((value, StatsAggregationMethod(msg.read_int32())))
+
+    def get_and_reset_stats(self) -> Mapping[str, list[tuple[float, Any]]]:
+        """Return what came since the last call."""
+        stats, self.stats = self.stats, defaultdict(list)
+        return stats
+
+
+def aggregate_stats(stats: Mapping[str, Sequence[tuple[float, Any]]]) -> dict[str, Any]:
+    """Return one value per name: mean, newest or sum, as the env asked; a histogram's values as a list.
+
+    Args:
+        stats: `environment_stats` of a step, or values of many steps under the same names, oldest first.
+    """
+    return {name: _aggregate(values) for name, values in stats.items() if values}
+
+
+def _aggregate(pairs: Sequence[tuple[float, Any]]) -> float | list[float]:
+    values = [value for value, _ in pairs]
+    method = StatsAggregationMethod(getattr(pairs[-1][1], "value", pairs[-1][1]))
+    if method is StatsAggregationMethod.AVERAGE:
+        return sum(values) / len(values)
+    if method is StatsAggregationMethod.SUM:
+        return sum(values)
+    return values if method is StatsAggregationMethod.HISTOGRAM else values[-1]
+
+
+class RawBytesChannel(SideChannel):
+    """Bytes of any meaning, both ways."""
+
+    def __init__(self, channel_id: uuid.UUID) -> None:
+        super().__init__(channel_id)
+        self._received: list[bytes] = []
+
+    def on_message_received(self, msg: Any) -> None:
+        """Keep a message."""
+        self._received.append(msg.get_raw_bytes())
+
+    def get_and_clear_received_messages(self) -> list[bytes]:
+        """Return the messages that came since the last call."""
+        received, self._received = self._received, []
+        return received
+
+    def send_raw_data(self, data: bytes | bytearray) -> None:
+        """Queue bytes."""
+        message = OutgoingMessage()
+        message.set_raw_bytes(data)
+        self.queue_message_to_send(message)

@@ -1,0 +1,204 @@
+"""What a manager is told at its making: engine settings, restart quotas, and parameters of the env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from stepmill.envs.unity import PAYLOAD_BYTES
+from stepmill.frontends.mlagents.channels import EngineConfig, check_resolution
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import Context
+
+NO_LIMIT = -1
+
+
+@dataclass(frozen=True)
+class RestartLimits:
+    """How often a worker may be restarted after a crash; -1 is no limit. Each worker has quotas of its own.
+
+    Attributes:
+        max_lifetime_restarts: in the manager's life.
+        restarts_rate_limit_n: within any `restarts_rate_limit_period_s` seconds.
+    """
+
+    max_lifetime_restarts: int = 10
+    restarts_rate_limit_n: int = 1
+    restarts_rate_limit_period_s: float = 60.0
+
+
+class OnCrash(str, Enum):
+    """What becomes of the others when a worker is restarted after a crash."""
+
+    GO_ON = "go_on"  # only the crashed worker's episodes end, as interrupted
+    RESET_ALL = "reset_all"  # all episodes are dropped and all envs reset, as in the original
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerOptions:
+    """How a manager runs its workers.
+
+    Attributes:
+        restarts: quotas; None takes those of the run options, or the defaults.
+        on_crash: what a crash means to the other workers.
+        is_deterministic: a step waits for all workers and returns them in their order, so that runs with the same seeds
+            are the same. Otherwise a step returns as soon as one worker has answered.
+        seed: worker i seeds its global generators with seed + i, and hands it to an env_factory that takes `seed`.
+        channel_factory: makes side channels of your own, `channel_factory(worker_id)`, in the workers.
+        context: how worker processes start.
+        step_timeout_s, reset_timeout_s: a worker whose env takes longer is ended, which is a crash; None is no limit.
+            The env may have time-outs of its own.
+        start_timeout_s: for making all envs.
+        leave_timeout_s: how long an env that has failed may take to be closed before its process is ended.
+        drain_timeout_s: how long a reset waits for steps under way.
+        close_timeout_s: how long `close` waits for envs to be closed before their processes are ended.
+        payload_bytes: room in shared memory for one step of one worker; what is larger takes a slower way.
+    """
+
+    restarts: RestartLimits | None = None
+    on_crash: OnCrash = OnCrash.GO_ON
+    is_deterministic: bool = False
+    seed: int | None = None
+    channel_factory: Callable[[int], Sequence[Any]] | None = None
+    context: Context = Context.FORKSERVER
+    step_timeout_s: float | None = None
+    reset_timeout_s: float | None = None
+    start_timeout_s: float = 120.0
+    leave_timeout_s: float = 10.0
+    drain_timeout_s: float = 60.0
+    close_timeout_s: float = 10.0
+    payload_bytes: int = PAYLOAD_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "on_crash", OnCrash(self.on_crash))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of its arguments a manager needs: of run options, of an engine configuration, or the defaults."""
+
+    engine: EngineConfig
+    restarts: RestartLimits
+
+
+def read_settings(given: Any, restarts: RestartLimits | None) -> Settings:
+    """Read an engine configuration, or run options that have one.
+
+    Args:
+        given: an EngineConfig (anything with its fields), ML-Agents' RunOptions (anything with `engine_settings` and
+            `env_settings`), or None.
+        restarts: quotas; None takes those of the run options, or the defaults.
+    Raises:
+        UnitySideChannelException: a width without a height, or the other way round.
+        UsageError: it is none of these.
+    """
+    engine = getattr(given, "engine_settings", given)
+    config = EngineConfig() if engine is None else _read_engine(engine)
+    check_resolution(config.width, config.height)
+    quotas = getattr(given, "env_settings", None)
+    return Settings(config, restarts or _read_limits(quotas))
+
+
+def _read_engine(engine: Any) -> EngineConfig:
+    if not hasattr(engine, "time_scale"):
+        raise UsageError(
+            f"engine_configuration is a {type(engine).__name__}; give an EngineConfig, RunOptions, or None for the defaults"
+        )
+    # The first generation has no capture_frame_rate: what is not there is not sent.
+    return EngineConfig(*(getattr(engine, name, None) for name in EngineConfig._fields))
+
+
+def _read_limits(quotas: Any) -> RestartLimits:
+    default = RestartLimits()
+    return RestartLimits(
+        **{each.name: getattr(quotas, each.name, getattr(default, each.name)) for each in fields(default)}
+    )
+
+
+# ---- parameters of the env ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ConstantSettings:
+    """A parameter that stays as it is."""
+
+    value: float = 0.0
+    seed: int = 0
+
+    def apply(self, key: str, env_channel: Any) -> None:
+        """Send it under the name `key`."""
+        env_channel.set_float_parameter(key, self.value)
+
+
+@dataclass(frozen=True)
+class UniformSettings:
+    """A parameter that the env draws evenly from a range."""
+
+    min_value: float = 0.0
+    max_value: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range(self.min_value, self.max_value)
+
+    def apply(self, key: str, env_channel: Any) -> None:
+        """Send it under the name `key`."""
+        env_channel.set_uniform_sampler_parameters(key, self.min_value, self.max_value, self.seed)
+
+
+@dataclass(frozen=True)
+class GaussianSettings:
+    """A parameter that the env draws from a normal distribution."""
+
+    mean: float = 1.0
+    st_dev: float = 1.0
+    seed: int = 0
+
+    def apply(self, key: str, env_channel: Any) -> None:
+        """Send it under the name `key`."""
+        env_channel.set_gaussian_sampler_parameters(key, self.mean, self.st_dev, self.seed)
+
+
+@dataclass(frozen=True)
+class MultiRangeUniformSettings:
+    """A parameter that the env draws evenly from several ranges."""
+
+    intervals: Sequence[tuple[float, float]]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for interval in self.intervals:
+            _check_range(*interval)
+
+    def apply(self, key: str, env_channel: Any) -> None:
+        """Send it under the name `key`."""
+        intervals = [tuple(interval) for interval in self.intervals]
+        env_channel.set_multirangeuniform_sampler_parameters(key, intervals, self.seed)
+
+
+def _check_range(low: float, high: float) -> None:
+    if low > high:
+        raise UsageError(f"a sampler's range from {low} to {high} is empty; give the smaller bound first")
+
+
+def checked_parameters(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return env parameters as a dict of floats and samplers; None, the default everywhere, is none.
+
+    Raises:
+        UsageError: a value is neither a number nor a sampler.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in (config or {}).items():
+        if isinstance(value, (int, float, np.integer, np.floating)):
+            checked[name] = float(value)
+        elif callable(getattr(value, "apply", None)):
+            checked[name] = value
+        else:
+            raise UsageError(
+                f"env parameter {name!r} is a {type(value).__name__}; give a number, or a sampler such as UniformSettings"
+            )
+    return checked

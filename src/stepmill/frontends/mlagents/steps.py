@@ -1,0 +1,295 @@
+"""What agents are seen and told: step results of both generations, actions, and an env's step as a whole.
+
+Field names are ML-Agents' own; policies and agent managers written for it find what they know. Arrays are [A, ...], with
+A agents that may be others, in another order, at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.envs.unity import Agents, Results
+
+Array: TypeAlias = NDArray[Any]
+
+
+# ---- one agent -------------------------------------------------------------------------------------------------------
+
+
+class DecisionStep(NamedTuple):
+    """One agent that waits for a decision."""
+
+    obs: list[Array]
+    reward: float
+    agent_id: int
+    action_mask: list[Array] | None
+    group_id: int
+    group_reward: float
+
+
+class TerminalStep(NamedTuple):
+    """One agent whose episode ended. `interrupted`: by a limit, and not by what it did; Gymnasium's truncated."""
+
+    obs: list[Array]
+    reward: float
+    interrupted: bool
+    agent_id: int
+    group_id: int
+    group_reward: float
+
+
+class StepResult(NamedTuple):
+    """One agent, in the first generation."""
+
+    obs: list[Array]
+    reward: float
+    done: bool
+    max_step: bool
+    agent_id: int
+    action_mask: list[Array] | None
+
+
+# ---- the agents of a behaviour ---------------------------------------------------------------------------------------
+
+
+class _Agents(Mapping[int, Any]):
+    """A mapping from agent id to that agent's part of the arrays."""
+
+    obs: list[Array]
+    reward: Array
+    agent_id: Array
+    _rows: dict[int, int] | None = None
+
+    @property
+    def agent_id_to_index(self) -> dict[int, int]:
+        """The row of every agent."""
+        if self._rows is None:
+            self._rows = {int(agent): row for row, agent in enumerate(self.agent_id)}
+        return self._rows
+
+    def __len__(self) -> int:
+        """Return A."""
+        return len(self.agent_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.agent_id)
+
+    def _row_of(self, agent_id: int) -> int:
+        row = self.agent_id_to_index.get(agent_id)
+        if row is None:
+            raise KeyError(f"agent_id {agent_id} is not present in the {type(self).__name__}")
+        return row
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(agent_id={np.asarray(self.agent_id).tolist()})"
+
+
+class DecisionSteps(_Agents):
+    """Agents that wait for a decision.
+
+    Attributes:
+        obs: list of [A, ...] arrays.
+        reward: [A] float32, since each agent's last step.
+        agent_id: [A] int32.
+        action_mask: list of [A, branch size] bool, True where an action is not allowed; None without discrete actions.
+        group_id: [A] int32, 0 for no group.
+        group_reward: [A] float32.
+    """
+
+    def __init__(
+        self,
+        obs: Sequence[Array],
+        reward: Array,
+        agent_id: Array,
+        action_mask: Sequence[Array] | None = None,
+        group_id: Array | Sequence[int] | None = None,
+        group_reward: Array | None = None,
+    ) -> None:
+        self.obs = list(obs)
+        self.reward = reward
+        self.agent_id = agent_id
+        self.action_mask = None if action_mask is None else list(action_mask)
+        self.group_id = _column(group_id, len(agent_id), np.int32)
+        self.group_reward = _column(group_reward, len(agent_id), np.float32)
+
+    def __getitem__(self, agent_id: int) -> DecisionStep:
+        row = self._row_of(agent_id)
+        mask = None if self.action_mask is None else [branch[row] for branch in self.action_mask]
+        obs = [array[row] for array in self.obs]
+        return DecisionStep(obs, self.reward[row], agent_id, mask, self.group_id[row], self.group_reward[row])
+
+    @staticmethod
+    def empty(spec: Any) -> DecisionSteps:
+        """Return no agents of a behaviour."""
+        return DecisionSteps(_no_obs(spec), np.zeros(0, np.float32), np.zeros(0, np.int32))
+
+
+class TerminalSteps(_Agents):
+    """Agents whose episode ended.
+
+    Attributes:
+        obs, reward, agent_id, group_id, group_reward: as of DecisionSteps.
+        interrupted: [A] bool, True if a limit ended the episode.
+    """
+
+    def __init__(
+        self,
+        obs: Sequence[Array],
+        reward: Array,
+        interrupted: Array,
+        agent_id: Array,
+        group_id: Array | Sequence[int] | None = None,
+        group_reward: Array | None = None,
+    ) -> None:
+        self.obs = list(obs)
+        self.reward = reward
+        self.interrupted = interrupted
+        self.agent_id = agent_id
+        self.group_id = _column(group_id, len(agent_id), np.int32)
+        self.group_reward = _column(group_reward, len(agent_id), np.float32)
+
+    def __getitem__(self, agent_id: int) -> TerminalStep:
+        row = self._row_of(agent_id)
+        obs = [array[row] for array in self.obs]
+        group = self.group_id[row], self.group_reward[row]
+        return TerminalStep(obs, self.reward[row], self.interrupted[row], agent_id, *group)
+
+    @staticmethod
+    def empty(spec: Any) -> TerminalSteps:
+        """Return no agents of a behaviour."""
+        return TerminalSteps(_no_obs(spec), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.int32))
+
+
+class BatchedStepResult(_Agents):
+    """All agents of a group that have news, in the first generation.
+
+    Attributes:
+        obs, reward, agent_id, action_mask: as of DecisionSteps.
+        done: [A] bool, whether the agent's episode ended.
+        max_step: [A] bool, whether a limit ended it.
+    """
+
+    def __init__(
+        self,
+        obs: Sequence[Array],
+        reward: Array,
+        done: Array,
+        max_step: Array,
+        agent_id: Array,
+        action_mask: Sequence[Array] | None = None,
+    ) -> None:
+        self.obs = list(obs)
+        self.reward = reward
+        self.done = done
+        self.max_step = max_step
+        self.agent_id = agent_id
+        self.action_mask = None if action_mask is None else list(action_mask)
+
+    def n_agents(self) -> int:
+        """Return A."""
+        return len(self.agent_id)
+
+    def contains_agent(self, agent_id: int) -> bool:
+        """Whether the agent has news."""
+        return agent_id in self.agent_id_to_index
+
+    def get_agent_step_result(self, agent_id: int) -> StepResult:
+        """Return one agent's part.
+
+        Raises:
+            IndexError: it has no news.
+        """
+        if not self.contains_agent(agent_id):
+            raise IndexError(f"agent_id {agent_id} is not present in the BatchedStepResult")
+        return self[agent_id]
+
+    def __getitem__(self, agent_id: int) -> StepResult:
+        row = self._row_of(agent_id)
+        mask = None if self.action_mask is None else [branch[row] for branch in self.action_mask]
+        obs = [array[row] for array in self.obs]
+        return StepResult(obs, self.reward[row], self.done[row], self.max_step[row], agent_id, mask)
+
+
+AllStepResult: TypeAlias = dict[str, "tuple[DecisionSteps, TerminalSteps] | BatchedStepResult"]
+
+
+def _column(values: object, size: int, dtype: type[np.generic]) -> Array:
+    # A column that an older env does not have is zeros; the real one's group ids come as a list.
+    return np.zeros(size, dtype) if values is None else np.asarray(values, dtype)
+
+
+def _no_obs(spec: Any) -> list[Array]:
+    shapes = [tuple(each.shape) for each in spec.observation_specs]
+    return [np.zeros((0, *shape), np.float32) for shape in shapes]
+
+
+def unpack(results: Results) -> AllStepResult:
+    """Return an observation of `UnityEnv` as step results."""
+    return {
+        name: _unpack_pair(*agents) if isinstance(agents, tuple) else BatchedStepResult(**agents)
+        for name, agents in results.items()
+    }
+
+
+def _unpack_pair(decision: Agents, terminal: Agents) -> tuple[DecisionSteps, TerminalSteps]:
+    return DecisionSteps(**decision), TerminalSteps(**terminal)
+
+
+# ---- actions, and an env's step as a whole -----------------------------------------------------------------------------
+
+
+class ActionInfo(NamedTuple):
+    """What a policy decided for the agents of one behaviour of one worker.
+
+    Attributes:
+        action: as the policy gave it; the first generation's envs are given this.
+        env_action: what the env is to be given, perhaps clipped: an ActionTuple, or an array [A, ...]. The first
+            generation has its value estimates in this place.
+        outputs: all that the policy computed.
+        agent_ids: [A] whom it is for.
+    """
+
+    action: Any
+    env_action: Any
+    outputs: dict[str, Any]
+    agent_ids: Sequence[int]
+
+    @property
+    def value(self) -> Any:
+        """The first generation's name of the second field."""
+        return self.env_action
+
+    @staticmethod
+    def empty() -> ActionInfo:
+        """Return a decision for nobody."""
+        return ActionInfo([], [], {}, [])
+
+
+class EnvironmentStep(NamedTuple):
+    """What one worker's env returned, and the actions that led to it.
+
+    Attributes:
+        current_all_step_result: by behaviour.
+        worker_id: whose it is.
+        brain_name_to_action_info: by behaviour, the actions that led to this result; empty after a reset.
+        environment_stats: by name, a list of (value, aggregation method) that the env sent since the last step.
+    """
+
+    current_all_step_result: AllStepResult
+    worker_id: int
+    brain_name_to_action_info: dict[str, Any]
+    environment_stats: dict[str, Any] = {}
+
+    @property
+    def name_behavior_ids(self) -> Iterable[str]:
+        """The behaviours that the result is about."""
+        return self.current_all_step_result.keys()
+
+    @staticmethod
+    def empty(worker_id: int) -> EnvironmentStep:
+        """Return what a worker has before its first reset."""
+        return EnvironmentStep({}, worker_id, {}, {})

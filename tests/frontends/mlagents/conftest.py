@@ -1,0 +1,43 @@
+"""Managers of scripted Unity envs, closed at the end of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
+from stepmill.testing.gates import Gate
+from stepmill.testing.unity import ScriptedBehaviors, ScriptedGroups
+
+GENERATIONS = {"behaviors": ScriptedBehaviors, "groups": ScriptedGroups}
+
+
+@pytest.fixture(params=list(GENERATIONS))
+def script(request: pytest.FixtureRequest) -> Any:
+    """A scripted env of either generation."""
+    return GENERATIONS[request.param]
+
+
+@pytest.fixture
+def manager_of() -> Iterator[Callable[..., SubprocessEnvManager]]:
+    """Build managers; further keywords are ManagerOptions. Workers are forked: how they start is not the point."""
+    made = []
+
+    def build(factory: Any, n_env: int = 1, engine: Any = None, **options: Any) -> SubprocessEnvManager:
+        options.setdefault("context", "fork")
+        made.append(SubprocessEnvManager(factory, engine, n_env, options=ManagerOptions(**options)))
+        return made[-1]
+
+    yield build
+    for manager in reversed(made):
+        manager.close()
+    made.clear()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that envs may wait at."""
+    with Gate() as gate:
+        yield gate

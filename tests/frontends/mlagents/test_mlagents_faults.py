@@ -1,0 +1,378 @@
+"""What a manager of Unity envs does when envs raise, die, hang or are stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+import stepmill
+from stepmill.frontends.mlagents import (
+    OnCrash,
+    RestartLimits,
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
+from stepmill.frontends.mlagents.failures import UnityStuckError
+from stepmill.testing.faulty import OddSignatureError, UnpicklableError
+from stepmill.testing.unity import ScriptedBehaviors
+from tests.frontends.mlagents.parts import AgentManager, Policy, deciding, die, ended, once, raise_, wait
+
+WALK = {"walk": [[1, 2], [2], [2, 3]]}
+MANY = RestartLimits(-1, -1)
+
+
+class CustomError(Exception):
+    """An env's own."""
+
+
+def with_hooks(script: type[Any], worker: int, hooks: dict[tuple[str, int], Any]) -> Any:
+    """A factory: one worker has hooks."""
+    return lambda worker_id, channels: script(WALK, side_channels=channels, hooks=hooks if worker_id == worker else {})
+
+
+def step_until(manager: Any, is_enough: Any) -> list[Any]:
+    steps: list[Any] = []
+    while not is_enough(steps):
+        steps += manager.get_steps()
+    return steps
+
+
+def firsts_of(steps: list[Any], worker_id: int) -> list[Any]:
+    """A worker's steps right after a reset: they have no actions."""
+    return [step for step in steps if step.worker_id == worker_id and not step.brain_name_to_action_info]
+
+
+# ---- exceptions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("U-13", "U-B2")
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_subprocess_env_raises_errors_of_the_factory_at_reset(manager_of, num_envs):
+    def factory(worker_id, channels):
+        raise CustomError("no env today")
+
+    manager = manager_of(factory, num_envs)
+    with pytest.raises(CustomError, match="no env today") as caught:
+        manager.reset()
+    assert isinstance(caught.value.__cause__, stepmill.EnvError)
+    assert "raise CustomError" in caught.value.__cause__.remote_traceback
+
+
+@pytest.mark.covers("U-13", "U-B2")
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_subprocess_failing_step_reaches_the_top_as_itself(manager_of, script, num_envs):
+    hooks = {("step", 2): raise_(lambda: CustomError("fell over"))}
+    manager = manager_of(with_hooks(script, num_envs - 1, hooks), num_envs)
+    manager.reset()
+    with pytest.raises(CustomError, match="fell over"):
+        step_until(manager, lambda steps: len(steps) > 100)
+
+
+@pytest.mark.covers("U-13")
+@pytest.mark.parametrize("make", [lambda: OddSignatureError(7, detail="odd"), lambda: UnpicklableError("locked")])
+def test_an_exception_that_cannot_travel_is_still_of_its_class(manager_of, make):
+    manager = manager_of(with_hooks(ScriptedBehaviors, 0, {("step", 1): raise_(make)}))
+    manager.reset()
+    with pytest.raises(type(make())) as caught:
+        manager.get_steps()
+    assert isinstance(caught.value, stepmill.EnvError)
+    assert caught.value.env_id == 0
+    assert "raise error()" in caught.value.remote_traceback
+    assert type(make()).__name__ in str(caught.value)
+
+
+@pytest.mark.covers("U-B2")
+def test_an_env_that_exits_the_program_is_an_error_and_no_hang(manager_of):
+    manager = manager_of(with_hooks(ScriptedBehaviors, 0, {("step", 1): raise_(lambda: SystemExit(3))}))
+    manager.reset()
+    with pytest.raises(stepmill.EnvError, match="SystemExit"):
+        manager.get_steps()
+
+
+@pytest.mark.covers("U-B2")
+def test_a_failure_is_not_lost_in_a_reset_that_comes_after_it(manager_of, script, gate):
+    hooks = {("step", 1): lambda env: (wait(gate.path)(env), raise_(lambda: CustomError("late"))(env))}
+    manager = manager_of(with_hooks(script, 0, hooks), 2)
+    manager.reset()
+    manager.get_steps()
+    gate.wait_arrivals(1)
+    gate.open()
+    with pytest.raises(CustomError, match="late"):
+        manager.reset()
+    manager.reset()  # the user has asked for it: the env is made anew
+    assert len(manager.first_step_infos) == 2
+
+
+@pytest.mark.covers("U-13", "U-14")
+def test_after_an_exception_the_others_go_on_and_the_broken_env_waits_for_a_reset(manager_of, script):
+    manager = manager_of(with_hooks(script, 0, {("step", 1): raise_(lambda: CustomError("once"))}), 2)
+    manager.reset()
+    with pytest.raises(CustomError):
+        step_until(manager, lambda steps: len(steps) > 100)
+    assert {step.worker_id for step in step_until(manager, lambda steps: len(steps) >= 3)} == {1}
+    assert manager.reset() == 2
+
+
+# ---- crashes, and restarts within quotas --------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("U-14", "U-B4", "U-B9")
+@pytest.mark.parametrize("hook", [die, raise_(lambda: UnityEnvironmentException("it broke"))])
+def test_crashed_env_restarts_and_healthy_ones_are_not_reset(manager_of, script, tmp_path, hook):
+    manager = manager_of(with_hooks(script, 1, {("step", 2): once(tmp_path / "flag", hook)}), 3)
+    manager.set_policy("walk", Policy())
+    manager.reset({"gravity": 9.5})
+    pids = [psutil.Process(worker["pid"]) for worker in manager._pool.stats()["workers"]]
+
+    steps = step_until(manager, lambda steps: firsts_of(steps, 1) and len(steps) > 20)
+
+    assert manager.restart_counts == [0, 1, 0]
+    assert deciding(firsts_of(steps, 1)[0]) == [1, 2]
+    healthy, renewed = (
+        manager._pool.get_attr("counts", env_ids=[0])[0],
+        manager._pool.get_attr("counts", env_ids=[1])[0],
+    )
+    assert healthy["reset"] == 1
+    assert renewed["reset"] == 1
+    assert (
+        b"gravity" in manager._pool.get_attr("sent", env_ids=[1])[0][0]
+    )  # parameters were sent again, before the reset
+    assert not pids[1].is_running()
+    assert pids[0].is_running()
+
+
+@pytest.mark.covers("U-14", "G-5")
+def test_a_crash_ends_the_episodes_of_its_agents_as_interrupted(manager_of, script, tmp_path):
+    manager = manager_of(with_hooks(script, 0, {("step", 2): once(tmp_path / "flag", die)}))
+    manager.set_policy("walk", Policy())
+    manager.reset()
+    (step,) = manager.get_steps()
+    assert deciding(step) == [2]
+    assert ended(step) == {1: False}
+
+    (lost,) = manager.get_steps()
+    assert ended(lost) == {2: True}
+    assert deciding(lost) == []
+    agents = lost.current_all_step_result["walk"]
+    last = agents[1] if isinstance(agents, tuple) else agents
+    assert last.reward.tolist() == [0.0]
+    assert last.obs[0].tolist() == [[2.0] * 3]
+    (first,) = manager.get_steps()
+    assert deciding(first) == [1, 2]
+    assert first.brain_name_to_action_info == {}
+
+
+@pytest.mark.covers("U-14")
+def test_all_envs_are_reset_after_a_crash_if_asked(manager_of, script, tmp_path):
+    factory = with_hooks(script, 1, {("step", 2): once(tmp_path / "flag", die)})
+    manager = manager_of(factory, 2, on_crash=OnCrash.RESET_ALL)
+    agents = AgentManager()
+    manager.set_agent_manager("walk", agents)
+    manager.reset({"gravity": 9.5})
+
+    step_until(manager, lambda steps: manager.restart_counts[1] == 1)
+
+    assert agents.num_ended == 2
+    assert [each["reset"] for each in manager._pool.get_attr("counts")] == [2, 1]
+    assert b"gravity" in manager._pool.get_attr("sent", env_ids=[1])[0][0]
+
+
+@pytest.mark.covers("U-14", "U-11")
+@pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [(RestartLimits(), 1), (RestartLimits(2, -1), 2), (RestartLimits(0, -1), 0)],
+    ids=["rate", "lifetime", "none"],
+)
+def test_beyond_its_quota_a_crash_is_raised(manager_of, limits, allowed):
+    manager = manager_of(with_hooks(ScriptedBehaviors, 0, {("step", 1): die}), restarts=limits)
+    manager.reset()
+    with pytest.raises(UnityCommunicationException, match=r"UnityEnvironment worker: recv failed\..*SIGKILL") as caught:
+        step_until(manager, lambda steps: len(steps) > 100)
+    assert manager.restart_counts == [allowed]
+    assert isinstance(caught.value, stepmill.WorkerDied)
+    assert caught.value.env_ids == (0,)
+    with pytest.raises(stepmill.UsageError, match=r"workers \[0\] have failed"):
+        manager.get_steps()
+
+
+@pytest.mark.covers("U-11", "U-B4")
+def test_a_worker_that_died_in_between_is_noticed_by_the_next_command(manager_of, script):
+    manager = manager_of(with_hooks(script, 0, {}), restarts=RestartLimits(0))
+    manager.reset()
+    os.kill(manager._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    with pytest.raises(UnityCommunicationException, match=r"UnityEnvironment worker: (send|recv) failed\."):
+        step_until(manager, lambda steps: len(steps) > 100)
+
+
+@pytest.mark.covers("U-14")
+def test_an_env_that_never_worked_is_not_restarted(manager_of):
+    hooks = {("reset", 1): raise_(lambda: UnityTimeOutException("nobody is there"))}
+    manager = manager_of(with_hooks(ScriptedBehaviors, 0, hooks), restarts=MANY)
+    with pytest.raises(UnityTimeOutException, match="nobody is there"):
+        manager.reset()
+    assert manager.restart_counts == [0]
+
+
+@pytest.mark.covers("U-14")
+def test_a_hung_env_is_ended_by_its_time_limit_and_restarted(manager_of, script, tmp_path, gate):
+    hooks = {("step", 1): once(tmp_path / "flag", wait(gate.path))}
+    manager = manager_of(with_hooks(script, 0, hooks), 2, step_timeout_s=0.3)
+    manager.set_policy("walk", Policy())
+    manager.reset()
+    steps = step_until(manager, lambda steps: firsts_of(steps, 0))
+    assert manager.restart_counts == [1, 0]
+    assert len([step for step in steps if step.worker_id == 1]) > 1
+
+
+@pytest.mark.covers("U-14")
+def test_a_hung_env_without_quota_is_a_time_out(manager_of, gate):
+    hooks = {("step", 1): wait(gate.path)}
+    manager = manager_of(with_hooks(ScriptedBehaviors, 0, hooks), step_timeout_s=0.3, restarts=RestartLimits(0))
+    manager.reset()
+    with pytest.raises(UnityTimeOutException) as caught:
+        manager.get_steps()
+    assert isinstance(caught.value, stepmill.EnvTimeout)
+
+
+@pytest.mark.covers("U-14")
+def test_a_reset_waits_only_so_long_for_steps_under_way(manager_of, script, gate):
+    manager = manager_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 2, drain_timeout_s=0.2)
+    manager.reset()
+    manager.get_steps()
+    gate.wait_arrivals(1)
+    with pytest.raises(UnityStuckError, match=r"Workers \{0\} stuck in waiting state") as caught:
+        manager.reset()
+    assert isinstance(caught.value, TimeoutError)
+    gate.open()
+    assert manager.reset() == 2
+
+
+@pytest.mark.covers("U-14")
+def test_an_env_that_does_not_close_after_its_failure_is_ended(manager_of, script, tmp_path, gate):
+    broken = raise_(lambda: UnityEnvironmentException("it broke"))
+    hooks = {("step", 1): once(tmp_path / "flag", broken), ("close", 1): once(tmp_path / "closing", wait(gate.path))}
+    manager = manager_of(with_hooks(script, 0, hooks), leave_timeout_s=0.2)
+    manager.set_policy("walk", Policy())
+    manager.reset()
+    assert step_until(manager, lambda steps: firsts_of(steps, 0))
+    assert manager.restart_counts == [1]
+
+
+# ---- a stop on purpose ---------------------------------------------------------------------------------------------------
+
+STOPS = [
+    lambda: UnityCommunicatorStoppedException("Communicator has exited."),
+    lambda: UnityCommunicationException("Communicator has stopped."),
+]
+
+
+@pytest.mark.covers("U-B9", "U-11")
+@pytest.mark.parametrize("stop", STOPS, ids=["behaviors", "groups"])
+def test_a_stop_on_purpose_is_no_crash_and_the_others_go_on(manager_of, script, stop, caplog):
+    manager = manager_of(with_hooks(script, 1, {("step", 1): raise_(stop)}), 2)
+    manager.set_policy("walk", Policy())
+    manager.reset()
+    steps = step_until(manager, lambda steps: manager.stopped_workers)
+    after = step_until(manager, lambda steps: len(steps) > 2)
+
+    assert {step.worker_id for step in after} == {0}
+    assert manager.stopped_workers == [1]
+    assert manager.restart_counts == [0, 0]
+    assert [ended(step) for step in steps if step.worker_id == 1] == [{1: True, 2: True}]
+    assert "was stopped" in caplog.text
+    assert manager.reset() == 1
+
+
+@pytest.mark.covers("U-B9", "U-11")
+@pytest.mark.parametrize("stop", STOPS, ids=["behaviors", "groups"])
+def test_when_the_last_env_is_stopped_that_is_raised(manager_of, stop):
+    manager = manager_of(with_hooks(ScriptedBehaviors, 0, {("step", 1): raise_(stop)}))
+    manager.reset()
+    manager.get_steps()  # the ends of its agents' episodes
+    is_new = isinstance(stop(), UnityCommunicatorStoppedException)
+    with pytest.raises(UnityCommunicatorStoppedException if is_new else UnityCommunicationException) as caught:
+        manager.get_steps()
+    assert str(caught.value) == (
+        "Communicator has exited." if is_new else "At least one of the environments has closed."
+    )
+
+
+# ---- waiting, and the end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("U-B1", "G-15")
+def test_a_manager_that_waits_uses_no_processor(manager_of, script, gate):
+    hooks = {("step", 1): wait(gate.path)}
+    manager = manager_of(lambda worker_id, channels: script(WALK, hooks=hooks), 2)
+    manager.reset()
+    waiting = _Opener(gate, 1.0)
+    before = time.process_time()
+    manager.get_steps()
+    used = time.process_time() - before
+    assert waiting.join()
+    assert used < 0.25
+
+
+class _Opener:
+    """Opens a gate a while after both envs have come to it, from another process: this one only waits."""
+
+    def __init__(self, gate: Any, after_s: float) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                gate.wait_arrivals(2)
+                time.sleep(after_s)
+                gate.open(2)
+            finally:
+                os._exit(0)
+
+    def join(self) -> bool:
+        return os.waitpid(self._pid, 0)[1] == 0
+
+
+@pytest.mark.covers("U-12", "U-B8")
+def test_close_closes_every_env_whatever_was_not_received_and_can_be_repeated(manager_of, script, tmp_path):
+    def factory(worker_id, channels):
+        return script(WALK, hooks={("close", 1): lambda env: (tmp_path / f"closed{worker_id}").touch()})
+
+    manager = manager_of(factory, 3)
+    manager.reset()
+    manager.get_steps()
+    manager._queue_steps()  # answers that nobody takes
+    manager.close()
+    manager.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed0", "closed1", "closed2"]
+
+
+@pytest.mark.covers("U-13", "U-B8")
+def test_close_ends_a_worker_that_does_not_answer_and_tells(manager_of, script, gate, caplog):
+    hooks = {("step", 1): wait(gate.path)}
+    manager = manager_of(with_hooks(script, 0, hooks), 2, close_timeout_s=0.3)
+    manager.reset()
+    manager.get_steps()
+    gate.wait_arrivals(1)
+    began = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="was killed"), caplog.at_level(logging.ERROR, "stepmill.mlagents"):
+        manager.close()
+    assert time.monotonic() - began < 10.0
+    assert "workers [0] did not close" in caplog.text
+
+
+@pytest.mark.covers("U-12")
+def test_an_env_that_raises_in_close_does_not_keep_the_others_open(manager_of, script, tmp_path):
+    def factory(worker_id, channels):
+        hook = raise_(lambda: CustomError("no")) if worker_id == 0 else lambda env: (tmp_path / "closed").touch()
+        return script(WALK, hooks={("close", 1): hook})
+
+    manager = manager_of(factory, 2)
+    manager.reset()
+    manager.close()
+    assert (tmp_path / "closed").exists()

@@ -1,0 +1,369 @@
+"""What a manager of Unity envs does while all goes well. Names of published cases are kept in the tests' names."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.frontends.mlagents import EnvironmentStep, SimpleEnvManager, join_steps, split_info
+from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel
+from stepmill.frontends.mlagents.steps import DecisionSteps
+from stepmill.testing.unity import ScriptedBehaviors
+from tests.frontends.mlagents.parts import (
+    AgentManager,
+    BatchPolicy,
+    Policy,
+    decide,
+    decided,
+    deciding,
+    ended,
+    given_action,
+    wait,
+)
+
+WALK = {"walk": [[1, 2], [2], [2, 3]]}
+
+
+def walking(script: type[Any], **arguments: Any) -> Any:
+    return lambda worker_id, channels: script(WALK, side_channels=channels, **arguments)
+
+
+@pytest.mark.covers("U-1")
+def test_environments_are_created_each_in_a_process_with_its_worker_id(manager_of, script):
+    def factory(worker_id, channels):
+        env = script(WALK)
+        env.identity = (worker_id, os.getpid(), len(channels))
+        return env
+
+    manager = manager_of(factory, 3)
+
+    identities = manager._pool.get_attr("identity")
+    assert [worker_id for worker_id, _, _ in identities] == [0, 1, 2]
+    assert len({pid for _, pid, _ in identities} | {os.getpid()}) == 4
+    assert [worker.worker_id for worker in manager.env_workers] == [0, 1, 2]
+
+
+@pytest.mark.covers("U-3", "U-4")
+def test_step_takes_steps_for_all_non_waiting_envs_and_returns_what_is_there(manager_of, script, gate):
+    def factory(worker_id, channels):
+        return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 2 else {})
+
+    manager = manager_of(factory, 3)
+    policy = Policy()
+    manager.set_policy("walk", policy)
+    manager.reset()
+
+    answered = [step.worker_id for _ in range(4) for step in manager.get_steps()]
+    gate.wait_arrivals(1)
+
+    assert set(answered) == {0, 1}
+    assert policy.asked.count(([1, 2], 2)) == 1  # worker 2 waits: it was asked for once, and given one command
+    gate.open()
+    while 2 not in answered:
+        answered += [step.worker_id for step in manager.get_steps()]
+
+
+@pytest.mark.covers("U-4", "U-17")
+def test_a_step_comes_with_the_actions_that_led_to_it(manager_of, script):
+    manager = manager_of(walking(script))
+    manager.reset()
+    assert manager.env_workers[0].previous_step.brain_name_to_action_info == {}
+    for number in (1.0, 2.0):
+        manager.set_policy("walk", Policy(number))
+        (step,) = manager.get_steps()
+        assert decided(step) == number
+        # In the first generation those whose episode ended are given actions, too.
+        num_agents = 1 if number == 2.0 and script is ScriptedBehaviors else 2
+        assert manager._pool.get_attr("actions")[0]["walk"] == given_action(script, number, num_agents)
+
+
+def test_before_its_first_reset_a_worker_has_an_empty_step():
+    assert EnvironmentStep.empty(3) == ({}, 3, {}, {})
+    assert list(EnvironmentStep.empty(3).name_behavior_ids) == []
+
+
+def test_the_first_step_of_an_env_that_was_never_reset_resets_it(manager_of, script):
+    manager = manager_of(walking(script))
+    (step,) = manager.get_steps()
+    assert deciding(step) == [1, 2]
+    assert manager._pool.get_attr("counts")[0]["reset"] == 1
+
+
+@pytest.mark.covers("U-5", "U-17")
+def test_agents_join_and_leave_at_every_step(manager_of, script):
+    manager = manager_of(walking(script, interrupts=[1]))
+    manager.reset()
+    seen = [manager.env_workers[0].previous_step, *manager.get_steps(), *manager.get_steps()]
+
+    assert [deciding(step) for step in seen] == [[1, 2], [2], [2, 3]]
+    assert [ended(step) for step in seen] == [{}, {1: True}, {}]
+
+
+@pytest.mark.covers("U-5")
+def test_masks_group_ids_and_rewards_arrive(manager_of):
+    manager = manager_of(lambda worker_id, channels: ScriptedBehaviors(WALK, is_discrete=True))
+    manager.reset()
+    agents = manager.env_workers[0].previous_step.current_all_step_result["walk"][0]
+
+    assert [mask.tolist() for mask in agents.action_mask] == [[[True, False, False]] * 2, [[False, False]] * 2]
+    assert agents.group_id.tolist() == [1, 0]
+    assert agents.reward.tolist() == [1.0, 2.0]
+    assert agents[2].agent_id == 2
+    assert agents[2].group_id == 0
+    assert 3 not in agents
+    assert len(agents) == 2
+
+
+@pytest.mark.covers("U-5")
+def test_a_behaviour_may_appear_at_any_time_and_one_without_policy_or_agents_gets_no_actions(manager_of, script):
+    rows = {"walk": [[1], [1], [1]], "fly": [None, [7], []], "swim": [[9]]}
+    manager = manager_of(lambda worker_id, channels: script(rows))
+    manager.set_policy("walk", Policy(1.0))
+    manager.set_policy("fly", Policy(2.0))
+    manager.reset()
+    assert list(manager.training_behaviors) == ["walk", "swim"]
+
+    names = [sorted(step.brain_name_to_action_info) for _ in range(3) for step in manager.get_steps()]
+
+    assert names == [["walk"], ["fly", "walk"], ["fly", "walk"]]
+    assert set(manager.training_behaviors) == {"walk", "fly", "swim"}
+    assert manager._pool.get_attr("actions")[0] == {
+        "walk": given_action(script, 1.0),
+        "fly": given_action(script, 2.0),  # from the one step in which it had an agent
+    }
+
+
+@pytest.mark.covers("U-6")
+def test_reset_collects_results_from_all_envs_in_worker_order_after_what_is_under_way(manager_of, script, gate):
+    def factory(worker_id, channels):
+        return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
+
+    manager = manager_of(factory, 4)
+    manager.set_policy("walk", Policy())
+    manager.reset()
+    manager.get_steps()
+    gate.wait_arrivals(1)
+    gate.open()
+
+    assert manager.reset() == 4
+    assert [step.worker_id for step in manager.first_step_infos] == [0, 1, 2, 3]
+    assert all(step.brain_name_to_action_info == {} for step in manager.first_step_infos)
+    assert [worker.previous_step for worker in manager.env_workers] == manager.first_step_infos
+    counts = manager._pool.get_attr("counts")
+    assert counts[0]["step"] == 1
+    assert [each["reset"] for each in counts] == [2] * 4
+
+
+@pytest.mark.covers("U-7", "U-B3")
+def test_reset_passes_reset_params_and_none_is_the_default(manager_of, script):
+    manager = manager_of(walking(script), 2)
+    manager.reset()
+    manager.reset({"gravity": 9.5, "size": 2})
+
+    assert manager.get_properties == {"gravity": 9.5, "size": 2.0}
+    for sent in manager._pool.get_attr("sent"):
+        assert b"gravity" not in sent[0]
+        assert b"gravity" in sent[1]
+        assert b"size" in sent[1]
+
+
+@pytest.mark.covers("U-9", "U-B8")
+def test_training_behaviors_collects_results_from_all_envs(manager_of, script):
+    manager = manager_of(lambda worker_id, channels: script({f"walk{worker_id}": [[1]]}, shape=(4, 5, 3)), 3)
+
+    assert sorted(manager.training_behaviors) == ["walk0", "walk1", "walk2"]
+    brain = manager.external_brains["walk1"]
+    assert brain.camera_resolutions == [(4, 5, 3)]
+    assert brain.vector_observation_space_size == 0
+    assert brain.vector_action_space_type == "continuous"
+    assert brain.vector_action_space_size == [2]
+
+
+@pytest.mark.covers("U-B8")
+def test_questions_do_not_wait_for_a_step_under_way(manager_of, script, gate):
+    manager = manager_of(
+        lambda worker_id, channels: script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {}), 2
+    )
+    manager.reset({"gravity": 1.0})
+    manager.get_steps()
+    gate.wait_arrivals(1)
+
+    assert manager.env_workers[0].waiting
+    assert manager.get_properties == {"gravity": 1.0}
+    assert "walk" in manager.external_brains
+    gate.open()
+
+
+@pytest.mark.covers("U-15")
+def test_advance_hands_out_experience_and_takes_the_newest_policy(manager_of, script):
+    manager = manager_of(walking(script))
+    agents = AgentManager()
+    manager.set_agent_manager("walk", agents)
+    manager.set_policy("walk", Policy(1.0))
+    assert agents.policy is manager.policies["walk"]
+    assert manager.reset() == 1
+    assert agents.num_ended == 1
+    assert agents.experiences == []
+
+    for number in (2.0, 3.0):
+        agents.policy_queue.put(Policy(number))
+    assert manager.advance() == 1
+
+    assert agents.policy.number == 3.0
+    assert agents.policy_queue.empty()
+    first, second = agents.experiences
+    *results, worker_id, info = second
+    assert len(results) == (2 if script is ScriptedBehaviors else 1)
+    assert worker_id == 0
+    assert info.outputs == {"number": 3.0}
+    assert first[-1].agent_ids == []
+    assert agents.stats == [({}, 0), ({}, 0)]
+
+
+@pytest.mark.covers("U-15")
+def test_a_behaviour_without_agent_manager_is_a_warning(manager_of, script, caplog):
+    manager = manager_of(walking(script))
+    manager.reset()
+    with caplog.at_level(logging.WARNING, "stepmill.mlagents"):
+        assert manager.process_steps(manager.get_steps()) == 1
+    assert "Agent manager was not created for behavior id walk" in caplog.text
+
+
+@pytest.mark.covers("U-15")
+def test_channels_that_want_to_know_are_told_that_training_started(manager_of, script):
+    class Listener(FloatPropertiesChannel):
+        def __init__(self, worker_id):
+            super().__init__(channel_id=ID)
+            self.told = []
+
+        def training_started(self, name, settings):
+            self.told.append((name, settings))
+
+        def read(self):
+            return self.told
+
+    manager = manager_of(walking(script), 2, channel_factory=lambda worker_id: [Listener(worker_id)])
+    manager.on_training_started("walk", {"steps": 7})
+    manager.reset()
+    assert manager.call_channel(ID, "read") == ([("walk", {"steps": 7})],) * 2
+
+
+def _make_id():
+    import uuid
+
+    return uuid.UUID("00000000-0000-0000-0000-000000000007")
+
+
+ID = _make_id()
+
+
+@pytest.mark.covers("U-16", "U-17")
+@pytest.mark.parametrize("channel", [FloatPropertiesChannel, EnvironmentParametersChannel])
+def test_a_simple_manager_does_the_same_in_this_process(script, channel):
+    params = channel()
+    env = script(WALK, side_channels=[params])
+    manager = SimpleEnvManager(env, params)
+    manager.set_policy("walk", Policy(4.0))
+
+    assert manager.reset({"gravity": 9.5}) == 1
+    assert b"gravity" in env.sent[0]
+    (step,) = manager.get_steps()
+
+    assert step.worker_id == 0
+    assert deciding(step) == [2]
+    assert decided(step) == 4.0
+    assert env.actions == {"walk": given_action(script, 4.0, 2)}
+    assert list(manager.training_behaviors) == ["walk"]
+    assert manager.external_brains["walk"].brain_name == "walk"
+    assert manager.get_properties == ({"gravity": 9.5} if channel is FloatPropertiesChannel else {})
+    manager.set_env_parameters(None)
+    manager.close()
+    assert env.counts["close"] == 1
+
+
+@pytest.mark.covers("U-B6")
+def test_a_policy_that_can_is_asked_once_for_all_workers_that_wait(manager_of, script):
+    manager = manager_of(walking(script), 3, is_deterministic=True)
+    policy = BatchPolicy()
+    manager.set_policy("walk", policy)
+    manager.reset()
+    steps = manager.get_steps()
+
+    assert policy.batches == [[0, 1, 2]]
+    assert policy.asked == []
+    assert [decided(step) for step in steps] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.covers("U-B6")
+def test_agents_of_several_workers_are_joined_and_decisions_split():
+    steps = [
+        DecisionSteps(
+            [np.full((size, 3), size, np.float32)],
+            np.zeros(size, np.float32),
+            np.arange(size),
+            [np.ones((size, 2), bool)],
+        )
+        for size in (2, 0, 1)
+    ]
+    joined = join_steps(steps)
+    assert joined.obs[0][:, 0].tolist() == [2, 2, 1]
+    assert joined.agent_id.tolist() == [0, 1, 0]
+    assert joined.action_mask[0].shape == (3, 2)
+
+    infos = split_info(decide(joined, 5.0), steps)
+    assert [info.action.shape for info in infos] == [(2, 2), (0, 2), (1, 2)]
+    assert [info.env_action.continuous.shape for info in infos] == [(2, 2), (0, 2), (1, 2)]
+    assert [list(info.agent_ids) for info in infos] == [[0, 1], [], [0]]
+    assert infos[0].outputs == {"number": 5.0}
+
+
+@pytest.mark.covers("U-B10")
+def test_in_deterministic_mode_all_workers_answer_in_their_order_whoever_is_fast(manager_of, script, gate):
+    def factory(worker_id, channels):
+        return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
+
+    manager = manager_of(factory, 3, is_deterministic=True)
+    manager.reset()
+    gate.open()
+    assert [step.worker_id for step in manager.get_steps()] == [0, 1, 2]
+    assert [step.worker_id for step in manager.get_steps()] == [0, 1, 2]
+
+
+@pytest.mark.covers("U-B10")
+def test_workers_are_seeded_one_by_one(manager_of, script):
+    def factory(worker_id, channels, seed):
+        env = script(WALK)
+        env.drawn = (seed, int(np.random.randint(1 << 30)))  # noqa: NPY002 - what is seeded
+        return env
+
+    drawn = [manager_of(factory, 2, seed=seed)._pool.get_attr("drawn") for seed in (5, 5, 9)]
+
+    assert [seed for seed, _ in drawn[0]] == [5, 6]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][0] != drawn[0][1]
+
+
+@pytest.mark.covers("U-B10", "U-1")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_how_workers_start_can_be_chosen(manager_of, context):
+    manager = manager_of(_make_scripted, 1, context=context)
+    assert manager.reset() == 1
+
+
+def _make_scripted(worker_id, channels):
+    return ScriptedBehaviors(WALK, side_channels=channels)
+
+
+def test_wrong_arguments_are_told(manager_of):
+    with pytest.raises(stepmill.UsageError, match="n_env"):
+        manager_of(_make_scripted, 0)
+    with pytest.raises(stepmill.UsageError, match="EngineConfig"):
+        manager_of(_make_scripted, 1, "fast")
+    manager = manager_of(_make_scripted)
+    with pytest.raises(stepmill.UsageError, match="gravity"):
+        manager.reset({"gravity": "much"})
