@@ -17,6 +17,8 @@ if not sys.platform.startswith("linux"):
 if TYPE_CHECKING:
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
     from stepmill.frontends.gymnasium import make_vec as make_vec
+    from stepmill.frontends.rollout import Rollout as Rollout
+    from stepmill.frontends.rollout import RolloutBatch as RolloutBatch
     from stepmill.pool.pool import Pool as Pool
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "VectorEnv": "stepmill.frontends.gymnasium",
     "make_vec": "stepmill.frontends.gymnasium",
+    "Rollout": "stepmill.frontends.rollout",
+    "RolloutBatch": "stepmill.frontends.rollout",
     "Pool": "stepmill.pool.pool",
     "Batch": "stepmill.spec.batch",
     "EnvSpec": "stepmill.spec.env",
@@ -77,6 +81,8 @@ __all__ = [
     "Pool",
     "PoolOptions",
     "RecvTimeout",
+    "Rollout",
+    "RolloutBatch",
     "Seeding",
     "StepmillError",
     "UsageError",

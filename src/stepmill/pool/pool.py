@@ -312,7 +312,10 @@ class Pool(PoolCalls):
         """Return these ids, if each is one of an env that is stepping or whose result waits to be received."""
         ids = sorted(set(self._named(env_ids)))
         states = self._ledger.states()
-        idle = [env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY)]
+        untold = [env_id for env_id, _, _ in self._ledger.faults()]
+        idle = [
+            env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in untold
+        ]
         if idle or not ids:
             raise UsageError(f"envs {idle} were sent nothing that recv() could wait for; send() or reset_async() first")
         return ids

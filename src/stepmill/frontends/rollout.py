@@ -1,0 +1,276 @@
+"""`Rollout`: T steps of all envs in arrays [T, N, ...], written in place, for learners such as PPO.
+
+    sync               policy(all) │ step(all) │ policy(all) │ step(all) │ ...
+    double-buffered    policy(A) │ policy(B) │ policy(A) │ ...        A and B are halves of the envs:
+                                 └ A steps ──┘└ B steps ─┘            one steps while the policy thinks of the other
+
+What one `recv` brings is written straight into row t+1 of the buffer. Both ways are deterministic: which envs a call of the
+policy sees depends on neither timing nor the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.pool.infos import rows_of
+from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Seed
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import AutoresetMode
+from stepmill.spec.tree import DictNode, Node, TupleNode, leaves, opaques, unflatten
+
+Policy: TypeAlias = Callable[[Any, NDArray[np.int64]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutBatch:
+    """T steps of N envs. The arrays are the rollout's own: the next `collect` writes into them.
+
+    Attributes:
+        obs: [T+1, N, ...] in the structure of the observation; obs[t] is what the policy saw at step t.
+        action: [T, N, ...] in the structure of the action.
+        reward: [T, N] float32.
+        terminated, truncated: [T, N] bool, of the episode that step t ended.
+        valid: [T, N] bool. With NEXT_STEP autoreset the step after the end of an episode only resets the env: its action was
+            ignored, and it is False there. Leave these out of a loss.
+        final_at: [K, 2] int64, (t, n) of each step whose next observation is not obs[t+1, n] but in final_obs: the ends of
+            episodes with SAME_STEP autoreset. K is 0 with NEXT_STEP.
+        final_obs: [K, ...] in the structure of the observation.
+        extras: name: [T, N, ...], what the policy returned beside actions.
+        episodes: one dict per episode that ended: "t", "env_id", "r" return, "l" length.
+    """
+
+    obs: Any
+    action: Any
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+    final_at: NDArray[np.int64]
+    final_obs: Any
+    extras: dict[str, NDArray[Any]]
+    episodes: list[dict[str, float]]
+
+    def advantages(
+        self,
+        values: NDArray[np.floating[Any]],
+        final_values: NDArray[np.floating[Any]] | None = None,
+        *,
+        gamma: float = 0.99,
+        lam: float = 0.95,
+    ) -> NDArray[np.float32]:
+        """Return generalized advantages [T, N] float32 (Schulman et al. 2016); 0 where `valid` is False.
+
+        A step that ended by termination has no next value; one that was truncated has that of its own last observation.
+
+        Args:
+            values: [T+1, N], of `obs`.
+            final_values: [K], of `final_obs`; needed if K is not 0.
+            gamma: discount.
+            lam: between one-step (0) and Monte Carlo (1) advantages.
+        """
+        following = np.array(values[1:], dtype=np.float32)
+        if len(self.final_at):
+            if final_values is None:
+                raise UsageError(
+                    f"{len(self.final_at)} steps have their next observation in final_obs; give final_values"
+                )
+            following[self.final_at[:, 0], self.final_at[:, 1]] = final_values
+        following[self.terminated] = 0.0
+        deltas = (self.reward + gamma * following - values[:-1]) * self.valid
+        goes_on = ~(self.terminated | self.truncated) & self.valid
+        advantages = np.zeros_like(self.reward)
+        later = np.zeros_like(self.reward[0])
+        for step in reversed(range(len(advantages))):
+            later = deltas[step] + gamma * lam * goes_on[step] * later
+            advantages[step] = later
+        return advantages
+
+
+@dataclass
+class _Group:
+    """Envs that are commanded together: ids, and the rows they own."""
+
+    ids: NDArray[np.int64]
+    rows: slice
+
+
+@dataclass
+class _Found:
+    """What is gathered during one `collect` beside the arrays."""
+
+    final_at: list[tuple[int, int]] = field(default_factory=list)
+    final_obs: list[Any] = field(default_factory=list)
+    episodes: list[dict[str, float]] = field(default_factory=list)
+
+
+class Rollout:
+    """Collects T steps of all envs of a pool at a time.
+
+    Args:
+        pool: with NEXT_STEP or SAME_STEP autoreset; used by this rollout alone while it collects.
+        num_steps: T.
+        is_double_buffered: let one half of the envs step while the policy thinks of the other.
+
+    Raises:
+        UsageError: the pool's autoreset is DISABLED, or its observations or actions have parts of no fixed size.
+    """
+
+    def __init__(self, pool: Pool, num_steps: int, *, is_double_buffered: bool = False) -> None:
+        if num_steps < 1:
+            raise UsageError(f"num_steps={num_steps} must be 1 or more")
+        if pool.options.autoreset_mode is AutoresetMode.DISABLED:
+            raise UsageError("a Rollout needs envs that reset themselves; make the pool with NEXT_STEP or SAME_STEP")
+        if is_double_buffered and pool.num_envs < 2:
+            raise UsageError("one env has no two halves; leave is_double_buffered out, or make more envs")
+        for name, node in (("observations", pool.spec.observation), ("actions", pool.spec.action)):
+            if opaques(node):
+                raise UsageError(f"{name} have parts of no fixed size ({opaques(node)}); a Rollout needs arrays")
+        self.pool = pool
+        self.num_steps = num_steps
+        lead = (num_steps, pool.num_rows)
+        self._obs = _arrays(pool.spec.observation, (num_steps + 1, pool.num_rows))
+        self._action = _arrays(pool.spec.action, lead)
+        self._reward = np.zeros(lead, np.float32)
+        self._terminated, self._truncated = np.zeros(lead, np.bool_), np.zeros(lead, np.bool_)
+        self._valid = np.ones(lead, np.bool_)
+        self._extras: dict[str, NDArray[Any]] = {}
+        self._groups = self._split(2 if is_double_buffered else 1)
+        # Whose last step ended an episode, so that its next one only resets it.
+        self._is_over = np.zeros(pool.num_rows, np.bool_)
+        self._is_fresh = False
+
+    def _split(self, num: int) -> list[_Group]:
+        each = self.pool.spec.batch_size
+        parts = np.array_split(np.arange(self.pool.num_envs), num)
+        return [_Group(ids, slice(int(ids[0]) * each, (int(ids[-1]) + 1) * each)) for ids in parts]
+
+    def reset(self, seed: Seed = None, options: Mapping[str, object] | None = None) -> None:
+        """Begin anew: reset all envs. The first `collect` does it by itself; after an error it has to be asked for."""
+        batch = self.pool.reset(seed=seed, options=options)
+        for buffer, fresh in zip(self._obs, _flat(self.pool.spec.observation, batch.obs), strict=True):
+            buffer[-1] = fresh
+        self._is_over[:] = False
+        self._is_fresh = True
+
+    def collect(self, policy: Policy) -> RolloutBatch:
+        """Run T steps, and go on where the last `collect` ended.
+
+        Args:
+            policy: called with observations [B, ...] and env ids [B]; returns actions [B, ...], or a tuple of these and a
+                dict of further arrays [B, ...], such as log-probabilities, which are kept in `extras`. The observations
+                are views of the buffer: not to be changed.
+        """
+        if not self._is_fresh:
+            self.reset()
+        self._is_fresh = False  # until all is received, an error leaves envs in the middle of steps
+        for buffer in self._obs:
+            buffer[0] = buffer[-1]
+        found = _Found()
+        for step in range(self.num_steps):
+            for group in self._groups:
+                if step:
+                    self._receive(step - 1, group, found)
+                self._act(step, group, policy)
+        for group in self._groups:
+            self._receive(self.num_steps - 1, group, found)
+        self._is_fresh = True
+        return self._batch(found)
+
+    def _act(self, step: int, group: _Group, policy: Policy) -> None:
+        spec = self.pool.spec
+        seen = unflatten(spec.observation, [buffer[step, group.rows] for buffer in self._obs])
+        answer = policy(seen, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
+        action, extras = answer if _has_extras(answer) else (answer, {})
+        slots = [buffer[step, group.rows] for buffer in self._action]
+        for slot, given in zip(slots, _flat(spec.action, action), strict=True):
+            slot[...] = given
+        for name, value in extras.items():
+            column = np.asarray(value)
+            if name not in self._extras:
+                self._extras[name] = np.zeros((self.num_steps, self.pool.num_rows, *column.shape[1:]), column.dtype)
+            self._extras[name][step, group.rows] = column
+        self._valid[step, group.rows] = ~self._is_over[group.rows]
+        self.pool.send(unflatten(spec.action, slots), group.ids)
+
+    def _receive(self, step: int, group: _Group, found: _Found) -> None:
+        out = unflatten(self.pool.spec.observation, [buffer[step + 1, group.rows] for buffer in self._obs])
+        batch = self.pool.recv(env_ids=group.ids, out=out)
+        self._reward[step, group.rows] = batch.reward
+        self._terminated[step, group.rows] = batch.terminated
+        self._truncated[step, group.rows] = batch.truncated
+        over = batch.terminated | batch.truncated
+        is_next_step = self.pool.options.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._is_over[group.rows] = over if is_next_step else False
+        if over.any():
+            self._note_ends(step, group.rows.start, batch, found)
+
+    def _note_ends(self, step: int, first_row: int, batch: Batch, found: _Found) -> None:
+        over = np.flatnonzero(batch.terminated | batch.truncated)
+        if self.pool.options.autoreset_mode is AutoresetMode.SAME_STEP:
+            finals = {row: info["final_obs"] for row, info in rows_of(batch.info) if "final_obs" in info}
+            found.final_at += [(step, first_row + int(row)) for row in over]
+            found.final_obs += [finals[int(row)] for row in over]
+        episode = batch.info.get("episode")
+        if episode is not None:
+            found.episodes += [
+                {
+                    "t": step,
+                    "env_id": int(batch.env_id[row]),
+                    "r": float(episode["r"][row]),
+                    "l": int(episode["l"][row]),
+                }
+                for row in over
+            ]
+
+    def _batch(self, found: _Found) -> RolloutBatch:
+        spec = self.pool.spec
+        columns = [_flat(spec.observation, obs) for obs in found.final_obs]
+        finals = [
+            np.stack([column[place] for column in columns]) if columns else np.zeros((0, *leaf.shape), leaf.dtype)
+            for place, (_, leaf) in enumerate(leaves(spec.observation))
+        ]
+        return RolloutBatch(
+            obs=unflatten(spec.observation, self._obs),
+            action=unflatten(spec.action, self._action),
+            reward=self._reward,
+            terminated=self._terminated,
+            truncated=self._truncated,
+            valid=self._valid,
+            final_at=np.array(found.final_at, np.int64).reshape(-1, 2),
+            final_obs=unflatten(spec.observation, finals),
+            extras=self._extras,
+            episodes=found.episodes,
+        )
+
+
+def _has_extras(answer: Any) -> bool:
+    return type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], Mapping)
+
+
+def _arrays(node: Node, lead: tuple[int, int]) -> list[NDArray[Any]]:
+    return [np.zeros((*lead, *leaf.shape), leaf.dtype) for _, leaf in leaves(node)]
+
+
+def _flat(node: Node, value: Any) -> list[Any]:
+    """Return the leaves of a value in the structure of a tree, in the tree's order."""
+    found: list[Any] = []
+    _collect_leaves(node, value, found)
+    return found
+
+
+def _collect_leaves(node: Node, value: Any, found: list[Any]) -> None:
+    if isinstance(node, DictNode):
+        for key, child in node.items:
+            _collect_leaves(child, value[key], found)
+    elif isinstance(node, TupleNode):
+        for child, part in zip(node.children, value, strict=True):
+            _collect_leaves(child, part, found)
+    else:
+        found.append(np.asarray(value))
