@@ -62,6 +62,11 @@ class Loop:
     def refresh(self) -> None:
         """Look up step and reset of every env again."""
 
+    def keep_options(self, server: int, options: bytes | None) -> None:
+        """
+        Say what resets without options of their own are given, encoded; None forgets it.
+        """
+
     def requests_seen(self, count: int) -> None:
         """Say how many slow requests were handled so far."""
 
@@ -81,6 +86,11 @@ class Ledger:
 
     def send(self, actions: object | None, env_ids: object | None = None) -> None:
         """Command a step of some or all envs."""
+
+    def send_all(self, actions: object | None) -> None:
+        """
+        Command a step of all envs but those that are exhausted, whose rows will be empty.
+        """
 
     def send_reset(self, env_ids: object | None, seeds: object, blobs: object) -> None:
         """Command resets; a seed and a blob, or None, per env."""
@@ -178,7 +188,10 @@ class Ledger:
         """Envs whose result can be received."""
 
     def states(self) -> list[int]:
-        """Per env: 0 idle, 1 busy, 2 ready, 3 faulted."""
+        """Per env: 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted."""
+
+    def num_ended(self) -> list[int]:
+        """Per env: episodes that ended, of the budget."""
 
     def num_pending(self) -> int:
         """Envs commanded and not yet received."""

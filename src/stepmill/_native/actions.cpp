@@ -37,7 +37,7 @@ nb::object Ledger::plain_actions(const Leaf& leaf, PyObject* value, npy_intp row
 
 // Checks all, then writes all: a wrong action changes nothing.
 void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques) {
-    check_workers(ids);
+    check_workers(ids, Command::STEP);
     const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
     std::vector<nb::object> arrays(action_.leaves.size());
     if (action_.num_opaques != 0) opaques.resize(ids.size());

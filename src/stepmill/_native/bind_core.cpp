@@ -12,13 +12,30 @@ namespace {
 
 using namespace nb::literals;
 
+Column parse_column(nb::handle item) {
+    nb::tuple parts = nb::cast<nb::tuple>(item);
+    return {nb::cast<std::size_t>(parts[0]), nb::cast<std::size_t>(parts[1]), nb::cast<std::size_t>(parts[2])};
+}
+
 std::vector<Column> parse_columns(nb::handle list) {
     std::vector<Column> columns;
-    for (nb::handle item : list) {
-        nb::tuple parts = nb::cast<nb::tuple>(item);
-        columns.push_back({nb::cast<std::size_t>(parts[0]), nb::cast<std::size_t>(parts[1]), nb::cast<std::size_t>(parts[2])});
-    }
+    for (nb::handle item : list) columns.push_back(parse_column(item));
     return columns;
+}
+
+OutcomePlan parse_outcome(nb::dict fields) {
+    OutcomePlan outcome;
+    outcome.num_agents = nb::cast<std::uint32_t>(fields["num_agents"]);
+    outcome.num_rewards = nb::cast<std::uint32_t>(fields["num_rewards"]);
+    outcome.has_scalar_reward = nb::cast<bool>(fields["has_scalar_reward"]);
+    outcome.has_float_reward = nb::cast<bool>(fields["has_float_reward"]);
+    outcome.is_open = nb::cast<bool>(fields["is_open"]);
+    outcome.reward = parse_column(fields["reward"]);
+    outcome.terminated = parse_column(fields["terminated"]);
+    outcome.truncated = parse_column(fields["truncated"]);
+    outcome.alive = parse_column(fields["alive"]);
+    outcome.episode_return = parse_column(fields["episode_return"]);
+    return outcome;
 }
 
 SlabPlan parse_plan(nb::dict fields) {
@@ -34,10 +51,9 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.observation = parse_columns(fields["observation"]);
     plan.final_observation = parse_columns(fields["final_observation"]);
     plan.action = parse_columns(fields["action"]);
-    plan.reward = number("reward");
-    plan.terminated = number("terminated");
-    plan.truncated = number("truncated");
-    plan.episode_return = number("episode_return");
+    plan.info = parse_columns(fields["info"]);
+    plan.outcome = parse_outcome(fields);
+    plan.over = number("over");
     plan.episode_length = number("episode_length");
     plan.payload = number("payload");
     plan.payload_row_bytes = number("payload_row_bytes");
@@ -115,6 +131,8 @@ void bind_loop(nb::module_& module) {
              },
              "server"_a, "after_ticket"_a, "Do a server's outstanding command if its ticket is at most after_ticket.")
         .def("refresh", &Loop::refresh, "Look up step and reset of every env again.")
+        .def("keep_options", &Loop::keep_options, "server"_a, "options"_a.none(), nb::sig("def keep_options(self, server: int, options: bytes | None) -> None"),
+             "Say what resets without options of their own are given, encoded; None forgets it.")
         .def("requests_seen", &Loop::requests_seen, "count"_a, "Say how many slow requests were handled so far.")
         .def("release", &Loop::release, "Drop every reference to Python objects.");
 }
@@ -125,6 +143,7 @@ void bind_ledger(nb::module_& module) {
         .def("attach_inline", &Ledger::attach_inline, "loop"_a, "Run commands in the caller, by this loop (the serial backend).")
         .def("step", &Ledger::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs; Gymnasium's five values, or None when a fault is there.")
         .def("send", &Ledger::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Command a step of some or all envs.")
+        .def("send_all", &Ledger::send_all, "actions"_a.none(), "Command a step of all envs but those that are exhausted, whose rows will be empty.")
         .def("send_reset", &Ledger::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "Command resets; a seed and a blob, or None, per env.")
         .def("wait", &Ledger::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "0: that many are ready, 1: a fault is there, 2: timed out.")
         .def("wait_for", &Ledger::wait_for, "env_ids"_a.none(), "timeout_s"_a.none() = nb::none(), "The same for all of these envs that are busy.")
@@ -155,7 +174,8 @@ void bind_ledger(nb::module_& module) {
         .def("newest_outcome", &Ledger::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Reward, flags (1 terminated, 2 truncated) and observation hash of an env's last result.")
         .def("running_env", &Ledger::running_env, "worker"_a, "Whose command a worker was at when it was last heard of; -1: none's.")
         .def("ready_ids", &Ledger::ready_ids, nb::sig("def ready_ids(self) -> list[int]"), "Envs whose result can be received.")
-        .def("states", &Ledger::states, nb::sig("def states(self) -> list[int]"), "Per env: 0 idle, 1 busy, 2 ready, 3 faulted.")
+        .def("states", &Ledger::states, nb::sig("def states(self) -> list[int]"), "Per env: 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted.")
+        .def("num_ended", &Ledger::num_ended, nb::sig("def num_ended(self) -> list[int]"), "Per env: episodes that ended, of the budget.")
         .def("num_pending", &Ledger::num_pending, "Envs commanded and not yet received.")
         .def("num_held", &Ledger::num_held, "Result slots that leases hold.")
         .def("ticket_of", &Ledger::ticket_of, "env_id"_a, "Number of the command last given to the env.")

@@ -26,17 +26,9 @@ inline nb::object checked(PyObject* fresh) {
     return nb::steal(fresh);
 }
 
-template <typename Item>
-nb::object Ledger::gather_column(const Ids& ids, const Item* column, int type_num) const {
-    nb::object array = new_column(static_cast<npy_intp>(ids.size() * batch_size_), type_num);
-    auto* target = data_of<Item>(array);
-    if (is_all(ids)) {
-        std::memcpy(target, column, sizeof(Item) * num_envs_ * batch_size_);
-        return array;
-    }
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-        std::memcpy(target + i * batch_size_, column + row_of(ids[i]), sizeof(Item) * batch_size_);
-    }
+inline nb::object Ledger::gather_rows(const Leaf& leaf, const Ids& ids) const {
+    nb::object array = checked(new_array(leaf, static_cast<npy_intp>(ids.size() * batch_size_)));
+    gather_into(leaf, ids, 0, data_of<std::byte>(array));
     return array;
 }
 

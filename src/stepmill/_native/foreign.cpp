@@ -33,6 +33,7 @@ ForeignLoop::ForeignLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::d
       encoder_(nb::object(settings["pickler"]).ptr()),
       overflow_(slab_->result_fds.at(worker), seats_.size()) {
     slab_->check();
+    if (!slab_->plan.outcome.is_plain() || !slab_->plan.info.empty()) throw std::invalid_argument("a foreign pool has one number as reward, no agents, and no info of fixed shape");
     if (obs_.num_opaques != 0 || action_.num_opaques != 0 || slab_->plan.batch_size != 1) {
         throw std::invalid_argument("a foreign pool gives and takes arrays of a fixed size, one row per env");
     }

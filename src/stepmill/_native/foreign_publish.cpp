@@ -203,16 +203,18 @@ void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t
     const bool is_stepped = !seat.is_reset && !seat.is_held && rows.reward;
     words_.result[local] = 0;
     words_.payload_bytes[local] = 0;
-    slab_->reward()[at] = seat.is_held ? seat.held_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
-    slab_->terminated()[at] = seat.is_held ? seat.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
-    slab_->truncated()[at] = seat.is_held ? seat.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
-    const bool is_end = slab_->terminated()[at] || slab_->truncated()[at];
+    const double reward = seat.is_held ? seat.held_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
+    std::memcpy(slab_->reward(at), &reward, sizeof reward);
+    *slab_->terminated(at) = seat.is_held ? seat.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
+    *slab_->truncated(at) = seat.is_held ? seat.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
+    const bool is_end = *slab_->terminated(at) || *slab_->truncated(at);
+    slab_->over()[at] = is_end;
     if (seat.is_reset || seat.needs_reset) {
         seat.episode_return = 0.0, seat.episode_length = 0;
     } else {
-        seat.episode_return += slab_->reward()[at];
+        seat.episode_return += reward;
         ++seat.episode_length;
-        slab_->episode_return()[at] = seat.episode_return;
+        *slab_->episode_return(at) = seat.episode_return;
         slab_->episode_length()[at] = seat.episode_length;
         if (is_end) seat.episode_return = 0.0, seat.episode_length = 0;
     }

@@ -48,8 +48,8 @@ nb::object Ledger::collect_rows(nb::handle env_ids) {
     nb::list payloads, finals;
     gather_payloads(ids, payloads, finals, true);
     settle(ids, std::move(rest));
-    nb::object info = checked(PyDict_New());
-    if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), nb::none(), num_envs_ * batch_size_, nb::none());
+    nb::object info = fixed_info(all_);
+    if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), num_envs_ * batch_size_, nb::none(), info);
     const Ids everyone = all_;  // a copy: no view is handed out
     return nb::make_tuple(gather_obs(everyone, nullptr), info);
 }
@@ -60,12 +60,16 @@ nb::object Ledger::gather(const Ids& ids, Ids rest, const std::vector<nb::object
     gather_payloads(ids, payloads, finals, false);
     settle(ids, std::move(rest));
     nb::object obs = gather_obs(ids, outs);
-    nb::object reward = gather_column(ids, slab_->reward(), NPY_DOUBLE);
-    nb::object terminated = gather_column(ids, slab_->terminated(), NPY_BOOL);
-    nb::object truncated = gather_column(ids, slab_->truncated(), NPY_BOOL);
+    nb::object reward = gather_rows(reward_, ids);
+    nb::object terminated = gather_rows(terminated_, ids);
+    nb::object truncated = gather_rows(truncated_, ids);
     nb::object info = gather_info(ids, payloads, finals);
     if (!has_ids) return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
     nb::object env_id = row_ids(ids);
+    if (slab_->plan.outcome.num_agents != 0) {
+        nb::object alive = gather_rows(alive_, ids);
+        return checked(PyTuple_Pack(7, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr(), alive.ptr()));
+    }
     return checked(PyTuple_Pack(6, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr(), env_id.ptr()));
 }
 
@@ -93,8 +97,14 @@ void Ledger::settle(const Ids& ids, Ids rest) {
         book_->unpin(env.latest);
         env.latest = env.target;
         env.status = EnvStatus::IDLE;
+        if (env.is_masked) {
+            env.is_masked = false;
+            env.status = EnvStatus::EXHAUSTED;
+            continue;
+        }
         if (env.fault_info) mark_truncated(id);
         if (tracks_episodes_) note_result(id);
+        if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
         env.fault_info.reset(), env.final_obs.reset();
     }
 }

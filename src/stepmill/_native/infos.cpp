@@ -51,6 +51,7 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
         const Seat seat = slab_->seats[envs_[id].server];
         const ServerWords& words = slab_->words[seat.worker];
         EnvBook& env = envs_[id];
+        if (env.is_masked) continue;
         const bool is_cut = static_cast<bool>(env.fault_info);  // cut short: only SAME_STEP has a result of its own, a reset's
         const bool has_result = !is_cut || env.final_obs;
         const bool is_final = has_result && !is_cut && (words.result[seat.local] & RESULT_FINAL) != 0;
@@ -66,27 +67,31 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
     }
 }
 
-nb::object Ledger::episodes(const Ids& ids) {
-    const auto* terminated = slab_->terminated();
-    const auto* truncated = slab_->truncated();
+// (returns, lengths, which of them ended) if an episode ended in this batch, else None.
+nb::object Ledger::episodes(const Ids& ids) const {
+    const std::uint8_t* over = slab_->over();
     bool is_any = false;
     for (const std::uint32_t id : ids) {
-        for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) is_any |= (terminated[row] | truncated[row]) != 0;
+        for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) is_any |= over[row] != 0;
     }
     if (!is_any) return nb::none();
-    nb::object returns = gather_column(ids, slab_->episode_return(), NPY_DOUBLE);
-    nb::object lengths = gather_column(ids, slab_->episode_length(), NPY_INT64);
-    return nb::make_tuple(returns, lengths);
+    return nb::make_tuple(gather_rows(episode_return_, ids), gather_rows(episode_length_, ids), gather_rows(over_, ids));
+}
+
+// The parts of the info that have a fixed shape, as arrays in a fresh dict.
+nb::object Ledger::fixed_info(const Ids& ids) const {
+    if (info_.leaves.empty()) return checked(PyDict_New());
+    auto make_leaf = [&](const Node& node) { return gather_rows(info_.leaves[static_cast<std::size_t>(node.index)], ids).release().ptr(); };
+    return checked(build_tree(info_.root, make_leaf, [](const Node&) -> PyObject* { return nullptr; }));
 }
 
 nb::object Ledger::gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals) {
     const nb::object ended = has_episodes_ ? episodes(ids) : nb::none();
-    if (PyList_GET_SIZE(payloads.ptr()) == 0 && PyList_GET_SIZE(finals.ptr()) == 0 && ended.is_none()) return checked(PyDict_New());
-    nb::object flags = nb::none();
-    if (!ended.is_none()) flags = nb::make_tuple(gather_column(ids, slab_->terminated(), NPY_BOOL), gather_column(ids, slab_->truncated(), NPY_BOOL));
+    const nb::object fixed = fixed_info(ids);
+    if (PyList_GET_SIZE(payloads.ptr()) == 0 && PyList_GET_SIZE(finals.ptr()) == 0 && ended.is_none()) return fixed;
     nb::object env_ids = nb::none();  // of each row, where it is not the row's own number
     if (!is_all(ids) || batch_size_ > 1) env_ids = row_ids(ids);
-    return make_info_(payloads, finals, ended, flags, ids.size() * batch_size_, env_ids);
+    return make_info_(payloads, finals, ended, ids.size() * batch_size_, env_ids, fixed);
 }
 
 }  // namespace stepmill

@@ -18,7 +18,8 @@ constexpr int REPLAYED = -1;      // what Ledger::replay returns: all as it was,
 constexpr int REPLAY_FAULT = -2;  // a fault came in between; any other number is the first step that differs
 
 // What the parent knows of an env. Whether a PENDING env is ready, its `done` word tells.
-enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3 };  // NEW: never reset
+// NEW: never reset. EXHAUSTED: it has played its budget of episodes.
+enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3, EXHAUSTED = 4 };
 enum class WaitResult { READY, FAULT, TIMED_OUT };
 
 // What an episode needs to be played again. Times are steps since its reset.
@@ -54,6 +55,8 @@ struct EnvBook {
     bool needs_restore = false;  // the next step begins an episode
     bool has_seed = false;       // of the last explicit reset
     bool is_reset = false;       // the command under way begins an episode
+    bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
+    std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
     EpisodeLog log;
@@ -69,6 +72,7 @@ class Ledger {
     void attach_inline(nb::object loop);
     nb::object step(nb::handle actions);                          // None: a fault is there, or not all is ready
     void send(nb::handle actions, nb::handle env_ids);
+    void send_all(nb::handle actions);                            // leaves out who is exhausted
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
     int wait(std::uint32_t min_envs, nb::handle timeout_s);       // as WaitResult, over all pending envs
     int wait_for(nb::handle env_ids, nb::handle timeout_s);
@@ -96,7 +100,8 @@ class Ledger {
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
     int running_env(std::uint32_t worker) const;                  // whose command a worker was at last; -1: none's
     nb::list ready_ids();
-    nb::list states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted
+    nb::list states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted
+    nb::list num_ended();
     std::uint32_t num_pending();
     std::uint32_t num_held() const { return book_ ? book_->num_held() : 0; }
     std::uint32_t ticket_of(std::uint32_t env_id);
@@ -112,8 +117,11 @@ class Ledger {
     using Ids = std::vector<std::uint32_t>;
 
     const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
-    void check_idle(const Ids& ids, bool is_reset) const;
-    void check_workers(const Ids& ids);
+    enum class Asked { STEP, STEP_ALL, RESET };  // STEP_ALL leaves out who is exhausted
+    void check_idle(const Ids& ids, Asked asked) const;
+    void mask(std::uint32_t id);
+    bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 == budget_; }
+    void check_workers(const Ids& ids, Command command);
     void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
     void write_blob(std::uint32_t env_id, PyObject* blob);
@@ -160,9 +168,9 @@ class Ledger {
     void mark_faulted(std::uint32_t id);
     nb::object opaque_column(const Ids& ids, int index) const;
     nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);
-    template <typename Item>
-    nb::object gather_column(const Ids& ids, const Item* column, int type_num) const;
-    nb::object episodes(const Ids& ids);
+    nb::object gather_rows(const Leaf& leaf, const Ids& ids) const;  // of a leaf that has one slot
+    nb::object fixed_info(const Ids& ids) const;
+    nb::object episodes(const Ids& ids) const;
     bool is_all(const Ids& ids) const { return &ids == &all_; }
     std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
     int common_slot(const Ids& ids) const;
@@ -172,7 +180,8 @@ class Ledger {
     std::shared_ptr<Slab> slab_;
     std::shared_ptr<SlotBook> book_;
     std::uint32_t num_envs_, batch_size_, num_workers_;
-    Tree obs_, action_;
+    Tree obs_, action_, info_;
+    Leaf reward_, terminated_, truncated_, alive_, over_, episode_return_, episode_length_;
     std::vector<EnvBook> envs_;
     std::vector<OverflowWriter> blobs_;      // by worker
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
@@ -182,6 +191,7 @@ class Ledger {
     Autoreset autoreset_;
     Seeding seeding_;
     std::uint64_t log_limit_ = 0, log_bytes_ = 0;  // 0: no log
+    std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_;
     std::vector<std::uint8_t> is_restarting_;  // by worker
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;

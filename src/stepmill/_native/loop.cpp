@@ -25,6 +25,8 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       batch_size_(slab_->plan.batch_size),
       obs_(Tree::parse(settings["observation"], settings["observation_leaves"], slab_->plan.observation)),
       action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),
+      info_(Tree::parse(settings["info"], settings["info_leaves"], slab_->plan.info)),
+      reward_(parse_leaf(settings["reward"], slab_->plan.outcome.reward)),
       final_columns_(slab_->plan.final_observation),
       describe_(settings["describe"]),
       unpickler_(settings["unpickler"]),
@@ -33,6 +35,8 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       reset_names_(nb::make_tuple("seed", "options")),
       no_info_(nb::dict()) {
     slab_->check();
+    reward_.path = "reward";
+    for (Leaf& leaf : info_.leaves) leaf.path = "info" + leaf.path;
     const nb::object time_step = settings.contains("time_step") ? nb::object(settings["time_step"]) : nb::none();
     if (!time_step.is_none()) {
         is_time_step_ = true;
@@ -41,7 +45,8 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
     for (nb::handle env : envs) {
         ServedEnv served;
         served.env = nb::borrow(env);
-        served.episode_return.assign(batch_size_, 0.0);
+        served.episode_return.assign(batch_size_ * slab_->plan.outcome.num_rewards, 0.0);
+        served.alive.assign(slab_->plan.outcome.num_agents, 1);
         served.episode_length.assign(batch_size_, 0);
         served.ended.assign(batch_size_, 0);
         served.done = words_.done[envs_.size()].load(std::memory_order_acquire);

@@ -22,10 +22,12 @@ enum class LoopExit : int { REQUEST = 0, STOP = 1 };
 // What one command brought, before it is written.
 struct Result {
     nb::object obs, info, final_obs, final_info;
-    nb::object reward, terminated, truncated;  // of a batched env: arrays [k]
+    nb::object reward, terminated, truncated;  // of a batched env: arrays [k]; a reward that is no plain number
     nb::object reset_mask;                     // of a batched env's partial reset: bool [k]
     double reward_value = 0.0;
     bool is_terminated = false, is_truncated = false;
+    bool is_over = false;                      // this step ended the episode
+    std::vector<std::uint8_t> agent_terminated, agent_truncated, alive;  // [A]; after a reset empty: everyone is alive
 };
 
 // One env object and what the loop remembers of it.
@@ -35,11 +37,15 @@ struct ServedEnv {
     bool needs_reset = false;      // its last step ended an episode
     bool is_early = false;         // its next episode was begun before anybody asked: here is what came of it
     nb::object early_obs, early_info, early_error;
+    std::vector<std::uint8_t> early_alive;
     const char* early_phase = "";
+    bool has_options = false;      // resets without options of their own are given these, decoded anew each time
+    std::vector<std::uint8_t> options;
     bool has_seed = false;
     std::uint64_t base_seed = 0;   // the seed of the last explicit reset
     std::uint64_t episode = 0;     // resets since then
-    std::vector<double> episode_return;         // by row of the env, running
+    std::vector<std::uint8_t> alive;            // [A], after the newest result
+    std::vector<double> episode_return;         // by row of the env and number of the reward, running
     std::vector<std::int64_t> episode_length;
     std::vector<std::uint8_t> ended;            // batched: the row's last step ended its episode
 };
@@ -53,6 +59,7 @@ class Loop {
     bool run_server(std::uint32_t local);
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
     void refresh();
+    void keep_options(std::uint32_t local, nb::handle options);  // encoded; None forgets them
     bool take_interrupt() { return std::exchange(was_interrupted_, false); }  // a KeyboardInterrupt came out of an env of the serial backend
     void requests_seen(std::uint32_t count) {
         requests_seen_ = count;
@@ -74,8 +81,11 @@ class Loop {
     bool wait_for_retry(std::uint32_t local);
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
     std::uint64_t episode_seed(std::uint32_t local) const;
+    nb::object kept_options(const ServedEnv& served) const;
     bool unpack_reset(PyObject* returned, Result& result);
-    bool unpack_step(PyObject* returned, Result& result);
+    bool unpack_step(const ServedEnv& served, PyObject* returned, Result& result);
+    bool unpack_agents(const ServedEnv& served, PyObject* returned, Result& result);
+    bool read_alive(PyObject* value, std::vector<std::uint8_t>& alive) const;
     bool unpack_time_step(PyObject* returned, Result& result) const;
     bool read_blob(std::uint32_t local, nb::object& blob);
     PyObject* build_action(std::uint32_t local, nb::handle opaques);
@@ -84,10 +94,12 @@ class Loop {
     void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
     bool write_result(std::uint32_t local, Result& result);
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
+    bool write_info(std::uint32_t row, Result& result);
+    void write_reset(ServedEnv& served, std::uint32_t row, const Result& result);
     bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
     void write_hash(std::uint32_t local, std::uint32_t row);
-    void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end);
+    void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
     bool write_payload(std::uint32_t local, PyObject* payload);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
     // In line there is no reaper to lose a command to, and the two locked instructions are saved.
@@ -112,7 +124,8 @@ class Loop {
     std::uint64_t retry_wait_ns_;
     std::uint32_t batch_size_;
     std::vector<ServedEnv> envs_;
-    Tree obs_, action_;
+    Tree obs_, action_, info_;
+    Leaf reward_;
     std::vector<Column> final_columns_;
     nb::object describe_, unpickler_;
     Encoder encoder_;

@@ -15,6 +15,7 @@ bool Loop::reset_early() {
         if (perform_reset(local, result, true)) {
             served.early_obs = std::move(result.obs);
             served.early_info = std::move(result.info);
+            served.early_alive = std::move(result.alive);
         } else {
             served.early_phase = result.info && !result.obs ? "output of reset" : "reset";
             served.early_error = nb::steal(raised_exception());
@@ -38,9 +39,25 @@ bool Loop::take_early(std::uint32_t local, Result& result, const char*& phase) {
     }
     result.obs = std::move(served.early_obs);
     result.info = std::move(served.early_info);
+    result.alive = std::move(served.early_alive);
+    served.early_alive.clear();
     served.early_obs.reset(), served.early_info.reset();
     return true;
 }
+
+// Another episode was begun, by the options of old, than the next reset is to begin.
+void Loop::keep_options(std::uint32_t local, nb::handle options) {
+    ServedEnv& served = envs_.at(local);
+    served.has_options = !options.is_none();
+    served.options.clear();
+    if (served.is_early) drop_early(served);
+    if (!served.has_options) return;
+    const auto* data = reinterpret_cast<const std::uint8_t*>(PyBytes_AsString(options.ptr()));
+    if (data == nullptr) throw nb::python_error();
+    served.options.assign(data, data + PyBytes_GET_SIZE(options.ptr()));
+}
+
+nb::object Loop::kept_options(const ServedEnv& served) const { return nb::steal(decode(served.options.data(), served.options.size(), unpickler_.ptr())); }
 
 void Loop::drop_early(ServedEnv& served) const {
     if (served.has_seed && seeding_ != Seeding::CONTINUE) --served.episode;  // nobody saw it

@@ -8,30 +8,6 @@
 
 namespace stepmill {
 
-namespace {
-
-bool read_flag(PyObject* value, const char* name, bool& flag) {
-    if (value == Py_False || value == Py_True) {
-        flag = value == Py_True;
-        return true;
-    }
-    const int truth = PyObject_IsTrue(value);
-    flag = truth > 0;
-    if (truth >= 0) return true;
-    PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "%s must be True or False, got %R", name, reinterpret_cast<PyObject*>(Py_TYPE(value)));
-    return false;
-}
-
-bool read_reward(PyObject* value, double& reward) {
-    if (read_number(value, reward)) return true;
-    PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
-    return false;
-}
-
-}  // namespace
-
 bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     ServedEnv& served = envs_[local];
     const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
@@ -73,12 +49,15 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
         ++served.episode;
         seed = nb::int_(episode_seed(local));
     }
+    const bool is_kept = options.is_none() && served.has_options;
+    if (is_kept) options = kept_options(served);
+    if (!options) return false;
     nb::object returned;
-    if (is_automatic && !seed) {
+    if (is_automatic && !is_kept && !seed) {
         returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
     } else {
         PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
-        const bool has_options = !is_automatic;
+        const bool has_options = !is_automatic || is_kept;
         static PyObject* const seed_only = PyTuple_Pack(1, PyUnicode_InternFromString("seed"));
         returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_only));
     }
@@ -90,17 +69,6 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
 std::uint64_t Loop::episode_seed(std::uint32_t local) const {
     const ServedEnv& served = envs_[local];
     return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, slab_->plan.servers[worker_][local], served.episode);
-}
-
-bool Loop::unpack_reset(PyObject* returned, Result& result) {
-    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) != 2) {
-        result.info = nb::none();  // marks: the env returned, but not what an env returns
-        PyErr_Format(PyExc_TypeError, "reset must return (observation, info), got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
-        return false;
-    }
-    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
-    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 1));
-    return true;
 }
 
 bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {
@@ -120,54 +88,20 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     control_->num_steps.store(control_->num_steps.load(std::memory_order_relaxed) + batch_size_, std::memory_order_relaxed);
     if (!returned) return false;
     phase = "output of step";
-    if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(returned.ptr(), result))) return false;
-    const bool is_end = !is_batched_ && (result.is_terminated || result.is_truncated);
-    if (!is_end || autoreset_ != Autoreset::SAME_STEP) return true;
+    if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(served, returned.ptr(), result))) return false;
+    if (!result.is_over || autoreset_ != Autoreset::SAME_STEP) return true;
     phase = "reset";
     result.final_obs = std::move(result.obs);
     result.final_info = std::move(result.info);
-    result.obs.reset(), result.info.reset();
+    if (words_.flags[local] & FLAG_LAST) {  // nobody will play the next episode
+        result.obs = result.final_obs;
+        result.info = nb::steal(PyDict_New());
+        return true;
+    }
+    result.obs.reset(), result.info.reset(), result.alive.clear();
     if (perform_reset_again(local, result, true, reset_retries_)) return true;
     if (result.info) phase = "output of reset";
     return false;
-}
-
-bool Loop::unpack_step(PyObject* returned, Result& result) {
-    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) != 5) {
-        PyErr_Format(PyExc_TypeError, "step must return the five values (observation, reward, terminated, truncated, info), got %zd values of %R",
-                     PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : Py_ssize_t{1}, reinterpret_cast<PyObject*>(Py_TYPE(returned)));
-        return false;
-    }
-    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
-    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 4));
-    if (is_batched_) {
-        result.reward = nb::borrow(PyTuple_GET_ITEM(returned, 1));
-        result.terminated = nb::borrow(PyTuple_GET_ITEM(returned, 2));
-        result.truncated = nb::borrow(PyTuple_GET_ITEM(returned, 3));
-        return true;
-    }
-    return read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value) && read_flag(PyTuple_GET_ITEM(returned, 2), "terminated", result.is_terminated) &&
-           read_flag(PyTuple_GET_ITEM(returned, 3), "truncated", result.is_truncated);
-}
-
-// A TimeStep is the observation; what the engine must know is at known places of it.
-bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
-    constexpr long LAST = 2;
-    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) <= std::max({step_type_at_, reward_at_, discount_at_})) {
-        PyErr_Format(PyExc_TypeError, "step must return a TimeStep, got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
-        return false;
-    }
-    result.obs = nb::borrow(returned);
-    result.info = no_info_;
-    long step_type = 0;
-    if (!read_integer(PyTuple_GET_ITEM(returned, step_type_at_), step_type)) return false;
-    if (reward_at_ >= 0 && !read_reward(PyTuple_GET_ITEM(returned, reward_at_), result.reward_value)) return false;
-    if (step_type != LAST) return true;
-    double discount = 0.0;
-    if (!read_number(PyTuple_GET_ITEM(returned, discount_at_), discount)) return false;
-    result.is_terminated = discount == 0.0;
-    result.is_truncated = discount != 0.0;
-    return true;
 }
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {

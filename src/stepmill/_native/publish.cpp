@@ -68,9 +68,11 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
         if (!write_obs(result.final_obs.ptr(), row, 0, true, final_opaques)) return false;
         words_.result[local] |= RESULT_FINAL;
     }
+    if (!write_info(row, result)) return false;
     if (!(is_batched_ ? write_batched_flags(local, row, result) : write_flags(local, row, result))) return false;
     if (pool_->hashing.load(std::memory_order_relaxed) != 0) write_hash(local, row);
-    served.needs_reset = !is_batched_ && !result.final_obs && (result.is_terminated || result.is_truncated);
+    const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
+    served.needs_reset = !is_batched_ && !is_last && !result.final_obs && result.is_over;
     if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
     const nb::object none = nb::none();
     nb::tuple payload = nb::make_tuple(result.info, result.final_info ? result.final_info : none, opaques ? opaques : none, final_opaques ? final_opaques : none);
@@ -103,81 +105,6 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
     };
     if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);
     return walk_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
-}
-
-void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k, double reward, bool is_end) {
-    env.episode_return[k] += reward;
-    ++env.episode_length[k];
-    slab_->episode_return()[row] = env.episode_return[k];  // the running values too: of a worker that dies they are all that is left
-    slab_->episode_length()[row] = env.episode_length[k];
-    if (!is_end) return;
-    env.episode_return[k] = 0.0;
-    env.episode_length[k] = 0;
-}
-
-bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
-    slab_->reward()[row] = result.reward_value;
-    slab_->terminated()[row] = result.is_terminated;
-    slab_->truncated()[row] = result.is_truncated;
-    ServedEnv& served = envs_[local];
-    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET) || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
-    if (is_reset) {
-        served.episode_return[0] = 0.0;
-        served.episode_length[0] = 0;
-    } else {
-        note_episode(served, row, 0, result.reward_value, result.is_terminated || result.is_truncated);
-    }
-    return true;
-}
-
-namespace {
-
-// A batched env's rewards or flags as a C array of `num` items of `type_num`; null with an exception set.
-nb::object flat_array(nb::handle value, int type_num, std::uint32_t num, const char* name) {
-    nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (array && PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())) != static_cast<npy_intp>(num)) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd items, but the batched env has %u envs", name,
-                     static_cast<Py_ssize_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()))), num);
-        array.reset();
-    }
-    return array;
-}
-
-template <typename Item>
-const Item* items(const nb::object& array) {
-    return static_cast<const Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
-}
-
-}  // namespace
-
-bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result) {
-    ServedEnv& served = envs_[local];
-    if (!result.reward) {  // a reset
-        nb::object mask;  // a partial reset leaves the other rows' books alone
-        if (result.reset_mask) mask = flat_array(result.reset_mask, NPY_BOOL, batch_size_, "reset_mask");
-        if (result.reset_mask && !mask) return false;
-        for (std::uint32_t k = 0; k < batch_size_; ++k) {
-            if (mask && !items<npy_bool>(mask)[k]) continue;
-            slab_->reward()[row + k] = 0.0;
-            slab_->terminated()[row + k] = slab_->truncated()[row + k] = 0;
-            served.episode_return[k] = 0.0, served.episode_length[k] = 0, served.ended[k] = 0;
-        }
-        return true;
-    }
-    const nb::object reward = flat_array(result.reward, NPY_DOUBLE, batch_size_, "reward");
-    const nb::object terminated = reward ? flat_array(result.terminated, NPY_BOOL, batch_size_, "terminated") : nb::object();
-    const nb::object truncated = terminated ? flat_array(result.truncated, NPY_BOOL, batch_size_, "truncated") : nb::object();
-    if (!truncated) return false;
-    for (std::uint32_t k = 0; k < batch_size_; ++k) {
-        const bool is_end = items<npy_bool>(terminated)[k] || items<npy_bool>(truncated)[k];
-        slab_->reward()[row + k] = items<double>(reward)[k];
-        slab_->terminated()[row + k] = items<npy_bool>(terminated)[k] != 0;
-        slab_->truncated()[row + k] = items<npy_bool>(truncated)[k] != 0;
-        const bool is_reset = served.ended[k] && autoreset_ == Autoreset::NEXT_STEP;
-        if (!is_reset) note_episode(served, row + k, k, items<double>(reward)[k], is_end);
-        served.ended[k] = is_end;
-    }
-    return true;
 }
 
 bool Loop::write_payload(std::uint32_t local, PyObject* payload) {

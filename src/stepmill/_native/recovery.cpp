@@ -11,15 +11,21 @@
 namespace stepmill {
 
 bool Ledger::is_ended(std::uint32_t id) const {
-    const std::uint32_t row = row_of(id);
-    return !is_batched_ && (slab_->terminated()[row] | slab_->truncated()[row]) != 0;
+    return !is_batched_ && slab_->over()[row_of(id)] != 0;
 }
 
 void Ledger::mark_truncated(std::uint32_t id) {
+    const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: who is alive is so in the next episode
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
-        slab_->reward()[row] = 0.0;
-        slab_->terminated()[row] = 0;
-        slab_->truncated()[row] = 1;
+        const Column& flags = slab_->plan.outcome.truncated;
+        const Column& alive = slab_->plan.outcome.alive;
+        const std::vector<std::uint8_t> before(slab_->alive(row), slab_->alive(row) + alive.row_bytes);
+        slab_->clear_outcome(row);
+        std::memset(slab_->truncated(row), 1, flags.row_bytes);
+        const bool is_any = std::ranges::any_of(before, [](std::uint8_t flag) { return flag != 0; });
+        if (is_any) std::memcpy(slab_->truncated(row), before.data(), before.size());  // the dead do not end twice
+        std::memset(slab_->alive(row), goes_on, alive.row_bytes);
+        slab_->over()[row] = 1;
     }
 }
 
@@ -44,6 +50,17 @@ void Ledger::cut_short(std::uint32_t id) {
     if (autoreset_ == Autoreset::SAME_STEP) return;  // keep_final_obs() was there
     const Seat seat = slab_->seats[env.server];
     slab_->words[seat.worker].fault[seat.local].store(0, std::memory_order_relaxed);
+    book_->unpin(env.target);
+    env.target = env.latest;
+    book_->pin(env.target);
+}
+
+// An exhausted env in a step of all: it is given no command, and its row says that nothing happened.
+void Ledger::mask(std::uint32_t id) {
+    EnvBook& env = envs_[id];
+    env.is_masked = true;
+    slab_->clear_outcome(row_of(id));
+    std::memset(slab_->alive(row_of(id)), 0, slab_->plan.outcome.alive.row_bytes);
     book_->unpin(env.target);
     env.target = env.latest;
     book_->pin(env.target);
@@ -94,6 +111,7 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
     words.row[seat.local] = row_of(id);
     words.command[seat.local] = static_cast<std::uint8_t>(command);
     words.slot[seat.local] = static_cast<std::uint8_t>(slot);
+    if (command == Command::STEP && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
     words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
     scanned_ = 0;
     if (inline_ != nullptr) return;

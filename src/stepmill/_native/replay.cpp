@@ -30,9 +30,14 @@ EpisodeLog::Outcome Ledger::outcome_of(std::uint32_t id) const {
     const Seat seat = slab_->seats[envs_[id].server];
     const std::uint32_t row = row_of(id);
     EpisodeLog::Outcome outcome;
-    outcome.reward = slab_->reward()[row];
-    outcome.flags = static_cast<std::uint8_t>(slab_->terminated()[row] | slab_->truncated()[row] << 1);
+    const OutcomePlan& plan = slab_->plan.outcome;
     outcome.hash = slab_->words[seat.worker].hash[seat.local];
+    outcome.flags = static_cast<std::uint8_t>(*slab_->terminated(row) | *slab_->truncated(row) << 1);
+    for (std::size_t i = 0; i < plan.num_rewards; ++i) outcome.reward = 1.000000119 * outcome.reward + slab_->reward_item(row, i);
+    for (std::size_t agent = 1; agent < plan.num_agents; ++agent) {
+        const int flags = slab_->terminated(row)[agent] | slab_->truncated(row)[agent] << 1;
+        outcome.flags = static_cast<std::uint8_t>(31 * outcome.flags + flags);
+    }
     return outcome;
 }
 

@@ -28,7 +28,7 @@ std::string list_ids(const std::vector<std::uint32_t>& ids) {
 
 nb::object Ledger::step(nb::handle actions) {
     const InUse in_use(*this);
-    check_idle(all_, false);
+    check_idle(all_, Asked::STEP_ALL);
     std::vector<nb::list> opaques;
     write_actions(actions, all_, opaques);
     dispatch(all_, Command::STEP);
@@ -40,10 +40,18 @@ void Ledger::send(nb::handle actions, nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
-    check_idle(ids, false);
+    check_idle(ids, Asked::STEP);
     std::vector<nb::list> opaques;
     write_actions(actions, ids, opaques);
     dispatch(ids, Command::STEP);
+}
+
+void Ledger::send_all(nb::handle actions) {
+    const InUse in_use(*this);
+    check_idle(all_, Asked::STEP_ALL);
+    std::vector<nb::list> opaques;
+    write_actions(actions, all_, opaques);
+    dispatch(all_, Command::STEP);
 }
 
 // seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.
@@ -51,8 +59,8 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
     const InUse in_use(*this);
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
-    check_idle(ids, true);
-    check_workers(ids);
+    check_idle(ids, Asked::RESET);
+    check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const Seat seat = slab_->seats[envs_[ids[i]].server];
         ServerWords& words = slab_->words[seat.worker];
@@ -68,26 +76,33 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
     dispatch(ids, Command::RESET);
 }
 
-void Ledger::check_idle(const Ids& ids, bool is_reset) const {
+void Ledger::check_idle(const Ids& ids, Asked asked) const {
+    const bool is_reset = asked == Asked::RESET;
     bool is_good = true;
     for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status != EnvStatus::PENDING);
     if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
-    Ids busy, faulted, fresh, ended;
+    Ids busy, faulted, fresh, ended, exhausted;
     for (const std::uint32_t id : ids) {
         if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
         if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
         if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
-        if (autoreset_ == Autoreset::DISABLED && !is_batched_ && (slab_->terminated()[row_of(id)] || slab_->truncated()[row_of(id)])) ended.push_back(id);
+        if (envs_[id].status == EnvStatus::EXHAUSTED) exhausted.push_back(id);
+        else if (autoreset_ == Autoreset::DISABLED && is_ended(id)) ended.push_back(id);
     }
     if (!busy.empty()) raise_busy(busy);
     if (is_reset) return;
     if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; bring them back with reset(env_ids=...) or revive() before stepping them");
+    const bool is_over = exhausted.size() == ids.size() && !ids.empty();
+    if (is_over || (asked == Asked::STEP && !exhausted.empty())) {
+        raise(errors().usage, "envs " + list_ids(exhausted) + " have played their num_episodes and are exhausted; leave them out, or begin anew with reset(env_ids=...)");
+    }
     if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " were never reset; call reset() before stepping them");
     if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
 }
 
-void Ledger::check_workers(const Ids& ids) {
+void Ledger::check_workers(const Ids& ids, Command command) {
     for (const std::uint32_t id : ids) {
+        if (command == Command::STEP && envs_[id].status == EnvStatus::EXHAUSTED) continue;  // it will be given none
         const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
         if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || is_restarting_[worker]) continue;
         const nb::object verdict = on_dead_(worker);  // the policy's: an error, what infos say of a restart, or None
@@ -121,8 +136,14 @@ void Ledger::dispatch(const Ids& ids, Command command) {
     std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
+        const bool is_exhausted = env.status == EnvStatus::EXHAUSTED;
         env.status = EnvStatus::PENDING;
         pending_.push_back(id);
+        if (is_exhausted && command == Command::STEP) {
+            mask(id);
+            continue;
+        }
+        if (is_exhausted) env.num_ended = 0;
         if (command == Command::STEP && env.is_lost) cut_short(id);
         if (is_done_early(env, command)) continue;
         const Seat seat = slab_->seats[env.server];
@@ -132,6 +153,7 @@ void Ledger::dispatch(const Ids& ids, Command command) {
         words.row[seat.local] = row_of(id);
         words.command[seat.local] = static_cast<std::uint8_t>(is_restored ? Command::RESET : command);
         words.slot[seat.local] = env.target;
+        if (command == Command::STEP && !is_restored && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
         note_command(id, words, seat.local, command);
         is_touched_[seat.worker] = 1;
         // Tickets grow before the doorbell rings: a worker that wakes early must already see its command.

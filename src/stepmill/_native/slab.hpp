@@ -1,6 +1,7 @@
 // One mapped slab: where everything lies. Built once from the plan that slab/layout.py made; knows no Python.
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -30,6 +31,18 @@ struct Seat {
     std::uint32_t local;
 };
 
+// What a row's result says beside its observation.
+struct OutcomePlan {
+    std::uint32_t num_agents = 0;   // 0: the env is its own one, and there is no `alive`
+    std::uint32_t num_rewards = 1;  // numbers in a row's reward
+    bool has_scalar_reward = true;  // a number, not an array
+    bool has_float_reward = false;  // float32, not float64
+    bool is_open = false;           // agents come and go: no step ends the env's episode
+    Column reward{}, terminated{}, truncated{}, alive{}, episode_return{};
+
+    bool is_plain() const noexcept { return num_agents == 0 && has_scalar_reward && !has_float_reward; }
+};
+
 struct SlabPlan {
     std::size_t size_bytes = 0;
     std::uint32_t num_rows = 0;
@@ -38,8 +51,9 @@ struct SlabPlan {
     std::uint32_t private_slots = 1;
     std::vector<std::size_t> worker_control;             // offset of each WorkerControl
     std::vector<std::vector<std::uint32_t>> servers;     // of each worker, in local order
-    std::vector<Column> observation, final_observation, action;
-    std::size_t reward = 0, terminated = 0, truncated = 0, episode_return = 0, episode_length = 0;
+    std::vector<Column> observation, final_observation, action, info;
+    OutcomePlan outcome;
+    std::size_t over = 0, episode_length = 0;
     std::size_t payload = 0, payload_row_bytes = 0;
 };
 
@@ -123,10 +137,26 @@ class Slab {
         }
     }
 
-    double* reward() const noexcept { return reinterpret_cast<double*>(base + plan.reward); }
-    std::uint8_t* terminated() const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.terminated); }
-    std::uint8_t* truncated() const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.truncated); }
-    double* episode_return() const noexcept { return reinterpret_cast<double*>(base + plan.episode_return); }
+    // Of a row: its reward, a flag per agent, who is alive; whether this result ended its episode; the episode so far.
+    std::byte* reward(std::size_t row) const noexcept { return base + plan.outcome.reward.at(0, row); }
+    std::uint8_t* terminated(std::size_t row) const noexcept { return bytes(plan.outcome.terminated, row); }
+    std::uint8_t* truncated(std::size_t row) const noexcept { return bytes(plan.outcome.truncated, row); }
+    std::uint8_t* alive(std::size_t row) const noexcept { return bytes(plan.outcome.alive, row); }
+    std::uint8_t* over() const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.over); }
+    double* episode_return(std::size_t row) const noexcept { return reinterpret_cast<double*>(base + plan.outcome.episode_return.at(0, row)); }
+    double reward_item(std::size_t row, std::size_t index) const noexcept {
+        const std::byte* items = reward(row);
+        return plan.outcome.has_float_reward ? static_cast<double>(reinterpret_cast<const float*>(items)[index]) : reinterpret_cast<const double*>(items)[index];
+    }
+    // As a reset leaves it: no reward, no flag, everyone alive.
+    void clear_outcome(std::size_t row) const noexcept {
+        const OutcomePlan& outcome = plan.outcome;
+        std::memset(reward(row), 0, outcome.reward.row_bytes);
+        std::memset(terminated(row), 0, outcome.terminated.row_bytes);
+        std::memset(truncated(row), 0, outcome.truncated.row_bytes);
+        std::memset(alive(row), 1, outcome.alive.row_bytes);
+        over()[row] = 0;
+    }
     std::int64_t* episode_length() const noexcept { return reinterpret_cast<std::int64_t*>(base + plan.episode_length); }
     std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }
 
@@ -138,6 +168,9 @@ class Slab {
     std::vector<WorkerControl*> workers;
     std::vector<ServerWords> words;
     std::vector<Seat> seats;  // by server
+
+   private:
+    std::uint8_t* bytes(const Column& column, std::size_t row) const noexcept { return reinterpret_cast<std::uint8_t*>(base + column.at(0, row)); }
 };
 
 }  // namespace stepmill

@@ -174,20 +174,24 @@ Node Node::parse(nb::handle program) {
     return node;
 }
 
+Leaf parse_leaf(nb::handle item, const Column& column) {
+    nb::tuple parts = nb::cast<nb::tuple>(item);
+    Leaf leaf;
+    leaf.descr = nb::borrow(parts[0]);
+    leaf.type_num = leaf.dtype()->type_num;
+    leaf.is_native = PyArray_ISNBO(leaf.dtype()->byteorder);
+    for (nb::handle size : nb::cast<nb::tuple>(parts[1])) leaf.shape.push_back(nb::cast<npy_intp>(size));
+    leaf.column = column;
+    leaf.row_bytes = column.row_bytes;
+    return leaf;
+}
+
 Tree Tree::parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns) {
     Tree tree;
     tree.root = Node::parse(program);
     std::size_t index = 0;
     for (nb::handle item : leaf_list) {
-        nb::tuple parts = nb::cast<nb::tuple>(item);  // (dtype, shape)
-        Leaf leaf;
-        leaf.descr = nb::borrow(parts[0]);
-        leaf.type_num = leaf.dtype()->type_num;
-        leaf.is_native = PyArray_ISNBO(leaf.dtype()->byteorder);
-        for (nb::handle size : nb::cast<nb::tuple>(parts[1])) leaf.shape.push_back(nb::cast<npy_intp>(size));
-        leaf.column = columns.at(index++);
-        leaf.row_bytes = leaf.column.row_bytes;
-        tree.leaves.push_back(std::move(leaf));
+        tree.leaves.push_back(parse_leaf(item, columns.at(index++)));
     }
     collect_paths(tree.root, "", tree.leaves, tree.num_opaques);
     for (Leaf& leaf : tree.leaves) {

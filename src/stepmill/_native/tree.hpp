@@ -47,6 +47,9 @@ struct Node {
 // str(object), for messages.
 std::string text_of(nb::handle object);
 
+// A leaf from (dtype, shape), and the column that it has in the slab.
+Leaf parse_leaf(nb::handle item, const Column& column);
+
 // A node with its leaves.
 struct Tree {
     Node root;

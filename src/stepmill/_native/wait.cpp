@@ -156,9 +156,16 @@ nb::list Ledger::states() {
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
         const EnvStatus status = envs_[id].status;
         const int pending = is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
-        states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : 0);
+        states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : status == EnvStatus::EXHAUSTED ? 4 : 0);
     }
     return states;
+}
+
+nb::list Ledger::num_ended() {
+    const InUse in_use(*this);
+    nb::list ended;
+    for (const EnvBook& env : envs_) ended.append(env.num_ended);
+    return ended;
 }
 
 }  // namespace stepmill

@@ -156,6 +156,10 @@ class Proxy:
     def refresh(self) -> None:
         """Nothing is looked up ahead here."""
 
+    def keep_options(self, local: int, options: bytes | None) -> None:
+        """Refuse, for `answer`: resets of foreign pools are the pool's own."""
+        raise UsageError("the envs of a foreign pool keep no reset options; give them to the pool's maker")
+
     def _begin(self, servers: NDArray[np.int32] | None, actions: Any, resets: Sequence[ResetOrder]) -> None:
         if servers is not None:
             self._blame(servers, "step", lambda: self._pool.send(servers, actions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from stepmill import _native
+from stepmill import _native, timers
 from stepmill.backends.base import Future, fault_error, warn_of_close
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
@@ -55,10 +55,12 @@ class SerialBackend:
             raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")
         close_envs(self._plan.env_ids, self._built.envs)
         report = self._build()
-        faults = obey(self._plan.env_ids, self._built.envs, orders)
+        loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
+        faults = obey(loop, self._plan.env_ids, self._built.envs, orders)
         if faults:
             raise join_errors([fault_error(fault, 0) for fault in faults])
-        self._loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
+        loop.refresh()
+        self._loop = loop
         return report
 
     def close(self, timeout_s: float) -> None:
@@ -69,6 +71,8 @@ class SerialBackend:
         warn_of_close(0, close_envs(self._plan.env_ids, built.envs))
 
     def _build(self) -> WorkerReport:
+        if self._settings.timers_every:
+            timers.enable(self._settings.timers_every)  # of the caller, whose thread it is
         self._built = Built()
         built = build(self._plan.env_ids, self._plan.env_fns, passes=(KeyboardInterrupt,))
         if built.faults:

@@ -14,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from stepmill import _native
+from stepmill import _native, timers
 from stepmill.backends.base import (
     CALL_SLICE_S,
     Future,
@@ -29,6 +29,7 @@ from stepmill.backends.base import (
 )
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, join_errors
+from stepmill.worker import settle
 from stepmill.worker.channel import close_fds
 from stepmill.worker.host import Built, Fault, attach_own, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import Reply, Request, WorkerPlan, WorkerReport, WorkerSettings
@@ -250,10 +251,11 @@ class ThreadWorker:
 
     def serve_slab(self, slab: _native.Slab) -> None:
         """Serves the slab until the pool says stop; sets `has_answered` when it begins."""
-        self.crash = obey(self.plan.env_ids, self.built.envs, self.orders)
+        loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
+        self.crash = obey(loop, self.plan.env_ids, self.built.envs, self.orders)
         if self.crash:
             return
-        loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
+        loop.refresh()
         self.has_answered.set()
         serve(loop, self.built.envs, self, num_requests=self.num_before)
 
@@ -266,6 +268,8 @@ class ThreadWorker:
     def _run(self) -> None:
         is_told = False
         try:
+            settle.pin_cores(self.settings.affinity)
+            timers.enable(self.settings.timers_every)
             self.built = self.build()
             self.has_answered.set()
             is_told = bool(self.built.faults) or self._serve()
@@ -287,6 +291,7 @@ class ThreadWorker:
         return True
 
     def _end(self, *, is_told: bool) -> None:
+        timers.disable()
         with self._lock:
             self.has_ended.set()
             if self._is_let_go:

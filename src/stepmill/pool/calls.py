@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import _native
+from stepmill import _native, timers
 from stepmill.backends.base import Future
+from stepmill.pool.keepsakes import Keepsakes
+from stepmill.pool.properties import PoolProperties
 from stepmill.pool.start import Running
+from stepmill.pool.timers import read_timers
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
 from stepmill.worker.calls import call_payload, set_payload
-from stepmill.worker.messages import Request, RequestKind, Value, WorkerReport
+from stepmill.worker.messages import Request, RequestKind, Value
 from stepmill.worker.records import env_error
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -56,49 +60,13 @@ class PoolFuture:
         return tuple(values)
 
 
-class AttributeBook:
-    """What the user has set on envs, to be set again on those that are built anew. Holds no pool."""
-
-    def __init__(self, running: Running) -> None:
-        self._running = running
-        self._values: dict[str, dict[int, Any]] = {}
-
-    def note(self, name: str, ids: Sequence[int], column: Sequence[Any]) -> None:
-        """Remember the newest value of an attribute, per env."""
-        self._values.setdefault(name, {}).update(zip(ids, column, strict=True))
-
-    def values_of(self, env_id: int) -> dict[str, Any]:
-        """Return what is set on an env, by name."""
-        return {name: values[env_id] for name, values in self._values.items() if env_id in values}
-
-    def orders(self, env_ids: Sequence[int]) -> list[Request]:
-        """Return what sets everything again on envs of one worker."""
-        orders = []
-        for name, values in list(self._values.items()):
-            owned = [env_id for env_id in env_ids if env_id in values]
-            if owned:
-                first = self._running.plans[self._running.worker_of[owned[0]]].env_ids[0]
-                payload = set_payload(name, [values[env_id] for env_id in owned])
-                servers = tuple(env_id - first for env_id in owned)
-                orders.append(Request(0, RequestKind.SET_ATTR, servers, (0,) * len(owned), payload))
-        return orders
-
-    def is_replayed(self, env_id: int) -> bool:
-        """Whether the env's calls are logged, and repeated when it is built anew."""
-        return self._running.recovery.is_replayed(env_id)
-
-    def began(self, report: WorkerReport) -> None:
-        """Take note of a new worker's process."""
-        self._running.pids[report.worker] = report.pid
-
-
 class PoolCalls:
     """The part of `Pool` that makes slow requests. A request to an env runs after the commands sent to it before."""
 
     num_envs: int
     _running: Running
     _ledger: _native.Ledger
-    _attributes: AttributeBook
+    _keepsakes: Keepsakes
     _request_ids: itertools.count[int]
 
     def call(
@@ -135,20 +103,33 @@ class PoolCalls:
             values: a list or tuple has one value per env; anything else is for all.
             env_ids: which envs; None is all.
         """
-        ids = self._named(env_ids)
-        column = list(values) if isinstance(values, (list, tuple)) else [values] * len(ids)
-        if len(column) != len(ids):
-            raise UsageError(
-                f"set_attr({name!r}) got {len(column)} values for {len(ids)} envs; give one per env, or one for all"
-            )
-        self._attributes.note(name, ids, column)
-        self._request(
-            RequestKind.SET_ATTR, ids, lambda places: set_payload(name, [column[place] for place in places])
-        ).result()
+        self._set(RequestKind.SET_ATTR, name, values, env_ids)
+
+    @property
+    def properties(self) -> PoolProperties:
+        """Named values that envs are given beside the data: `set(name, value)`, `get(name)`, `list()`."""
+        return PoolProperties(partial(self._set, RequestKind.SET_PROPERTY), self._read_properties)
+
+    def timers(self) -> timers.Tree:
+        """Return the calling thread's timers, with those of all workers added up under "workers"; see `stepmill.timers`."""
+        return read_timers(self._running, self._request_ids)
 
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return what each env's `render` gives, one per env."""
         return self._request(RequestKind.RENDER, self._named(env_ids), lambda places: None).result()
+
+    def _set(self, kind: RequestKind, name: str, values: Any, env_ids: EnvIds | None) -> None:
+        ids = self._named(env_ids)
+        column = list(values) if isinstance(values, (list, tuple)) else [values] * len(ids)
+        if len(column) != len(ids):
+            raise UsageError(
+                f"{name!r} is to be set to {len(column)} values on {len(ids)} envs; give one per env, or one for all"
+            )
+        self._keepsakes.note(kind, name, ids, column)
+        self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places])).result()
+
+    def _read_properties(self, env_ids: EnvIds | None) -> tuple[dict[str, Any], ...]:
+        return self._request(RequestKind.GET_PROPERTIES, self._named(env_ids), lambda places: None).result()
 
     def _named(self, env_ids: EnvIds | None) -> list[int]:
         ids = list(range(self.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]

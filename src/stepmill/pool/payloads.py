@@ -16,8 +16,7 @@ from stepmill.worker.messages import load
 # (first row, payload, fault): the payload as bytes, decoded already where observations have parts of no fixed size, or
 # None; the fault is what the info of an episode that was cut short says, else None.
 Payload = tuple[int, Any, "dict[str, str] | None"]
-Episodes = tuple[NDArray[np.float64], NDArray[np.int64]]
-Flags = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, which of them ended
 MakeInfo = Callable[..., dict[str, Any]]
 
 
@@ -34,15 +33,15 @@ def _make_info(
     payloads: Sequence[Payload],
     finals: Sequence[tuple[int, object]],
     episodes: Episodes | None,
-    flags: Flags | None,
     num_rows: int,
     env_ids: NDArray[np.int64] | None,
+    fixed: dict[str, Any],
 ) -> dict[str, Any]:
     def load_info() -> dict[str, Any]:
         merged = merge(_in_row_order(payloads, dict(finals)), num_rows, rows_each=rows_each, env_ids=env_ids)
-        if episodes is not None and flags is not None and "episode" not in merged:
-            merged.update(_episode_info(episodes, flags))
-        return merged
+        if episodes is not None and "episode" not in merged:
+            merged.update(_episode_info(*episodes))
+        return {**fixed, **merged}
 
     def load_rows() -> InfoRows:
         return _one_by_one(payloads, dict(finals))
@@ -73,13 +72,15 @@ def _in_row_order(payloads: Sequence[Payload], finals: dict[int, object]) -> Ite
         yield row, info
 
 
-def _episode_info(episodes: Episodes, flags: Flags) -> dict[str, Any]:
-    """Return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics."""
-    ended = flags[0] | flags[1]
-    returns, lengths = episodes
+def _episode_info(returns: NDArray[np.float64], lengths: NDArray[np.int64], ended: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics.
+
+    A return has the shape of the env's reward: with agents it is one per agent.
+    """
+    in_shape = ended.reshape(ended.shape + (1,) * (returns.ndim - 1))
     return {
         "episode": {
-            "r": np.where(ended, returns, 0.0),
+            "r": np.where(in_shape, returns, 0.0),
             "l": np.where(ended, lengths, 0),
             "_r": ended,
             "_l": ended.copy(),

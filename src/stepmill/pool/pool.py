@@ -6,22 +6,24 @@ import itertools
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.pool.answers import PoolAnswers
 from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns
-from stepmill.pool.calls import AttributeBook, PoolCalls
-from stepmill.pool.resets import ResetDesk, Seed
+from stepmill.pool.calls import PoolCalls
+from stepmill.pool.keepsakes import Keepsakes
+from stepmill.pool.resets import Options, ResetDesk, Seed
 from stepmill.pool.start import has_log, start_pool
-from stepmill.pool.stats import PoolStats, read_stats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
 from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
+from stepmill.worker.messages import RequestKind
 
 SLOW_S = 30.0  # after this long without an answer a wait tells of it
 _FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
@@ -33,7 +35,7 @@ EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
-class Pool(PoolCalls):
+class Pool(PoolCalls, PoolAnswers):
     """Runs N envs, each under an env_id from 0 to N-1 for the life of the pool.
 
     `step` steps all envs and waits for all. `send` and `recv` do it in two halves, for any subset: `recv` returns the
@@ -70,9 +72,9 @@ class Pool(PoolCalls):
         self.num_workers = len(self._running.plans)
         self._ledger = self._running.ledger
         self._recovery = self._running.recovery
-        self._attributes = AttributeBook(self._running)
-        self._recovery.restarts.remember(self._attributes)
-        self._recovery.capsules.on_attributes(self._attributes.values_of)
+        self._keepsakes = Keepsakes(self._running)
+        self._recovery.restarts.remember(self._keepsakes)
+        self._recovery.capsules.on_attributes(self._keepsakes.values_of)
         self._request_ids = itertools.count(1)
         self._is_eager = False
         self._slow_s: float | None = None if self._has_deadlines else SLOW_S
@@ -91,20 +93,29 @@ class Pool(PoolCalls):
     # ---- synchronous --------------------------------------------------------------------------------------------
 
     def reset(
-        self, *, seed: Seed = None, options: Mapping[str, object] | None = None, env_ids: EnvIds | None = None
+        self,
+        *,
+        seed: Seed = None,
+        options: Options = None,
+        env_ids: EnvIds | None = None,
+        persist_options: bool | None = None,
     ) -> Batch:
         """Reset all envs, or some, and wait for them. What they were doing is waited for and dropped.
 
         Args:
             seed: None; s, which gives env i the seed s + i; a list, one per env; or a dict from env id to seed.
-            options: handed to each env's `reset`, every env a copy of its own.
+            options: a mapping, handed to each env's `reset`, every env a copy of its own; or, for each env its own, a
+                list, or a dict from env id to mapping.
             env_ids: which envs; None is all.
+            persist_options: True keeps the options: every reset of that env that is given none gets them again,
+                automatic ones and those after a restart too, until others are kept; with options=None it forgets them.
+                None is the pool's own `persist_options`.
         Returns:
             B rows: obs [B, ...], reward 0, terminated and truncated False.
         Raises:
             EnvError: an env raised. The others stay usable.
         """
-        ids = self.reset_async(seed=seed, options=options, env_ids=env_ids)
+        ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         self._wait_for(ids, None)
         return Batch(*self._ledger.collect(len(ids), None, ids))
 
@@ -114,9 +125,11 @@ class Pool(PoolCalls):
         Args:
             actions: in the structure of the action space, each array [N, ...]; cast within its kind if need be.
         Returns:
-            N rows in env order.
+            N rows in env order. That of an exhausted env has reward 0, no flag, and its last observation.
+        Raises:
+            UsageError: all envs are exhausted.
         """
-        self.send(actions)
+        self._ledger.send_all(actions)
         return self.recv(self.num_envs)
 
     def step_fast(self, actions: Any) -> StepTuple:
@@ -133,21 +146,25 @@ class Pool(PoolCalls):
         self,
         *,
         seed: Seed = None,
-        options: Mapping[str, object] | None = None,
+        options: Options = None,
         env_ids: EnvIds | None = None,
         mask: NDArray[np.bool_] | None = None,
+        persist_options: bool | None = None,
     ) -> list[int]:
         """Command resets, and return the ids of the envs concerned. `recv` brings their observations.
 
         Args:
-            seed, options, env_ids: as for `reset`.
+            seed, options, env_ids, persist_options: as for `reset`.
             mask: [num_rows] bool, instead of env_ids; a batched env of which only some rows are masked is handed
                 those as its own "reset_mask".
         """
-        if options is not None and not isinstance(options, Mapping):
-            raise UsageError(f"reset options must be a mapping or None, and are a {type(options).__name__}")
         order = self._resets.order(env_ids, mask, seed, options)
+        is_wanted = self.options.persist_options and options is not None if persist_options is None else persist_options
+        if is_wanted and self.spec.is_batched:
+            raise UsageError("persist_options is for envs that the engine resets, and batched envs reset themselves")
         self._drain(order.env_ids)
+        if is_wanted and order.given:
+            self._set(RequestKind.KEEP_OPTIONS, "options", list(order.given.values()), list(order.given))
         self._ledger.send_reset(order.env_ids, order.words, order.blobs)
         self._resets.note_sent(order)
         self._last_reset = order.env_ids
@@ -212,7 +229,7 @@ class Pool(PoolCalls):
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
     def reset_rows(
-        self, mask: NDArray[np.bool_], seed: Seed = None, options: Mapping[str, object] | None = None
+        self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the rows of a mask; newest observations of all N rows, and infos [N] of those that were reset."""
         self.reset_async(seed=seed, options=options, mask=mask)
@@ -225,8 +242,8 @@ class Pool(PoolCalls):
         return result
 
     def step_async(self, actions: Any) -> None:
-        """Command a step of all envs."""
-        self._ledger.send(actions)
+        """Command a step of all envs but those that are exhausted."""
+        self._ledger.send_all(actions)
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs; Gymnasium's five values."""
@@ -245,31 +262,6 @@ class Pool(PoolCalls):
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
         """
         self._recovery.revive(self._named(env_ids), wait=wait, anew=anew)
-
-    # ---- asking -------------------------------------------------------------------------------------------------
-
-    @property
-    def ready_ids(self) -> list[int]:
-        """Envs whose result can be received now."""
-        return self._ledger.ready_ids()
-
-    def observe(self, env_ids: EnvIds | None = None) -> Any:
-        """Return the newest observations that were received of some envs, or all, [B, ...]; zeros before the first."""
-        return self._ledger.observe(env_ids)
-
-    @property
-    def states(self) -> list[EnvState]:
-        """What each env is doing, by env_id."""
-        return [EnvState(number) for number in self._ledger.states()]
-
-    @property
-    def worker_of(self) -> tuple[int, ...]:
-        """Which worker owns each env, by env_id: envs of one worker are lost together."""
-        return self._running.worker_of
-
-    def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
-        return read_stats(self._running)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -296,7 +288,8 @@ class Pool(PoolCalls):
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
         pending = self._ledger.num_pending()
         if pending == 0:
-            raise UsageError("recv() with nothing pending would wait for ever; send() or reset_async() first")
+            over = "; all envs are exhausted" if self.exhausted.all() else ""
+            raise UsageError(f"recv() with nothing pending would wait for ever; send() or reset_async() first{over}")
         if min_envs is not None or max_envs is not None:
             least = 1 if min_envs is None else min_envs
             most = max(least, self.num_envs) if max_envs is None else max_envs
@@ -377,9 +370,14 @@ class Pool(PoolCalls):
             if outcome != _FAULT:
                 break
         states = self._ledger.states()
+        is_dead = self._ledger.is_dead
+        lost = [env_id for env_id in ids if states[env_id] == EnvState.EXHAUSTED and is_dead(self.worker_of[env_id])]
         faulted = [env_id for env_id in ids if states[env_id] == EnvState.FAULTED]
-        if faulted:
-            self._recovery.revive(faulted)
+        if lost:
+            text = f"the worker of envs {lost}, which were exhausted, has died since; it is started again"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        if faulted or lost:
+            self._recovery.revive([*faulted, *lost])
 
     def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
         busy = tuple(env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY)

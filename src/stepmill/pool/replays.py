@@ -19,7 +19,8 @@ from stepmill.spec.options import PoolOptions
 from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, dump, load
 
 _REPLAYED, _REPLAY_FAULT = -1, -2  # what Ledger.replay returns beside a step
-_LOGGED = (RequestKind.CALL, RequestKind.SET_ATTR)
+_SETTERS = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
+_LOGGED = (RequestKind.CALL, *_SETTERS)
 
 
 @dataclass
@@ -77,7 +78,7 @@ class CallLog:
 
 
 def _replaces(new: _Call, old: _Call) -> bool:
-    is_same = new.kind is old.kind is RequestKind.SET_ATTR and (new.episode, new.place) == (old.episode, old.place)
+    is_same = new.kind is old.kind and new.kind in _SETTERS and (new.episode, new.place) == (old.episode, old.place)
     return is_same and new.name == old.name
 
 
@@ -157,7 +158,7 @@ class Replays:
         placed = [(stand.place(call), call) for call in self.log.of(env_id)]
         first = 0 if is_logged else stand.length
         for place, call in placed:
-            is_undone = is_logged and call.kind is RequestKind.SET_ATTR  # set to something else later on
+            is_undone = is_logged and call.kind in _SETTERS  # set to something else later on
             if place <= first and (is_new or is_undone):
                 self._repeat(env_id, call)
         if stand.is_between and not stand.is_pending:
@@ -195,7 +196,7 @@ class Replays:
 
 
 def _payload_of_one(request: Request, position: int) -> object:
-    if request.kind is RequestKind.SET_ATTR and isinstance(request.payload, tuple):
+    if request.kind in _SETTERS and isinstance(request.payload, tuple):
         name, values = request.payload
         return (name, (values[position],))
     return request.payload

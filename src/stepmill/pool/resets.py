@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from stepmill.spec.errors import UsageError
 
 Seed = int | Sequence[int | None] | Mapping[int, int | None] | None
+Options = Mapping[Any, Any] | Sequence[Mapping[str, Any] | None] | None
 LARGEST_WORD = 2**64 - 1  # a seed that is larger travels beside the command words
 Blob = tuple[object, object, None]  # (seed, options, no actions)
 
 
 @dataclass(frozen=True)
 class ResetOrder:
-    """Resets, ready for the ledger: per env a seed word and a blob, or None."""
+    """Resets, ready for the ledger: per env a seed word and a blob, or None. `given`: options of the envs that were given some, or None explicitly."""
 
     env_ids: list[int]
+    given: dict[int, Mapping[str, Any] | None]
     words: list[int | None]
     blobs: list[Blob | None]
 
@@ -36,7 +38,7 @@ class ResetDesk:
         self._unseeded = set(range(num_envs)) if is_seeded else set()
 
     def order(
-        self, env_ids: Sequence[int] | NDArray[Any] | None, mask: NDArray[np.bool_] | None, seed: Seed, options: object
+        self, env_ids: Sequence[int] | NDArray[Any] | None, mask: NDArray[np.bool_] | None, seed: Seed, options: Options
     ) -> ResetOrder:
         """Return the commands for a reset; see `Pool.reset_async`."""
         if env_ids is not None and mask is not None:
@@ -47,10 +49,14 @@ class ResetDesk:
         for place, env_id in enumerate(ids):
             if env_id in self._unseeded:
                 seeds[place] = draw_seed() if seeds[place] is None else seeds[place]
-        words, blobs = split_words(seeds, options)
+        each = spread_options(options, ids, self._num_envs)
+        words, blobs = split_words(seeds, each)
         if rows is not None and self._batch_size > 1:
             blobs = [_with_mask(blob, rows[env_id]) for blob, env_id in zip(blobs, ids, strict=True)]
-        return ResetOrder(ids, words, blobs)
+        given = {
+            env_id: own for env_id, own in zip(ids, each, strict=True) if not _is_each(options) or env_id in options
+        }
+        return ResetOrder(ids, given, words, blobs)
 
     def note_sent(self, order: ResetOrder) -> None:
         """Take note of an order that the ledger has taken: its envs have their seeds."""
@@ -129,6 +135,49 @@ def _from_list(
     return [checked[place * batch_size : (place + 1) * batch_size] for place in places]
 
 
+def spread_options(options: Options, env_ids: Sequence[int], num_envs: int) -> list[Mapping[str, Any] | None]:
+    """Return each env's own options, in the order of `env_ids`.
+
+    Args:
+        options: None; a mapping, for all; a list with a mapping or None for every env of the pool (or for the named
+            ones); a dict from env id to mapping: one whose keys are all integers.
+        env_ids: the envs to be reset.
+        num_envs: envs of the pool.
+    """
+    if options is None or isinstance(options, Mapping):
+        if not _is_each(options):
+            return [options] * len(env_ids)
+        unknown = sorted(int(key) for key in set(options) - set(env_ids))
+        if unknown:
+            raise UsageError(
+                f"options are given for envs {unknown}, which this reset does not reset; name them in env_ids"
+            )
+        return [_checked_options(options.get(env_id)) for env_id in env_ids]
+    if not isinstance(options, (list, tuple)):
+        raise UsageError(
+            f"reset options must be a mapping, one mapping per env, or None, and are a {type(options).__name__}"
+        )
+    if len(options) not in (num_envs, len(env_ids)):
+        raise UsageError(f"{len(options)} options are given for {len(env_ids)} envs; give one for each, or one mapping")
+    places = env_ids if len(options) == num_envs else range(len(env_ids))
+    return [_checked_options(options[place]) for place in places]
+
+
+def _is_each(options: object) -> TypeGuard[Mapping[int, Any]]:
+    """Whether options are a dict from env id to the env's own."""
+    return (
+        isinstance(options, Mapping)
+        and bool(options)
+        and all(isinstance(key, (int, np.integer)) and not isinstance(key, bool) for key in options)
+    )
+
+
+def _checked_options(options: object) -> Mapping[str, Any] | None:
+    if options is None or isinstance(options, Mapping):
+        return options
+    raise UsageError(f"the options of one env are a mapping or None, not the {type(options).__name__} {options!r}")
+
+
 def _checked(seed: object) -> int | None:
     if seed is None:
         return None
@@ -142,16 +191,16 @@ def _checked(seed: object) -> int | None:
 
 
 def split_words(
-    seeds: Sequence[int | list[int | None] | None], options: object
+    seeds: Sequence[int | list[int | None] | None], options: Sequence[object]
 ) -> tuple[list[int | None], list[Blob | None]]:
     """Return what goes into the seed words, and the blobs (seed, options, no actions) that take the rest."""
     words: list[int | None] = []
     blobs: list[Blob | None] = []
-    for seed in seeds:
+    for seed, own in zip(seeds, options, strict=True):
         word = seed if isinstance(seed, int) and seed <= LARGEST_WORD else None
         words.append(word)
         extra = seed if word is None else None
-        blobs.append(None if extra is None and options is None else (extra, options, None))
+        blobs.append(None if extra is None and own is None else (extra, own, None))
     return words, blobs
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from stepmill import _native
 from stepmill.backends.base import Backend, Mortal
 from stepmill.backends.envpool import EnvPoolBackend
@@ -77,6 +79,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     choice = choose_backend(len(env_fns), options)
     _check_retries(choice, options)
     _tell_unused(choice, options)
+    check_affinity(choice, options)
     plans = plan_workers(env_fns, options)
     backend = make_backend(choice, options)
     recovery = Recovery(plans, backend, options)
@@ -87,6 +90,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         reports = _start_workers(backend, plans, recovery)
         specs = tuple(spec for report in reports for spec in report.specs)
         check_specs(specs)
+        check_budget(specs[0], options)
         layout = lay_out(specs[0], [plan.env_ids for plan in plans], lease_slots=options.slots)
         slab = SharedSlab.create(layout, len(plans))
         set_spinning(slab, options)
@@ -193,13 +197,37 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
     elif options.envs_per_worker is not None:
         num_workers = -(-num_envs // options.envs_per_worker)
     else:
-        num_workers = options.num_workers or _native.usable_cores()
+        num_workers = options.num_workers or worker_cores(options)
     num_workers = min(num_workers, num_envs)
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
     return [
         WorkerPlan(worker, tuple(range(begin, end)), tuple(env_fns[begin:end]))
         for worker, (begin, end) in enumerate(itertools.pairwise(bounds))
     ]
+
+
+def worker_cores(options: PoolOptions) -> int:
+    """Return how many cores the workers have together."""
+    cores = _native.usable_cores()
+    return cores if options.affinity is None else min(cores, len(options.affinity))
+
+
+def check_affinity(choice: BackendName | Backend, options: PoolOptions) -> None:
+    """Refuse cores that are not there, and a backend that has no workers to keep to them.
+
+    Raises:
+        UsageError: names them.
+    """
+    if options.affinity is None:
+        return
+    missing = sorted(set(options.affinity) - os.sched_getaffinity(0))
+    if missing:
+        usable = sorted(os.sched_getaffinity(0))
+        raise UsageError(f"affinity names the cores {missing}, which this process may not use; it may use {usable}")
+    if choice is BackendName.SERIAL:
+        raise UsageError(
+            "affinity is for workers, and the serial backend has none; pin your own process, or use another backend"
+        )
 
 
 def worker_settings(options: PoolOptions) -> WorkerSettings:
@@ -211,6 +239,8 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         entropy=int.from_bytes(os.urandom(8), "little"),
         worker_env=options.worker_env,
         worker_threads=options.worker_threads,
+        affinity=None if options.affinity is None else tuple(options.affinity),
+        timers_every=options.timers_every,
         overlap_resets=options.overlap_resets,
         start_serially=options.start_serially,
         reset_retries=options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0,
@@ -234,6 +264,9 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
         for what, ours, theirs in (
             ("observation space", first.observation, spec.observation),
             ("action space", first.action, spec.action),
+            ("reward", first.reward, spec.reward),
+            ("set of agents", (first.agents, first.is_open), (spec.agents, spec.is_open)),
+            ("info of fixed shape", first.info, spec.info),
             ("number of rows", first.batch_size, spec.batch_size),
         ):
             if ours != theirs:
@@ -244,6 +277,19 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
                 )
         raise SpecMismatch(
             f"env {env_id} is batched and env 0 is not, or the other way round; let all be alike", specs=specs
+        )
+
+
+def check_budget(spec: EnvSpec, options: PoolOptions) -> None:
+    """Refuse a budget of episodes for envs whose rows end theirs at different times.
+
+    Raises:
+        UsageError: the envs are batched.
+    """
+    if options.num_episodes is not None and spec.is_batched:
+        raise UsageError(
+            f"num_episodes={options.num_episodes} is for envs of one row each, and these are batched; count the "
+            "episodes of their rows yourself"
         )
 
 
@@ -261,6 +307,7 @@ def _ledger_settings(
         "observation_leaves": _shapes(spec.observation),
         "action": program(spec.action),
         "action_leaves": _shapes(spec.action),
+        **_outcome_settings(spec),
         "autoreset": _AUTORESET_NUMBERS[options.autoreset_mode],
         "copy": options.copy,
         "episode_stats": options.episode_stats is not False,
@@ -271,9 +318,23 @@ def _ledger_settings(
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
         "on_dead": recovery.on_dead,
         "seeding": _SEEDING_NUMBERS[options.seeding],
+        "num_episodes": options.num_episodes or 0,
         "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,
         "pickler": dump,
         "unpickler": load,
+    }
+
+
+def _outcome_settings(spec: EnvSpec) -> dict[str, object]:
+    """Dtype and shape of what a row's result says beside its observation."""
+    return {
+        "info": program(spec.info),
+        "info_leaves": _shapes(spec.info),
+        "reward": (spec.reward.dtype, spec.reward.shape),
+        "flag": (np.dtype(np.bool_), (len(spec.agents),) if spec.agents else ()),
+        "over": (np.dtype(np.bool_), ()),
+        "episode_return": (np.dtype(np.float64), spec.reward.shape),
+        "episode_length": (np.dtype(np.int64), ()),
     }
 
 
@@ -299,5 +360,6 @@ def set_spinning(slab: SharedSlab, options: PoolOptions) -> None:
     _spinning.add(slab)
     cores = _native.usable_cores()
     share = max((cores - 1) // len(_spinning), 1) if cores > 1 else 0
+    share = min(share, worker_cores(options))
     # Who may spin is fixed: if it were whoever comes first, it would often be who has just rung the parent, on its core.
     slab.native.set_spinning(share, share, int(1000 * spin_us))

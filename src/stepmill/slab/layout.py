@@ -87,6 +87,8 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
         "action": _columns(ruler, "action", spec.action, num_rows, 1),
         "payload_row_bytes": payload_row_bytes,
     }
+    plan["info"] = _columns(ruler, "info", spec.info, num_rows, 1)
+    plan.update(_place_outcome(ruler, spec, num_rows))
     for name, item_bytes in _ROW_FIELDS.items():
         plan[name] = ruler.place(name, item_bytes * num_rows)
     align = PAGE_BYTES if payload_row_bytes > PAYLOAD_ROW_BYTES else LINE_BYTES
@@ -95,11 +97,31 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
     return Layout(-(-ruler.end // PAGE_BYTES) * PAGE_BYTES, tuple(ruler.spans), plan)
 
 
+def _place_outcome(ruler: _Ruler, spec: EnvSpec, num_rows: int) -> dict[str, object]:
+    """Place what a row's result says beside its observation: (offset, 0, row bytes) each, and how it is to be read."""
+    num_agents, num_rewards = len(spec.agents), math.prod(spec.reward.shape)
+    sizes = {
+        "reward": spec.reward.dtype.itemsize * num_rewards,
+        "terminated": num_agents or 1,
+        "truncated": num_agents or 1,
+        "alive": num_agents,
+        "episode_return": 8 * num_rewards,
+    }
+    places: dict[str, object] = {
+        name: (ruler.place(name, max(row_bytes * num_rows, 1)), 0, row_bytes) for name, row_bytes in sizes.items()
+    }
+    return {
+        **places,
+        "num_agents": num_agents,
+        "num_rewards": num_rewards,
+        "has_scalar_reward": not spec.reward.shape,
+        "has_float_reward": spec.reward.dtype.itemsize == 4,
+        "is_open": spec.is_open,
+    }
+
+
 _ROW_FIELDS = {
-    "reward": 8,
-    "terminated": 1,
-    "truncated": 1,
-    "episode_return": 8,
+    "over": 1,
     "episode_length": 8,
 }
 

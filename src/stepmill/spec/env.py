@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stepmill.spec.tree import Node
+import numpy as np
+
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import DictNode, Leaf, Node, opaques
+
+_REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class TimeStepFields(NamedTuple):
@@ -30,6 +35,12 @@ class EnvSpec:
     Attributes:
         observation: tree of one row's observation.
         action: tree of one row's action.
+        reward: dtype, float64 or float32, and shape of one row's reward; with A agents its first dimension is A.
+        agents: names of the agent slots, A of them; rewards and flags have a dimension [A] then, and an episode is over
+            when no agent is alive. Without agents the env is its own one, and nothing has that dimension.
+        is_open: agents come and go for ever: no step ends the env's episode, whoever is alive.
+        info: parts of the info that have a fixed dtype and shape. They lie in the slab and come as arrays [B, ...] under
+            their keys; zeros where the env's info lacks them.
         batch_size: how many rows the env owns; more than 1 only if it is batched.
         time_step: None for an env whose `step` returns Gymnasium's five values. Else it returns a tuple, all of which is
             the observation, and here is where the rest is in it. Not for batched envs.
@@ -44,6 +55,10 @@ class EnvSpec:
 
     observation: Node
     action: Node
+    reward: Leaf = field(default_factory=lambda: Leaf(np.dtype(np.float64), ()))
+    agents: tuple[Hashable, ...] = ()
+    is_open: bool = False
+    info: DictNode = field(default_factory=lambda: DictNode(()))
     batch_size: int = 1
     is_batched: bool = False
     time_step: TimeStepFields | None = None
@@ -53,14 +68,35 @@ class EnvSpec:
     gym_spec: bytes | None = field(default=None, repr=False)
     payload_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        num_agents = len(self.agents)
+        if num_agents and not self.reward.shape:
+            object.__setattr__(self, "reward", Leaf(self.reward.dtype, (num_agents,)))
+        if self.reward.dtype not in _REWARD_DTYPES:
+            raise UsageError(f"a reward of dtype {self.reward.dtype} is not supported; declare float64 or float32")
+        if num_agents and self.reward.shape[0] != num_agents:
+            raise UsageError(
+                f"the reward has shape {self.reward.shape}, but there are {num_agents} agents; begin its shape with that"
+            )
+        if num_agents and self.is_batched:
+            raise UsageError("a batched env cannot have agents; declare its rows, or one env with agents")
+        if opaques(self.info):
+            raise UsageError(
+                f"info parts {opaques(self.info)} have no fixed size; leave them out of the spec, and in the info"
+            )
+
     def is_compatible(self, other: EnvSpec) -> bool:
-        """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure and batch size.
+        """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure, agents and batch size.
 
         Bounds of spaces may differ; a front-end that minds compares `spaces`.
         """
         return (
             self.observation == other.observation
             and self.action == other.action
+            and self.reward == other.reward
+            and self.agents == other.agents
+            and self.is_open == other.is_open
+            and self.info == other.info
             and self.batch_size == other.batch_size
             and self.is_batched == other.is_batched
             and self.time_step == other.time_step

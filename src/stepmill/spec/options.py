@@ -73,6 +73,7 @@ class EnvState(IntEnum):
     BUSY = 1  # steps or resets
     READY = 2  # its result can be received
     FAULTED = 3  # its fault was raised; only a reset or revive() brings it back
+    EXHAUSTED = 4  # it has played its num_episodes; a reset gives it as many again
 
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -83,8 +84,6 @@ _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
 # Fields whose default is the only value that works for now. Lift one here when it is built.
 NOT_YET = frozenset(
     {
-        "affinity",
-        "num_episodes",
         "spare_envs",
     }
 )
@@ -110,6 +109,7 @@ _COUNTS: dict[str, tuple[int, bool]] = {
     "spare_envs": (0, False),
     "replay_log_bytes": (0, False),
     "worker_threads": (1, True),
+    "timers_every": (0, False),
 }
 # name: (whether 0 is allowed, whether None is allowed)
 _AMOUNTS: dict[str, tuple[bool, bool]] = {
@@ -122,7 +122,7 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
     "restart_window_s": (False, False),
     "reset_retry_wait_s": (True, False),
 }
-_SWITCHES = ("copy", "overlap_resets", "start_serially")
+_SWITCHES = ("copy", "overlap_resets", "persist_options", "start_serially")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class PoolOptions:
         slots: result slots for observations that are lent.
         spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
         seeding: where the seeds of automatic resets come from.
-        num_episodes: episodes per env, after which it is never ready again; None is no end.
+        num_episodes: episodes per env, after which it is never ready again until it is reset; None is no end.
         on_fault: what happens to an env that fails.
         on_raise: the same, for an env that raised or gave rubbish while its worker lives on; None is as on_fault.
         max_restarts, restart_window_s: so many restarts in so many seconds, then the fault is raised.
@@ -158,7 +158,9 @@ class PoolOptions:
         crash_dir: where crash capsules go, one small file for each fault; made if it is not there. None writes none.
         worker_env: environment variables of the workers, on top of the learner's.
         worker_threads: torch and OpenMP threads in each worker; None leaves them alone.
-        affinity: cores that the workers may use.
+        affinity: numbers of the cores that the workers may use, all of them together; None is all that the learner may.
+        persist_options: what `Pool.reset(persist_options=...)` is if it is not given.
+        timers_every: measure one in so many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
     """
 
     backend: object = BackendName.AUTO
@@ -193,6 +195,8 @@ class PoolOptions:
     worker_env: Mapping[str, str] = field(default_factory=dict)
     worker_threads: int | None = 1
     affinity: Sequence[int] | None = None
+    persist_options: bool = False
+    timers_every: int = 0
 
     def __post_init__(self) -> None:
         self._set("backend", _backend(self.backend))
@@ -210,7 +214,7 @@ class PoolOptions:
             self._set("episode_stats", _switch("episode_stats", self.episode_stats))
         self._set("worker_env", _environment(self.worker_env))
         self._set("crash_dir", _folder(self.crash_dir))
-        self._set("affinity", None if self.affinity is None else tuple(self.affinity))
+        self._set("affinity", _cores(self.affinity))
         if self.slots > MAX_SLOTS:
             raise UsageError(f"slots={self.slots} are too many; take {MAX_SLOTS} at most, each costs a batch of memory")
         self._check_workers()
@@ -368,6 +372,18 @@ def _folder(value: object) -> str | None:
     if path is None or (isinstance(path, str) and path and "\0" not in path):
         return path
     raise UsageError(f"crash_dir={value!r} must be the path of a folder, or None for no crash capsules")
+
+
+def _cores(value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        cores = tuple(operator.index(core) for core in value)  # type: ignore[attr-defined]  # that is the check
+    except TypeError:
+        cores = ()
+    if not cores or len(set(cores)) != len(cores) or min(cores) < 0:
+        raise UsageError(f"affinity={value!r} must be a list of different core numbers, or None for all cores")
+    return cores
 
 
 def _environment(value: object) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from stepmill import _native, timers
 from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKind, Value
+from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKind, Value, dump
 from stepmill.worker.records import describe
 
 RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
@@ -26,6 +27,7 @@ class ServingLoop(Protocol):
 
     def run_until(self, local: int, after_ticket: int) -> object: ...
     def refresh(self) -> object: ...
+    def keep_options(self, local: int, options: bytes | None) -> object: ...
 
 
 # ---- making requests -------------------------------------------------------------------------------------------------
@@ -52,7 +54,7 @@ def call_payload(
 
 
 def set_payload(name: str, values: Sequence[object]) -> object:
-    """Returns the payload of a SET_ATTR request with one value per env of the request."""
+    """Returns the payload of a SET_ATTR, SET_PROPERTY or KEEP_OPTIONS request with one value per env of the request."""
     return (name, tuple(values))
 
 
@@ -72,7 +74,9 @@ def answer(
     """
     for server, ticket in zip(request.servers, request.after, strict=True):
         loop.run_until(server, ticket)
-    outcomes = tuple(_outcome(envs[server], request, place, passes) for place, server in enumerate(request.servers))
+    outcomes = tuple(
+        _outcome(loop, envs[server], request, place, passes) for place, server in enumerate(request.servers)
+    )
     try:
         loop.refresh()
     except Exception as exc:  # the request took an env's step or reset away
@@ -80,9 +84,9 @@ def answer(
     return Reply(request.id, outcomes)
 
 
-def obey(envs: Sequence[object], request: Request) -> tuple[Record | None, ...]:
-    """Does a request with envs that no loop serves yet; returns, per env of the request, what it raised."""
-    outcomes = (_outcome(envs[server], request, place, ()) for place, server in enumerate(request.servers))
+def obey(loop: ServingLoop, envs: Sequence[object], request: Request) -> tuple[Record | None, ...]:
+    """Does a request before the loop serves; returns, per env of the request, what it raised."""
+    outcomes = (_outcome(loop, envs[server], request, place, ()) for place, server in enumerate(request.servers))
     return tuple(None if isinstance(outcome, Value) else {**outcome, "phase": "restore"} for outcome in outcomes)
 
 
@@ -90,8 +94,13 @@ def _phase(request: Request) -> str:
     return _PHASES.get(request.kind, "call")
 
 
-def _outcome(env: object, request: Request, place: int, passes: tuple[type[BaseException], ...]) -> Outcome:
+def _outcome(
+    loop: ServingLoop, env: object, request: Request, place: int, passes: tuple[type[BaseException], ...]
+) -> Outcome:
     try:
+        if request.kind is RequestKind.KEEP_OPTIONS:
+            _keep_options(loop, request, place)
+            return Value(None)
         return Value(_perform(env, request, place))
     except passes:
         raise
@@ -105,11 +114,15 @@ def _perform(env: object, request: Request, place: int) -> object:
         raise payload.cause
     if request.kind is RequestKind.RENDER:
         return get_attr(env, "render")()  # type: ignore[operator]
+    if request.kind is RequestKind.GET_PROPERTIES:
+        return get_properties(env)
+    if request.kind is RequestKind.TIMERS:
+        return timers.snapshot()
     if request.kind is RequestKind.GET_ATTR and isinstance(payload, str):
         return get_attr(env, payload)
-    if request.kind is RequestKind.SET_ATTR and isinstance(payload, tuple):
+    if request.kind in _SETTERS and isinstance(payload, tuple):
         name, values = payload
-        set_attr(env, name, values[place])
+        _SETTERS[request.kind](env, name, values[place])
         return None
     if request.kind is RequestKind.CALL and isinstance(payload, tuple):
         name, args, kwargs = payload
@@ -134,3 +147,52 @@ def set_attr(env: object, name: str, value: object) -> None:
         through_wrappers(name, value)
     else:
         setattr(env, name, value)
+
+
+def set_property(env: object, name: str, value: object) -> None:
+    """Gives an env a property: by its method `set_property`, or else in the dict `properties` of the innermost env."""
+    hook = _hook(env, "set_property")
+    if hook is not None:
+        hook(name, value)
+    else:
+        _properties_of(env)[name] = value
+
+
+def get_properties(env: object) -> dict[str, object]:
+    """Returns a copy of an env's properties: of its method `get_properties`, or else of its dict."""
+    hook = _hook(env, "get_properties")
+    return dict(_properties_of(env) if hook is None else hook())
+
+
+def _hook(env: object, name: str) -> Callable[..., Any] | None:
+    try:
+        hook = get_attr(env, name)
+    except AttributeError:
+        return None
+    return hook if callable(hook) else None
+
+
+def _properties_of(env: object) -> MutableMapping[str, object]:
+    inner = getattr(env, "unwrapped", env)
+    found = getattr(inner, "properties", None)
+    if found is None:
+        found = {}
+        set_attr(inner, "properties", found)
+    if not isinstance(found, MutableMapping):
+        raise TypeError(
+            f"{inner} has an attribute `properties` that is no dict; give the env a method set_property(name, value)"
+        )
+    return found
+
+
+def _keep_options(loop: ServingLoop, request: Request, place: int) -> None:
+    if isinstance(request.payload, Unreadable):
+        raise request.payload.cause
+    options = request.payload[1][place]  # type: ignore[index]  # made by set_payload
+    loop.keep_options(request.servers[place], None if options is None else _native.encode(options, dump))
+
+
+_SETTERS: dict[RequestKind, Callable[[object, str, object], None]] = {
+    RequestKind.SET_ATTR: set_attr,
+    RequestKind.SET_PROPERTY: set_property,
+}

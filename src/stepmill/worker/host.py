@@ -128,6 +128,9 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
         "observation_leaves": _shapes(spec.observation),
         "action": program(spec.action),
         "action_leaves": _shapes(spec.action),
+        "info": program(spec.info),
+        "info_leaves": _shapes(spec.info),
+        "reward": (spec.reward.dtype, spec.reward.shape),
         "describe": describe,
         "pickler": dump,
         "unpickler": load,
@@ -160,11 +163,13 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
     return True
 
 
-def obey(env_ids: Sequence[int], envs: Sequence[object], orders: Sequence[Request]) -> tuple[Fault, ...]:
-    """Does requests with new envs before they serve; returns the records of those that raised."""
+def obey(
+    loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], orders: Sequence[Request]
+) -> tuple[Fault, ...]:
+    """Does requests with new envs before the loop serves them; returns the records of those that raised."""
     faults: list[Fault] = []
     for order in orders:
-        records = calls.obey(envs, order)
+        records = calls.obey(loop, envs, order)
         faults += [(env_ids[server], record) for server, record in zip(order.servers, records, strict=True) if record]
     return tuple(faults)
 

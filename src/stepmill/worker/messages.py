@@ -47,6 +47,8 @@ class WorkerSettings:
         entropy: seeds the global generators of the workers, together with the worker's number.
         worker_env: environment variables on top of the learner's.
         worker_threads: threads of numeric libraries in a worker; None leaves them alone.
+        affinity: cores that the workers may use; None leaves that alone.
+        timers_every: measure one in so many of the outermost timers of `stepmill.timers`; 0 is none.
         overlap_resets: with nothing else to do, begin the next episode of an env that ended its last.
         start_serially: one worker after the other.
         reset_retries, reset_retry_wait_s: how often a reset that raised is tried again by the worker, and how long after.
@@ -60,6 +62,8 @@ class WorkerSettings:
     entropy: int = 0
     worker_env: Mapping[str, str] = field(default_factory=dict)
     worker_threads: int | None = 1
+    affinity: tuple[int, ...] | None = None
+    timers_every: int = 0
     overlap_resets: bool = False
     start_serially: bool = False
     reset_retries: int = 0
@@ -97,6 +101,10 @@ class RequestKind(IntEnum):
     GET_ATTR = 2  # payload name
     SET_ATTR = 3  # payload (name, values), one value per env
     RENDER = 4  # payload None
+    KEEP_OPTIONS = 5  # payload ("options", values): what resets without options of their own are given; None forgets
+    SET_PROPERTY = 6  # payload (name, values)
+    GET_PROPERTIES = 7  # payload None
+    TIMERS = 8  # payload None: the timers of the worker, whichever env is named
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 import numpy as np
@@ -162,6 +162,12 @@ def limit_threads(worker_threads: int | None) -> None:
         set_threads = getattr(sys.modules.get(module), function, None)
         if set_threads is not None:
             set_threads(worker_threads)
+
+
+def pin_cores(affinity: Sequence[int] | None) -> None:
+    """Lets the calling thread, and the threads and processes that it starts, run on these cores only."""
+    if affinity is not None:
+        os.sched_setaffinity(0, affinity)
 
 
 def flush_stdio() -> None:

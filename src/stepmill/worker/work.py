@@ -12,7 +12,7 @@ import socket
 import traceback
 from collections.abc import Mapping
 
-from stepmill import _native
+from stepmill import _native, timers
 from stepmill.worker import settle
 from stepmill.worker.calls import Unreadable
 from stepmill.worker.channel import Channel, ChannelClosed
@@ -84,6 +84,8 @@ class _Worker:
             settle.trace_into(fd)
         settle.seed_globals(order.settings.entropy, order.worker)
         settle.limit_threads(order.settings.worker_threads)
+        settle.pin_cores(order.settings.affinity)
+        timers.enable(order.settings.timers_every)
         try:
             plan = plan if order.plan is None else _load_plan(order.plan)
             if plan is None:
@@ -108,7 +110,7 @@ class _Worker:
         try:
             slab = attach_own(message.plan, message.num_workers, order.worker, fds)
             loop = make_loop(slab, order.worker, built, order.settings, is_inline=False)
-            faults = obey(order.env_ids, built.envs, [_unpacked(request) for request in message.orders])
+            faults = obey(loop, order.env_ids, built.envs, [_unpacked(request) for request in message.orders])
         except Exception as exc:
             faults = no_env(exc, "attach")
         if faults:

@@ -107,6 +107,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
                 f"the batched envs reset themselves with autoreset_mode={own_mode!r}, and "
                 f"{self.autoreset_mode.value!r} was asked for; make them with that mode, or ask for theirs"
             )
+        if spec.agents:
+            raise UsageError(
+                f"the envs have {len(spec.agents)} agents, and a Gymnasium vector env has one; use stepmill.Pool"
+            )
         self.num_envs = self._pool.num_envs * spec.batch_size
         self.metadata = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = spec.render_mode

@@ -1,0 +1,248 @@
+// What a result says beside its observation: what the env returned is taken apart, and rewards, flags, who is alive, and the
+// parts of the info that have a fixed shape become bytes.
+#define NO_IMPORT_ARRAY
+#include <algorithm>
+#include <cstring>
+
+#include "loop.hpp"
+
+namespace stepmill {
+
+namespace {
+
+bool read_flag(PyObject* value, const char* name, bool& flag) {
+    if (value == Py_False || value == Py_True) {
+        flag = value == Py_True;
+        return true;
+    }
+    const int truth = PyObject_IsTrue(value);
+    flag = truth > 0;
+    if (truth >= 0) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s must be True or False, got %R", name, reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    return false;
+}
+
+bool read_reward(PyObject* value, double& reward) {
+    if (read_number(value, reward)) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    return false;
+}
+
+// Flags as a C array of `num` bools; null with an exception set.
+nb::object flat_flags(nb::handle value, std::uint32_t num, const char* name, const char* of) {
+    nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), NPY_BOOL, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (array && PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())) != static_cast<npy_intp>(num)) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, but the %s %u", name,
+                     static_cast<Py_ssize_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()))), of, num);
+        array.reset();
+    }
+    return array;
+}
+
+const npy_bool* items(const nb::object& array) {
+    return static_cast<const npy_bool*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+constexpr const char* OF_ROWS = "batched env's number of envs is";
+constexpr const char* OF_AGENTS = "env's number of agents is";
+
+}  // namespace
+
+// ---- what the env returned --------------------------------------------------------------------------------------
+
+bool Loop::unpack_reset(PyObject* returned, Result& result) {
+    const bool has_agents = slab_->plan.outcome.num_agents != 0;
+    const Py_ssize_t size = PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : 1;
+    if (size != 2 && !(has_agents && size == 3)) {
+        result.info = nb::none();  // marks: the env returned, but not what an env returns
+        PyErr_Format(PyExc_TypeError, "reset must return (observation, info), got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    if (size == 3 && !read_alive(PyTuple_GET_ITEM(returned, 2), result.alive)) {
+        result.info = nb::none();
+        return false;
+    }
+    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
+    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+    return true;
+}
+
+bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& result) {
+    const bool has_agents = slab_->plan.outcome.num_agents != 0;
+    const Py_ssize_t size = PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : 1;
+    if (size != 5 && !(has_agents && size == 6)) {
+        PyErr_Format(PyExc_TypeError, "step must return the five values (observation, reward, terminated, truncated, info), got %zd values of %R",
+                     size, reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
+    result.info = nb::borrow(PyTuple_GET_ITEM(returned, 4));
+    if (is_batched_ || !slab_->plan.outcome.is_plain()) result.reward = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+    if (is_batched_) {
+        result.terminated = nb::borrow(PyTuple_GET_ITEM(returned, 2));
+        result.truncated = nb::borrow(PyTuple_GET_ITEM(returned, 3));
+        return true;
+    }
+    if (has_agents) return unpack_agents(served, returned, result);
+    if (!result.reward && !read_reward(PyTuple_GET_ITEM(returned, 1), result.reward_value)) return false;
+    const bool is_read = read_flag(PyTuple_GET_ITEM(returned, 2), "terminated", result.is_terminated) &&
+                         read_flag(PyTuple_GET_ITEM(returned, 3), "truncated", result.is_truncated);
+    result.is_over = result.is_terminated || result.is_truncated;
+    return is_read;
+}
+
+// Who goes on is what the env says, or else everyone who has not ended. When nobody does, the episode is over.
+bool Loop::unpack_agents(const ServedEnv& served, PyObject* returned, Result& result) {
+    const std::uint32_t num_agents = slab_->plan.outcome.num_agents;
+    const nb::object terminated = flat_flags(PyTuple_GET_ITEM(returned, 2), num_agents, "terminated", OF_AGENTS);
+    const nb::object truncated = terminated ? flat_flags(PyTuple_GET_ITEM(returned, 3), num_agents, "truncated", OF_AGENTS) : nb::object();
+    if (!truncated) return false;
+    result.agent_terminated.assign(items(terminated), items(terminated) + num_agents);
+    result.agent_truncated.assign(items(truncated), items(truncated) + num_agents);
+    if (PyTuple_GET_SIZE(returned) == 6) {
+        if (!read_alive(PyTuple_GET_ITEM(returned, 5), result.alive)) return false;
+    } else {
+        result.alive = served.alive;
+        for (std::uint32_t a = 0; a < num_agents; ++a) result.alive[a] = result.alive[a] && !result.agent_terminated[a] && !result.agent_truncated[a];
+    }
+    result.is_over = !slab_->plan.outcome.is_open && std::ranges::none_of(result.alive, [](std::uint8_t flag) { return flag != 0; });
+    return true;
+}
+
+bool Loop::read_alive(PyObject* value, std::vector<std::uint8_t>& alive) const {
+    const nb::object array = flat_flags(value, slab_->plan.outcome.num_agents, "alive", OF_AGENTS);
+    if (array) alive.assign(items(array), items(array) + slab_->plan.outcome.num_agents);
+    return static_cast<bool>(array);
+}
+
+// A TimeStep is the observation; what the engine must know is at known places of it.
+bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
+    constexpr long LAST = 2;
+    if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) <= std::max({step_type_at_, reward_at_, discount_at_})) {
+        PyErr_Format(PyExc_TypeError, "step must return a TimeStep, got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
+        return false;
+    }
+    result.obs = nb::borrow(returned);
+    result.info = no_info_;
+    long step_type = 0;
+    if (!read_integer(PyTuple_GET_ITEM(returned, step_type_at_), step_type)) return false;
+    const bool is_plain = slab_->plan.outcome.is_plain();
+    if (reward_at_ >= 0 && !is_plain) result.reward = nb::borrow(PyTuple_GET_ITEM(returned, reward_at_));
+    if (reward_at_ >= 0 && is_plain && !read_reward(PyTuple_GET_ITEM(returned, reward_at_), result.reward_value)) return false;
+    if (step_type != LAST) return true;
+    double discount = 0.0;
+    if (!read_number(PyTuple_GET_ITEM(returned, discount_at_), discount)) return false;
+    result.is_over = true;
+    result.is_terminated = discount == 0.0;
+    result.is_truncated = discount != 0.0;
+    return true;
+}
+
+// ---- into the slab ----------------------------------------------------------------------------------------------
+
+// Parts of the info that have a fixed shape go to columns of their own. What is left is the info; the env's own dict is not touched.
+bool Loop::write_info(std::uint32_t row, Result& result) {
+    if (info_.leaves.empty()) return true;
+    const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
+    for (const Leaf& leaf : info_.leaves) std::memset(slab_->base + leaf.column.at(0, row), 0, leaf.row_bytes * batch_size_);
+    nb::object rest = nb::steal(PyDict_Copy(result.info.ptr()));
+    if (!rest) return false;
+    auto write = [&](const Node& node, PyObject* value) {
+        const Leaf& leaf = info_.leaves[static_cast<std::size_t>(node.index)];
+        return write_leaf(leaf, value, slab_->base + leaf.column.at(0, row), rows);
+    };
+    auto refuse = [](const Node&, PyObject*) { return false; };  // there is no such part
+    for (std::size_t i = 0; i < info_.root.children.size(); ++i) {
+        PyObject* key = info_.root.keys[i].ptr();
+        const nb::object value = nb::borrow(PyDict_GetItemWithError(rest.ptr(), key));
+        if (!value && PyErr_Occurred()) return false;
+        if (!value) continue;
+        if (!walk_tree(info_.root.children[i], value.ptr(), write, refuse) || PyDict_DelItem(rest.ptr(), key) != 0) return false;
+    }
+    result.info = std::move(rest);
+    return true;
+}
+
+void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
+    const std::uint32_t num_rewards = slab_->plan.outcome.num_rewards;
+    double* running = env.episode_return.data() + std::size_t{k} * num_rewards;
+    double* shared = slab_->episode_return(row);  // the running values too: of a worker that dies they are all that is left
+    const bool is_end = slab_->over()[row] != 0;
+    for (std::uint32_t i = 0; i < num_rewards; ++i) {
+        shared[i] = running[i] + slab_->reward_item(row, i);
+        running[i] = is_end ? 0.0 : shared[i];
+    }
+    slab_->episode_length()[row] = ++env.episode_length[k];
+    if (is_end) env.episode_length[k] = 0;
+}
+
+void Loop::write_reset(ServedEnv& served, std::uint32_t row, const Result& result) {
+    slab_->clear_outcome(row);
+    std::ranges::fill(served.episode_return, 0.0);
+    served.episode_length[0] = 0;
+    if (served.alive.empty()) return;
+    if (result.alive.empty()) std::ranges::fill(served.alive, std::uint8_t{1});
+    else served.alive = result.alive;
+    std::memcpy(slab_->alive(row), served.alive.data(), served.alive.size());
+}
+
+bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
+    ServedEnv& served = envs_[local];
+    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET) || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
+    if (is_reset) {
+        write_reset(served, row, result);
+        return true;
+    }
+    if (result.reward) {
+        if (!write_leaf(reward_, result.reward.ptr(), slab_->reward(row), 0)) return false;
+    } else {
+        *reinterpret_cast<double*>(slab_->reward(row)) = result.reward_value;
+    }
+    slab_->over()[row] = result.is_over;
+    if (served.alive.empty()) {
+        *slab_->terminated(row) = result.is_terminated;
+        *slab_->truncated(row) = result.is_truncated;
+    } else {
+        const std::size_t num_agents = served.alive.size();
+        std::memcpy(slab_->terminated(row), result.agent_terminated.data(), num_agents);
+        std::memcpy(slab_->truncated(row), result.agent_truncated.data(), num_agents);
+        if (result.final_obs && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: of the next episode
+        served.alive = result.alive;
+        std::memcpy(slab_->alive(row), served.alive.data(), num_agents);
+    }
+    note_episode(served, row, 0);
+    return true;
+}
+
+bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result) {
+    ServedEnv& served = envs_[local];
+    const std::uint32_t num_rewards = slab_->plan.outcome.num_rewards;
+    if (!result.reward) {  // a reset
+        nb::object mask;  // a partial reset leaves the other rows' books alone
+        if (result.reset_mask) mask = flat_flags(result.reset_mask, batch_size_, "reset_mask", OF_ROWS);
+        if (result.reset_mask && !mask) return false;
+        for (std::uint32_t k = 0; k < batch_size_; ++k) {
+            if (mask && !items(mask)[k]) continue;
+            slab_->clear_outcome(row + k);
+            std::fill_n(served.episode_return.begin() + std::ptrdiff_t{k} * num_rewards, num_rewards, 0.0);
+            served.episode_length[k] = 0, served.ended[k] = 0;
+        }
+        return true;
+    }
+    const nb::object terminated = flat_flags(result.terminated, batch_size_, "terminated", OF_ROWS);
+    const nb::object truncated = terminated ? flat_flags(result.truncated, batch_size_, "truncated", OF_ROWS) : nb::object();
+    if (!truncated || !write_leaf(reward_, result.reward.ptr(), slab_->reward(row), static_cast<npy_intp>(batch_size_))) return false;
+    for (std::uint32_t k = 0; k < batch_size_; ++k) {
+        *slab_->terminated(row + k) = items(terminated)[k] != 0;
+        *slab_->truncated(row + k) = items(truncated)[k] != 0;
+        slab_->over()[row + k] = items(terminated)[k] || items(truncated)[k];
+        const bool is_reset = served.ended[k] && autoreset_ == Autoreset::NEXT_STEP;
+        if (!is_reset) note_episode(served, row + k, k);
+        served.ended[k] = slab_->over()[row + k];
+    }
+    return true;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,53 @@
+"""What the user has set on envs, to be set again on those that are built anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepmill.pool.start import Running
+from stepmill.worker.calls import set_payload
+from stepmill.worker.messages import Request, RequestKind, WorkerReport
+
+
+class Keepsakes:
+    """The newest value, per env, of everything set by a request. Holds no pool.
+
+    A value is known by the kind of its request and a name: an attribute, a property, the options that resets keep.
+    """
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._values: dict[tuple[RequestKind, str], dict[int, Any]] = {}
+
+    def note(self, kind: RequestKind, name: str, ids: Sequence[int], column: Sequence[Any]) -> None:
+        """Remember the newest value of one thing, per env."""
+        self._values.setdefault((kind, name), {}).update(zip(ids, column, strict=True))
+
+    def values_of(self, env_id: int) -> dict[str, Any]:
+        """Return the attributes that are set on an env, by name."""
+        return {
+            name: values[env_id]
+            for (kind, name), values in self._values.items()
+            if kind is RequestKind.SET_ATTR and env_id in values
+        }
+
+    def orders(self, env_ids: Sequence[int]) -> list[Request]:
+        """Return what sets everything again on envs of one worker, in the order of old."""
+        orders = []
+        for (kind, name), values in list(self._values.items()):
+            owned = [env_id for env_id in env_ids if env_id in values]
+            if owned:
+                first = self._running.plans[self._running.worker_of[owned[0]]].env_ids[0]
+                payload = set_payload(name, [values[env_id] for env_id in owned])
+                servers = tuple(env_id - first for env_id in owned)
+                orders.append(Request(0, kind, servers, (0,) * len(owned), payload))
+        return orders
+
+    def is_replayed(self, env_id: int) -> bool:
+        """Whether the env's calls are logged, and repeated when it is built anew."""
+        return self._running.recovery.is_replayed(env_id)
+
+    def began(self, report: WorkerReport) -> None:
+        """Take note of a new worker's process."""
+        self._running.pids[report.worker] = report.pid

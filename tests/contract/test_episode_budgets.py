@@ -1,0 +1,178 @@
+"""A budget of episodes: who has played it is never ready again, and a step of all envs leaves its row empty."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.spec.options import EnvState
+from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
+from tests.harness.pools import counting_envs, make_pool
+
+MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+
+
+def drive(pool, max_steps=50):
+    """Step every env that may be stepped, as long as there are any; count the ends of episodes, by env."""
+    ended = np.zeros(pool.num_envs, int)
+    for _ in range(max_steps):
+        ids = np.flatnonzero(~pool.exhausted)
+        if not len(ids):
+            return ended
+        pool.send(np.ones(len(ids), int), ids)
+        batch = pool.recv(len(ids))
+        np.add.at(ended, batch.env_id, batch.terminated | batch.truncated)
+    raise AssertionError(f"envs {np.flatnonzero(~pool.exhausted)} are not exhausted after {max_steps} steps")
+
+
+@MODES
+@pytest.mark.covers("D-5", "G-20")
+def test_each_env_plays_its_budget_and_no_episode_more(pool_of, mode):
+    env_fns = [partial(CountingEnv, i, 2 + i) for i in range(3)]
+    pool = pool_of(env_fns, num_episodes=2, autoreset_mode=mode)
+    pool.reset(seed=0)
+    assert drive(pool).tolist() == [2, 2, 2]
+    assert pool.num_ended.tolist() == [2, 2, 2]
+    assert pool.exhausted.tolist() == [True] * 3
+    assert pool.states == [EnvState.EXHAUSTED] * 3
+    assert pool.get_attr("num_resets") == (2, 2, 2)  # none was begun that nobody plays
+
+
+@pytest.mark.covers("D-5")
+def test_with_autoreset_off_the_users_own_resets_spend_the_budget(pool_of):
+    pool = pool_of(counting_envs(2, 2), num_episodes=2, autoreset_mode="Disabled")
+    pool.reset(seed=0)
+    pool.step([1, 1])
+    assert pool.step([1, 1]).terminated.all()
+    assert not pool.exhausted.any()
+    pool.reset(env_ids=[0])
+    pool.send([1], [0])
+    pool.recv(1)
+    pool.send([1], [0])
+    assert pool.recv(1).terminated.tolist() == [True]
+    assert pool.exhausted.tolist() == [True, False]
+
+
+def test_the_last_observation_of_the_last_episode_is_told_as_ever(pool_of):
+    pool = pool_of(counting_envs(1, 2), num_episodes=1, autoreset_mode="SameStep")
+    pool.reset(seed=0)
+    pool.step([1])
+    batch = pool.step([1])
+    assert batch.terminated.tolist() == [True]
+    assert batch.info["final_obs"][0].tolist() == [0, 0, 2]
+    assert batch.info["final_info"]["t"].tolist() == [2]
+    assert batch.obs.tolist() == [[0, 0, 2]]  # no next episode begins
+    assert batch.info["episode"]["l"].tolist() == [2]
+
+
+@MODES
+def test_a_step_of_all_envs_leaves_the_rows_of_the_exhausted_empty(pool_of, mode):
+    pool = pool_of([partial(CountingEnv, 0, 2), partial(CountingEnv, 1, 9)], num_episodes=1, autoreset_mode=mode)
+    pool.reset(seed=0)
+    pool.step([1, 1])
+    last = pool.step([1, 1])
+    assert last.terminated.tolist() == [True, False]
+    for t in (3, 4):
+        batch = pool.step([7, 7])
+        assert batch.env_id.tolist() == [0, 1]
+        assert batch.obs.tolist() == [[0, 0, 2], [1, 0, t]]
+        assert batch.reward.tolist() == [0.0, 7.0]
+        assert not batch.terminated.any()
+        assert batch.info["_t"].tolist() == [False, True]
+    assert pool.get_attr("num_steps") == (2, 4)
+
+
+def test_a_vector_env_steps_on_until_all_are_exhausted(vector_env_of):
+    envs = vector_env_of(
+        [partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 3)], options={"num_episodes": 1}, copy=True
+    )
+    envs.reset(seed=0)
+    ended = [envs.step(np.array([1, 1]))[2].tolist() for _ in range(3)]
+    assert ended == [[True, False], [False, False], [False, True]]
+    with pytest.raises(stepmill.UsageError, match=r"envs \[0, 1\] have played their num_episodes"):
+        envs.step(np.array([1, 1]))
+    obs, _ = envs.reset(seed=0)
+    assert obs.tolist() == [[0, 0, 0], [1, 0, 0]]
+    envs.step(np.array([1, 1]))
+
+
+def test_who_is_exhausted_is_refused_by_name_and_nothing_is_sent(pool_of):
+    pool = pool_of([partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 5)], num_episodes=1)
+    pool.reset(seed=0)
+    pool.step([1, 1])
+    with pytest.raises(stepmill.UsageError, match=r"envs \[0\] have played their num_episodes and are exhausted"):
+        pool.send([1, 1])
+    with pytest.raises(stepmill.UsageError, match="exhausted"):
+        pool.send([1], [0])
+    assert pool.states == [EnvState.EXHAUSTED, EnvState.IDLE]
+    assert pool.get_attr("num_steps") == (1, 1)
+
+
+@pytest.mark.covers("D-B3")
+def test_nothing_waits_for_a_pool_that_is_exhausted(pool_of):
+    pool = pool_of(counting_envs(2, 1), num_episodes=1)
+    pool.reset(seed=0)
+    pool.step([1, 1])
+    with pytest.raises(stepmill.UsageError, match="all envs are exhausted"):
+        pool.recv()
+    with pytest.raises(stepmill.UsageError, match="have played"):
+        pool.step([1, 1])
+    assert len(pool.recv_ready()) == 0
+
+
+def test_a_reset_gives_an_exhausted_env_as_many_episodes_again(pool_of):
+    pool = pool_of(counting_envs(2, 2), num_episodes=2)
+    pool.reset(seed=0)
+    drive(pool)
+    pool.reset(env_ids=[1])
+    assert pool.num_ended.tolist() == [2, 0]
+    assert drive(pool).tolist() == [0, 2]
+
+
+def test_a_reset_in_between_does_not_lengthen_the_budget(pool_of):
+    pool = pool_of(counting_envs(1, 2), num_episodes=2)
+    pool.reset(seed=0)
+    pool.step([1])
+    pool.step([1])
+    pool.reset(seed=0)
+    assert pool.num_ended.tolist() == [1]
+    assert drive(pool).tolist() == [1]
+
+
+def test_an_episode_that_is_cut_short_by_a_fault_counts(pool_of):
+    def fails_at_two(identity):
+        env = CountingEnv(identity, 5)
+        step = env.step
+        env.step = lambda action: step(action) if action < 9 else 1 / 0
+        return env
+
+    pool = pool_of([partial(fails_at_two, i) for i in range(2)], num_episodes=1, on_fault="truncate")
+    pool.reset(seed=0)
+    batch = pool.step([9, 1])
+    assert batch.truncated.tolist() == [True, False]
+    assert pool.exhausted.tolist() == [True, False]
+
+
+def test_batched_envs_are_refused():
+    with pytest.raises(stepmill.UsageError, match="num_episodes=3 is for envs of one row each"):
+        make_pool("serial", [BatchedCountingEnv], num_episodes=3)
+
+
+@pytest.mark.parametrize("where", ["fork"])
+def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, where):
+    pool = pool_of(counting_envs(2, 1), num_episodes=1, num_workers=2)
+    pool.reset(seed=0)
+    pool.step([1, 1])
+    pid = pool.stats()["workers"][1]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    while not pool.stats()["workers"][1]["is_dead"]:
+        os.sched_yield()
+    with pytest.warns(RuntimeWarning, match=r"worker of envs \[1\], which were exhausted, has died"):
+        batch = pool.reset(seed=0)
+    assert batch.env_id.tolist() == [0, 1]
+    assert drive(pool).tolist() == [1, 1]

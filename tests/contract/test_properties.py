@@ -1,0 +1,117 @@
+"""Properties: named values that reach envs beside the data, in order with the commands, and again after a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import gymnasium
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from tests.harness.pools import counting_envs
+
+
+class Hooked(CountingEnv):
+    """Has hooks of its own, and shows at which step they were called."""
+
+    def __init__(self, identity: int = 0, length: int = 50):
+        super().__init__(identity, length)
+        self.heard: list[tuple[str, object, int]] = []
+        self.known = {"builtin": 1.5}
+
+    def set_property(self, name, value):
+        if name == "bad":
+            raise ValueError("no such thing")
+        self.heard.append((name, value, self.num_steps))
+        self.known[name] = value
+
+    def get_properties(self):
+        return self.known
+
+
+class Wrapped(gymnasium.Wrapper):
+    pass
+
+
+def step_for_ever(pool):
+    while True:
+        pool.step([1] * pool.num_envs)
+
+
+@pytest.mark.covers("U-7", "U-8")
+def test_an_env_without_hooks_finds_properties_in_a_dict(pool_of):
+    pool = pool_of([lambda: Wrapped(CountingEnv(0))] * 3)
+    pool.properties.set("gravity", 9.81)
+    pool.properties.set("mass", [1.0, 2.0, 3.0])
+    pool.properties.set("mass", 7.0, env_ids=[1])
+    assert pool.get_attr("properties") == tuple({"gravity": 9.81, "mass": mass} for mass in (1.0, 7.0, 3.0))
+    assert pool.properties.get("mass") == (1.0, 7.0, 3.0)
+    assert pool.properties.get("mass", env_ids=[2, 0]) == (3.0, 1.0)
+    assert pool.properties.list() == ["gravity", "mass"]
+    assert pool.properties.read(env_ids=[1]) == ({"gravity": 9.81, "mass": 7.0},)
+
+
+@pytest.mark.covers("U-8", "U-9")
+def test_hooks_are_called_through_wrappers(pool_of):
+    pool = pool_of([lambda: Wrapped(Hooked())] * 2)
+    pool.properties.set("level", 4)
+    assert pool.properties.list() == ["builtin", "level"]
+    assert pool.properties.get("builtin") == (1.5, 1.5)  # what the env says of itself is there, too
+    assert pool.get_attr("heard") == ([("level", 4, 0)],) * 2
+
+
+def test_a_copy_is_read_and_not_the_envs_own_dict(pool_of):
+    pool = pool_of([Hooked])
+    pool.properties.read()[0]["builtin"] = 0
+    assert pool.properties.get("builtin") == (1.5,)
+
+
+@pytest.mark.covers("U-8")
+def test_properties_keep_their_place_among_the_commands(pool_of):
+    pool = pool_of([Hooked] * 2)
+    pool.reset(seed=0)
+    for _ in range(3):
+        pool.send([1, 1])
+        pool.properties.set("p", 1)  # after the step just sent
+        pool.recv(2)
+    assert pool.get_attr("heard") == ([("p", 1, 1), ("p", 1, 2), ("p", 1, 3)],) * 2
+
+
+def test_what_an_env_refuses_is_told_with_its_name(pool_of):
+    pool = pool_of([Hooked, CountingEnv])
+    with pytest.raises(stepmill.EnvError, match=r"env 0 raised ValueError in call: no such thing"):
+        pool.properties.set("bad", 1)
+    pool.properties.set("good", 1)
+
+
+def test_mistakes_are_named(pool_of):
+    class Odd(CountingEnv):
+        properties = "many"
+
+    pool = pool_of([Odd, CountingEnv])
+    with pytest.raises(stepmill.EnvError, match="attribute `properties` that is no dict"):
+        pool.properties.set("p", 1)
+    with pytest.raises(stepmill.UsageError, match=r"envs \[1\] have no property 'q'"):
+        pool.properties.get("q", env_ids=[1])
+    with pytest.raises(stepmill.UsageError, match="a property's name is a string, not the int 3"):
+        pool.properties.set(3, 1)
+    with pytest.raises(stepmill.UsageError, match="'p' is to be set to 3 values on 2 envs"):
+        pool.properties.set("p", [1, 2, 3])
+
+
+@pytest.mark.covers("G-5", "U-7")
+@pytest.mark.parametrize("where", ["fork"])
+def test_properties_are_set_again_on_envs_that_are_built_anew(pool_of, where):
+    pool = pool_of(counting_envs(3), num_workers=3)
+    pool.reset(seed=0)
+    pool.properties.set("a", [1, 2, 3])
+    pool.properties.set("a", 5, env_ids=[1])
+    pool.properties.set("b", "x", env_ids=[2])
+    for worker in (1, 2):
+        os.kill(pool.stats()["workers"][worker]["pid"], signal.SIGKILL)
+        with pytest.raises(stepmill.WorkerDied):
+            step_for_ever(pool)
+        pool.reset(seed=0)
+    assert pool.properties.read() == ({"a": 1}, {"a": 5}, {"a": 3, "b": "x"})
