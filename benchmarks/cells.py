@@ -1,4 +1,4 @@
-"""What is measured: the cells of TARGETS.md's sections 1 to 4, each an env, a number of envs and the engines that run it."""
+"""What is measured: the cells of TARGETS.md's sections 1 to 4 and 7, each an env, a number of envs and the engines that run it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ SECTIONS = {
     3: "Stragglers: efficiency = env time / (wall x what could run at once)",
     4: "Real envs (env-steps/s; Atari: agent steps, frame skip 4, gray 84x84, stack 4)",
     5: "Start and memory (CartPole, constructor to first reset; PSS growth per env)",
+    7: "Front-ends, beside what they replace (2 workers; env-steps/s)",
 }
 
 
@@ -121,10 +122,32 @@ def _real() -> list[Cell]:
     ]
 
 
+def _frontends() -> list[Cell]:
+    noop = ("stepmill-2w", "multi-env-pipes", "multi-env", "alf-arrays", "alf-tensors")
+    slow = tuple(ENGINES["alf-arrays"].with_options(title, **more) for title, more in _SPARES.items())
+    return [
+        Cell(7, "frontends-32", "no-op, n=32", "noop", 32, _pick(noop, 32)),
+        Cell(
+            7,
+            "spares-4",
+            "1 s resets, 50 steps of 20 ms, n=4",
+            "reset1s",
+            4,
+            (slow[0], _renamed("alf-spares", slow[1])),
+        ),
+    ]
+
+
+_SPARES: dict[str, dict[str, int | None]] = {
+    "**stepmill** ALF, no spare envs": {"num_workers": None, "num_spares": 0},
+    "**stepmill** ALF, 4 spare envs": {"num_workers": None, "num_spares": 4},
+}
+
+
 def _renamed(name: str, spec: EngineSpec) -> EngineSpec:
     return EngineSpec(name, spec.title, spec.adapter, spec.venv, spec.options, spec.packages)
 
 
 def all_cells() -> list[Cell]:
-    """The cells of sections 1 to 4, in the order of their tables."""
-    return [*_overhead(), *_bandwidth(), *_stragglers(), *_real()]
+    """The cells of sections 1 to 4 and 7, in the order of their tables."""
+    return [*_overhead(), *_bandwidth(), *_stragglers(), *_real(), *_frontends()]

@@ -58,6 +58,8 @@ def show_value(value: float | None, cell: dict[str, Any]) -> str:
         return f"{value:.3g} {unit}"
     if value >= 1e6:
         return f"{value / 1e6:.2f}M"
+    if value < 1e3:
+        return f"{value:.0f}"
     return f"{value / 1e3:.0f}k" if value >= 1e5 else f"{value / 1e3:.1f}k"
 
 

@@ -54,6 +54,8 @@ TARGETS: tuple[Target, ...] = (
     Target("slowreset-16", SYNC, 0.85, later="overlapped resets and spares"),
     *_row(_REAL, BEST, (0.47, 0.88, 0.82, 0.93), ("ceiling",)),
     Target("halfcheetah-8", BEST, 1, ("envpool-sync", "envpool-async")),
+    Target("frontends-32", ("multi-env",), 8, ("multi-env-pipes",)),
+    Target("frontends-32", ("alf-arrays", "alf-tensors"), 0.7, SYNC),
     Target("start-256", ("stepmill-fork",), 0.2, at_most=True, unit="s"),
     Target("start-256", ("stepmill-forkserver",), 1.5, at_most=True, unit="s"),
     Target("start-256", ("stepmill-spawn",), 3.0, at_most=True, unit="s"),

@@ -1,11 +1,12 @@
-"""stepmill's FastParallelEnvironment: options `num_workers` and `as_tensors`.
+"""stepmill's FastParallelEnvironment: options `num_workers`, `as_tensors` and `num_spares`.
 
-The env says the same TimeStep each time, as `benchmarks.envs.NoopEnv` says the same observation.
+The no-op env says the same TimeStep each time, as `benchmarks.envs.NoopEnv` says the same observation. That of job
+"reset1s" sleeps 20 ms in a step and 1 s in a reset, of which there is one every 50 steps.
 """
 
 from __future__ import annotations
 
-import functools
+import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,13 +69,36 @@ class NoopAlf:
         return self._time_step
 
 
+class SlowResetAlf(NoopAlf):
+    """50 steps of 20 ms, then a reset of 1 s."""
+
+    STEP_S, RESET_S, LENGTH = 0.02, 1.0, 50
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self._t = 13 * env_id  # episodes are out of phase, as those of a long run are
+
+    def reset(self) -> Any:
+        if self._t >= self.LENGTH:
+            time.sleep(self.RESET_S)
+            self._t = 0
+        return self._time_step._replace(step_type=np.int32(0))
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.STEP_S)
+        self._t += 1
+        return self._time_step._replace(step_type=np.int32(2 if self._t >= self.LENGTH else 1))
+
+
 class Engine(Adapter):
     """One call steps all; TimeSteps of tensors, or of arrays where there is no torch."""
 
     def start(self) -> None:
-        constructors = [functools.partial(NoopAlf) for _ in range(self.num_envs)]
+        num_spares = self.job.options.get("num_spares", 0)
+        kind = SlowResetAlf if self.job.env == "reset1s" else NoopAlf
         self.env = FastParallelEnvironment(
-            constructors,
+            [kind] * (self.num_envs + num_spares),
+            num_spare_envs_for_reload=num_spares,
             num_workers=self.job.options.get("num_workers"),
             as_tensors=self.job.options.get("as_tensors"),
         )

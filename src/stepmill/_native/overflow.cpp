@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace stepmill {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr std::uint64_t PAGE_BYTES = 4096;
 constexpr std::uint64_t MAX_VALUE_BYTES = std::uint64_t{1} << 46;  // beyond any memory; keeps sums of offsets in range
+constexpr std::uint64_t SMALL_BYTES = std::uint64_t{1} << 16;      // so much memory may be made for nothing
 constexpr std::uint64_t TRIM_BYTES = std::uint64_t{1} << 20;       // smaller regions may keep what they once used
 
 struct Header {
@@ -30,6 +32,15 @@ void punch(int fd, std::uint64_t offset, std::uint64_t size_bytes) {
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size_bytes));
 }
 
+// Whether a value lies in the file: memory is made for it before it is read, and a reference may be nonsense.
+bool is_within(int fd, const OverflowRef& ref) {
+    struct stat file {};
+    if (fstat(fd, &file) != 0) return false;
+    const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
+    if (file_bytes < sizeof(Header) || ref.offset > file_bytes - sizeof(Header)) return false;
+    return ref.size <= file_bytes - sizeof(Header) - ref.offset;
+}
+
 int write_all(int fd, const void* data, std::uint64_t size_bytes, std::uint64_t offset) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);
     while (size_bytes > 0) {
@@ -41,6 +52,17 @@ int write_all(int fd, const void* data, std::uint64_t size_bytes, std::uint64_t 
         size_bytes -= static_cast<std::uint64_t>(written);
     }
     return 0;
+}
+
+// Header and value by one system call, which is most of what a small value costs.
+int write_both(int fd, const Header& header, const void* data, std::uint64_t size_bytes, std::uint64_t offset) {
+    const iovec parts[2] = {{const_cast<Header*>(&header), sizeof header}, {const_cast<void*>(data), size_bytes}};
+    ssize_t written = 0;
+    do written = pwritev(fd, parts, 2, static_cast<off_t>(offset));
+    while (written < 0 && errno == EINTR);
+    if (written < static_cast<ssize_t>(sizeof header)) return written < 0 ? errno : EIO;
+    const std::uint64_t done = static_cast<std::uint64_t>(written) - sizeof header;
+    return write_all(fd, static_cast<const std::uint8_t*>(data) + done, size_bytes - done, offset + sizeof header + done);
 }
 
 bool read_all(int fd, void* data, std::uint64_t size_bytes, std::uint64_t offset) {
@@ -89,8 +111,7 @@ int OverflowWriter::write(std::size_t server, const std::uint8_t* data, std::uin
     trim(region, needed_bytes);
 
     const Header header{++generation_, size_bytes};
-    int error = write_all(fd_, &header, sizeof header, region.offset);
-    if (error == 0) error = write_all(fd_, data, size_bytes, region.offset + sizeof header);
+    const int error = write_both(fd_, header, data, size_bytes, region.offset);
     if (error == 0) ref = OverflowRef{region.offset, size_bytes, header.generation};
     return error;
 }
@@ -111,17 +132,17 @@ void free_all_but(int fd, std::vector<OverflowRef> kept) {
 
 bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out) {
     out.clear();
-    struct stat file {};
-    if (fstat(fd, &file) != 0) return false;
-    const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
-    if (file_bytes < sizeof(Header) || ref.offset > file_bytes - sizeof(Header)) return false;
-    if (ref.size > file_bytes - sizeof(Header) - ref.offset) return false;
-
-    Header header{};
-    if (!read_all(fd, &header, sizeof header, ref.offset)) return false;
-    if (header.size_bytes != ref.size || (ref.generation != 0 && header.generation != ref.generation)) return false;
+    if (ref.offset > MAX_VALUE_BYTES || (ref.size > SMALL_BYTES && !is_within(fd, ref))) return false;
     out.resize(ref.size);
-    if (read_all(fd, out.data(), ref.size, ref.offset + sizeof header)) return true;
+    Header header{};
+    const iovec parts[2] = {{&header, sizeof header}, {out.data(), ref.size}};
+    ssize_t got = 0;
+    do got = preadv(fd, parts, 2, static_cast<off_t>(ref.offset));
+    while (got < 0 && errno == EINTR);
+    const bool is_own = got >= static_cast<ssize_t>(sizeof header) && header.size_bytes == ref.size &&
+                        (ref.generation == 0 || header.generation == ref.generation);
+    const std::uint64_t done = is_own ? static_cast<std::uint64_t>(got) - sizeof header : 0;
+    if (is_own && read_all(fd, out.data() + done, ref.size - done, ref.offset + sizeof header + done)) return true;
     out.clear();
     return false;
 }

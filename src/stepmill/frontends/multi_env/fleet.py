@@ -6,8 +6,8 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.plain import PlainMaker
@@ -19,8 +19,7 @@ from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
 _AT_WORK = (EnvState.BUSY, EnvState.READY)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What one env had to say.
 
     Attributes:
@@ -31,7 +30,7 @@ class Answer:
 
     is_step: bool
     value: Any
-    fault: Mapping[str, str] | None = None
+    fault: Mapping[str, str] | None
 
 
 class Fleet:
@@ -102,7 +101,7 @@ class Fleet:
         self.pool.reset_async(seed={index: seed}, options=dict(kwargs) or None, env_ids=[index])
 
     def recv(self) -> tuple[dict[int, Answer], list[StepmillError]]:
-        """Wait for all that is pending; return answers by env, and the errors of those that have none."""
+        """Wait for all that is pending; return answers by env, and the errors of those that have none. Hot path."""
         answers: dict[int, Answer] = {}
         errors: list[StepmillError] = []
         pool = self.pool
@@ -112,10 +111,16 @@ class Fleet:
             except StepmillError as error:
                 errors.append(error)
                 continue
+            env_ids = batch.env_id.tolist()
+            answers = {
+                env_id: Answer(is_step, value, None)
+                for env_id, (is_step, value) in zip(env_ids, batch.obs, strict=True)
+            }
             faults = batch.info.get("fault") if batch.truncated.any() else None
-            for row, (env_id, (is_step, value)) in enumerate(zip(batch.env_id.tolist(), batch.obs, strict=True)):
-                fault = _fault_of_row(faults, row) if faults is not None and batch.truncated[row] else None
-                answers[env_id] = Answer(is_step, value, fault)
+            if faults is not None:
+                for row in batch.truncated.nonzero()[0].tolist():
+                    env_id = env_ids[row]
+                    answers[env_id] = answers[env_id]._replace(fault=_fault_of_row(faults, row))
             break
         return answers, errors
 

@@ -178,28 +178,28 @@ class MultiEnv:
         errors: list[StepmillError] = []
         for lane in lanes:
             answers, failures = lane.fleet.recv()
+            places, last_obs = lane.places, self._last_obs
             for env_id, answer in answers.items():
-                place = lane.places[env_id]
-                rows[place] = self._row(place, answer)
+                place = places[env_id]
+                is_step, value, fault = answer
+                if not is_step or fault is not None:
+                    rows[place] = self._unusual_row(place, answer)
+                    continue
+                last_obs[place] = value[0]
+                rows[place] = value if len(value) == 4 else (value[0], value[1], (value[2], value[3]), value[4])
             errors += [_at_place(error, lane) for error in failures]
         if errors:
             self.partial_results = self._columns(rows)
             raise join_errors(errors)
         return rows
 
-    def _row(self, place: int, answer: Answer) -> Row:
-        value = answer.value
+    def _unusual_row(self, place: int, answer: Answer) -> Row:
+        """Return the row of an env whose episode was cut short, or which was reset."""
         if answer.fault is not None:
             return self._last_obs[place], 0.0, (False, True), restart_info(answer.fault)
-        if not answer.is_step:
-            is_pair = self._members[place].has_reset_info
-            obs, info = value if is_pair else (value, {})
-            self._last_obs[place] = obs
-            return obs, 0.0, (False, False), info
-        self._last_obs[place] = value[0]
-        if len(value) == 4:
-            return value[0], value[1], value[2], value[3]
-        return value[0], value[1], (value[2], value[3]), value[4]
+        obs, info = answer.value if self._members[place].has_reset_info else (answer.value, {})
+        self._last_obs[place] = obs
+        return obs, 0.0, (False, False), info
 
     def _columns(self, rows: Sequence[Row]) -> Columns:
         observations, rewards, ends, infos = (list(column) for column in zip(*rows, strict=True))
