@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -195,3 +197,37 @@ def test_without_torch_there_are_arrays_and_wanting_tensors_says_what_to_install
     options = stepmill.PoolOptions(backend="serial")
     with pytest.raises(stepmill.MissingExtraError, match=r"pip install 'stepmill\[torch\]'"):
         FastParallelEnvironment([AlfCounter], as_tensors=True, options=options)
+
+
+@pytest.mark.covers("A-26", "A-5")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_classes_of_a_function_are_the_same_from_every_worker(start_method):
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    @dataclass(frozen=True)
+    class OwnSpec:
+        shape: tuple[int, ...]
+        dtype: str
+        maximum: float = 1.0
+
+    class Own(AlfCounter):
+        observation = Pair(OwnSpec((), "float32"), OwnSpec((2,), "float32"))
+
+        def observe(self, action):
+            return Pair(np.float32(self.t), np.ones(2, np.float32))
+
+    with start([Own] * 2, start_method=start_method) as env:
+        assert env.reset().observation.right.tolist() == [[1, 1]] * 2
+
+    class Other(Own):
+        def observation_spec(self):
+            last = OwnSpec((2,), "float32", maximum=2.0 if self.made_with else 1.0)
+            return Pair(OwnSpec((), "float32"), last)
+
+        def time_step_spec(self):
+            return super().time_step_spec()._replace(observation=self.observation_spec())
+
+    with pytest.raises(ValueError, match="All environments must have the same time_step_spec"):
+        start([Other] * 2, start_method=start_method)

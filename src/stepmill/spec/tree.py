@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -52,10 +52,18 @@ class DictNode:
 
 @dataclass(frozen=True)
 class TupleNode:
-    """A tuple, or a named one if there is a factory, which is called with the children as positional arguments."""
+    """A tuple, or a named one if there is a factory, which is called with the children as positional arguments.
+
+    Factories are equal if their names are: a class of a script, or of a function, comes from each worker anew.
+    """
 
     children: tuple[Node, ...]
-    factory: Callable[..., tuple[object, ...]] | None = None
+    factory: Callable[..., tuple[object, ...]] | None = field(default=None, compare=False)
+    name: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        name = "" if self.factory is None else f"{self.factory.__module__}.{self.factory.__qualname__}"
+        object.__setattr__(self, "name", name)
 
 
 @dataclass(frozen=True)

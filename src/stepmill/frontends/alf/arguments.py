@@ -60,14 +60,17 @@ class Chosen:
             workers = {"num_workers": self.num_workers, "envs_per_worker": None}
         elif given.num_workers is None and given.envs_per_worker is None:
             workers = {"envs_per_worker": 1}
+        backend = BackendName.PROCESS if given.backend is BackendName.AUTO else given.backend
+        of_processes: dict[str, Any] = {}
+        if backend is BackendName.PROCESS:
+            of_processes = {"context": Context(self.start_method), "worker_threads": num_threads}
         return replace(
             given,
-            backend=BackendName.PROCESS if given.backend is BackendName.AUTO else given.backend,
-            context=Context(self.start_method),
-            worker_threads=num_threads,
+            backend=backend,
             overlap_resets=True,
             episode_stats=False,
             start_serially=start_serially,
             spare_envs=num_spares,
             **workers,
+            **of_processes,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def converter(node: Node, leaf: Convert) -> Convert:
         return lambda nest: {key: convert(nest[key]) for key, convert in items}
     if isinstance(node, TupleNode):
         parts = [converter(child, leaf) for child in node.children]
-        factory = node.factory
+        factory = here(node.factory)
         if factory is None:
             return lambda nest: tuple([convert(child) for convert, child in zip(parts, nest, strict=True)])
         return lambda nest: factory(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
@@ -78,6 +79,18 @@ def _check_leaf(leaf: Leaf, value: Any, num_rows: int, path: str) -> None:
 def _kind_of(value: object) -> str:
     size = f" of {len(value)}" if isinstance(value, (tuple, list, Mapping)) else ""
     return f"a {type(value).__name__}{size}"
+
+
+def here(cls: Any) -> Any:
+    """Return the named tuple's class that this process knows by the name of `cls`, if it knows one with the same fields.
+
+    A class of a script comes from a worker by value, as another class than the script's own.
+    """
+    known = sys.modules.get(getattr(cls, "__module__", ""))
+    for name in getattr(cls, "__qualname__", "").split("."):
+        known = getattr(known, name, None)
+    has_same_fields = known is not None and getattr(known, "_fields", None) == getattr(cls, "_fields", ())
+    return known if has_same_fields else cls
 
 
 def with_attributes(cls: Any) -> Any:

@@ -10,7 +10,7 @@ from stepmill.envs.alf import PROGRESS, AlfMaker
 from stepmill.frontends.alf import errors, tensors
 from stepmill.frontends.alf.arguments import Chosen
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
-from stepmill.frontends.alf.nests import check_actions, converter, with_attributes
+from stepmill.frontends.alf.nests import check_actions, converter, here, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
@@ -87,7 +87,7 @@ class FastParallelEnvironment:
         """Make the functions that turn nests of arrays into what is returned; `move` puts a tensor on another device."""
         node = self._pool.spec.observation
         assert isinstance(node, TupleNode)
-        cls = with_attributes(node.factory)
+        cls = with_attributes(here(node.factory))
         self._fields: tuple[str, ...] = cls._fields
         as_leaf = self._as_leaf
         parts = [converter(child, as_leaf) for child in node.children]

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 
@@ -56,7 +58,35 @@ def check_specs(all_specs: Sequence[AlfSpecs]) -> None:
         first = getattr(all_specs[0], name)
         for env_id, specs in enumerate(all_specs):
             own = getattr(specs, name)
-            if own is not first and own != first:
+            if not is_same(own, first):
                 raise UsageError(
                     f"All environments must have the same {title}. Env {env_id} has {own}, and env 0 has {first}."
                 )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two nests of specs say the same.
+
+    A class that a script or a function defines comes from each worker anew: specs of classes of one name are compared by
+    what they hold.
+    """
+    if one is other:
+        return True
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
+    if _name_of(one) != _name_of(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if type(one) is type(other):
+        return bool(np.all(one == other))
+    return is_same(_held_by(one), _held_by(other))
+
+
+def _name_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _held_by(value: object) -> dict[str, Any]:
+    names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    return {**{name: getattr(value, name, None) for name in names}, **getattr(value, "__dict__", {})}
