@@ -17,6 +17,11 @@ class Slab:
 
     def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int]) -> None: ...
 
+    def place(self) -> tuple:
+        """
+        Address and size in bytes of the mapping in this process, for whoever locks its pages.
+        """
+
     def format(self) -> None:
         """Write the header. The pool's, once, before a worker attaches."""
 

@@ -104,6 +104,8 @@ void bind_slab(nb::module_& module) {
                  new (self) Slab(fd, parse_plan(plan), command_fds, result_fds);
              },
              "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a)
+        .def("place", [](const Slab& slab) { return nb::make_tuple(reinterpret_cast<std::uintptr_t>(slab.base), slab.plan.size_bytes); },
+             "Address and size in bytes of the mapping in this process, for whoever locks its pages.")
         .def("format", &Slab::format, "Write the header. The pool's, once, before a worker attaches.")
         .def("set_spinning", [](Slab& slab, int max_spinners, std::uint32_t num_spin_workers, std::uint32_t spin_ns) {
                  slab.pool->max_spinners.store(max_spinners);

@@ -51,6 +51,12 @@ class PoolAnswers:
         """Which worker owns each env, by env_id: envs of one worker are lost together."""
         return self._running.worker_of
 
+    @property
+    def memory_place(self) -> tuple[int, int]:
+        """Address and size in bytes of the shared memory that results lie in, for whoever locks its pages."""
+        place: tuple[int, int] = self._running.slab.native.place()
+        return place
+
     def stats(self) -> PoolStats:
         """Return where the time went since the start, per worker."""
         return read_stats(self._running)
