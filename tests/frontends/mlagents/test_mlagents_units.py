@@ -1,0 +1,171 @@
+"""Quotas, agents that are alive, specs and exceptions on their way: what a manager is made of."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.frontends.mlagents import BatchedStepResult, DecisionSteps, RestartLimits, TerminalSteps
+from stepmill.frontends.mlagents.alive import AliveAgents
+from stepmill.frontends.mlagents.failures import UnityWorkerDied, pack, rebuild
+from stepmill.frontends.mlagents.specs import (
+    ActionSpec,
+    AgentGroupSpec,
+    BehaviorSpec,
+    ObservationSpec,
+    brain_parameters,
+    pack_spec,
+    unpack_spec,
+)
+from stepmill.frontends.mlagents.workers import RestartQuota, UnityEnvWorker, WorkerState
+from stepmill.testing.faulty import ERRORS, MuteError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.covers("U-14")
+def test_the_rate_of_restarts_is_limited_per_worker_and_window():
+    clock = Clock()
+    quota = RestartQuota(RestartLimits(), 2, clock)
+    assert quota.take(0)
+    assert not quota.take(0)
+    assert quota.take(1)
+    clock.now = 61.0
+    assert quota.take(0)
+    assert quota.counts == [2, 1]
+
+
+@pytest.mark.covers("U-14")
+def test_restarts_in_a_lifetime_are_limited_and_minus_one_is_no_limit():
+    worn = RestartQuota(RestartLimits(2, -1), 1)
+    assert [worn.take(0) for _ in range(3)] == [True, True, False]
+    free = RestartQuota(RestartLimits(-1, -1), 1)
+    assert all(free.take(0) for _ in range(50))
+    assert RestartLimits() == RestartLimits(10, 1, 60.0)
+
+
+def test_a_worker_goes_only_where_it_may():
+    worker = UnityEnvWorker(0)
+    with pytest.raises(stepmill.EngineBug, match="NEW to STEPPING"):
+        worker.move(WorkerState.STEPPING)
+
+
+def decision(*agents: int) -> DecisionSteps:
+    ids = np.array(agents, np.int32)
+    return DecisionSteps(
+        [ids[:, None].astype(np.float32)], ids.astype(np.float32), ids, None, [agent % 2 for agent in agents]
+    )
+
+
+def terminal(*agents: int) -> TerminalSteps:
+    ids = np.array(agents, np.int32)
+    return TerminalSteps([ids[:, None].astype(np.float32)], ids.astype(np.float32), np.zeros(len(ids), bool), ids)
+
+
+@pytest.mark.covers("U-14", "U-5")
+def test_agents_that_asked_for_no_decision_lately_are_interrupted_too():
+    alive = AliveAgents()
+    alive.note({"walk": (decision(1, 2, 3), terminal())})
+    alive.note({"walk": (decision(3), terminal(2)), "fly": (decision(), terminal())})
+    ended: Any = alive.interrupted()
+
+    assert list(ended) == ["walk"]
+    nobody, gone = ended["walk"]
+    assert len(nobody) == 0
+    assert gone.agent_id.tolist() == [1, 3]
+    assert gone.obs[0][:, 0].tolist() == [1.0, 3.0]
+    assert gone.interrupted.all()
+    assert gone.group_id.tolist() == [1, 1]
+    alive.clear()
+    assert alive.interrupted() == {}
+
+
+@pytest.mark.covers("U-14", "U-17")
+def test_agents_of_the_first_generation_are_interrupted_as_done_by_a_limit():
+    alive = AliveAgents()
+    ids = np.array([1, 2], np.int32)
+    obs, flags = [np.ones((2, 3), np.float32)], np.array([True, False])
+    alive.note({"walk": BatchedStepResult(obs, ids.astype(np.float32), flags, flags, ids, [np.zeros((2, 4), bool)])})
+    ended: Any = alive.interrupted()["walk"]
+
+    assert ended.agent_id.tolist() == [2]
+    assert (ended.done.tolist(), ended.max_step.tolist(), ended.reward.tolist()) == ([True], [True], [0.0])
+    assert ended.action_mask[0].shape == (1, 4)
+    assert ended.n_agents() == 1
+    assert ended.contains_agent(2)
+    with pytest.raises(IndexError, match="agent_id 1"):
+        ended.get_agent_step_result(1)
+
+
+@pytest.mark.covers("U-9", "U-17")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BehaviorSpec([ObservationSpec((3,)), ObservationSpec((8, 9, 3), name="camera")], ActionSpec(0, (3, 2))),
+        BehaviorSpec([ObservationSpec((3,)), ObservationSpec((8, 9, 3))], ActionSpec(2, ())),
+        AgentGroupSpec([(3,), (8, 9, 3)], 0, (3, 2)),
+        AgentGroupSpec([(3,), (8, 9, 3)], 1, 2),
+    ],
+)
+def test_specs_arrive_whole_or_as_ours_where_their_library_is_missing(spec):
+    pickled, plain = pack_spec(spec)
+    assert unpack_spec((pickled, plain)) == spec
+    for lost in (None, b"not a pickle"):
+        ours = unpack_spec((lost, plain))
+        assert vars(brain_parameters("walk", ours)) == vars(brain_parameters("walk", spec))
+    brain = brain_parameters("walk", spec)
+    assert (brain.vector_observation_space_size, brain.number_visual_observations) == (3, 1)
+    assert brain.vector_action_space_size == ([3, 2] if brain.vector_action_space_type == "discrete" else [2])
+    assert brain.camera_resolutions[0].height == 8
+
+
+def test_actions_of_a_spec_are_zeros_or_random_within_their_branches():
+    spec = ActionSpec(2, (3, 4))
+    assert spec.empty_action(5).discrete.shape == (5, 2)
+    action = spec.random_action(50)
+    assert abs(action.continuous).max() <= 1.0
+    assert action.discrete.max(axis=0).tolist() == [2, 3]
+
+
+@pytest.mark.covers("U-13", "U-B2")
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_every_exception_arrives_as_its_own_class_or_as_an_env_error_that_says_so(name):
+    original = ERRORS[name]()
+    rebuilt = rebuild(pack(original, "step"), 3)
+    text = str(rebuilt if isinstance(rebuilt, stepmill.EnvError) else rebuilt.__cause__)
+    assert type(original).__name__ in text
+    assert "env 3" in text
+    if isinstance(original, Exception):
+        assert isinstance(rebuilt, type(original))
+    else:
+        assert isinstance(rebuilt, stepmill.EnvError)  # an env that exits must not end the learner
+    assert isinstance(original, MuteError) or "deliberate" in text or name in ("mute", "chained", "exit")
+
+
+class Layout(OSError):
+    """An exception whose memory layout no class of ours shares, and which does not pickle."""
+
+    def __init__(self, text: str, *, needed: int) -> None:
+        super().__init__(text)
+
+
+def test_an_exception_that_mixes_with_nothing_is_an_env_error():
+    rebuilt = rebuild(pack(Layout("odd", needed=1), "reset"), 0)
+    assert type(rebuilt) is stepmill.EnvError
+    assert rebuilt.error_type.endswith("Layout")
+
+
+def test_deaths_in_ml_agents_words_can_be_pickled():
+    error = UnityWorkerDied("gone", worker=1, env_ids=[1], signal_name="SIGKILL")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.worker, str(again)) == (UnityWorkerDied, 1, "gone")
