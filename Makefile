@@ -12,7 +12,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-versions bench-setup bench dist lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-versions bench-setup bench dist lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16

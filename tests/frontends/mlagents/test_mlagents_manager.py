@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 import stepmill
+from stepmill import timers
 from stepmill.frontends.mlagents import EnvironmentStep, SimpleEnvManager, join_steps, split_info
 from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel
 from stepmill.frontends.mlagents.steps import DecisionSteps
@@ -320,6 +323,60 @@ def test_agents_of_several_workers_are_joined_and_decisions_split():
     assert [info.env_action.continuous.shape for info in infos] == [(2, 2), (0, 2), (1, 2)]
     assert [list(info.agent_ids) for info in infos] == [[0, 1], [], [0]]
     assert infos[0].outputs == {"number": 5.0}
+
+
+def measuring(worker_id, channels):
+    """An env with a gauge, which counts how often its worker's timers are read."""
+
+    def read():
+        env.num_read += 1
+        return snapshot()
+
+    env = ScriptedBehaviors(
+        WALK, hooks={("step", n): lambda env: timers.gauge("agents", worker_id) for n in range(1, 4)}
+    )
+    env.num_read, snapshot, timers.snapshot = 0, timers.snapshot, read
+    return env
+
+
+@pytest.mark.covers("U-10", "U-B5", "G-17")
+def test_timers_and_gauges_of_all_workers_are_merged_and_travel_only_when_asked_for(manager_of):
+    manager = manager_of(measuring, 2, is_deterministic=True)
+    manager.set_policy("walk", Policy())
+    timers.clear()
+    timers.enable()
+    manager.reset()
+    for _ in range(3):
+        manager.get_steps()
+    assert manager._pool.get_attr("num_read") == (0, 0)
+    tree = manager.get_timer_tree()
+    timers.disable()
+
+    assert manager._pool.get_attr("num_read") == (1, 1)
+    root = tree["children"]["workers"]["children"]["worker_root"]
+    stepped = root["children"]["envs"]["children"]["env.step"]
+    assert (stepped["count"], root["is_parallel"], stepped["is_parallel"]) == (6, True, True)
+    assert set(stepped) == {"name", "total", "count", "self", "children", "is_parallel"}
+    assert tree["children"]["SubprocessEnvManager._take_step"]["count"] == 3
+    assert (tree["gauges"]["agents"]["min"], tree["gauges"]["agents"]["max"]) == (0, 1)
+    assert tree["gauges"]["agents"]["count"] == 6
+    assert "metadata" in tree
+
+
+@pytest.mark.covers("U-B7")
+def test_observations_lie_in_shared_memory_and_pass_through_no_pipe_and_no_pickle(manager_of, script, monkeypatch):
+    def refuse(data):
+        raise AssertionError("an observation was pickled")
+
+    manager = manager_of(lambda worker_id, channels: script(WALK, shape=(84, 84, 3)), 2, is_deterministic=True)
+    manager.reset()  # specs are told once, as pickles
+    monkeypatch.setattr(pickle, "loads", refuse)
+    monkeypatch.setattr(cloudpickle, "loads", refuse)
+    for step in manager.get_steps():
+        agents = step.current_all_step_result["walk"]
+        assert (agents[0] if isinstance(agents, tuple) else agents).obs[0].shape[1:] == (84, 84, 3)
+    overflows = [os.fstat(fd).st_size for fd in manager._pool._running.slab.fds[2::2]]
+    assert overflows == [0, 0]
 
 
 @pytest.mark.covers("U-B10")

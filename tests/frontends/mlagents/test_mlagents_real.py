@@ -228,6 +228,16 @@ def test_a_manager_that_waits_for_a_hung_player_uses_no_processor(manager_of, tm
     assert used / wall < 0.1
 
 
+@pytest.mark.covers("U-10")
+def test_the_librarys_own_timers_are_added_up(manager_of):
+    manager = manager_of(2, is_deterministic=True)
+    manager.reset()
+    manager.get_steps()
+    root = manager.get_timer_tree()["children"]["workers"]["children"]["worker_root"]
+    assert root["children"]["mlagents_envs"]["children"]["UnityEnvironment.step"]["count"] == 2
+    assert root["children"]["envs"]["children"]["env.step"]["count"] == 2
+
+
 @pytest.mark.covers("U-12")
 def test_close_ends_the_players(manager_of):
     manager = manager_of(2)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepmill import timers
 from stepmill.frontends.mlagents.specs import BrainParameters, brain_parameters
 from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep
 
@@ -111,6 +112,10 @@ class EnvManager(ABC):
 
     def _take_steps(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
         """Ask the policies for the actions of several workers: once for all, where a policy offers that."""
+        with timers.timed(f"{type(self).__name__}._take_step"):
+            return self._decide(last_steps)
+
+    def _decide(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
         decided: list[Actions] = [{} for _ in last_steps]
         names = dict.fromkeys(name for step in last_steps for name in step.current_all_step_result)
         for name in names:

@@ -57,6 +57,7 @@ class ManagerOptions:
         drain_timeout_s: how long a reset waits for steps under way.
         close_timeout_s: how long `close` waits for envs to be closed before their processes are ended.
         payload_bytes: room in shared memory for one step of one worker; what is larger takes a slower way.
+        timers_every: one in so many steps of a worker is timed; 0 is none.
     """
 
     restarts: RestartLimits | None = None
@@ -72,6 +73,7 @@ class ManagerOptions:
     drain_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
     payload_bytes: int = PAYLOAD_BYTES
+    timers_every: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_crash", OnCrash(self.on_crash))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stepmill import timers
 from stepmill.envs.unity import (
     Generation,
     behavior_names,
@@ -38,7 +39,8 @@ class SimpleEnvManager(EnvManager):
     def _step(self) -> list[EnvironmentStep]:
         self.previous_all_action_info = self._take_step(self.previous_step)
         give_actions(self.env, plain_actions(self.previous_all_action_info, self.previous_step))
-        self.env.step()
+        with timers.timed("env.step"):
+            self.env.step()
         self.previous_step = EnvironmentStep(self._results(), 0, self.previous_all_action_info, {})
         return [self.previous_step]
 

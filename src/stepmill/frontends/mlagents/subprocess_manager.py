@@ -13,6 +13,7 @@ from stepmill.frontends.mlagents.settings import ManagerOptions, OnCrash, checke
 from stepmill.frontends.mlagents.specs import unpack_spec
 from stepmill.frontends.mlagents.steps import EnvironmentStep, unpack
 from stepmill.frontends.mlagents.supervisor import Supervisor
+from stepmill.frontends.mlagents.timing import timer_tree
 from stepmill.frontends.mlagents.transit import plain_actions
 from stepmill.frontends.mlagents.worker import WorkerMaker
 from stepmill.frontends.mlagents.workers import UnityEnvWorker, WorkerState
@@ -235,6 +236,13 @@ class SubprocessEnvManager(EnvManager):
         """Workers whose env was stopped on purpose; they are left out."""
         return [worker.worker_id for worker in self._in(WorkerState.STOPPED)]
 
+    def get_timer_tree(self) -> dict[str, Any]:
+        """Return where the time went: the learner's timers, and under `workers` those of all workers as one.
+
+        Times in seconds; gauges are at the root. The learner's own timers are on once it calls `stepmill.timers.enable`.
+        """
+        return timer_tree(self._pool)
+
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -257,4 +265,5 @@ def _pool_options(options: ManagerOptions) -> PoolOptions:
         step_timeout_s=options.step_timeout_s,
         reset_timeout_s=options.reset_timeout_s,
         start_timeout_s=options.start_timeout_s,
+        timers_every=options.timers_every,
     )

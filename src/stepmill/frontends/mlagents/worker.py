@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from stepmill import timers
 from stepmill.envs.unity import (
     PAYLOAD_BYTES,
     Generation,
@@ -150,16 +151,20 @@ class UnityWorker(UnityEnv):
         if self._failure is not None:
             return "failed", self._failure
         try:
-            if phase == "step":
-                give_actions(self.env, actions)
-                self.env.step()
-            else:
-                self.env.reset()
+            with timers.timed(f"env.{phase}"):
+                self._do(phase, actions)
             results = read_results(self.env, self.generation)
             return "step", results, self._stats(), self._news(list(results))
         except Exception as exc:
             self._failure = pack(exc, phase)
             return "failed", self._failure
+
+    def _do(self, phase: str, actions: Mapping[str, Any]) -> None:
+        if phase == "step":
+            give_actions(self.env, actions)
+            self.env.step()
+        else:
+            self.env.reset()
 
     def _stats(self) -> dict[str, list[tuple[float, int]]]:
         stats = self.channels.stats.get_and_reset_stats()
