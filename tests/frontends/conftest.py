@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NEEDS = {
+    "jax": "jax",
     "envpool": "envpool",
     "sb3": "stable_baselines3",
     "tianshou": "tianshou",

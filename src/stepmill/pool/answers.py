@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,11 @@ class PoolAnswers:
     def worker_of(self) -> tuple[int, ...]:
         """Which worker owns each env, by env_id: envs of one worker are lost together."""
         return self._running.worker_of
+
+    def xla(self) -> tuple[Any, ...]:
+        """Return EnvPool's (handle, recv, send, step), for use inside JAX's `jit`; see `stepmill.jax.xla`."""
+        functions: tuple[Any, ...] = import_module("stepmill.jax").xla(self)
+        return functions
 
     @property
     def memory_place(self) -> tuple[int, int]:

@@ -1,0 +1,122 @@
+"""A `Pool` for JAX: batches as arrays by DLPack, and `send`, `recv` and `step` that work inside `jit`.
+
+    handle, recv, send, step = pool.xla()
+
+The four are EnvPool's. They are ordered callbacks: XLA calls them in the order of the program, once each, and hands the arrays
+over on the host. The handle is a token that threads them; it carries no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from stepmill.pool.pool import Pool
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, opaques
+
+try:
+    import jax
+    from jax.experimental import io_callback
+except ImportError as exc:
+    raise MissingExtraError(module="jax", extra="jax") from exc
+
+Handle: TypeAlias = Any
+States: TypeAlias = tuple[Any, Any, Any, Any, Any]  # obs, reward, terminated, truncated, env_id
+
+
+def as_jax(batch: Batch) -> Batch:
+    """Return a batch whose arrays are JAX's, by DLPack: without a copy where JAX can use the memory as it is.
+
+    A lease lives as long as such an array does. JAX takes arrays for immutable; so do not write into the batch.
+    """
+    return replace(
+        batch,
+        obs=jax.tree.map(_import_array, batch.obs),
+        reward=_import_array(batch.reward),
+        terminated=_import_array(batch.terminated),
+        truncated=_import_array(batch.truncated),
+        env_id=_import_array(batch.env_id),
+    )
+
+
+def xla(
+    pool: Pool,
+) -> tuple[Handle, Callable[[Handle], Any], Callable[..., Handle], Callable[..., Any]]:
+    """Return (handle, recv, send, step) for use inside `jit`, `lax.scan` and `lax.fori_loop`; also outside.
+
+    B is the pool's batch_size, or N if it has none.
+
+    - `recv(handle)` gives (handle, (obs [B, ...], reward [B], terminated [B], truncated [B], env_id [B])).
+    - `send(handle, actions [B, ...], env_id [B] or None)` gives the handle; None is all envs.
+    - `step(handle, actions, env_id=None)` is both.
+
+    Dtypes are the env's as JAX has them: 32 bits unless x64 is enabled. Reset the pool before, by `pool.reset()`, or
+    `pool.reset_async()` if `recv` comes first.
+
+    Raises:
+        UsageError: observations or actions have parts of no fixed size.
+    """
+    shapes = _result_shapes(pool)
+    token = jax.ShapeDtypeStruct((), np.uint8)
+
+    def receive(_: Any) -> tuple[Any, States]:
+        batch = pool.recv(pool.batch_size or pool.num_envs)
+        fields = (batch.obs, batch.reward, batch.terminated, batch.truncated, batch.env_id)
+        cast = jax.tree.map(lambda array, like: np.asarray(array, like.dtype), fields, shapes)
+        return np.uint8(0), cast
+
+    def give(_: Any, actions: Any, env_id: Any) -> Any:
+        ids = np.asarray(env_id)
+        pool.send(jax.tree.map(np.asarray, actions), ids if len(ids) else None)
+        return np.uint8(0)
+
+    def recv(handle: Handle) -> tuple[Handle, States]:
+        result: tuple[Handle, States] = io_callback(receive, (token, shapes), handle, ordered=True)
+        return result
+
+    def send(handle: Handle, actions: Any, env_id: Any = None) -> Handle:
+        ids = np.zeros(0, np.int32) if env_id is None else env_id
+        return io_callback(give, token, handle, actions, ids, ordered=True)
+
+    def step(handle: Handle, actions: Any, env_id: Any = None) -> tuple[Handle, States]:
+        return recv(send(handle, actions, env_id))
+
+    return jax.numpy.uint8(0), recv, send, step
+
+
+def _result_shapes(pool: Pool) -> States:
+    """Return shapes and dtypes of what `recv` gives."""
+    for name, node in (("observations", pool.spec.observation), ("actions", pool.spec.action)):
+        if opaques(node):
+            raise UsageError(f"{name} have parts of no fixed size ({opaques(node)}), which XLA cannot hold")
+    size = (pool.batch_size or pool.num_envs) * pool.spec.batch_size
+    return (
+        _shapes(pool.spec.observation, size),
+        _shape(np.float64, (size,)),
+        _shape(np.bool_, (size,)),
+        _shape(np.bool_, (size,)),
+        _shape(np.int64, (size,)),
+    )
+
+
+def _import_array(array: Any) -> Any:
+    return jax.dlpack.from_dlpack(array) if isinstance(array, np.ndarray) else array
+
+
+def _shape(dtype: Any, shape: tuple[int, ...]) -> Any:
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _shapes(node: Node, size: int) -> Any:
+    if isinstance(node, DictNode):
+        return {key: _shapes(child, size) for key, child in node.items}
+    if isinstance(node, TupleNode):
+        children = [_shapes(child, size) for child in node.children]
+        return tuple(children) if node.factory is None else node.factory(*children)
+    assert isinstance(node, Leaf)  # parts of no fixed size were refused
+    return _shape(node.dtype, (size, *node.shape))
