@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,13 @@ def converter(node: Node, leaf: Convert) -> Convert:
         factory = here(node.factory)
         if factory is None:
             return lambda nest: tuple([convert(child) for convert, child in zip(parts, nest, strict=True)])
-        return lambda nest: factory(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
+        return fields_converter(factory, parts)
     return leaf
+
+
+def fields_converter(factory: Callable[..., Any], parts: Sequence[Convert]) -> Convert:
+    """Return the function that makes a named tuple of converted fields."""
+    return lambda nest: factory(*[convert(child) for convert, child in zip(parts, nest, strict=True)])
 
 
 def _unchanged(nest: Any) -> Any:

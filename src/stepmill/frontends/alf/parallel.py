@@ -10,7 +10,7 @@ from stepmill.envs.alf import PROGRESS, AlfMaker
 from stepmill.frontends.alf import errors, tensors
 from stepmill.frontends.alf.arguments import Chosen
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
-from stepmill.frontends.alf.nests import check_actions, converter, here, with_attributes
+from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, here, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
@@ -94,11 +94,9 @@ class FastParallelEnvironment:
         slot_at = self._fields.index("env_id")
         slots = self._slots
         parts[slot_at] = lambda _: as_leaf(slots.copy())
-        self._to_time_step: Callable[[Any], Any] = lambda nest: cls(
-            *[convert(child) for convert, child in zip(parts, nest, strict=True)]
-        )
+        self._to_time_step = fields_converter(cls, parts)
         self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
-        self._move = None if move is None else converter(TupleNode(node.children, cls), move)
+        self._move = None if move is None else fields_converter(cls, [converter(part, move) for part in node.children])
 
     # ---- stepping -----------------------------------------------------------------------------------------------
 
