@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
+CHAOS_SECONDS ?= 1800
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -60,8 +61,9 @@ model:  ## the protocol's model and its mutants; needs spin
 sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests on an ASAN build
 	scripts/sanitize.sh $(PY)
 
-soak: build  ## 10 million steps without growth, and the tests marked soak
+soak: build  ## 10 million steps without growth, 30 minutes of chaos, and the tests marked soak
 	$(PY) scripts/soak.py
+	$(PY) -W ignore::RuntimeWarning -m stepmill.testing.chaos --seconds $(CHAOS_SECONDS)
 	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
 
 test-torch: build  ## the tests marked torch, in an environment of their own

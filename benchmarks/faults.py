@@ -1,0 +1,348 @@
+"""Section 6: the same faults inflicted on stepmill and its peers, each in a process that is thrown away after 15 s at most.
+
+    python -m benchmarks.faults [--only NAME ...] [--readme]
+
+Four envs; env 1 raises, hangs, or kills its process in a step. Then the other envs are stepped on, and the engine is closed.
+Then the same with the learner killed, and with Ctrl-C on its process group. What is left behind is found by an environment
+variable that every descendant inherits, and in /dev/shm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.places import DIENGINE, OURS, PEERS, RESULTS, ROOT, driver_environment, interpreter_of
+
+STORED = RESULTS / "faults.json"
+LIMIT_S = 15.0  # a process that has not ended by then never will
+SETTLE_S = 0.5  # before CPU time is counted
+GONE_S = 5.0  # how long what an ended process leaves behind is watched
+TOKEN = "STEPMILL_FAULT_TOKEN"
+SHM = Path("/dev/shm")
+BEGIN, END = "<!-- faults:begin -->", "<!-- faults:end -->"
+SCENARIOS = ("raise", "kill", "hang", "parent", "ctrl-c", "wait")
+WATCH_S = 1.5  # how long CPU time is counted while an env of 3 s is waited for
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine on which faults are inflicted."""
+
+    name: str
+    title: str
+    adapter: str
+    venv: str = PEERS
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+SUBJECTS = (
+    Subject("stepmill", "**stepmill** `raise`", "stepmill", OURS, {"on_fault": "raise"}),
+    Subject("stepmill-truncate", "**stepmill** `truncate`", "stepmill", OURS, {"on_fault": "truncate"}),
+    Subject("stepmill-replay", "**stepmill** `replay`", "stepmill", OURS, {"on_fault": "replay"}),
+    Subject("gym-async", "Gymnasium `AsyncVectorEnv`", "gym_async"),
+    Subject("sb3", "SB3 `SubprocVecEnv`", "sb3"),
+    Subject("tianshou", "Tianshou `ShmemVectorEnv`", "tianshou_venv"),
+    Subject("torchrl", "TorchRL `ParallelEnv`", "torchrl_parallel"),
+    Subject("diengine", "DI-engine subprocess", "diengine", DIENGINE),
+    Subject("puffer", "PufferLib, 2 workers", "puffer", PEERS, {"num_workers": 2}),
+)
+
+
+@dataclass
+class Outcome:
+    """What one scenario gave; None where it never came to that."""
+
+    told_ms: float | None = None
+    error: str | None = None
+    kept: bool | None = None
+    whole_ms: float | None = None
+    close_s: float | None = None
+    gone_s: float | None = None
+    cpu_percent: float | None = None
+    tracebacks: int = 0
+    left: list[str] = field(default_factory=list)
+    failure: str | None = None
+
+
+def inflict(subject: Subject, scenario: str) -> Outcome:
+    """Run one scenario on one engine in a process of its own; nothing of it lives on."""
+    token = secrets.token_hex(8)
+    python = interpreter_of(subject.venv)
+    if not python.exists():
+        return Outcome(failure="not set up")
+    before = set(os.listdir(SHM))
+    with tempfile.TemporaryDirectory(prefix="stepmill-fault-") as folder:
+        command = [
+            str(python),
+            "-m",
+            "benchmarks.fault_victim",
+            subject.adapter,
+            json.dumps(subject.options),
+            scenario,
+            folder,
+        ]
+        with _started(command, token, Path(folder)) as process:
+            if scenario in ("parent", "ctrl-c"):
+                outcome = _end_from_outside(process, scenario, token, Path(folder))
+            elif scenario == "wait":
+                outcome = _count_cpu(token, Path(folder))
+            else:
+                outcome = _listen(process, Path(folder))
+            if scenario != "wait":
+                _watch_rest(process, token, before, outcome)
+        outcome.tracebacks = (Path(folder) / "err").read_text(errors="replace").count("Traceback (most recent")
+    return outcome
+
+
+@contextmanager
+def _started(command: Sequence[str], token: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**driver_environment(), TOKEN: token}
+    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            for pid in descendants(token):
+                _kill(pid)
+            process.kill()
+            process.wait()
+
+
+def events(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the process has told so far, by event."""
+    lines = (folder / "out").read_text(errors="replace").splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    return {fact["event"]: fact for fact in told if isinstance(fact, dict) and "event" in fact}
+
+
+def _listen(process: subprocess.Popen[bytes], folder: Path) -> Outcome:
+    try:
+        process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    facts = events(folder)
+    outcome = Outcome()
+    moment = folder / "moment"
+    if not moment.exists():
+        last = (folder / "err").read_text(errors="replace").strip().splitlines()
+        outcome.failure = f"never came to the fault: {last[-1] if last else 'no word'}"
+        return outcome
+    if "told" in facts:
+        outcome.told_ms = 1000 * (facts["told"]["at"] - float(moment.read_text()))
+        outcome.error = facts["told"]["error"]
+    if "others" in facts:
+        others, others_at = facts["others"], facts["others"]["at"]
+        outcome.kept = others["error"] is None and len(others["kept"]) == 3
+        if others["error"] is None and others["is_whole"]:
+            outcome.whole_ms = 1000 * (others_at - float(moment.read_text()))
+    if "closed" in facts:
+        outcome.close_s = facts["closed"]["seconds"]
+    return outcome
+
+
+def _end_from_outside(process: subprocess.Popen[bytes], scenario: str, token: str, folder: Path) -> Outcome:
+    outcome = Outcome()
+    if not _wait_until(lambda: "stepping" in events(folder) or process.poll() is not None, LIMIT_S):
+        outcome.failure = "never began to step"
+        return outcome
+    if process.poll() is not None:
+        outcome.failure = "ended by itself"
+        return outcome
+    start = time.monotonic()
+    if scenario == "parent":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    if _wait_until(lambda: process.poll() is not None and not descendants(token), LIMIT_S):
+        outcome.gone_s = time.monotonic() - start
+    return outcome
+
+
+def _count_cpu(token: str, folder: Path) -> Outcome:
+    """The CPU time of all its processes while one env is in a step that sleeps."""
+    if not _wait_until((folder / "moment").exists, LIMIT_S):
+        return Outcome(failure="never came to wait")
+    time.sleep(SETTLE_S)
+    begin = _cpu_s(token)
+    time.sleep(WATCH_S)
+    return Outcome(cpu_percent=100 * (_cpu_s(token) - begin) / WATCH_S)
+
+
+def _cpu_s(token: str) -> float:
+    ticks = 0
+    for pid in descendants(token):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _watch_rest(process: subprocess.Popen[bytes], token: str, before: set[str], outcome: Outcome) -> None:
+    """What an ended process leaves behind for good."""
+    if process.poll() is None:
+        outcome.left.append("the program itself, which hangs")
+        return
+    _wait_until(lambda: not descendants(token), GONE_S)
+    processes = len(descendants(token))
+    if processes:
+        outcome.left.append(f"{processes} process{'es' if processes > 1 else ''}")
+    segments = [name for name in set(os.listdir(SHM)) - before if _belongs(name)]
+    outcome.left.extend(f"/dev/shm/{name}" for name in segments)
+
+
+def _belongs(name: str) -> bool:
+    """Whether a segment is nobody's any more: other programs of this machine make some, too."""
+    try:
+        links = [path for path in Path("/proc").glob("[0-9]*/maps") if name in path.read_text(errors="replace")]
+    except OSError:
+        return False
+    return not links
+
+
+def descendants(token: str) -> list[int]:
+    """Processes that inherited the token and are no zombies."""
+    wanted = f"{TOKEN}={token}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+# ---- the table ----------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], say: Callable[[str], None]) -> dict[str, dict[str, Outcome]]:
+    """Inflict every scenario on every engine."""
+    results: dict[str, dict[str, Outcome]] = {}
+    for subject in subjects:
+        results[subject.name] = {}
+        for scenario in SCENARIOS:
+            results[subject.name][scenario] = outcome = inflict(subject, scenario)
+            say(f"{subject.name} {scenario}: {outcome}")
+    return results
+
+
+def to_block(results: dict[str, dict[str, Outcome]]) -> str:
+    """Return the table and the words around it."""
+    lines = [
+        "| | env raises | worker killed | env hangs | learner killed | Ctrl-C | CPU while waiting |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for subject in SUBJECTS:
+        if subject.name in results:
+            cells = [_cell(results[subject.name][scenario], scenario) for scenario in SCENARIOS]
+            lines.append(f"| {subject.title} | {' | '.join(cells)} |")
+    words = (
+        "Four envs, one in each process (PufferLib: two), of which one fails. Told: how long after the fault the caller is told, by an error or by the step's result; a "
+        f"hang, with a limit of 1 s for a step where the engine has one (stepmill, Gymnasium). Others: the other envs can be stepped on, and have lost no step. Closed: how long `close()` took; "
+        f"never is {LIMIT_S:.0f} s. Whole: until the failed env serves again, too. Gone: until no process was left. CPU: of all processes, in percent of a core, while one env sleeps in a step. Single runs on a shared machine: read orders of magnitude. "
+        "Made by `make bench-setup`, then `python -m benchmarks.faults --readme`."
+    )
+    return "\n".join([*lines, "", textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
+
+
+def _cell(outcome: Outcome, scenario: str) -> str:
+    if outcome.failure is not None:
+        return outcome.failure
+    left = f"; left: {', '.join(outcome.left)}" if outcome.left else ""
+    if scenario == "wait":
+        return "–" if outcome.cpu_percent is None else f"{outcome.cpu_percent:.1f} %"
+    if scenario in ("parent", "ctrl-c"):
+        gone = "**never** gone" if outcome.gone_s is None else f"gone after {_seconds(outcome.gone_s)}"
+        traces = f", {outcome.tracebacks} tracebacks" if scenario == "ctrl-c" and outcome.tracebacks > 1 else ""
+        return f"{gone}{traces}{left}"
+    if outcome.told_ms is None:
+        return f"**never** told{left}"
+    how = outcome.error or "result"
+    others = "others go on" if outcome.kept else "others lost"
+    if outcome.whole_ms is not None:
+        others += f", whole after {_seconds(outcome.whole_ms / 1000)}"
+    closed = "**never** closed" if outcome.close_s is None else f"closed in {_seconds(outcome.close_s)}"
+    return f"{how} after {_seconds(outcome.told_ms / 1000)}; {others}; {closed}{left}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def load(path: Path) -> dict[str, dict[str, Outcome]]:
+    """Read the results of earlier runs; none if there are none."""
+    if not path.exists():
+        return {}
+    stored = json.loads(path.read_text())
+    return {name: {key: Outcome(**facts) for key, facts in row.items()} for name, row in stored.items()}
+
+
+def write(results: dict[str, dict[str, Outcome]], path: Path) -> None:
+    """Put the table between its marks in a document."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no {BEGIN} ... {END}; put both marks where the table belongs")
+    path.write_text(f"{before}{BEGIN}\n{to_block(results)}{END}{after}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument("--only", nargs="*", choices=[subject.name for subject in SUBJECTS], help="these engines alone")
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    chosen = parser.parse_args(arguments)
+    subjects = [subject for subject in SUBJECTS if not chosen.only or subject.name in chosen.only]
+    results = measure(subjects, lambda line: print(line, file=sys.stderr, flush=True))
+    results = {**load(STORED), **results}  # rows of other runs stay
+    RESULTS.mkdir(exist_ok=True)
+    plain = {name: {key: vars(outcome) for key, outcome in row.items()} for name, row in results.items()}
+    STORED.write_text(json.dumps(plain, indent=1))
+    print(to_block(results))
+    if chosen.readme:
+        write(results, ROOT / "README.md")
+
+
+if __name__ == "__main__":
+    main()

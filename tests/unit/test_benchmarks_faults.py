@@ -1,0 +1,66 @@
+"""The benchmark of faults: it inflicts what it says, sees what is left, and shows what it saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults import BEGIN, END, SUBJECTS, Outcome, inflict, load, to_block, write
+
+STEPMILL = SUBJECTS[0]
+
+
+def test_a_worker_that_is_killed_is_told_and_the_others_go_on():
+    outcome = inflict(STEPMILL, "kill")
+    assert outcome.failure is None
+    assert outcome.error == "WorkerDied"
+    assert outcome.kept is True
+    assert outcome.told_ms is not None
+    assert outcome.whole_ms is not None
+    assert outcome.close_s is not None
+    assert outcome.left == []
+
+
+def test_an_engine_that_is_not_set_up_is_named():
+    absent = type(STEPMILL)("absent", "Absent", "absent", venv="no-such-environment")
+    assert inflict(absent, "raise").failure == "not set up"
+
+
+def test_the_table_says_what_never_came(tmp_path: Path):
+    rows = {
+        "sb3": {
+            "raise": Outcome(told_ms=12.3, error="EOFError", kept=False, left=["2 processes"]),
+            "kill": Outcome(),
+            "hang": Outcome(failure="never began to step"),
+            "parent": Outcome(gone_s=0.02),
+            "ctrl-c": Outcome(tracebacks=4),
+            "wait": Outcome(cpu_percent=0.25),
+        }
+    }
+    row = next(line for line in to_block(rows).splitlines() if line.startswith("| SB3"))
+    assert row.split(" | ")[1:] == [
+        "EOFError after 12 ms; others lost; **never** closed; left: 2 processes",
+        "**never** told",
+        "never began to step",
+        "gone after 20 ms",
+        "**never** gone, 4 tracebacks",
+        "0.2 % |",
+    ]
+
+
+def test_the_table_goes_between_its_marks(tmp_path: Path):
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{BEGIN}\nstale words\n{END}\nafter\n")
+    write({}, path)
+    text = path.read_text()
+    assert "stale words" not in text
+    assert text.startswith(f"before\n{BEGIN}\n| |")
+    assert text.endswith(f"{END}\nafter\n")
+    path.write_text("no marks")
+    with pytest.raises(ValueError, match="put both marks"):
+        write({}, path)
+
+
+def test_there_is_nothing_to_read_before_the_first_run(tmp_path: Path):
+    assert load(tmp_path / "faults.json") == {}
