@@ -55,9 +55,9 @@ SUBJECTS = (
     Subject("stepmill-truncate", "**stepmill** `truncate`", "stepmill", OURS, {"on_fault": "truncate"}),
     Subject("stepmill-replay", "**stepmill** `replay`", "stepmill", OURS, {"on_fault": "replay"}),
     Subject("gym-async", "Gymnasium `AsyncVectorEnv`", "gym_async"),
-    Subject("sb3", "SB3 `SubprocVecEnv`", "sb3"),
+    Subject("sb3", "SB3 `SubprocVecEnv`", "sb3", PEERS, {"start_method": "forkserver"}),
     Subject("tianshou", "Tianshou `ShmemVectorEnv`", "tianshou_venv"),
-    Subject("torchrl", "TorchRL `ParallelEnv`", "torchrl_parallel"),
+    Subject("torchrl", "TorchRL `ParallelEnv`", "torchrl_parallel", PEERS, {"start_method": "spawn"}),
     Subject("diengine", "DI-engine subprocess", "diengine", DIENGINE),
     Subject("puffer", "PufferLib, 2 workers", "puffer", PEERS, {"num_workers": 2}),
 )
@@ -276,7 +276,7 @@ def to_block(results: dict[str, dict[str, Outcome]]) -> str:
             cells = [_cell(results[subject.name][scenario], scenario) for scenario in SCENARIOS]
             lines.append(f"| {subject.title} | {' | '.join(cells)} |")
     words = (
-        "Four envs, one in each process (PufferLib: two), of which one fails. Told: how long after the fault the caller is told, by an error or by the step's result; a "
+        "Four envs, one in each process (PufferLib: two), started as each library does by default, of which one fails. Told: how long after the fault the caller is told, by an error or by the step's result; a "
         f"hang, with a limit of 1 s for a step where the engine has one (stepmill, Gymnasium). Others: the other envs can be stepped on, and have lost no step. Closed: how long `close()` took; "
         f"never is {LIMIT_S:.0f} s. Whole: until the failed env serves again, too. Gone: until no process was left. CPU: of all processes, in percent of a core, while one env sleeps in a step. Single runs on a shared machine: read orders of magnitude. "
         "Made by `make bench-setup`, then `python -m benchmarks.faults --readme`."

@@ -20,8 +20,8 @@ nb::object Ledger::seed_of(std::uint32_t id, std::uint64_t episode) const {
 
 // The log of the newest episode, and the command under way. A reset under way has begun an episode in the books; the log is still
 // the one of the episode before, and worth something only if that ended by itself.
+// Asked by the pool's thread; in the middle of a send, too, which finds a worker dead.
 nb::dict Ledger::episode_log(std::uint32_t env_id) {
-    const InUse in_use(*this);
     const EnvBook& env = envs_.at(env_id);
     const Seat seat = slab_->seats[env.server];
     const bool is_pending = env.status == EnvStatus::PENDING;

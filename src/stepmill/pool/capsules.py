@@ -70,11 +70,11 @@ class CapsuleDesk:
             return error
         if self._num_written >= MAX_CAPSULES:
             return _told(error, None, f"{MAX_CAPSULES} were written")
-        place = self._place(error, env_id)
-        if self._told.get(env_id, (None, ""))[0] == place:  # a replay that fails at the same place again
-            return _told(error, self._told[env_id][1])
         name = f"stepmill-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-env{env_id}"
         try:
+            place = self._place(error, env_id)
+            if self._told.get(env_id, (None, ""))[0] == place:  # a replay that fails at the same place again
+                return _told(error, self._told[env_id][1])
             path = write_capsule(self._capsule(error, env_id, kind), self._folder, name)
         except Exception as exc:
             return _told(error, None, f"{type(exc).__name__}: {exc}")
