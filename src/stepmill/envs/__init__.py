@@ -46,9 +46,17 @@ ADAPTERS = {
     "ding.envs.env.base_env.BaseEnv": "stepmill.envs.di_engine",
     "stepmill.envs.di_managed.ManagedEnv": "stepmill.envs.di_managed",
     "mlagents_envs.base_env.BaseEnv": "stepmill.envs.unity",
+    "dm_env._environment.Environment": "stepmill.envs.dm_env",
+    "gym.core.Env": "stepmill.envs.old_gym",
+    "pettingzoo.utils.env.ParallelEnv": "stepmill.envs.pettingzoo",
+    "pettingzoo.utils.env.AECEnv": "stepmill.envs.pettingzoo",
+    "stepmill.envs.pettingzoo.StackedAgents": "stepmill.envs.pettingzoo",
     "stepmill.envs.unity.UnityEnv": "stepmill.envs.unity",
 }
-_ACCEPTED = "gymnasium.Env, gymnasium.vector.VectorEnv, ding.envs.BaseEnv, mlagents_envs.BaseEnv"
+_ACCEPTED = (
+    "gymnasium.Env, gymnasium.vector.VectorEnv, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
+    "mlagents_envs.BaseEnv"
+)
 
 
 def adapter_of(env: object) -> Adapter:

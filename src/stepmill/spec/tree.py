@@ -52,18 +52,23 @@ class DictNode:
 
 @dataclass(frozen=True)
 class TupleNode:
-    """A tuple, or a named one if there is a factory, which is called with the children as positional arguments.
+    """A tuple; or what a factory makes of the children as positional arguments: a named tuple, or a list (`as_list`).
 
     Factories are equal if their names are: a class of a script, or of a function, comes from each worker anew.
     """
 
     children: tuple[Node, ...]
-    factory: Callable[..., tuple[object, ...]] | None = field(default=None, compare=False)
+    factory: Callable[..., object] | None = field(default=None, compare=False)
     name: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         name = "" if self.factory is None else f"{self.factory.__module__}.{self.factory.__qualname__}"
         object.__setattr__(self, "name", name)
+
+
+def as_list(*items: object) -> list[object]:
+    """Return a list of its arguments: the factory of a TupleNode that is a list."""
+    return list(items)
 
 
 @dataclass(frozen=True)
