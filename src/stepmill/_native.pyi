@@ -207,6 +207,36 @@ class Ledger:
     def ticket_of(self, env_id: int) -> int:
         """Number of the command last given to the env."""
 
+    def ticket_of_server(self, server: int) -> int:
+        """Number of the command last given to a server."""
+
+    def server_of(self, env_id: int) -> int:
+        """
+        The server that serves the env now; from num_envs on, those in the queue.
+        """
+
+    def worker_of(self, env_id: int) -> int:
+        """The worker whose server serves the env now."""
+
+    def envs_of(self, worker: int) -> list[int]:
+        """The envs that a worker's servers serve now."""
+
+    def restore_order(self) -> None:
+        """Every env is served by its own server again; spares queue up."""
+
+    def claim_staged(self, env_ids: object | None) -> None:
+        """
+        Envs whose next episode is begun: its first observation is to be received.
+        """
+
+    def stage_spares(self, seeds: object) -> None:
+        """Reset all spares, which wait in the queue; a seed or None for each."""
+
+    def spare_counts(self) -> tuple[int, int]:
+        """
+        Episodes that began with a fresh env, and how many of those still had to wait for it.
+        """
+
     def post_request(self, worker: int) -> None:
         """Tell a worker that a slow request waits in its mailbox."""
 

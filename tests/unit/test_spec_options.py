@@ -9,7 +9,6 @@ import pytest
 
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import (
-    NOT_YET,
     AutoresetMode,
     BackendName,
     Context,
@@ -107,11 +106,11 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(NOT_YET))
-def test_what_is_not_built_is_refused_by_name(name):
-    with pytest.raises(UsageError, match=f"{name}=.* is not built yet; leave {name} out"):
-        PoolOptions(**{name: OTHER[name]})
-    PoolOptions(**{name: getattr(PoolOptions(), name)})
+def test_spares_are_refused_where_no_order_of_them_is_that_of_the_data():
+    with pytest.raises(UsageError, match="spare_envs need an autoreset_mode other than SAME_STEP"):
+        PoolOptions(spare_envs=1, autoreset_mode="SameStep")
+    with pytest.raises(UsageError, match="backend='envpool' resets its envs itself"):
+        PoolOptions(spare_envs=1, backend="envpool")
 
 
 def test_options_are_frozen_and_pickle():

@@ -70,11 +70,14 @@ void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::l
         }
         for (std::size_t i = 0; i < ids.size(); ++i) std::memcpy(slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
     }
+    // A server that has its next episode staged is given nothing: the words are those of that reset, which may still run.
     for (const std::uint32_t id : ids) {
         const Seat seat = slab_->seats[envs_[id].server];
-        slab_->words[seat.worker].flags[seat.local] = 0;
+        if (!takes_staged(id, Command::STEP)) slab_->words[seat.worker].flags[seat.local] = 0;
     }
-    for (std::size_t i = 0; i < opaques.size(); ++i) write_blob(ids[i], nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+    for (std::size_t i = 0; i < opaques.size(); ++i) {
+        if (!takes_staged(ids[i], Command::STEP)) write_blob(ids[i], nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+    }
 }
 
 void Ledger::write_blob(std::uint32_t env_id, PyObject* blob) {

@@ -51,6 +51,7 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.observation = parse_columns(fields["observation"]);
     plan.final_observation = parse_columns(fields["final_observation"]);
     plan.action = parse_columns(fields["action"]);
+    plan.staging = parse_columns(fields["staging"]);
     plan.info = parse_columns(fields["info"]);
     plan.outcome = parse_outcome(fields);
     plan.over = number("over");
@@ -181,6 +182,14 @@ void bind_ledger(nb::module_& module) {
         .def("num_pending", &Ledger::num_pending, "Envs commanded and not yet received.")
         .def("num_held", &Ledger::num_held, "Result slots that leases hold.")
         .def("ticket_of", &Ledger::ticket_of, "env_id"_a, "Number of the command last given to the env.")
+        .def("ticket_of_server", &Ledger::ticket_of_server, "server"_a, "Number of the command last given to a server.")
+        .def("server_of", &Ledger::server_of, "env_id"_a, "The server that serves the env now; from num_envs on, those in the queue.")
+        .def("worker_of", &Ledger::worker_of, "env_id"_a, "The worker whose server serves the env now.")
+        .def("envs_of", &Ledger::envs_of, "worker"_a, nb::sig("def envs_of(self, worker: int) -> list[int]"), "The envs that a worker's servers serve now.")
+        .def("restore_order", &Ledger::restore_order, "Every env is served by its own server again; spares queue up.")
+        .def("claim_staged", &Ledger::claim_staged, "env_ids"_a.none(), "Envs whose next episode is begun: its first observation is to be received.")
+        .def("stage_spares", &Ledger::stage_spares, "seeds"_a, "Reset all spares, which wait in the queue; a seed or None for each.")
+        .def("spare_counts", &Ledger::spare_counts, nb::sig("def spare_counts(self) -> tuple[int, int]"), "Episodes that began with a fresh env, and how many of those still had to wait for it.")
         .def("post_request", &Ledger::post_request, "worker"_a, "Tell a worker that a slow request waits in its mailbox.")
         .def("set_eager", &Ledger::set_eager, "is_eager"_a, "Whether workers report each result at once, or a group at a time.")
         .def("close", &Ledger::close, "Tell the workers to end, wake a waiter, refuse further use. From any thread.")

@@ -8,6 +8,7 @@ namespace stepmill {
 
 void Ledger::mark_faulted(std::uint32_t id) {
     book_->unpin(envs_[id].target);
+    if (envs_[id].is_taking) drop_staged(id);
     envs_[id].status = EnvStatus::FAULTED;
 }
 
@@ -53,7 +54,7 @@ void Ledger::discard(nb::handle env_ids) {
     }
     Ids rest = pending_;
     std::erase_if(rest, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING || std::ranges::count(done_ids, id) != 0; });
-    settle(done_ids, std::move(rest));
+    settle(done_ids, std::move(rest), false);
 }
 
 }  // namespace stepmill

@@ -89,7 +89,7 @@ nb::object Ledger::observe(nb::handle env_ids) {
 }
 
 // Received: these envs are idle, and where their results went is where their newest result is.
-void Ledger::settle(const Ids& ids, Ids rest) {
+void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
     pending_ = std::move(rest);
     scanned_ = 0;
     for (const std::uint32_t id : ids) {
@@ -102,10 +102,12 @@ void Ledger::settle(const Ids& ids, Ids rest) {
             env.status = EnvStatus::EXHAUSTED;
             continue;
         }
+        if (env.is_taking) move_in(id);
         if (env.fault_info) mark_truncated(id);
         if (tracks_episodes_) note_result(id);
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
         env.fault_info.reset(), env.final_obs.reset();
+        if (is_seen && is_over(id)) relieve(id);
     }
 }
 

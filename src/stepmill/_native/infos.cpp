@@ -10,7 +10,7 @@ std::span<const std::uint8_t> Ledger::fetch_payload(std::uint32_t env_id) {
     const ServerWords& words = slab_->words[seat.worker];
     const std::uint64_t bytes = words.payload_bytes[seat.local];
     if (!(words.result[seat.local] & RESULT_REMOTE)) {
-        const auto* row = reinterpret_cast<const std::uint8_t*>(slab_->payload(row_of(env_id)));
+        const auto* row = reinterpret_cast<const std::uint8_t*>(slab_->payload(result_row(env_id)));
         buffer_.assign(row, row + std::min<std::uint64_t>(bytes, slab_->plan.payload_row_bytes));
         return buffer_;
     }

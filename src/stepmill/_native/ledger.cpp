@@ -79,12 +79,15 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       unpickler_(settings["unpickler"]),
       fork_generation_(watch_forks()) {
     envs_.resize(num_envs_);
+    servers_.resize(slab_->seats.size());
+    num_spares_ = static_cast<std::uint32_t>(servers_.size()) - num_envs_;
+    for (std::uint32_t server = num_envs_; server < servers_.size(); ++server) {
+        servers_[server].env = NO_ENV;
+        queue_.push_back(server);
+    }
     for (std::uint32_t i = 0; i < num_envs_; ++i) {
         all_.push_back(i);
-        const Seat seat = slab_->seats.at(i);
-        envs_[i].server = i;
-        envs_[i].done = &slab_->words[seat.worker].done[seat.local];
-        envs_[i].fault = &slab_->words[seat.worker].fault[seat.local];
+        attach(i, i);
     }
     slab_->pool->hashing.store(log_limit_ != 0, std::memory_order_relaxed);
     book_->pin(0, num_envs_);

@@ -2,6 +2,7 @@
 // The hot path of Pool and VectorEnv: check, write, ring, wait, gather, all in one call.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -41,6 +42,21 @@ struct EpisodeLog {
     std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
 };
 
+// What the parent knows of an env object, whichever env it serves.
+struct ServerBook {
+    std::uint32_t env = 0;       // whom it serves; NO_ENV: it waits in the queue
+    std::uint32_t ticket = 0;    // of the command last given to it, while it serves nobody; else its env's book has it
+    bool is_staged = false;      // its next episode was begun: the first observation is in its staging row once that is done
+    bool is_stale = false;       // its last reset still runs and is to be followed by another, whose ticket is counted already
+    bool is_rebuilt = false;     // what is staged is of an object that is gone
+    bool is_drawn = false;       // its next episode has its seed
+    bool has_seed = false, has_own_seed = false;
+    std::uint64_t seed = 0;      // of its next episode
+    std::uint64_t own_seed = 0;  // of its last explicit reset
+};
+
+constexpr std::uint32_t NO_ENV = UINT32_MAX;
+
 struct EnvBook {
     EnvStatus status = EnvStatus::NEW;
     std::uint8_t latest = 0;     // slot of the newest result received
@@ -57,6 +73,7 @@ struct EnvBook {
     bool is_reset = false;       // the command under way begins an episode
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
+    bool is_taking = false;      // the result to come is what its server has staged
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
     EpisodeLog log;
@@ -105,6 +122,14 @@ class Ledger {
     std::uint32_t num_pending();
     std::uint32_t num_held() const { return book_ ? book_->num_held() : 0; }
     std::uint32_t ticket_of(std::uint32_t env_id);
+    std::uint32_t ticket_of_server(std::uint32_t server);
+    std::uint32_t server_of(std::uint32_t env_id) const { return env_id < num_envs_ ? envs_.at(env_id).server : queue_.at(env_id - num_envs_); }
+    std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->seats.at(server_of(env_id)).worker; }
+    nb::list envs_of(std::uint32_t worker) const;                 // whom its servers serve now
+    void restore_order();                                         // every env is served by its own server again
+    void claim_staged(nb::handle env_ids);                        // what is staged for these envs is their result, to be received
+    void stage_spares(nb::handle seeds);                          // one per spare: resets them all
+    nb::tuple spare_counts() const { return nb::make_tuple(num_taken_, num_late_); }
     void post_request(std::uint32_t worker);
     void set_eager(bool is_eager);
     void close();                                                 // from any thread: wakes a waiter, refuses all further use
@@ -154,7 +179,7 @@ class Ledger {
     void mark_truncated(std::uint32_t id);
     EpisodeLog::Outcome outcome_of(std::uint32_t id) const;
     nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
-    void settle(const Ids& ids, Ids rest);                        // received: they are idle, their targets the latest; the rest is pending
+    void settle(const Ids& ids, Ids rest, bool is_seen = true);    // received: they are idle, their targets the latest; the rest is pending
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
     nb::object decode_payload(std::uint32_t id);
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
@@ -173,6 +198,25 @@ class Ledger {
     nb::object episodes(const Ids& ids) const;
     bool is_all(const Ids& ids) const { return &ids == &all_; }
     std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
+    std::uint32_t staging_row(std::uint32_t server) const { return (num_envs_ + server) * batch_size_; }
+    std::uint32_t result_row(std::uint32_t id) const { return envs_[id].is_taking ? staging_row(envs_[id].server) : row_of(id); }
+    std::uint32_t& ticket_word(std::uint32_t server) { return servers_[server].env == NO_ENV ? servers_[server].ticket : envs_[servers_[server].env].ticket; }
+    bool is_over(std::uint32_t id) const;
+    bool takes_staged(std::uint32_t id, Command command) const;
+    void relieve(std::uint32_t id);
+    void attach(std::uint32_t id, std::uint32_t server);
+    void detach(std::uint32_t id);
+    void draw_seed(std::uint32_t server);
+    void begin_drawn(std::uint32_t server, ServerWords& words, std::uint32_t local);
+    void note_rebuilt(std::uint32_t worker);
+    void stage(std::uint32_t server);
+    void publish_stage(std::uint32_t server);
+    void take(std::uint32_t id);
+    void move_in(std::uint32_t id);
+    void drop_staged(std::uint32_t id);
+    void note_own_seed(std::uint32_t id, bool is_whole);
+    void tend();
+    Ids served_by(std::uint32_t worker) const;
     int common_slot(const Ids& ids) const;
     std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
     nb::object read_payload(std::uint32_t env_id);
@@ -183,6 +227,13 @@ class Ledger {
     Tree obs_, action_, info_;
     Leaf reward_, terminated_, truncated_, alive_, over_, episode_return_, episode_length_;
     std::vector<EnvBook> envs_;
+    std::vector<ServerBook> servers_;
+    std::uint32_t num_spares_ = 0;
+    std::deque<std::uint32_t> queue_;        // servers without an env, the one that comes next in front
+    bool is_untended_ = false;               // a server is stale or rebuilt
+    bool has_pool_seed_ = false;
+    std::uint64_t pool_seed_ = 0, num_drawn_ = 0;  // with spares: of the last reset of all envs; seeds drawn since
+    std::uint64_t num_taken_ = 0, num_late_ = 0;
     std::vector<OverflowWriter> blobs_;      // by worker
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
     Ids all_, pending_;  // pending: in order of send, ties by env id

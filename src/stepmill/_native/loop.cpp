@@ -6,6 +6,7 @@ namespace stepmill {
 namespace {
 
 constexpr std::uint64_t PARK_SLICE_NS = 1'000'000'000;  // how often a parked worker looks whether a signal came
+constexpr std::uint32_t MAX_PASSED = 64;                // a worker that is never idle does a staged reset after so many sweeps
 
 }  // namespace
 
@@ -96,7 +97,9 @@ LoopExit Loop::run() {
             control_->serving.store(1, std::memory_order_release);
             return LoopExit::REQUEST;
         }
-        if (!has_worked && !(has_overlap_ && reset_early())) wait(seen);
+        const bool is_patient = has_worked && ++passed_ < MAX_PASSED;
+        const bool has_staged = !is_patient && do_staged();
+        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) wait(seen);
         if (PyErr_Occurred()) throw nb::python_error();
     }
 }
@@ -107,7 +110,7 @@ bool Loop::sweep(bool& is_interrupted) {
     std::uint64_t began = 0;
     for (std::uint32_t local = 0; local < envs_.size(); ++local) {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
-        if (ticket == envs_[local].done) continue;
+        if (ticket == envs_[local].done || is_staged(local)) continue;
         if (control_->requests.load(std::memory_order_acquire) != requests_seen_) {
             is_interrupted = true;
             break;
@@ -121,6 +124,18 @@ bool Loop::sweep(bool& is_interrupted) {
     const std::uint64_t spent = now_ns() - began;
     control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + spent, std::memory_order_relaxed);
     return true;
+}
+
+// One reset whose result is to wait in a staging row: whoever waits for a command's result comes first. False if there is none.
+bool Loop::do_staged() {
+    passed_ = 0;
+    if (slab_->plan.staging.empty()) return false;
+    for (std::uint32_t local = 0; local < envs_.size(); ++local) {
+        const bool is_waiting = words_.ticket[local].load(std::memory_order_acquire) != envs_[local].done && is_staged(local);
+        if (!is_waiting) continue;
+        return control_->requests.load(std::memory_order_acquire) == requests_seen_ && run_server(local);
+    }
+    return false;
 }
 
 bool Loop::run_server(std::uint32_t local) {

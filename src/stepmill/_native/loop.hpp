@@ -71,6 +71,9 @@ class Loop {
 
    private:
     bool sweep(bool& is_interrupted);
+    bool is_staged(std::uint32_t local) const { return words_.row[local] >= slab_->plan.num_rows; }
+    bool do_staged();
+    std::size_t obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row, std::uint32_t slot) const;
     bool reset_early();
     bool take_early(std::uint32_t local, Result& result, const char*& phase);
     void drop_early(ServedEnv& served) const;
@@ -133,6 +136,7 @@ class Loop {
     std::vector<std::uint8_t> buffer_;
     std::uint32_t requests_seen_ = 0;
     std::uint32_t group_ = 0;       // results stored but not counted yet
+    std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
     std::uint64_t recent_wait_ns_ = 0;
     bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
     nb::object reset_names_;        // ("seed", "options")

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "seeds.hpp"
+
 namespace stepmill {
 
 bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
@@ -53,11 +55,11 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
     if (is_kept) options = kept_options(served);
     if (!options) return false;
     nb::object returned;
-    if (is_automatic && !is_kept && !seed) {
+    const bool has_options = is_kept || (!is_automatic && !(flags & FLAG_AUTO));
+    if (!has_options && !seed) {
         returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
     } else {
         PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
-        const bool has_options = !is_automatic || is_kept;
         static PyObject* const seed_only = PyTuple_Pack(1, PyUnicode_InternFromString("seed"));
         returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_only));
     }

@@ -29,6 +29,7 @@ constexpr std::uint8_t FLAG_SEED = 1;      // the command carries a seed
 constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob in the command memfd
 constexpr std::uint8_t FLAG_EPISODE = 4;   // the seed is that of episode 0, and this is to be episode `episode`
 constexpr std::uint8_t FLAG_LAST = 8;      // if this step ends the episode, no other is to be begun
+constexpr std::uint8_t FLAG_AUTO = 16;     // nobody asked for this reset: reset() is called as after an episode's end
 constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows hold the last observation of an episode that ended in this step
 constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload lies in the result memfd, not in the payload row
 

@@ -82,8 +82,9 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
 // What a replay is compared with: the bytes of the observation, mixed eight at a time.
 void Loop::write_hash(std::uint32_t local, std::uint32_t row) {
     std::uint64_t hash = 0x9e3779b97f4a7c15u;
-    for (const Leaf& leaf : obs_.leaves) {
-        const std::byte* bytes = slab_->base + leaf.column.at(words_.slot[local], row);
+    for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
+        const Leaf& leaf = obs_.leaves[index];
+        const std::byte* bytes = slab_->base + obs_at(leaf, index, row, words_.slot[local]);
         const std::size_t size = leaf.row_bytes * batch_size_;
         for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
             std::uint64_t word = 0;
@@ -95,12 +96,17 @@ void Loop::write_hash(std::uint32_t local, std::uint32_t row) {
     words_.hash[local] = hash;
 }
 
+std::size_t Loop::obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row, std::uint32_t slot) const {
+    const std::uint32_t num_rows = slab_->plan.num_rows;
+    return row < num_rows ? leaf.column.at(slot, row) : slab_->plan.staging[index].at(0, row - num_rows);
+}
+
 bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques) {
     const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
     auto write = [&](const Node& node, PyObject* value) {
         const auto index = static_cast<std::size_t>(node.index);
         const Leaf& leaf = obs_.leaves[index];
-        const std::size_t offset = is_final ? final_columns_[index].at(0, row) : leaf.column.at(slot, row);
+        const std::size_t offset = is_final ? final_columns_[index].at(0, row) : obs_at(leaf, index, row, slot);
         return write_leaf(leaf, value, slab_->base + offset, rows);
     };
     if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);

@@ -11,7 +11,7 @@
 namespace stepmill {
 
 bool Ledger::is_ended(std::uint32_t id) const {
-    return !is_batched_ && slab_->over()[row_of(id)] != 0;
+    return !is_batched_ && !envs_[id].is_taking && slab_->over()[row_of(id)] != 0;
 }
 
 void Ledger::mark_truncated(std::uint32_t id) {
@@ -108,6 +108,7 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
     EnvBook& env = envs_[id];
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
+    if (env.is_taking) drop_staged(id);  // what stands in for it goes to its own row
     words.row[seat.local] = row_of(id);
     words.command[seat.local] = static_cast<std::uint8_t>(command);
     words.slot[seat.local] = static_cast<std::uint8_t>(slot);
@@ -124,6 +125,10 @@ void Ledger::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t l
     EnvBook& env = envs_[id];
     env.needs_restore = false;
     words.flags[local] = 0;
+    if (num_spares_ != 0) {
+        begin_drawn(env.server, words, local);
+        return;
+    }
     if (!env.has_seed || seeding_ == Seeding::CONTINUE) return;
     words.flags[local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[local] = env.base_seed;
@@ -144,6 +149,11 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
         EnvBook& env = envs_[id];
         const bool is_settled = env.status == EnvStatus::IDLE || (env.status == EnvStatus::PENDING && is_done(id) && !has_fault(id));
         if (!is_settled) continue;
+        ServerBook& server = servers_[env.server];
+        if (server.is_staged && env.status == EnvStatus::IDLE) {
+            if (!is_done(id)) continue;  // its worker's successor will do it
+            server.is_staged = false;
+        }
         env.needs_restore = true;
         if (is_ended(id) || env.fault_info) continue;
         env.is_lost = true;
@@ -154,7 +164,7 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
 // The worker stays dead: its envs that wait for a command are FAULTED until a reset brings them back.
 void Ledger::mark_failed(std::uint32_t worker) {
     is_restarting_[worker] = 0;
-    for (const std::uint32_t id : slab_->plan.servers[worker]) {
+    for (const std::uint32_t id : served_by(worker)) {
         if (envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW) envs_[id].status = EnvStatus::FAULTED;
     }
 }
@@ -190,6 +200,7 @@ void Ledger::renew(nb::handle env_ids) {
 void Ledger::set_restarting(std::uint32_t worker, bool is_restarting) {
     if (!slab_) return;
     is_restarting_.at(worker) = is_restarting;
+    if (!is_restarting) note_rebuilt(worker);
     if (!is_restarting) check_deaths_of(worker);
 }
 

@@ -17,7 +17,8 @@ void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint3
     const bool is_explicit = command == Command::RESET;
     env.is_reset = is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
     if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
-    if (is_explicit && (words.flags[local] & FLAG_SEED)) {
+    const bool is_own_seed = env.is_reset && (words.flags[local] & FLAG_SEED) && !(words.flags[local] & FLAG_EPISODE);
+    if (is_own_seed) {
         env.base_seed = words.seed[local];
         env.has_seed = true;
         env.episode = 0;
@@ -117,6 +118,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
         retry_reset(env_id);  // nothing of the old episode is needed
         return REPLAYED;
     }
+    if (!is_pending && servers_[env.server].is_staged) return REPLAYED;  // `tend` stages its next episode again
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
     std::uint32_t slot = 0;

@@ -62,16 +62,21 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
     check_idle(ids, Asked::RESET);
     check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        const Seat seat = slab_->seats[envs_[ids[i]].server];
+        const std::uint32_t server = envs_[ids[i]].server;
+        const Seat seat = slab_->seats[server];
         ServerWords& words = slab_->words[seat.worker];
-        words.flags[seat.local] = 0;
         nb::object seed = seeds[i], blob = blobs[i];
+        envs_[ids[i]].is_taking = servers_[server].is_staged && envs_[ids[i]].status == EnvStatus::IDLE && seed.is_none() && blob.is_none();
+        if (envs_[ids[i]].is_taking) continue;
+        servers_[server].is_staged = false;
+        words.flags[seat.local] = 0;
         if (!seed.is_none()) {
             words.seed[seat.local] = nb::cast<std::uint64_t>(seed);
             words.flags[seat.local] |= FLAG_SEED;
         }
         envs_[ids[i]].log.blob = blob.is_none() ? nb::object() : blob;
         if (!blob.is_none()) write_blob(ids[i], blob.ptr());
+        if (num_spares_ != 0) note_own_seed(ids[i], ids.size() == num_envs_);
     }
     dispatch(ids, Command::RESET);
 }
@@ -108,7 +113,7 @@ void Ledger::check_workers(const Ids& ids, Command command) {
         const nb::object verdict = on_dead_(worker);  // the policy's: an error, what infos say of a restart, or None
         if (verdict.is_none()) continue;     // its commands become faults, and the policy deals with them
         if (PyDict_Check(verdict.ptr())) {
-            mark_lost(slab_->plan.servers[worker], verdict);
+            mark_lost(served_by(worker), verdict);
             continue;
         }
         mark_failed(worker);
@@ -131,6 +136,7 @@ void Ledger::choose_slots(const Ids& ids) {
 
 void Ledger::dispatch(const Ids& ids, Command command) {
     if (command == Command::STEP) keep_final_obs(ids);
+    tend();
     choose_slots(ids);
     const auto first = static_cast<std::ptrdiff_t>(pending_.size());
     std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});
@@ -146,6 +152,10 @@ void Ledger::dispatch(const Ids& ids, Command command) {
         if (is_exhausted) env.num_ended = 0;
         if (command == Command::STEP && env.is_lost) cut_short(id);
         if (is_done_early(env, command)) continue;
+        if (takes_staged(id, command)) {
+            take(id);
+            continue;
+        }
         const Seat seat = slab_->seats[env.server];
         ServerWords& words = slab_->words[seat.worker];
         const bool is_restored = command == Command::STEP && env.needs_restore;

@@ -52,6 +52,7 @@ struct SlabPlan {
     std::vector<std::size_t> worker_control;             // offset of each WorkerControl
     std::vector<std::vector<std::uint32_t>> servers;     // of each worker, in local order
     std::vector<Column> observation, final_observation, action, info;
+    std::vector<Column> staging;                         // first observations that wait for their turn: row num_rows + i is row i there. Only with spares
     OutcomePlan outcome;
     std::size_t over = 0, episode_length = 0;
     std::size_t payload = 0, payload_row_bytes = 0;

@@ -44,7 +44,7 @@ int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
     const InUse in_use(*this);
     Ids storage, busy;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING || !is_done(id)) busy.push_back(id);  // also what was abandoned
+        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !servers_[envs_[id].server].is_staged)) busy.push_back(id);  // also what was abandoned
     }
     return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }
@@ -55,6 +55,7 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
     std::uint64_t deadline = UINT64_MAX;
     bool has_waited = false;
     for (;;) {
+        tend();
         // This order finds every result, or is woken for it: bell, count, rows, want, count again, wait.
         const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
@@ -81,7 +82,7 @@ void Ledger::settle_dead(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const EnvBook& env = envs_[id];
         const Seat seat = slab_->seats[env.server];
-        if (is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
+        if (servers_[env.server].is_stale || is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
         ServerWords& words = slab_->words[seat.worker];
         words.ticket[seat.local].store(env.ticket, std::memory_order_seq_cst);
         check_deaths_of(seat.worker);
@@ -139,6 +140,12 @@ std::uint32_t Ledger::num_pending() {
 std::uint32_t Ledger::ticket_of(std::uint32_t env_id) {
     const InUse in_use(*this);
     return envs_.at(env_id).ticket;
+}
+
+std::uint32_t Ledger::ticket_of_server(std::uint32_t server) {
+    const InUse in_use(*this);
+    if (server >= servers_.size()) throw std::out_of_range("no such server");
+    return ticket_word(server);
 }
 
 nb::list Ledger::ready_ids() {

@@ -50,7 +50,7 @@ class PoolAnswers:
     @property
     def worker_of(self) -> tuple[int, ...]:
         """Which worker owns each env, by env_id: envs of one worker are lost together."""
-        return self._running.worker_of
+        return tuple(self._ledger.worker_of(env_id) for env_id in range(len(self._ledger.states())))
 
     def xla(self) -> tuple[Any, ...]:
         """Return EnvPool's (handle, recv, send, step), for use inside JAX's `jit`; see `stepmill.jax.xla`."""

@@ -28,6 +28,16 @@ def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], o
     return fns
 
 
+def checked_num_envs(num_fns: int, num_spares: int) -> int:
+    """Return how many of the envs are stepped; the last `num_spares` are spares."""
+    if num_spares < num_fns:
+        return num_fns - num_spares
+    raise UsageError(
+        f"spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; "
+        "the last spare_envs of env_fns are the spares: give more functions, or fewer spares"
+    )
+
+
 def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
     """Return how many envs a `recv` returns, or None."""
     if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):

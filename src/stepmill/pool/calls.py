@@ -64,6 +64,7 @@ class PoolCalls:
     """The part of `Pool` that makes slow requests. A request to an env runs after the commands sent to it before."""
 
     num_envs: int
+    _num_spares: int
     _running: Running
     _ledger: _native.Ledger
     _keepsakes: Keepsakes
@@ -100,8 +101,9 @@ class PoolCalls:
 
         Args:
             name: of the attribute.
-            values: a list or tuple has one value per env; anything else is for all.
-            env_ids: which envs; None is all.
+            values: a list or tuple has one value per env; anything else is for all, spares too.
+            env_ids: which envs; None is all. A value of its own stays with the env object, whichever env that serves;
+                a list for all may have one more value for each spare.
         """
         self._set(RequestKind.SET_ATTR, name, values, env_ids)
 
@@ -120,12 +122,15 @@ class PoolCalls:
 
     def _set(self, kind: RequestKind, name: str, values: Any, env_ids: EnvIds | None) -> None:
         ids = self._named(env_ids)
-        column = list(values) if isinstance(values, (list, tuple)) else [values] * len(ids)
+        is_common = not isinstance(values, (list, tuple))
+        if env_ids is None and (is_common or len(values) > len(ids)):
+            ids += range(self.num_envs, self.num_envs + self._num_spares)
+        column = [values] * len(ids) if is_common else list(values)
         if len(column) != len(ids):
             raise UsageError(
                 f"{name!r} is to be set to {len(column)} values on {len(ids)} envs; give one per env, or one for all"
             )
-        self._keepsakes.note(kind, name, ids, column)
+        self._keepsakes.note(kind, name, [self._server_of(env_id) for env_id in ids], column)
         self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places])).result()
 
     def _read_properties(self, env_ids: EnvIds | None) -> tuple[dict[str, Any], ...]:
@@ -133,28 +138,31 @@ class PoolCalls:
 
     def _named(self, env_ids: EnvIds | None) -> list[int]:
         ids = list(range(self.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
-        unknown = [env_id for env_id in ids if not 0 <= env_id < self.num_envs]
+        unknown = [env_id for env_id in ids if not 0 <= env_id < self.num_envs + self._num_spares]
         if unknown:
             raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {self.num_envs - 1}")
         return ids
 
+    def _server_of(self, env_id: int) -> int:
+        return self._ledger.server_of(env_id)
+
     def _request(self, kind: RequestKind, ids: Sequence[int], payload_for: Any) -> PoolFuture:
         running = self._running
+        servers = [self._server_of(env_id) for env_id in ids]
         places_of: dict[int, list[int]] = {}
-        for place, env_id in enumerate(ids):
-            places_of.setdefault(running.worker_of[env_id], []).append(place)
+        for place in range(len(ids)):
+            places_of.setdefault(running.seats[servers[place]][0], []).append(place)
         parts = []
         for worker, places in places_of.items():
-            first = running.plans[worker].env_ids[0]
             request = Request(
                 id=next(self._request_ids),
                 kind=kind,
-                servers=tuple(ids[place] - first for place in places),
-                after=tuple(self._ledger.ticket_of(ids[place]) for place in places),
+                servers=tuple(running.seats[servers[place]][1] for place in places),
+                after=tuple(self._ledger.ticket_of_server(servers[place]) for place in places),
                 payload=payload_for(places),
             )
             future = running.backend.call(worker, request)
             if running.recovery.replays is not None:
-                running.recovery.replays.note(self._ledger, [ids[place] for place in places], future)
+                running.recovery.replays.note(self._ledger, [servers[place] for place in places], future)
             parts.append((future, places))
         return PoolFuture(ids, parts)

@@ -40,6 +40,7 @@ class CapsuleDesk:
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self._plans = plans
+        self._num_envs = sum(len(plan.env_ids) for plan in plans) - options.spare_envs
         self._backend = backend
         self._options = options
         self._folder = None if options.crash_dir is None else os.path.abspath(os.fspath(options.crash_dir))
@@ -87,9 +88,10 @@ class CapsuleDesk:
         if self._folder is None:
             return error
         running = self._ledger.running_env(worker) if self._ledger is not None else -1
-        guess = env_ids[0] if env_ids else self._plans[worker].env_ids[0]
+        served = self._ledger.envs_of(worker) if self._ledger is not None else ()
+        guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
         late = error.env_id if isinstance(error, EnvTimeout) else None
-        culprit = late if late is not None else running if running in self._plans[worker].env_ids else guess
+        culprit = late if late is not None else running if running >= 0 else guess
         return self.keep(error, culprit, FaultKind.DIED if late is None else FaultKind.TIMED_OUT)
 
     def keep_start(self, error: StepmillError) -> StepmillError:
@@ -104,7 +106,8 @@ class CapsuleDesk:
     # ---- what goes in -------------------------------------------------------------------------------------------
 
     def _capsule(self, error: StepmillError, env_id: int, kind: FaultKind | None) -> Capsule:
-        plan = next(plan for plan in self._plans if env_id in plan.env_ids)
+        server = self._server_of(env_id)
+        plan = next(plan for plan in self._plans if server in plan.env_ids)
         notes: list[str] = []
         trace = self._read_trace(plan.worker, notes, has_ended=kind in (FaultKind.DIED, FaultKind.TIMED_OUT))
         log = self._read_log(env_id)
@@ -119,9 +122,9 @@ class CapsuleDesk:
             env_id=env_id,
             worker=plan.worker,
             worker_env_ids=list(plan.env_ids),
-            constructor=_plain("the env_fn", plan.env_fns[plan.env_ids.index(env_id)], notes),
+            constructor=_plain("the env_fn", plan.env_fns[plan.env_ids.index(server)], notes),
             **episode,
-            attributes=self._plain_attributes(env_id, notes),
+            attributes=self._plain_attributes(server, notes),
             versions=versions(),
             pool=self._describe_pool(),
             notes=notes,
@@ -145,7 +148,13 @@ class CapsuleDesk:
         return text
 
     def _read_log(self, env_id: int) -> dict[str, Any] | None:
-        return None if self._ledger is None else self._ledger.episode_log(env_id)
+        if self._ledger is None or env_id >= self._num_envs:
+            return None
+        return self._ledger.episode_log(env_id)
+
+    def _server_of(self, env_id: int) -> int:
+        """Which object it is; before the pool runs, and of spares, the one of the same number."""
+        return self._ledger.server_of(env_id) if self._ledger is not None and env_id < self._num_envs else env_id
 
     def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
         if log is None or self._spec is None:

@@ -11,7 +11,7 @@ from stepmill.worker.messages import Request, RequestKind, WorkerReport
 
 
 class Keepsakes:
-    """The newest value, per env, of everything set by a request. Holds no pool.
+    """The newest value, per env object, of everything set by a request. Holds no pool.
 
     A value is known by the kind of its request and a name: an attribute, a property, the options that resets keep.
     """
@@ -21,7 +21,7 @@ class Keepsakes:
         self._values: dict[tuple[RequestKind, str], dict[int, Any]] = {}
 
     def note(self, kind: RequestKind, name: str, ids: Sequence[int], column: Sequence[Any]) -> None:
-        """Remember the newest value of one thing, per env."""
+        """Remember the newest value of one thing, per env object (its server)."""
         self._values.setdefault((kind, name), {}).update(zip(ids, column, strict=True))
 
     def values_of(self, env_id: int) -> dict[str, Any]:
@@ -38,9 +38,8 @@ class Keepsakes:
         for (kind, name), values in list(self._values.items()):
             owned = [env_id for env_id in env_ids if env_id in values]
             if owned:
-                first = self._running.plans[self._running.worker_of[owned[0]]].env_ids[0]
                 payload = set_payload(name, [values[env_id] for env_id in owned])
-                servers = tuple(env_id - first for env_id in owned)
+                servers = tuple(self._running.seats[server][1] for server in owned)
                 orders.append(Request(0, kind, servers, (0,) * len(owned), payload))
         return orders
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.answers import PoolAnswers
-from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns
+from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.calls import PoolCalls
 from stepmill.pool.keepsakes import Keepsakes
 from stepmill.pool.resets import Options, ResetDesk, Seed
@@ -42,7 +42,7 @@ class Pool(PoolCalls, PoolAnswers):
     envs that are ready, longest-waiting first. A pool is used by one thread at a time; `close` may come from any.
 
     Args:
-        env_fns: functions without arguments, one per env; called in the workers.
+        env_fns: functions without arguments, one per env and then one per spare; called in the workers.
         backend, num_workers: as in PoolOptions.
         batch_size: how many envs `recv` returns if it is not told; None is all that are pending.
         options: everything else.
@@ -63,10 +63,11 @@ class Pool(PoolCalls, PoolAnswers):
     ) -> None:
         env_fns = checked_fns(env_fns)
         self.options = apply_arguments(options, backend=backend, num_workers=num_workers)
-        self.num_envs = len(env_fns)
+        self._num_spares = self.options.spare_envs
+        self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
         self._running = start_pool(env_fns, self.options)
-        self.env_specs: tuple[EnvSpec, ...] = self._running.specs
+        self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
         self.spec: EnvSpec = self.env_specs[0]
         self.num_rows = self.num_envs * self.spec.batch_size
         self.num_workers = len(self._running.plans)
@@ -82,6 +83,7 @@ class Pool(PoolCalls, PoolAnswers):
             self.num_envs,
             self.spec.batch_size,
             is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
+            num_spares=self._num_spares,
         )
         self._last_reset: list[int] = []
         self._finalizer = weakref.finalize(self, self._running.shut)
@@ -163,10 +165,16 @@ class Pool(PoolCalls, PoolAnswers):
         if is_wanted and self.spec.is_batched:
             raise UsageError("persist_options is for envs that the engine resets, and batched envs reset themselves")
         self._drain(order.env_ids)
+        if self._num_spares:
+            order.recall(self._ledger)
+            self._drain(order.demanding)
         if is_wanted and order.given:
-            self._set(RequestKind.KEEP_OPTIONS, "options", list(order.given.values()), list(order.given))
+            given = order.given_with(self._num_spares)
+            self._set(RequestKind.KEEP_OPTIONS, "options", list(given.values()), list(given))
         self._ledger.send_reset(order.env_ids, order.words, order.blobs)
         self._resets.note_sent(order)
+        if self._num_spares and order.is_whole:
+            self._ledger.stage_spares(order.spare_seeds)
         self._last_reset = order.env_ids
         return order.env_ids
 

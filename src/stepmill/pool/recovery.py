@@ -31,10 +31,9 @@ class Recovery:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.restarts = Restarts(plans, backend, options)
         self.capsules = CapsuleDesk(plans, backend, options)
-        self._plans = plans
         self._policy = options.on_fault
         self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
-        self._worker_of = [plan.worker for plan in plans for _ in plan.env_ids]
+        self._has_spares = options.spare_envs > 0
         self._retries = ResetRetries(options)
         has_replays = OnFault.REPLAY in (self._policy, self._own_policy)
         self.replays = Replays(plans, backend, options) if has_replays else None
@@ -46,7 +45,9 @@ class Recovery:
 
     def is_replayed(self, env_id: int) -> bool:
         """Whether the env's calls are repeated if its worker dies."""
-        return self.replays is not None and self._policy is OnFault.REPLAY and self.replays.log.is_whole(env_id)
+        if self.replays is None or self._has_spares:  # with spares calls are not repeated
+            return False
+        return self._policy is OnFault.REPLAY and self.replays.log.is_whole(env_id)
 
     # ---- from native code ---------------------------------------------------------------------------------------
 
@@ -67,12 +68,12 @@ class Recovery:
         """Deal with every fault there is; return the errors of those that the policy cannot or must not repair."""
         errors: list[StepmillError] = []
         if self._retries.is_in_new_process:
-            for worker in sorted({self._worker_of[row[0]] for row in self.ledger.faults()}):
+            for worker in sorted({self.ledger.worker_of(row[0]) for row in self.ledger.faults()}):
                 errors.extend(self._retry_resets(worker))
         deaths: dict[int, list[FaultRow]] = {}
         for row in self.ledger.faults():
             if row[1] in _DEATHS:
-                deaths.setdefault(self._worker_of[row[0]], []).append(row)
+                deaths.setdefault(self.ledger.worker_of(row[0]), []).append(row)
             else:
                 errors.extend(self._absorb_own(row))
         for worker, rows in deaths.items():
@@ -87,7 +88,7 @@ class Recovery:
         Raises:
             EnvError, EnvTimeout, WorkerDied: the worker could not be started. Not with `wait=False`.
         """
-        for worker in sorted({self._worker_of[env_id] for env_id in env_ids}):
+        for worker in sorted({self.ledger.worker_of(env_id) for env_id in env_ids}):
             if self.restarts.is_restarting(worker) and not wait:
                 continue
             self.restarts.wait(worker)
@@ -107,9 +108,9 @@ class Recovery:
 
     def _write_off(self, worker: int) -> None:
         """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next."""
-        self.ledger.fail([row[0] for row in self.ledger.faults() if self._worker_of[row[0]] == worker])
+        self.ledger.fail([row[0] for row in self.ledger.faults() if self.ledger.worker_of(row[0]) == worker])
         self.ledger.fail_worker(worker)
-        self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", self.restarts.obituary(worker)))
+        self.ledger.lose_envs(self.ledger.envs_of(worker), fault_info("neighbour", self.restarts.obituary(worker)))
 
     # ---- one env, one worker ------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Recovery:
         error = self.capsules.keep(fault_error(row), env_id, kind_of(row[1]))
         is_exhausted = self._retries.is_used_up_by(row, error)
         is_final = is_exhausted or self._own_policy is OnFault.RAISE or row[1] == FaultKind.INTERRUPTED
-        delay_s = None if is_final else self.restarts.budget.take(self._worker_of[env_id])
+        delay_s = None if is_final else self.restarts.budget.take(self.ledger.worker_of(env_id))
         if delay_s is None:
             self.ledger.fail([env_id])
             return [after_attempts(error, self._retries.max_attempts) if is_exhausted else error]
@@ -131,7 +132,7 @@ class Recovery:
 
     def _retry_resets(self, worker: int) -> list[StepmillError]:
         """Restart a worker in which resets failed, and give them again; its other envs are neighbours of a death."""
-        mine = [row for row in self.ledger.faults() if self._worker_of[row[0]] == worker]
+        mine = [row for row in self.ledger.faults() if self.ledger.worker_of(row[0]) == worker]
         failed = [row for row in mine if row[1] in RETRIED and self.ledger.log_place(row[0])[4]]
         if not failed or self.restarts.is_restarting(worker):
             return []
@@ -155,17 +156,17 @@ class Recovery:
         self.restarts.end(worker)
         info = fault_info("neighbour", error)
         if self._policy is not OnFault.REPLAY:
-            self.ledger.lose_envs(self._plans[worker].env_ids, info)
+            self.ledger.lose_envs(self.ledger.envs_of(worker), info)
         try:
             self.restarts.restart(worker)
         except StepmillError as failure:
             self.restarts.note_failure(worker, failure)
             return
         if self._policy is OnFault.REPLAY:
-            self._replay_all(worker, self._plans[worker].env_ids, error)
+            self._replay_all(worker, self.ledger.envs_of(worker), error)
             return
         for row in self.ledger.faults():
-            if self._worker_of[row[0]] == worker:
+            if self.ledger.worker_of(row[0]) == worker:
                 self.ledger.truncate(row[0], info)
 
     def _replay_own(self, env_id: int, error: StepmillError) -> None:
@@ -196,7 +197,7 @@ class Recovery:
         if self._policy is OnFault.REPLAY:
             self._replay_worker(worker, error, delay_s)
             return []
-        self.ledger.lose_envs(self._plans[worker].env_ids, fault_info("neighbour", error))
+        self.ledger.lose_envs(self.ledger.envs_of(worker), fault_info("neighbour", error))
         self.restarts.begin(worker, delay_s)
         self._truncate(rows, error)
         return []
@@ -213,7 +214,7 @@ class Recovery:
         except StepmillError as failure:
             self.restarts.note_failure(worker, failure)
             return  # it is still dead: the next round takes from the budget again
-        self._replay_all(worker, self._plans[worker].env_ids, error)
+        self._replay_all(worker, self.ledger.envs_of(worker), error)
 
     def _replay_all(self, worker: int, env_ids: Sequence[int], error: StepmillError) -> None:
         try:
@@ -235,7 +236,7 @@ class Recovery:
         if reason is None:
             return
         if is_new:
-            self.restarts.restore(self._worker_of[env_id], [env_id])
+            self.restarts.restore(self.ledger.worker_of(env_id), [self.ledger.server_of(env_id)])
         info = {**info, "not_replayable": reason}
         if is_waiting:
             self.ledger.truncate(env_id, info)

@@ -108,7 +108,9 @@ class Replays:
     """Brings envs back to where the user believes they are: from construction on, or from the last reset."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self._seats = [(plan.worker, server) for plan in plans for server in range(len(plan.env_ids))]  # by env_id
+        seats = {env_id: (plan.worker, place) for plan in plans for place, env_id in enumerate(plan.env_ids)}
+        self._seats = [seats[server] for server in range(len(seats))]
+        self._has_spares = options.spare_envs > 0
         self._backend = backend
         self._limit_bytes = options.replay_log_bytes
         self._ids = itertools.count(-1, -1)  # of our own requests; those of the user count upwards
@@ -120,6 +122,10 @@ class Replays:
         if request.kind not in _LOGGED:
             return
         for position, env_id in enumerate(env_ids):
+            if self._has_spares:  # ids are of servers here: whom they serve changes
+                if request.kind is RequestKind.CALL:
+                    self.log.lose(env_id)
+                continue
             if not self.log.is_whole(env_id):
                 continue
             stand = _Stand(*ledger.log_place(env_id))
@@ -141,7 +147,7 @@ class Replays:
             env_id: which env.
             is_new: its object was built anew, so that calls from before the episode are repeated, too.
         """
-        worker, _ = self._seats[env_id]
+        worker = ledger.worker_of(env_id)
         try:
             reason = self._play(ledger, env_id, is_new=is_new)
         except _DiffersError as difference:
@@ -151,7 +157,9 @@ class Replays:
         return None if ledger.is_dead(worker) else reason
 
     def _play(self, ledger: _native.Ledger, env_id: int, *, is_new: bool) -> str | None:
-        if not self.log.is_whole(env_id):
+        if not self.log.is_whole(ledger.server_of(env_id)):
+            if self._has_spares:
+                return "its object was called, and with spare_envs calls are not repeated"
             return "its calls are more than replay_log_bytes hold, or cannot be pickled"
         stand = _Stand(*ledger.log_place(env_id))
         is_logged = not stand.is_between and ledger.can_replay(env_id)

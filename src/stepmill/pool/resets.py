@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill import _native
 from stepmill.spec.errors import UsageError
 
 Seed = int | Sequence[int | None] | Mapping[int, int | None] | None
@@ -20,21 +21,48 @@ Blob = tuple[object, object, None]  # (seed, options, no actions)
 
 @dataclass(frozen=True)
 class ResetOrder:
-    """Resets, ready for the ledger: per env a seed word and a blob, or None. `given`: options of the envs that were given some, or None explicitly."""
+    """Resets, ready for the ledger: per env a seed word and a blob, or None.
+
+    Attributes:
+        given: options of the envs that were given some, or None explicitly.
+        is_whole: all rows of all envs, and then the spares too, with `spare_seeds`.
+    """
 
     env_ids: list[int]
     given: dict[int, Mapping[str, Any] | None]
     words: list[int | None]
     blobs: list[Blob | None]
+    is_whole: bool
+    spare_seeds: list[int | None]
+
+    @property
+    def demanding(self) -> list[int]:
+        """The envs for which an episode that was begun ahead of its time will not do."""
+        rows = zip(self.env_ids, self.words, self.blobs, strict=True)
+        return [env_id for env_id, word, blob in rows if self.is_whole or word is not None or blob is not None]
+
+    def given_with(self, num_spares: int) -> dict[int, Mapping[str, Any] | None]:
+        """Return `given`; what all envs are given alike the spares are given, too."""
+        if not self.is_whole or any(own is not self.given.get(0) for own in self.given.values()):
+            return self.given
+        num_envs = len(self.env_ids)
+        return self.given | dict.fromkeys(range(num_envs, num_envs + num_spares), self.given.get(0))
+
+    def recall(self, ledger: _native.Ledger) -> None:
+        """Before a reset of all, give every env its own object back; begun episodes that will not do become results to drop."""
+        if self.is_whole:
+            ledger.restore_order()
+        ledger.claim_staged(self.demanding)
 
 
 class ResetDesk:
     """Turns what the user says of a reset into commands. Remembers only which envs have a seed yet."""
 
-    def __init__(self, num_envs: int, batch_size: int, *, is_seeded: bool) -> None:
+    def __init__(self, num_envs: int, batch_size: int, *, is_seeded: bool, num_spares: int = 0) -> None:
         """`is_seeded`: every env needs a seed, since those of its automatic resets are derived from it."""
         self._num_envs = num_envs
         self._batch_size = batch_size
+        self._num_spares = num_spares
         self._unseeded = set(range(num_envs)) if is_seeded else set()
 
     def order(
@@ -45,6 +73,7 @@ class ResetDesk:
             raise UsageError("a reset takes env_ids or a mask, not both")
         rows = None if mask is None else self._rows(mask)
         ids = self._ids(env_ids, rows)
+        seed, spare_seeds = self._part(seed)
         seeds = spread_seed(seed, ids, self._num_envs, self._batch_size)
         for place, env_id in enumerate(ids):
             if env_id in self._unseeded:
@@ -56,7 +85,23 @@ class ResetDesk:
         given = {
             env_id: own for env_id, own in zip(ids, each, strict=True) if not _is_each(options) or env_id in options
         }
-        return ResetOrder(ids, given, words, blobs)
+        is_whole = len(ids) == self._num_envs and (rows is None or bool(rows.all()))
+        return ResetOrder(ids, given, words, blobs, is_whole, spare_seeds)
+
+    def _part(self, seed: Seed) -> tuple[Seed, list[int | None]]:
+        """Part what is given for envs and for spares. A list may have one seed more for each spare."""
+        none: list[int | None] = [None] * self._num_spares
+        if self._num_spares == 0 or seed is None or isinstance(seed, (Mapping, str, bytes)):
+            return seed, none
+        if isinstance(seed, (Sequence, np.ndarray)):
+            num_rows = self._num_envs * self._batch_size
+            if len(seed) == num_rows + self._num_spares * self._batch_size:
+                return seed[:num_rows], [_checked(each) for each in seed[num_rows :: self._batch_size]]
+            return seed, [_following(seed, place) for place in range(self._num_spares)]
+        first = _checked(seed) or 0
+        return seed, [
+            (first + (self._num_envs + place) * self._batch_size) & LARGEST_WORD for place in range(self._num_spares)
+        ]
 
     def note_sent(self, order: ResetOrder) -> None:
         """Take note of an order that the ledger has taken: its envs have their seeds."""
@@ -176,6 +221,12 @@ def _checked_options(options: object) -> Mapping[str, Any] | None:
     if options is None or isinstance(options, Mapping):
         return options
     raise UsageError(f"the options of one env are a mapping or None, not the {type(options).__name__} {options!r}")
+
+
+def _following(seeds: Sequence[int | None], place: int) -> int | None:
+    """A spare's seed, where a list has none for it: derived from the first."""
+    first = _checked(seeds[0]) if len(seeds) else None
+    return None if first is None else int(np.random.SeedSequence([first, place]).generate_state(1)[0]) >> 1
 
 
 def _checked(seed: object) -> int | None:

@@ -42,8 +42,8 @@ class Running:
     """What `start_pool` has made; `shut` ends it.
 
     Attributes:
-        specs: of every env, by env_id.
-        worker_of: which worker serves an env, by env_id; its place there is env_id minus the worker's first env_id.
+        specs: of every env, by env_id; spares come last.
+        seats: of every server, spares too: its worker, and its place there.
         pids: of the workers' processes; the learner's own where they are none.
     """
 
@@ -52,7 +52,7 @@ class Running:
     specs: tuple[EnvSpec, ...]
     slab: SharedSlab
     ledger: _native.Ledger
-    worker_of: tuple[int, ...]
+    seats: tuple[tuple[int, int], ...]
     pids: list[int]
     reaper: _native.Reaper | None
     recovery: Recovery
@@ -88,10 +88,11 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     reaper: _native.Reaper | None = None
     try:
         reports = _start_workers(backend, plans, recovery)
-        specs = tuple(spec for report in reports for spec in report.specs)
+        specs = _specs_in_order(plans, reports)
         check_specs(specs)
         check_budget(specs[0], options)
-        layout = lay_out(specs[0], [plan.env_ids for plan in plans], lease_slots=options.slots)
+        owned = [plan.env_ids for plan in plans]
+        layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
         slab = SharedSlab.create(layout, len(plans))
         set_spinning(slab, options)
         ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, recovery, len(plans)))
@@ -114,9 +115,9 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         if slab is not None:
             slab.close()
         raise
-    worker_of = tuple(plan.worker for plan in plans for _ in plan.env_ids)
+    seats = seats_of(plans)
     pids = [report.pid for report in reports]
-    return Running(backend, tuple(plans), specs, slab, ledger, worker_of, pids, reaper, recovery)
+    return Running(backend, tuple(plans), specs, slab, ledger, seats, pids, reaper, recovery)
 
 
 def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], recovery: Recovery) -> list[WorkerReport]:
@@ -190,7 +191,7 @@ def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend
 
 
 def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
-    """Share the envs out among the workers: contiguous, and as even as can be."""
+    """Share the envs out among the workers: contiguous, and as even as can be; the spares, which come last, evenly too."""
     num_envs = len(env_fns)
     if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL):
         num_workers = 1
@@ -200,10 +201,31 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
         num_workers = options.num_workers or worker_cores(options)
     num_workers = min(num_workers, num_envs)
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
-    return [
-        WorkerPlan(worker, tuple(range(begin, end)), tuple(env_fns[begin:end]))
-        for worker, (begin, end) in enumerate(itertools.pairwise(bounds))
-    ]
+    rooms = [end - begin for begin, end in itertools.pairwise(bounds)]
+    spares: list[list[int]] = [[] for _ in rooms]
+    for place in range(options.spare_envs):
+        worker = num_workers - 1 - place * num_workers // options.spare_envs
+        while len(spares[worker]) == rooms[worker]:
+            worker -= 1  # the first worker is never the only one with room: its turn comes last
+        spares[worker].append(num_envs - options.spare_envs + place)
+    ids = iter(range(num_envs - options.spare_envs))
+    shares = [(*itertools.islice(ids, room - len(extra)), *extra) for room, extra in zip(rooms, spares, strict=True)]
+    return [WorkerPlan(worker, own, tuple(env_fns[i] for i in own)) for worker, own in enumerate(shares)]
+
+
+def seats_of(plans: Sequence[WorkerPlan]) -> tuple[tuple[int, int], ...]:
+    """Return each server's worker, and its place there, in the order of servers."""
+    seats = {server: (plan.worker, place) for plan in plans for place, server in enumerate(plan.env_ids)}
+    return tuple(seats[server] for server in range(len(seats)))
+
+
+def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]) -> tuple[EnvSpec, ...]:
+    specs = {
+        i: spec
+        for plan, report in zip(plans, reports, strict=True)
+        for i, spec in zip(plan.env_ids, report.specs, strict=True)
+    }
+    return tuple(specs[server] for server in range(len(specs)))
 
 
 def worker_cores(options: PoolOptions) -> int:
@@ -241,7 +263,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         worker_threads=options.worker_threads,
         affinity=None if options.affinity is None else tuple(options.affinity),
         timers_every=options.timers_every,
-        overlap_resets=options.overlap_resets,
+        overlap_resets=options.overlap_resets and not options.spare_envs,  # with spares every reset is
         start_serially=options.start_serially,
         reset_retries=options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0,
         reset_retry_wait_s=options.reset_retry_wait_s,
@@ -302,7 +324,7 @@ def _ledger_settings(
 ) -> dict[str, object]:
     spec = specs[0]
     return {
-        "num_envs": len(specs),
+        "num_envs": len(specs) - options.spare_envs,
         "observation": program(spec.observation),
         "observation_leaves": _shapes(spec.observation),
         "action": program(spec.action),

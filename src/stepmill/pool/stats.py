@@ -21,12 +21,20 @@ class WorkerStats(TypedDict):
 
 
 class PoolStats(TypedDict):
-    """A pool since its start. `leased_slots`: result slots that arrays of the user hold now."""
+    """A pool since its start.
+
+    Attributes:
+        leased_slots: result slots that arrays of the user hold now.
+        spares_used: episodes that began with an env that was reset ahead of its time.
+        spares_waited: those of them whose reset was not done yet when they were to begin.
+    """
 
     workers: list[WorkerStats]
     steps: int
     resets: int
     leased_slots: int
+    spares_used: int
+    spares_waited: int
 
 
 def read_outcome(running: Running, env_id: int) -> tuple[float, int, int]:
@@ -40,9 +48,12 @@ def read_stats(running: Running) -> PoolStats:
         WorkerStats(pid=pid, **running.slab.native.worker_stats(worker))  # type: ignore[typeddict-item]
         for worker, pid in enumerate(running.pids)
     ]
+    used, waited = running.ledger.spare_counts()
     return PoolStats(
         workers=workers,
         steps=sum(each["steps"] for each in workers),
         resets=sum(each["resets"] for each in workers),
         leased_slots=running.ledger.num_held(),
+        spares_used=used,
+        spares_waited=waited,
     )

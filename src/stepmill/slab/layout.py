@@ -57,15 +57,19 @@ class _Ruler:
         return start
 
 
-def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int) -> Layout:
+def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int, num_spares: int = 0) -> Layout:
     """Lay out a slab.
 
     Args:
         spec: of the envs.
         servers: of each worker, the servers it owns, in local order.
         lease_slots: D, result slots that can be lent, beside the private ones.
+        num_spares: how many of the servers are spares. With any, each server has a staging row (one per row of its
+            env), where the first observation of its next episode waits; they are numbered behind the envs' rows.
     """
-    num_rows = spec.batch_size * sum(len(owned) for owned in servers)
+    num_servers = sum(len(owned) for owned in servers)
+    num_rows = spec.batch_size * (num_servers - num_spares)
+    num_staged = spec.batch_size * num_servers if num_spares else 0
     num_leased = lease_slots if _is_any_leased(spec.observation, num_rows) else 0
     num_slots = PRIVATE_SLOTS + num_leased
     payload_row_bytes = _payload_row_bytes(spec)
@@ -85,14 +89,15 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
         "observation": _columns(ruler, "observation", spec.observation, num_rows, num_slots),
         "final_observation": _columns(ruler, "final observation", spec.observation, num_rows, 1),
         "action": _columns(ruler, "action", spec.action, num_rows, 1),
+        "staging": _columns(ruler, "staging", spec.observation, num_staged, 1) if num_spares else [],
         "payload_row_bytes": payload_row_bytes,
     }
-    plan["info"] = _columns(ruler, "info", spec.info, num_rows, 1)
-    plan.update(_place_outcome(ruler, spec, num_rows))
+    plan["info"] = _columns(ruler, "info", spec.info, num_rows + num_staged, 1)
+    plan.update(_place_outcome(ruler, spec, num_rows + num_staged))
     for name, item_bytes in _ROW_FIELDS.items():
-        plan[name] = ruler.place(name, item_bytes * num_rows)
+        plan[name] = ruler.place(name, item_bytes * (num_rows + num_staged))
     align = PAGE_BYTES if payload_row_bytes > PAYLOAD_ROW_BYTES else LINE_BYTES
-    plan["payload"] = ruler.place("payload", payload_row_bytes * num_rows, align)
+    plan["payload"] = ruler.place("payload", payload_row_bytes * (num_rows + num_staged), align)
     plan["size_bytes"] = -(-ruler.end // PAGE_BYTES) * PAGE_BYTES
     return Layout(-(-ruler.end // PAGE_BYTES) * PAGE_BYTES, tuple(ruler.spans), plan)
 

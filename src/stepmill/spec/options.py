@@ -81,12 +81,6 @@ _Choice = TypeVar("_Choice", bound=Enum)
 _MIB = 1 << 20
 _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
 
-# Fields whose default is the only value that works for now. Lift one here when it is built.
-NOT_YET = frozenset(
-    {
-        "spare_envs",
-    }
-)
 NOT_YET_BACKENDS = frozenset({BackendName.KERNEL, BackendName.RAY})
 
 _CHOICES: dict[str, type[Enum]] = {
@@ -151,7 +145,7 @@ class PoolOptions:
         max_restarts, restart_window_s: so many restarts in so many seconds, then the fault is raised.
         max_restarts_total: the same over the pool's life; None is no limit.
         reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset.
-        spare_envs: envs kept freshly reset.
+        spare_envs: so many of the envs, the last ones, are kept freshly reset, to take the place of one that ends.
         overlap_resets: a worker with nothing else to do resets a finished env before the next command asks for it
             (NEXT_STEP only, not in line); between episodes `call` and `render` see the next one then.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
@@ -220,6 +214,7 @@ class PoolOptions:
         self._check_workers()
         self._check_envpool()
         self._check_replay()
+        self._check_spares()
         self._check_built()
 
     @classmethod
@@ -263,18 +258,22 @@ class PoolOptions:
                 "on_fault='replay' needs seeding='per_episode', or an episode cannot be begun again; give both"
             )
 
+    def _check_spares(self) -> None:
+        if not self.spare_envs:
+            return
+        if self.backend is BackendName.ENVPOOL:
+            raise UsageError("backend='envpool' resets its envs itself; leave spare_envs out")
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            raise UsageError(
+                "spare_envs need an autoreset_mode other than SAME_STEP, whose results hold the next episode's first "
+                "observation already: which spare that comes from would depend on which env ended first; use NEXT_STEP"
+            )
+
     def _check_built(self) -> None:
         if isinstance(self.backend, BackendName) and self.backend in NOT_YET_BACKENDS:
             raise UsageError(
                 f"backend={self.backend.value!r} is not built yet; use 'auto', 'serial', 'thread', 'process' or 'envpool'"
             )
-        for name in sorted(NOT_YET):
-            default = PoolOptions.__dataclass_fields__[name].default
-            if getattr(self, name) != default:
-                raise UsageError(
-                    f"{name}={_plain(getattr(self, name))!r} is not built yet; leave {name} out, "
-                    f"its default is {_plain(default)!r}"
-                )
 
 
 def apply_arguments(options: PoolOptions | None, **arguments: object) -> PoolOptions:

@@ -18,7 +18,7 @@ from stepmill.envs.gymnasium import EnvMaker
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import BackendName
+from stepmill.spec.options import BackendName, PoolOptions
 
 _VECTOR_ARGUMENTS = ("backend", "num_workers", "autoreset_mode", "copy", "observation_mode", "options")
 _ABSENT = {
@@ -74,7 +74,7 @@ def make_vec(
     arguments = {**vector_kwargs, **named}
     single_kwargs = {**stored, **kwargs, **(env_kwargs or {})}
     make_env = EnvMaker(replace(spec, kwargs=single_kwargs), wrappers)
-    envs = VectorEnv([make_env] * num_envs, **arguments)
+    envs = VectorEnv([make_env] * (num_envs + _count_spares(arguments)), **arguments)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments))
     return envs
 
@@ -92,6 +92,11 @@ def _make_envpool(
         raise UsageError("EnvPool's envs cannot be wrapped one by one; wrap the vector env, or leave wrappers out")
     arguments = {**vector_kwargs, **{name: kwargs.pop(name) for name in _VECTOR_ARGUMENTS if name in kwargs}}
     return VectorEnv([EnvPoolTask(task_id, kwargs)] * num_envs, **arguments)
+
+
+def _count_spares(arguments: Mapping[str, Any]) -> int:
+    options = arguments.get("options")
+    return options.spare_envs if isinstance(options, PoolOptions) else 0
 
 
 def _remembered(num_envs: int, wrappers: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
