@@ -86,6 +86,11 @@ class Ledger:
     def attach_inline(self, loop: object) -> None:
         """Run commands in the caller, by this loop (the serial backend)."""
 
+    def attach_helper(self, helper: object) -> None:
+        """
+        Have a pool that is not ours driven by the caller: helper(is_waiting) -> bool begins what was commanded and, to wait, brings results.
+        """
+
     def step(self, actions: object) -> tuple[Any, ...] | None:
         """Step all envs; Gymnasium's five values, or None when a fault is there."""
 

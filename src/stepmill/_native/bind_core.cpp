@@ -144,6 +144,7 @@ void bind_ledger(nb::module_& module) {
     nb::class_<Ledger>(module, "Ledger", nb::type_slots(collector_slots<Ledger>()), "The pool's books, and its hot path.")
         .def(nb::init<std::shared_ptr<Slab>, nb::dict>(), "slab"_a, "settings"_a)
         .def("attach_inline", &Ledger::attach_inline, "loop"_a, "Run commands in the caller, by this loop (the serial backend).")
+        .def("attach_helper", &Ledger::attach_helper, "helper"_a, "Have a pool that is not ours driven by the caller: helper(is_waiting) -> bool begins what was commanded and, to wait, brings results.")
         .def("step", &Ledger::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs; Gymnasium's five values, or None when a fault is there.")
         .def("send", &Ledger::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Command a step of some or all envs.")
         .def("send_all", &Ledger::send_all, "actions"_a.none(), "Command a step of all envs but those that are exhausted, whose rows will be empty.")

@@ -100,6 +100,8 @@ void Ledger::attach_inline(nb::object loop) {
     inline_object_ = std::move(loop);
 }
 
+void Ledger::attach_helper(nb::object helper) { helper_ = std::move(helper); }
+
 void Ledger::release() {
     is_released_ = true;
     is_closed_.store(true, std::memory_order_release);
@@ -108,7 +110,7 @@ void Ledger::release() {
 
 void Ledger::let_go() {
     inline_ = nullptr;
-    inline_object_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
+    inline_object_.reset(), helper_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
     pending_.clear();
     envs_.clear();
     book_.reset();
@@ -117,6 +119,7 @@ void Ledger::let_go() {
 
 int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(inline_object_.ptr());
+    Py_VISIT(helper_.ptr());
     Py_VISIT(make_info_.ptr());
     Py_VISIT(on_dead_.ptr());
     Py_VISIT(unpickler_.ptr());

@@ -87,6 +87,7 @@ class Ledger {
     Ledger(std::shared_ptr<Slab> slab, nb::dict settings);
 
     void attach_inline(nb::object loop);
+    void attach_helper(nb::object helper);                        // helper(is_waiting) -> bool: begins what was commanded, brings results
     nb::object step(nb::handle actions);                          // None: a fault is there, or not all is ready
     void send(nb::handle actions, nb::handle env_ids);
     void send_all(nb::handle actions);                            // leaves out who is exhausted
@@ -159,6 +160,8 @@ class Ledger {
     WaitResult wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
     nb::object collect_all();
     WaitResult wait_inline(const Ids& ids, std::uint32_t need);
+    WaitResult wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    std::uint64_t deadline_of(nb::handle timeout_s) const;
     void settle_dead(const Ids& ids);
     void rest(std::uint32_t seen, std::uint64_t until_ns);
     void mark_lost(const Ids& ids, const nb::object& fault_info);
@@ -249,7 +252,7 @@ class Ledger {
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_, recent_wait_ns_ = 0;
     Encoder encoder_;
-    nb::object make_info_, on_dead_, unpickler_, inline_object_;
+    nb::object make_info_, on_dead_, unpickler_, inline_object_, helper_;
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};

@@ -115,7 +115,7 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
     if (command == Command::STEP && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
     words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
     scanned_ = 0;
-    if (inline_ != nullptr) return;
+    if (inline_ != nullptr || helper_) return;
     ring_worker(*slab_->workers[seat.worker]);
     check_deaths_of(seat.worker);
 }

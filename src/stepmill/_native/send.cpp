@@ -170,7 +170,9 @@ void Ledger::dispatch(const Ids& ids, Command command) {
         words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
     }
     if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
-    if (inline_ == nullptr) {
+    if (helper_) {
+        helper_(false);
+    } else if (inline_ == nullptr) {
         for (std::uint32_t w = 0; w < num_workers_; ++w) {
             if (is_touched_[w]) ring_worker(*slab_->workers[w]);
         }

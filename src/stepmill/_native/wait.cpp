@@ -51,6 +51,7 @@ int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
 
 WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
     if (inline_ != nullptr) return wait_inline(ids, need);
+    if (helper_) return wait_helped(ids, need, timeout_s);
     PoolControl& pool = *slab_->pool;
     std::uint64_t deadline = UINT64_MAX;
     bool has_waited = false;
@@ -64,9 +65,7 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         if (is_fault) return WaitResult::FAULT;
         if (ready >= need) return WaitResult::READY;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
-        if (!has_waited && timeout_s.is_valid() && !timeout_s.is_none()) {
-            deadline = now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
-        }
+        if (!has_waited) deadline = deadline_of(timeout_s);
         if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
         has_waited = true;
         pool.want.store(count + (need - ready), std::memory_order_seq_cst);
@@ -130,6 +129,26 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
     }
     control.env_ns.store(control.env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
+}
+
+std::uint64_t Ledger::deadline_of(nb::handle timeout_s) const {
+    if (!timeout_s.is_valid() || timeout_s.is_none()) return UINT64_MAX;
+    return now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
+}
+
+// A pool that is not ours, in line: the caller brings its results himself. Each help is one wait of that pool, which has no
+// deadline of its own: one is always done, and the deadline is looked at in between.
+WaitResult Ledger::wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+    const std::uint64_t deadline = deadline_of(timeout_s);
+    for (bool has_helped = false;; has_helped = true) {
+        bool is_fault = false;
+        const std::uint32_t ready = scan(ids, need, is_fault);
+        if (is_fault) return WaitResult::FAULT;
+        if (ready >= need) return WaitResult::READY;
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
+        if (has_helped && now_ns() >= deadline) return WaitResult::TIMED_OUT;
+        if (!nb::cast<bool>(helper_(true))) raise(errors().bug, "envs are awaited that are not at work; please report this");
+    }
 }
 
 std::uint32_t Ledger::num_pending() {

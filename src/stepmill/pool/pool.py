@@ -366,7 +366,7 @@ class Pool(PoolCalls, PoolAnswers):
 
     def _drain(self, ids: Sequence[int]) -> None:
         """Wait for what these envs are doing, and drop it, faults too: they are about to be reset. Revive who is FAULTED."""
-        while True:
+        while self._ledger.num_pending():
             outcome = self._ledger.wait_for(ids, None)
             for env_id, kind, _ in self._ledger.faults() if outcome == _FAULT else ():
                 warnings.warn(

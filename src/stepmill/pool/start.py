@@ -14,7 +14,7 @@ import numpy as np
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Mortal
-from stepmill.backends.envpool import EnvPoolBackend
+from stepmill.backends.foreign import InlineForeignBackend, foreign_backend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
@@ -81,7 +81,8 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     _tell_unused(choice, options)
     check_affinity(choice, options)
     plans = plan_workers(env_fns, options)
-    backend = make_backend(choice, options)
+    is_foreign = choice is BackendName.ENVPOOL
+    backend = foreign_backend(worker_settings(options), env_fns) if is_foreign else make_backend(choice, options)
     recovery = Recovery(plans, backend, options)
     slab: SharedSlab | None = None
     ledger: _native.Ledger | None = None
@@ -106,6 +107,8 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         backend.attach(slab, ledger.post_request)
         if isinstance(backend, SerialBackend):
             ledger.attach_inline(backend.loop)
+        if isinstance(backend, InlineForeignBackend):
+            ledger.attach_helper(backend.help)
     except BaseException:
         if ledger is not None:
             ledger.close()
@@ -145,7 +148,6 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
     BackendName.SERIAL: SerialBackend,
     BackendName.THREAD: ThreadBackend,
     BackendName.PROCESS: ProcessBackend,
-    BackendName.ENVPOOL: EnvPoolBackend,
 }
 
 

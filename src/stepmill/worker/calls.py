@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -134,10 +135,14 @@ def _perform(env: object, request: Request, place: int) -> object:
 
 
 def get_attr(env: object, name: str) -> object:
-    """Returns an attribute of an env, looked for through its wrappers where the env offers that."""
+    """Returns an attribute of an env, looked for through its wrappers where the env offers that.
+
+    "engine.gravity" is the attribute of an attribute.
+    """
+    name, *inner = name.split(".")
     through_wrappers = getattr(env, "get_wrapper_attr", None)
     found: object = through_wrappers(name) if through_wrappers is not None else getattr(env, name)
-    return found
+    return functools.reduce(getattr, inner, found)
 
 
 def set_attr(env: object, name: str, value: object) -> None:

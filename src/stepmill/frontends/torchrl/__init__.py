@@ -1,0 +1,48 @@
+"""TorchRL: stepmill's pools as `EnvBase`.
+
+    StepmillEnv              any envs, on any backend: in place of ParallelEnv
+    AsyncStepmillEnv         the same, some envs at a time: in place of AsyncEnvPool
+    MultiThreadedEnv         EnvPool's envs by name, or Gymnasium's: in place of TorchRL's class of that name
+    MultiThreadedEnvWrapper  an EnvPool pool, or a stepmill.Pool, that is there already
+
+The names are loaded on first use; without TorchRL that raises `MissingExtraError`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from stepmill.spec.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from stepmill.frontends.torchrl.asynchronous import AsyncStepmillEnv as AsyncStepmillEnv
+    from stepmill.frontends.torchrl.env import StepmillEnv as StepmillEnv
+    from stepmill.frontends.torchrl.threaded import MultiThreadedEnv as MultiThreadedEnv
+    from stepmill.frontends.torchrl.threaded import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
+
+_HOME_OF = {
+    "AsyncStepmillEnv": "asynchronous",
+    "MultiThreadedEnv": "threaded",
+    "MultiThreadedEnvWrapper": "threaded",
+    "StepmillEnv": "env",
+}
+
+__all__ = ["AsyncStepmillEnv", "MultiThreadedEnv", "MultiThreadedEnvWrapper", "StepmillEnv"]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name, once."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stepmill.frontends.torchrl' has no attribute {name!r}")
+    try:
+        module = import_module(f"stepmill.frontends.torchrl.{home}")
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").partition(".")[0]
+        if missing in ("torch", "torchrl", "tensordict"):
+            raise MissingExtraError(module=missing, extra="torchrl") from exc
+        raise
+    value: object = getattr(module, name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,265 @@
+"""What all front-ends of TorchRL do with a pool: rows in NumPy, no tensors yet.
+
+The pool never resets an env by itself (DISABLED): TorchRL says when, by a mask, and an env that ended is reset once. A
+step of an env whose episode is over is refused, so that no empty transition gets among the data (T-B3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.frontends.gymnasium.spaces import read_spaces
+from stepmill.frontends.torchrl.errors import translated
+from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Seed, spread_seed
+from stepmill.spec.errors import StepmillError, UsageError
+from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions
+
+Mask = NDArray[np.bool_]
+Rows = tuple[Any, NDArray[np.float64], Mask, Mask]  # observations, rewards, terminated, truncated: [N, ...] each
+
+
+def torchrl_options(options: PoolOptions | None) -> PoolOptions:
+    """Return options for a pool that leaves resets to TorchRL.
+
+    Raises:
+        UsageError: they ask for automatic resets.
+    """
+    options = PoolOptions() if options is None else options
+    if options.autoreset_mode is AutoresetMode.SAME_STEP:
+        raise UsageError("TorchRL resets envs itself; leave autoreset_mode out of the options")
+    return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+
+
+class Engine:
+    """A pool that can be opened again, and the newest rows of all its envs.
+
+    Attributes:
+        num_envs: N.
+        spaces: (observation space, action space) of one env.
+        frame_skip: how often `step` repeats an action.
+        begins_resets: `step` commands resets of the envs that it finds done, for `wait_resets`.
+    """
+
+    def __init__(self, open_pool: Callable[[], Pool], *, frame_skip: int = 1) -> None:
+        self._open_pool = open_pool
+        self.frame_skip = _checked_skip(frame_skip)
+        self._pool: Pool | None = None
+        self._seeds: dict[int, int] = {}
+        self.begins_resets = False
+        self._resetting: Mask | None = None
+        pool = self.open()
+        self.num_envs = pool.num_envs
+        self.spaces = read_spaces(pool.env_specs)[0]
+
+    # ---- open and closed ------------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> Pool:
+        """The pool.
+
+        Raises:
+            UsageError: it is closed.
+        """
+        if self._pool is None:
+            raise UsageError("the env is closed; reset() opens it again")
+        return self._pool
+
+    def open(self) -> Pool:
+        """Return the pool; make one if it is closed."""
+        if self._pool is None:
+            pool = self._open_pool()
+            if pool.options.autoreset_mode is not AutoresetMode.DISABLED:
+                pool.close()
+                raise UsageError("TorchRL resets envs itself; make the pool with autoreset_mode='Disabled'")
+            if pool.spec.is_batched:
+                pool.close()
+                raise UsageError("the envs are batched, and TorchRL's masks are of single ones; give single envs")
+            self._pool = pool
+            self._fresh = np.ones(pool.num_envs, np.bool_)  # never reset so far
+            self.terminated = np.zeros(pool.num_envs, np.bool_)
+            self.truncated = np.zeros(pool.num_envs, np.bool_)
+        return self._pool
+
+    def close(self) -> None:
+        """Close the pool. Idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    # ---- seeds ------------------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: Seed) -> None:
+        """Remember the seed of each env's next reset: s gives env i the seed s + i; a list or dict gives each its own."""
+        seeds = spread_seed(seed, list(range(self.num_envs)), self.num_envs, 1)
+        self._seeds = {env_id: own for env_id, own in enumerate(seeds) if isinstance(own, int)}
+
+    def _take_seeds(self, ids: Sequence[int], seed: Seed) -> dict[int, int | None] | None:
+        if seed is not None:
+            for env_id in ids:
+                self._seeds.pop(env_id, None)
+            given = spread_seed(seed, list(ids), self.num_envs, 1)
+            return {env_id: own for env_id, own in zip(ids, given, strict=True) if not isinstance(own, list)}
+        seeds: dict[int, int | None] = {
+            env_id: self._seeds.pop(env_id) for env_id in list(ids) if env_id in self._seeds
+        }
+        return seeds or None
+
+    @property
+    def is_envpool(self) -> bool:
+        """Whether the envs are EnvPool's, which are seeded all at once or not at all."""
+        return self._pool is not None and self._pool.options.backend is BackendName.ENVPOOL
+
+    # ---- resets -----------------------------------------------------------------------------------------------------
+
+    def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
+        """Reset the envs of a mask [N], or all; return the newest observations of all envs, fresh arrays."""
+        self.open()
+        if mask is None or (self._seeds and self.is_envpool):
+            mask = np.ones(self.num_envs, np.bool_)
+        ids = [int(env_id) for env_id in np.flatnonzero(mask)]
+        seeds = self._take_seeds(ids, seed)
+        try:
+            obs, _ = self.pool.reset_rows(mask, seeds, options)
+        except StepmillError as exc:
+            raise translated(exc) from exc
+        self.note_reset(mask)
+        return obs
+
+    def reset_each(self, mask: Mask | None, kwargs: Sequence[Mapping[str, Any]]) -> Any:
+        """Reset envs with arguments of their own: `kwargs[i]` has "seed" and "options" of env i."""
+        pool = self.open()
+        if len(kwargs) != self.num_envs:
+            raise UsageError(f"list_of_kwargs has {len(kwargs)} entries for {self.num_envs} envs; give one for each")
+        mask = np.ones(self.num_envs, np.bool_) if mask is None else mask
+        unknown = sorted({name for own in kwargs for name in own} - {"seed", "options"})
+        if unknown:
+            raise UsageError(f"list_of_kwargs has {unknown}; an env's reset takes seed and options")
+        ids = [int(env_id) for env_id in np.flatnonzero(mask)]
+        for env_id in ids:
+            own = kwargs[env_id]
+            seeds = self._take_seeds([env_id], None if own.get("seed") is None else {env_id: own["seed"]})
+            pool.reset_async(seed=seeds, options=own.get("options"), env_ids=[env_id])
+        try:
+            pool.recv(len(ids))
+        except StepmillError as exc:
+            raise translated(exc) from exc
+        self.note_reset(mask)
+        return pool.observe()
+
+    def reset_async(self, ids: NDArray[np.int64]) -> None:
+        """Command resets, whose results the caller receives from the pool."""
+        pool = self.open()
+        pool.reset_async(seed=self._take_seeds(ids.tolist(), None), env_ids=ids)
+
+    def note_reset(self, mask: Any) -> None:
+        """The envs of a mask, or with these ids, have begun an episode."""
+        self._fresh[mask] = False
+        self._own_flags()
+        self.terminated[mask] = False
+        self.truncated[mask] = False
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def step(self, actions: Any, mask: Mask | None = None) -> Rows:
+        """Step all envs, or those of a mask; rows of all N. What is not stepped keeps its row, with reward 0.
+
+        With a frame skip the action is repeated until the episode ends: last observation, summed reward.
+        """
+        if self._fresh.any():
+            self.reset(self._fresh.copy())  # a step before any reset begins with one
+        try:
+            if mask is None and self.frame_skip == 1:
+                obs, reward, terminated, truncated, _ = self.pool.step_fast(actions)
+                self.terminated, self.truncated = terminated, truncated
+                self._begin_resets()
+                return obs, reward, terminated, truncated
+            return self._step_some(actions, mask)
+        except StepmillError as exc:
+            raise translated(exc) from exc
+
+    def _step_some(self, actions: Any, mask: Mask | None) -> Rows:
+        pool = self.pool
+        left = np.ones(self.num_envs, np.bool_) if mask is None else mask.copy()
+        reward = np.zeros(self.num_envs)
+        self._own_flags()
+        for _ in range(self.frame_skip):
+            ids = np.flatnonzero(left)
+            if not ids.size:
+                break
+            pool.send(take_rows(actions, ids), ids)
+            _, more, terminated, truncated, _, env_ids = pool.recv(len(ids))
+            reward[env_ids] += more
+            self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
+            left[env_ids[terminated | truncated]] = False
+        obs = pool.observe()
+        self._begin_resets()
+        return obs, reward, self.terminated, self.truncated
+
+    def _begin_resets(self) -> None:
+        if not self.begins_resets:
+            return
+        ended = self.terminated | self.truncated
+        if ended.any() and not self._seeds:
+            self.pool.reset_async(mask=ended)
+            self._resetting = ended
+        elif ended.any():
+            self._resetting = ended  # a seed that was set waits for them: the long way
+
+    def wait_resets(self) -> Any:
+        """Wait for the envs that the last `step` found done; the newest observations of all envs, or None if none was."""
+        mask, self._resetting = self._resetting, None
+        if mask is None:
+            return None
+        if self._seeds:
+            return self.reset(mask)
+        try:
+            obs, _ = self.pool.reset_wait()
+        except StepmillError as exc:
+            raise translated(exc) from exc
+        self.note_reset(mask)
+        return obs
+
+    def _own_flags(self) -> None:
+        # Those of the last step lie in somebody's tensordict, which is not ours to change (T-B4).
+        self.terminated, self.truncated = self.terminated.copy(), self.truncated.copy()
+
+    def step_ids(self, actions: Any, ids: NDArray[np.int64]) -> Rows:
+        """Step some envs; actions and rows [B] in the order of ids."""
+        if self._fresh[ids].any():
+            self.reset(self._fresh.copy())
+        try:
+            self.pool.send(actions, ids)
+            obs, reward, terminated, truncated, _, order = self.pool.recv(len(ids))
+        except StepmillError as exc:
+            raise translated(exc) from exc
+        self.note_step(order, terminated, truncated)
+        place = np.argsort(order)[
+            np.argsort(np.argsort(ids))
+        ]  # `send` returns rows in the order of ids, whichever that is
+        return take_rows(obs, place), reward[place], terminated[place], truncated[place]
+
+    def note_step(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
+        """Remember how steps of some envs ended."""
+        self._own_flags()
+        self.terminated[ids], self.truncated[ids] = terminated, truncated
+
+
+def take_rows(actions: Any, ids: NDArray[np.intp]) -> Any:
+    """Return some rows of actions, in their structure."""
+    if isinstance(actions, dict):
+        return {key: take_rows(value, ids) for key, value in actions.items()}
+    if isinstance(actions, tuple):
+        return tuple(take_rows(value, ids) for value in actions)
+    return actions[ids]
+
+
+def _checked_skip(frame_skip: object) -> int:
+    if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
+        raise UsageError(f"frame_skip must be an integer of 1 or more, got {frame_skip!r}")
+    return frame_skip

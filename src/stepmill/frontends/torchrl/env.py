@@ -1,0 +1,292 @@
+"""`StepmillEnv`: a pool of envs as one TorchRL env of batch size [N]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torchrl._utils import seed_generator
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options
+from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
+from stepmill.frontends.torchrl.specs import ActionReader, action_spec, observation_packer, observation_spec
+from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Seed
+from stepmill.spec.errors import UsageError
+from stepmill.spec.options import PoolOptions
+
+# What TorchRL itself makes its tensordicts with; private, and so with a way out.
+_new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+EnvFns = Sequence[Callable[[], object]]
+
+
+class StepmillEnv(EnvBase):
+    """Many envs as one TorchRL env: they run where the pool's backend runs them, and data crosses without pickling.
+
+    Observations are named as in their space: a single leaf is "observation"; a Dict's keys, and those of Dicts in it, stay.
+    Actions lie under "action". Rewards are float32. With `device="cpu"`, large observations are lent by the pool, without
+    a copy (see `stepmill.Batch`), and stay valid as long as somebody holds them.
+
+    `reset(td)` with a mask "_reset" resets those envs; the others keep observation and flags (in TorchRL's own EnvPool
+    wrapper they lose the flags, and the terminal observation that you hold is overwritten, T-B4). The first `step` of envs
+    that were never reset resets them first. A step of an env that is done is a `UsageError`.
+
+    An attribute that this class does not have is one of the envs: see `FanOut`.
+
+    Args:
+        env_fns: functions that make Gymnasium envs, or whatever else stepmill takes; or a `stepmill.Pool` that was made
+            with `autoreset_mode="Disabled"`.
+        backend, num_workers: as for `stepmill.Pool`.
+        categorical_action_encoding: actions chosen from a list are numbers; otherwise they are one-hot.
+        frame_skip: repeat each action so often, until the episode ends: last observation, summed reward.
+        options: everything else; automatic resets are TorchRL's.
+        **base: EnvBase's own: device ("cpu"), allow_done_after_reset, run_type_checks.
+    Raises:
+        UsageError: a space has parts without a fixed size, or keys that TorchRL uses itself.
+        EnvError: a constructor raised.
+    """
+
+    _has_frame_skip = True  # or TorchRL adds a transform of its own for it
+    _flag_tail: tuple[int, ...] = (1,)  # rewards and flags are [N, *_flag_tail]
+
+    def __init__(
+        self,
+        env_fns: EnvFns | Pool,
+        *,
+        backend: object = "auto",
+        num_workers: int | None = None,
+        categorical_action_encoding: bool = False,
+        frame_skip: int = 1,
+        options: PoolOptions | None = None,
+        **base: Any,
+    ) -> None:
+        if isinstance(env_fns, Pool):
+            opener = pool_once(env_fns)
+        else:
+            options = torchrl_options(options)
+            fns = tuple(env_fns)
+
+            def opener() -> Pool:
+                return Pool(fns, backend=backend, num_workers=num_workers, options=options)
+
+        self._set_up(
+            Engine(opener, frame_skip=frame_skip),
+            is_categorical=categorical_action_encoding,
+            **base,
+        )
+
+    def _set_up(self, engine: Engine, *, is_categorical: bool, device: Any = "cpu", **base: Any) -> None:
+        try:
+            super().__init__(device=device, batch_size=torch.Size([engine.num_envs]), **base)
+            self._engine = engine
+            observation, action = engine.spaces
+            self.action_spec = action_spec(action, engine.num_envs, self.device, is_categorical=is_categorical)
+            self.observation_spec = observation_spec(observation, engine.num_envs, self.device)
+            self._make_flag_specs(engine.num_envs)
+            self._reader = ActionReader(action, is_categorical=is_categorical)
+            self._pack_obs = observation_packer(observation)
+        except BaseException:
+            engine.close()
+            raise
+        self._is_on_cpu = self.device is not None and self.device.type == "cpu"
+        self.is_closed = False
+
+    def _make_flag_specs(self, num_envs: int) -> None:
+        shape = (num_envs, *self._flag_tail)
+        self.reward_spec = Composite(reward=Unbounded(shape, device=self.device), shape=(num_envs,), device=self.device)
+        flag = Categorical(2, shape=shape, dtype=torch.bool, device=self.device)
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(num_envs,), device=self.device
+        )
+
+    # ---- what TorchRL calls -----------------------------------------------------------------------------------------
+
+    def _reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        *,
+        seed: Seed = None,
+        options: Mapping[str, Any] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> TensorDictBase:
+        if kwargs:
+            raise UsageError(f"reset() got {sorted(kwargs)}; an env's reset takes seed and options")
+        mask = self._read_mask(tensordict, "_reset")
+        if list_of_kwargs is None:
+            obs = self._engine.reset(mask, seed, options)
+        else:
+            obs = self._engine.reset_each(mask, list_of_kwargs)
+        self.is_closed = False
+        return self._to_tensordict({**self._pack_obs(obs), **self._flags()})
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Step the envs: the tensordict with "next" in it. As `EnvBase.step`; what that would complete is complete.
+
+        Raises:
+            UsageError: an env is done, or the action does not fit.
+        """
+        keys = tensordict.keys()
+        if self.run_type_checks or "_step" in keys or "next" in keys:
+            stepped: TensorDictBase = super().step(tensordict)
+            return stepped
+        self._assert_tensordict_shape(tensordict)
+        return tensordict.set("next", self._step(tensordict))
+
+    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step the envs and reset those that are done: (what the step gave, where the next step begins).
+
+        The first holds last observations and true flags, and is never written again; in the second all flags are False.
+        """
+        is_plain = self._post_step_mdp_hooks is None and "_compiled_step_and_maybe_reset" not in self.__dict__
+        if not is_plain or tensordict.device != self.device:
+            both: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
+            return both
+        self._engine.begins_resets = True  # resets run while the data of the step are packed
+        try:
+            tensordict = self.step(tensordict)
+        finally:
+            self._engine.begins_resets = False
+        obs = self._engine.wait_resets()
+        if obs is None:
+            return tensordict, self._step_mdp(tensordict)
+        begun = self._pack_obs(obs)
+        for key in ("done", "terminated", "truncated"):  # who was done is so no more
+            begun[key] = torch.zeros((self._engine.num_envs, *self._flag_tail), dtype=torch.bool)
+        return tensordict, self._step_mdp(tensordict.copy().set("next", self._to_tensordict(begun)))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        mask = self._read_mask(tensordict, "_step")
+        rows = self._engine.step(self._reader.read(tensordict), mask)
+        return self._to_tensordict(self._pack(rows))
+
+    def _reset_proc_data(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        # What the caller did not bring along of the envs that are not reset is theirs of now. TorchRL would fill in zeros.
+        if tensordict is not None and any(tensordict.get(key, None) is not None for key in self.reset_keys):
+            for key, value in tensordict_reset.items(True, True):
+                if tensordict.get(key, None) is None:
+                    tensordict.set(key, value.clone())
+        merged: TensorDictBase = super()._reset_proc_data(tensordict, tensordict_reset)
+        return merged
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._engine.set_seed(seed)
+
+    def set_seed(self, seed: Any = None, static_seed: bool = False) -> int | None:
+        """Set the seeds of the envs' next resets, and return a seed for the next env that is made.
+
+        No env is built anew for it, but EnvPool's pools are, which know no other way; there all envs are reset together
+        at the next reset. See T-B7.
+
+        Args:
+            seed: s gives env i the seed s + i; a list gives each env its own.
+            static_seed: return the seed itself.
+        """
+        self._set_seed(seed)
+        if isinstance(seed, Mapping):
+            seed = list(seed.values())
+        last = [own for own in (seed if isinstance(seed, (Sequence, np.ndarray)) else [seed]) if own is not None]
+        if not last:
+            return None
+        following: int = last[-1] if static_seed else seed_generator(last[-1])
+        return following
+
+    # ---- tensors ----------------------------------------------------------------------------------------------------
+
+    def _pack(self, rows: Rows) -> dict[str, Any]:
+        obs, reward, terminated, truncated = rows
+        shape = (len(reward), *self._flag_tail)
+        packed = self._pack_obs(obs)
+        ended = torch.from_numpy(terminated).view(shape)
+        cut = torch.from_numpy(truncated).view(shape)
+        packed["reward"] = torch.from_numpy(reward.astype(np.float32)).view(shape)
+        packed["done"], packed["terminated"], packed["truncated"] = ended | cut, ended, cut
+        return packed
+
+    def _flags(self) -> dict[str, Any]:
+        terminated, truncated = self._engine.terminated, self._engine.truncated
+        shape = (len(terminated), *self._flag_tail)
+        flags = {"done": terminated | truncated, "terminated": terminated.copy(), "truncated": truncated.copy()}
+        return {key: torch.from_numpy(flag).view(shape) for key, flag in flags.items()}
+
+    def _to_tensordict(self, tensors: dict[str, Any], batch_size: torch.Size | None = None) -> TensorDictBase:
+        size = self.batch_size if batch_size is None else batch_size
+        make = _new_tensordict if self._is_on_cpu else TensorDict  # all is checked already: 5 µs in place of 50
+        made: TensorDictBase = make(tensors, batch_size=size, device=self.device)
+        return made
+
+    def _read_mask(self, tensordict: TensorDictBase | None, key: str) -> NDArray[np.bool_] | None:
+        mask = None if tensordict is None else tensordict.get(key, None)
+        if mask is None:
+            return None
+        rows: NDArray[np.bool_] = mask.reshape(self._engine.num_envs).cpu().numpy()
+        return None if rows.all() else rows
+
+    # ---- asking the envs --------------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many envs there are: TorchRL has a worker for each."""
+        return self._engine.num_envs
+
+    @property
+    def pool(self) -> Pool:
+        """The pool behind it."""
+        return self._engine.pool
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "_engine" not in self.__dict__:
+                raise
+        pool = self._engine.pool
+        if not has_attribute(pool, name):
+            raise AttributeError(f"neither {type(self).__name__} nor its envs have an attribute {name!r}")
+        return FanOut(pool, name, range(pool.num_envs))
+
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
+        """Return some of the envs as a TorchRL env of their own, a view: what it does, this one's envs do."""
+        from stepmill.frontends.torchrl.views import EnvView
+
+        ids = np.atleast_1d(np.arange(self.num_workers)[index if isinstance(index, (int, slice)) else list(index)])
+        return EnvView(self, ids)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Return where the time went since the start; see `stepmill.Pool.stats`."""
+        return self._engine.pool.stats()
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def to(self, device: Any) -> StepmillEnv:
+        """Move specs and data to a device; the envs stay where they are."""
+        moved: StepmillEnv = super().to(device)
+        moved._is_on_cpu = moved.device is not None and moved.device.type == "cpu"
+        return moved
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """End the envs and their workers, in at most 2 s. Idempotent; `reset` opens it again."""
+        self.is_closed = True
+        self._engine.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
+
+
+def pool_once(pool: Pool) -> Callable[[], Pool]:
+    """Return the opener of a pool that somebody else has made: it can be closed, but not opened again."""
+    pools = [pool]
+
+    def open_pool() -> Pool:
+        if not pools:
+            raise UsageError("the pool that this env was made of is closed; make a new pool and a new env")
+        return pools.pop()
+
+    return open_pool

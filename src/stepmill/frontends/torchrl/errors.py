@@ -1,0 +1,60 @@
+"""Errors that are stepmill's and, at the same time, of the class that TorchRL's users catch."""
+
+from __future__ import annotations
+
+from stepmill.spec.errors import BusyEnvError, EnvError, MissingExtraError, StepmillError, UsageError, WorkerDied
+
+
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument is missing, or of the wrong kind."""
+
+
+class NotSteppedError(UsageError, RuntimeError):
+    """More results are awaited than envs are at work."""
+
+
+class StillBusyError(BusyEnvError, RuntimeError):
+    """An env was given a second command before the result of the first was taken."""
+
+
+class DeadWorkerError(WorkerDied, RuntimeError):
+    """A worker is gone, and with it its envs."""
+
+
+class StepOutputError(EnvError, TypeError):
+    """A pool's step returned neither 4 nor 5 values."""
+
+
+class MissingEnvPoolError(MissingExtraError):
+    """EnvPool is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(module="envpool", extra="envpool")
+        self.message = (
+            "envpool python package or one of its dependencies (gym, treevalue) were not found. Please install these "
+            f"dependencies. {self.message}"
+        )
+
+
+def translated(error: StepmillError) -> StepmillError:
+    """Return an error as TorchRL's users know it, or itself if there is nothing to add."""
+    if isinstance(error, WorkerDied):
+        dead: StepmillError = DeadWorkerError(
+            f"Cannot proceed, worker {error.worker} dead. {error.message}",
+            worker=error.worker,
+            env_ids=error.env_ids,
+            exit_code=error.exit_code,
+            signal_name=error.signal_name,
+        )
+    elif isinstance(error, EnvError) and error.error_type == "TypeError" and "only 4 or 5 are supported" in str(error):
+        dead = StepOutputError(
+            error.message,
+            env_id=error.env_id,
+            phase=error.phase,
+            error_type=error.error_type,
+            remote_traceback=error.remote_traceback,
+        )
+    else:
+        return error
+    dead.others = error.others
+    return dead

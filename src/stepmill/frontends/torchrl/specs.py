@@ -1,0 +1,221 @@
+"""Gymnasium's spaces as TorchRL's specs, and the data that goes with them; any nesting.
+
+A space that is one leaf is called "observation", or "action". The keys of a Dict stay, a Tuple's children are called "0",
+"1", …; TorchRL's own wrapper of EnvPool keeps only the first level, where keys of deeper ones overwrite each other (T-B2).
+Parts that are chosen from a list (Discrete, MultiDiscrete) are numbers in observations; in actions they are one-hot,
+unless `is_categorical`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
+
+from stepmill.spec.errors import UsageError
+
+Space: TypeAlias = spaces.Space[Any]
+Key: TypeAlias = tuple[str, ...]
+
+RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "next", "_reset", "_step", "env_index"})
+
+
+# ---- specs --------------------------------------------------------------------------------------------------------------
+
+
+def observation_spec(space: Space, num_envs: int, device: torch.device | None) -> Any:
+    """Return the Composite of N observations, each leaf [N, ...].
+
+    Raises:
+        UsageError: a part has no fixed size, or its key is one that TorchRL needs itself.
+    """
+    spec = _spec_of(space, ("observation",), is_one_hot=False)
+    if not isinstance(space, spaces.Dict):
+        return Composite(observation=spec, device=device).expand(num_envs)
+    taken = sorted(RESERVED & set(spec.keys()))
+    if taken:
+        raise UsageError(
+            f"the observation space has keys {taken}, which TorchRL uses itself; rename them, for example by a wrapper"
+        )
+    return spec.to(device).expand(num_envs) if device is not None else spec.expand(num_envs)
+
+
+def action_spec(space: Space, num_envs: int, device: torch.device | None, *, is_categorical: bool) -> Any:
+    """Return the Composite of N actions under the key "action", each leaf [N, ...]."""
+    spec = _spec_of(space, ("action",), is_one_hot=not is_categorical)
+    return Composite(action=spec, device=device).expand(num_envs)
+
+
+def _spec_of(space: Space, path: Key, *, is_one_hot: bool) -> Any:
+    children = _children(space)
+    if children is not None:
+        own = [(key, _spec_of(child, (*path, key), is_one_hot=is_one_hot)) for key, _, child in children]
+        if len(dict(own)) != len(own):
+            raise UsageError(f"two keys of {'.'.join(path)} are the same as text; rename one of them")
+        return Composite(dict(own))
+    if isinstance(space, spaces.Box):
+        return _box_spec(space)
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(space.shape[-1], shape=space.shape, dtype=_torch_dtype(space.dtype, path))
+    if isinstance(space, spaces.Discrete):
+        return _discrete_spec(space, is_one_hot=is_one_hot)
+    if isinstance(space, spaces.MultiDiscrete):
+        return _multi_discrete_spec(space, is_one_hot=is_one_hot)
+    raise UsageError(
+        f"{'.'.join(path)} is a {type(space).__name__}, which has no fixed size and no place in a tensor; leave it out by a "
+        "wrapper, or put it into arrays"
+    )
+
+
+def _children(space: Space) -> list[tuple[str, Any, Space]] | None:
+    """Return (key in the spec, key in the data, space) of what a space is made of, or None for a leaf."""
+    if isinstance(space, spaces.Dict):
+        return [(str(key), key, child) for key, child in space.spaces.items()]
+    if isinstance(space, spaces.Tuple):
+        return [(str(index), index, child) for index, child in enumerate(space.spaces)]
+    return None
+
+
+def _torch_dtype(dtype: Any, path: Key) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.zeros(1, dtype)).dtype
+    except TypeError as exc:
+        raise UsageError(
+            f"{'.'.join(path)} has dtype {dtype}, which torch does not have; cast it by a wrapper"
+        ) from exc
+
+
+def _box_spec(space: spaces.Box) -> Any:
+    dtype = _torch_dtype(space.dtype, ("a Box",))
+    if dtype is torch.bool:
+        return Categorical(2, shape=space.shape, dtype=torch.bool)
+    if dtype.is_complex or dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch compares none of these
+        return Unbounded(space.shape, dtype=dtype)
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    is_free = bool(np.all(space.low <= info.min) and np.all(space.high >= info.max))
+    if is_free:
+        return Unbounded(space.shape, dtype=dtype)
+    return Bounded(torch.as_tensor(space.low), torch.as_tensor(space.high), space.shape, dtype=dtype)
+
+
+def _discrete_spec(space: spaces.Discrete, *, is_one_hot: bool) -> Any:
+    if is_one_hot:
+        return OneHot(int(space.n), dtype=torch.long)
+    dtype = _torch_dtype(space.dtype, ("a Discrete",))
+    if space.start == 0:
+        return Categorical(int(space.n), dtype=dtype)
+    return Bounded(int(space.start), int(space.start + space.n - 1), (), dtype=dtype)
+
+
+def _multi_discrete_spec(space: spaces.MultiDiscrete, *, is_one_hot: bool) -> Any:
+    dtype = _torch_dtype(space.dtype, ("a MultiDiscrete",))
+    if space.nvec.ndim == 1 and is_one_hot:
+        return MultiOneHot(space.nvec.tolist(), dtype=torch.long)
+    if space.nvec.ndim == 1 and not space.start.any():
+        return MultiCategorical(space.nvec.tolist(), dtype=dtype)
+    low = torch.as_tensor(space.start, dtype=dtype)
+    return Bounded(low, torch.as_tensor(space.start + space.nvec - 1, dtype=dtype), space.shape, dtype=dtype)
+
+
+# ---- data ---------------------------------------------------------------------------------------------------------------
+
+
+def observation_packer(space: Space) -> Callable[[Any], dict[str, Any]]:
+    """Return the function that makes a dict of tensors, nested as the spec is, of arrays [B, ...]; nothing is copied."""
+    if isinstance(space, spaces.Dict):
+        return lambda obs: _pack(space, obs)
+    if isinstance(space, spaces.Tuple):
+        return lambda obs: {"observation": _pack(space, obs)}
+    from_numpy = torch.from_numpy
+    return lambda obs: {"observation": from_numpy(obs)}
+
+
+def _pack(space: Space, obs: Any) -> Any:
+    children = _children(space)
+    if children is None:
+        return torch.from_numpy(obs)
+    return {key: _pack(child, obs[own]) for key, own, child in children}
+
+
+class ActionReader:
+    """Turns the action of a tensordict [B] into what a pool takes: NumPy arrays [B, ...] in the action space's structure."""
+
+    def __init__(self, space: Space, *, is_categorical: bool) -> None:
+        self._space = space
+        self._is_one_hot = not is_categorical
+        self._leaf = None if _children(space) is not None else self._reader(space)
+
+    def read(self, tensordict: Any) -> Any:
+        """Return the actions.
+
+        Raises:
+            UsageError: there is none under "action".
+        """
+        action = tensordict.get("action", None)
+        if action is None:
+            raise UsageError("the tensordict has no 'action'; set it, for example by env.rand_action(tensordict)")
+        return self._leaf(action) if self._leaf is not None else self._walk(self._space, action)
+
+    def _walk(self, space: Space, action: Any) -> Any:
+        children = _children(space)
+        if children is None:
+            return self._reader(space)(action)
+        values = {own: self._walk(child, action.get(key)) for key, own, child in children}
+        return values if isinstance(space, spaces.Dict) else tuple(values.values())
+
+    def _reader(self, space: Space) -> Callable[[Any], NDArray[Any]]:
+        if isinstance(space, spaces.Discrete):
+            return self._discrete_reader(space)
+        if isinstance(space, spaces.MultiDiscrete) and self._is_one_hot and space.nvec.ndim == 1:
+            sizes, start = space.nvec.tolist(), space.start
+            return lambda action: _split_one_hot(_plain(action), sizes) + start
+        dtype = np.dtype(space.dtype)
+        if dtype.kind == "f":
+            # A policy of another float type is meant: bfloat16, which NumPy does not have, too.
+            wanted = _torch_dtype(dtype, ("action",))
+            return lambda action: _array(action if action.dtype is wanted else action.to(wanted))
+        return _array
+
+    def _discrete_reader(self, space: spaces.Discrete) -> Callable[[Any], NDArray[Any]]:
+        start, num = int(space.start), int(space.n)
+        if not self._is_one_hot:
+            # With the batch's dimension alone, or one more that policies with keepdim leave.
+            return lambda action: _array(action.reshape(len(action)))
+
+        def read(action: Any) -> NDArray[Any]:
+            if action.ndim != 2 or action.shape[1] != num:
+                raise UsageError(
+                    f"the one-hot action has shape {tuple(action.shape)}, and {(len(action), num)} is wanted; give one-hot "
+                    "vectors, or make the env with categorical_action_encoding=True"
+                )
+            index = _array(action.argmax(-1) if action.dtype is not torch.bool else action.byte().argmax(-1))
+            return index + start if start else index
+
+        return read
+
+
+def _plain(action: Any) -> Any:
+    return action.byte() if action.dtype is torch.bool else action
+
+
+def _array(action: Any) -> NDArray[Any]:
+    # Already detached and on the CPU most of the time, which these three find out faster than we could ask.
+    array: NDArray[Any] = action.detach().cpu().numpy()
+    return array
+
+
+def _split_one_hot(action: Any, sizes: list[int]) -> NDArray[Any]:
+    if action.shape[-1] != sum(sizes):
+        raise UsageError(f"the one-hot action has {action.shape[-1]} entries, and {sum(sizes)} are wanted")
+    return np.stack([_array(part.argmax(-1)) for part in action.split(sizes, -1)], -1)
+
+
+def leaf_keys(spec: Any) -> Iterator[Key]:
+    """Yield the keys of all leaves of a Composite, as tuples."""
+    for key in spec.keys(True, True):
+        yield key if isinstance(key, tuple) else (key,)

@@ -1,0 +1,163 @@
+"""`MultiThreadedEnv` and `MultiThreadedEnvWrapper`: TorchRL's classes over EnvPool, here over any backend.
+
+What differs from TorchRL 0.14, on purpose: any subset of envs can be reset, and asynchronous pools work (T-B1); observations
+of any depth (T-B2); an episode that ended is reset once, and no empty step gets among the data (T-B3); what was returned is
+never written again, and flags of envs that are not reset stay (T-B4); infos are there for who asks (`pool`, T-B5); all
+keyword arguments work, `frame_skip` too (T-B6); seeds can be given per env and per reset (T-B7); actions are cast to what the
+C++ side wants (T-B8). Rewards and flags are [N], as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torchrl._utils import logger
+
+from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
+from stepmill.frontends.torchrl.engine import Engine, torchrl_options
+from stepmill.frontends.torchrl.env import StepmillEnv, pool_once
+from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
+from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Seed
+from stepmill.spec.errors import MissingExtraError
+from stepmill.spec.options import BackendName, PoolOptions
+
+_ABSENT: Any = object()
+
+
+class _Lib:
+    """A property of the class, not of its objects."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return _envpool()
+
+
+class MultiThreadedEnvWrapper(StepmillEnv):
+    """A pool that is there already, as one TorchRL env.
+
+    Args:
+        env: an EnvPool pool for Gymnasium, synchronous or not; or a `stepmill.Pool` of any backend, made with
+            `autoreset_mode="Disabled"`. While it is used here, nobody else may use it.
+        categorical_action_encoding, frame_skip, device, allow_done_after_reset: as for `StepmillEnv`.
+        disable_env_checker: taken and not needed: no Gymnasium checker runs here.
+    Raises:
+        TypeError: env is missing, or something else.
+        ImportError: EnvPool is not installed.
+    """
+
+    _flag_tail: tuple[int, ...] = ()
+    lib = _Lib()
+
+    def __init__(
+        self,
+        env: Any = _ABSENT,
+        *,
+        categorical_action_encoding: bool = False,
+        disable_env_checker: bool | None = None,
+        frame_skip: int = 1,
+        device: Any = "cpu",
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        if env is _ABSENT or env is None:
+            raise ArgumentTypeError("Could not find environment key 'env' in kwargs.")
+        self._set_up(
+            Engine(_opener_of(env), frame_skip=frame_skip),
+            device=device,
+            is_categorical=categorical_action_encoding,
+            allow_done_after_reset=allow_done_after_reset,
+        )
+
+    def _set_seed(self, seed: Seed) -> None:
+        if seed is not None and self._engine.is_envpool and type(self) is MultiThreadedEnvWrapper:
+            logger.info(
+                "MultiThreadedEnvWrapper ignores seed %s: an EnvPool pool has its seed from envpool.make(..., seed=...). "
+                "MultiThreadedEnv, or reset(seed=...) of all envs, makes the pool anew with the seed.",
+                seed,
+            )
+            return
+        self._engine.set_seed(seed)
+
+
+class MultiThreadedEnv(MultiThreadedEnvWrapper):
+    """N envs by name as one TorchRL env: EnvPool's, or Gymnasium's on any other backend.
+
+    Args:
+        num_workers: N.
+        env_name: an EnvPool task; "ALE/" in front of it is left out. With another backend an id of Gymnasium's, or a
+            function that makes an env.
+        create_env_kwargs: for `envpool.make`, `gymnasium.make`, or the function; not changed.
+        backend: "envpool"; or "thread", "process", "serial" for Python envs.
+        options: everything else, for `stepmill.Pool`.
+        categorical_action_encoding, frame_skip, device, allow_done_after_reset: as for `StepmillEnv`. EnvPool's own
+            frame skip of Atari tasks is `create_env_kwargs={"frame_skip": ...}`.
+        disable_env_checker: for `gymnasium.make`; EnvPool needs none.
+    Raises:
+        TypeError: num_workers or env_name is missing.
+        ImportError: EnvPool is not installed.
+        UsageError: EnvPool has no such task.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = _ABSENT,
+        env_name: str | Callable[..., object] = _ABSENT,
+        *,
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        backend: str = "envpool",
+        options: PoolOptions | None = None,
+        disable_env_checker: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("num_workers", num_workers), ("env_name", env_name)):
+            if value is _ABSENT:
+                raise ArgumentTypeError(f"Expected '{name}' to be part of kwargs")
+        own = dict(create_env_kwargs or {})
+        is_envpool = backend == BackendName.ENVPOOL.value
+        if is_envpool:
+            _envpool()
+            env_name = str(env_name).removeprefix("ALE/")
+            make: Callable[[], object] = EnvPoolTask(env_name, {"max_num_players": 1, **own}, has_infos=False)
+        else:
+            make = _gymnasium_maker(env_name, own, disable_env_checker)
+        self._env_name = env_name if isinstance(env_name, str) else getattr(env_name, "__name__", repr(env_name))
+        options = torchrl_options(options)
+        super().__init__(partial(Pool, [make] * num_workers, backend=backend, options=options), **kwargs)
+
+    @property
+    def env_name(self) -> str:
+        """What the envs are."""
+        return self._env_name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
+
+
+def _gymnasium_maker(
+    env_name: str | Callable[..., object], kwargs: dict[str, Any], disable_env_checker: bool | None
+) -> Callable[[], object]:
+    if callable(env_name):
+        return partial(env_name, **kwargs)
+    import gymnasium
+
+    return partial(gymnasium.make, env_name, disable_env_checker=disable_env_checker, **kwargs)
+
+
+def _envpool() -> Any:
+    try:
+        return import_envpool()
+    except MissingExtraError as exc:
+        raise MissingEnvPoolError from exc
+
+
+def _opener_of(env: Any) -> Callable[[], Pool]:
+    if isinstance(env, Pool):
+        return pool_once(env)
+    if isinstance(env, partial) and env.func is Pool:
+        return env
+    envpool = _envpool()
+    if not isinstance(env, envpool.python.envpool.EnvPoolMixin):
+        raise ArgumentTypeError("env is not of type 'envpool.python.envpool.EnvPoolMixin'.")
+    maker = GivenEnvPool(env, has_infos=False)
+    return partial(Pool, [maker] * maker.num_envs, backend="envpool", options=torchrl_options(None))

@@ -1,0 +1,308 @@
+"""`MultiThreadedEnv` and `MultiThreadedEnvWrapper` over real EnvPool pools, and over Python envs."""
+
+from __future__ import annotations
+
+import copy
+
+import envpool
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import check_env_specs
+
+import stepmill
+from stepmill.frontends.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
+from stepmill.testing import CountingEnv
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*precision lowered by casting:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
+TASKS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "CheetahRun-v1", "FrozenLake-v1", "Pong-v5"]
+THREADS = {"num_threads": 2}
+
+
+def make_pool(task_id="CartPole-v1", num_envs=4, **kwargs):
+    return envpool.make(task_id, env_type="gymnasium", num_envs=num_envs, num_threads=2, **kwargs)
+
+
+@pytest.mark.covers("T-B9")
+@pytest.mark.parametrize("task_id", TASKS)
+@pytest.mark.parametrize("is_categorical", [True, False])
+def test_torchrls_own_checker_passes_on_every_task(task_id, is_categorical):
+    env = MultiThreadedEnv(3, task_id, create_env_kwargs=THREADS, categorical_action_encoding=is_categorical)
+    check_env_specs(env, break_when_any_done="both", seed=3)
+    env.close()
+
+
+@pytest.mark.covers("T-1", "T-13")
+@pytest.mark.parametrize("batch_size", [4, 2])
+def test_an_existing_pool_is_wrapped_synchronous_or_not(batch_size):
+    env = MultiThreadedEnvWrapper(make_pool(batch_size=batch_size))
+    check_env_specs(env)
+    assert env.batch_size == (4,)
+    assert repr(env) == "MultiThreadedEnvWrapper(num_workers=4, device=cpu)"
+    env.close()
+
+
+@pytest.mark.covers("T-1", "T-10")
+def test_a_task_is_made_by_name_with_arguments_that_stay_the_callers():
+    kwargs = {"num_threads": 2, "frame_skip": 4}
+    before = copy.deepcopy(kwargs)
+    env = MultiThreadedEnv(2, "ALE/Pong-v5", create_env_kwargs=kwargs, device="cpu", disable_env_checker=True)
+    assert isinstance(env, EnvBase)
+    assert kwargs == before
+    assert repr(env) == "MultiThreadedEnv(env=Pong-v5, num_workers=2, device=cpu)"
+    assert env.rollout(3, break_when_any_done=False)["observation"].shape == (2, 3, 4, 84, 84)
+    assert env.config == [env.config[0]] * 2
+    assert env.config[0]["max_num_players"] == 1
+    env.close()
+
+
+@pytest.mark.covers("T-2")
+def test_wrong_arguments_have_the_errors_that_users_know(monkeypatch):
+    assert MultiThreadedEnvWrapper.lib is envpool
+    with pytest.raises(TypeError, match=r"^Could not find environment key 'env' in kwargs\.$"):
+        MultiThreadedEnvWrapper()
+    with pytest.raises(TypeError, match=r"^env is not of type 'envpool\.python\.envpool\.EnvPoolMixin'\.$"):
+        MultiThreadedEnvWrapper(env=5)
+    for name, kwargs in (("num_workers", {"env_name": "CartPole-v1"}), ("env_name", {"num_workers": 2})):
+        with pytest.raises(TypeError, match=f"^Expected '{name}' to be part of kwargs$") as caught:
+            MultiThreadedEnv(**kwargs)
+        assert isinstance(caught.value, stepmill.UsageError)
+    monkeypatch.setitem(__import__("sys").modules, "envpool", None)
+    text = (
+        r"envpool python package or one of its dependencies \(gym, treevalue\) were not found\. .*stepmill\[envpool\]"
+    )
+    with pytest.raises(ImportError, match=text) as missing:
+        MultiThreadedEnv(2, "CartPole-v1")
+    assert isinstance(missing.value, stepmill.MissingExtraError)
+
+
+@pytest.mark.covers("T-3")
+def test_specs_are_batched_and_on_the_device():
+    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+    assert env.observation_spec["observation"].shape == (3, 4)
+    assert env.action_spec.shape == (3,)
+    assert env.reward_spec.shape == (3,)
+    assert isinstance(env.reward_spec, Unbounded)
+    assert set(env.full_done_spec.keys()) == {"done", "terminated", "truncated"}
+    for key in ("done", "terminated", "truncated"):
+        assert env.full_done_spec[key].shape == (3,)
+        assert env.full_done_spec[key].dtype is torch.bool
+    assert env.observation_spec.device == torch.device("cpu")
+    env.close()
+    several = MultiThreadedEnv(3, "CheetahRun-v1", create_env_kwargs=THREADS)
+    assert set(several.observation_spec.keys()) == {"position", "velocity"}
+    several.close()
+
+
+@pytest.mark.covers("T-4", "T-B4")
+def test_a_masked_reset_resets_those_and_shows_the_newest_of_the_rest():
+    env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+    td = env.reset()
+    stepped = env.step(td.set("action", torch.tensor([1, 1, 1, 1])))
+    before = stepped["next"].clone()
+    mask = torch.tensor([True, False, True, False])
+    again = env.reset(TensorDict({"_reset": mask}, [4]))
+    assert torch.equal(again["observation"][~mask], before["observation"][~mask])
+    assert (again["observation"][mask] != before["observation"][mask]).any()
+    assert not again["done"].any()
+    assert torch.equal(stepped["next", "observation"], before["observation"])
+    env.close()
+
+
+@pytest.mark.covers("T-11", "T-B3")
+def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it():
+    env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs={**THREADS, "seed": 1}, categorical_action_encoding=True)
+    theirs = make_pool(seed=1)
+    obs, _ = theirs.reset()
+    td = env.reset()
+    assert torch.equal(td["observation"], torch.from_numpy(obs))
+    for _ in range(60):
+        stepped, td = env.step_and_maybe_reset(td.set("action", torch.tensor([1, 0, 1, 0])))
+        obs, _, terminated, truncated, _ = theirs.step(np.array([1, 0, 1, 0]))
+        assert torch.equal(stepped["next", "observation"], torch.from_numpy(obs))
+        assert (stepped["next", "reward"] == 1).all()
+        assert stepped["next", "terminated"].tolist() == terminated.tolist()
+        assert not td["done"].any()
+        ended = np.flatnonzero(terminated | truncated).astype(np.int32)
+        if ended.size:
+            theirs._reset(ended)
+            fresh = theirs.recv(reset=True)[0]
+            assert torch.equal(td["observation"][ended.tolist()], torch.from_numpy(fresh))
+    env.close()
+
+
+@pytest.mark.covers("T-5")
+def test_steps_of_four_and_of_five_values_are_taken_and_no_others():
+    pool = make_pool()
+    mixin = type(pool)
+    for values, is_good in ((4, True), (5, True), (3, False)):
+        given = make_pool()
+        given.__class__ = type("Patched", (mixin,), {"recv": _shortened(values)})
+        env = MultiThreadedEnvWrapper(given, categorical_action_encoding=True)
+        td = env.reset() if is_good else None
+        if is_good:
+            following = env.step(td.set("action", torch.tensor([1, 0, 1, 0])))["next"]
+            assert following["truncated"].tolist() == [False, values == 4, False, False]
+            assert torch.equal(following["done"], following["terminated"] | following["truncated"])
+        else:
+            with pytest.raises(TypeError, match=r"The output of step had 3 elements, but only 4 or 5 are supported\."):
+                env.reset()
+        env.close()
+
+
+def _shortened(values):
+    def recv(self, reset=False, return_info=True):
+        obs, reward, terminated, truncated, info = envpool.python.envpool.EnvPoolMixin.recv(self, reset, return_info)
+        if values == 5:
+            return obs, reward, terminated, truncated, info
+        if values == 4:
+            return obs, reward, terminated | truncated, {**info, "TimeLimit.truncated": info["env_id"] == 1}
+        return obs, reward, info
+
+    return recv
+
+
+@pytest.mark.covers("T-6")
+def test_too_few_actions_are_an_error_and_results_are_not_shared():
+    env = MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS)
+    td = env.step(TensorDict({"action": env.action_spec.rand()}, [3]))  # before any reset: it begins with one
+    assert not td.is_shared()
+    assert not td["next", "observation"].requires_grad
+    with pytest.raises(RuntimeError):
+        env.step(TensorDict({"action": env.action_spec.rand()[:2]}, [2]))
+    env.close()
+
+
+@pytest.mark.covers("T-8", "T-B7")
+def test_seeds_make_runs_that_repeat():
+    def run(seed):
+        env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+        env.set_seed(seed)
+        torch.manual_seed(0)
+        td = env.rollout(30, break_when_any_done=False)["next", "observation"]
+        env.close()
+        return td
+
+    assert torch.equal(run(5), run(5))
+    assert not torch.equal(run(5), run(6))
+    env = MultiThreadedEnv(4, "CartPole-v1", create_env_kwargs=THREADS)
+    env.set_seed(5)
+    first = env.reset()["observation"].clone()
+    env.set_seed([8, 7, 6, 5])
+    assert torch.equal(env.reset()["observation"][[3, 2, 1, 0]], first)
+    assert torch.equal(env.reset(seed=5)["observation"], first)
+    env.close()
+
+
+@pytest.mark.covers("T-8")
+def test_a_seed_for_a_wrapped_pool_is_ignored_and_said_so(monkeypatch):
+    told = []
+    monkeypatch.setattr("stepmill.frontends.torchrl.threaded.logger.info", lambda text, *_: told.append(text))
+    env = MultiThreadedEnvWrapper(make_pool(seed=3))
+    env.set_seed(9)
+    assert torch.equal(env.reset()["observation"], torch.from_numpy(make_pool(seed=3).reset()[0]))
+    assert "ignores seed" in told[0]
+    env.close()
+
+
+@pytest.mark.covers("T-9")
+def test_closing_and_resetting_opens_it_again():
+    env = MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS)
+    env.reset()
+    env.rand_step()
+    assert not env.is_closed
+    env.close()
+    assert env.is_closed
+    env.reset()
+    assert not env.is_closed
+    env.close()
+
+
+@pytest.mark.covers("T-B5")
+def test_rows_are_of_the_env_that_they_say_and_infos_are_there_for_who_asks():
+    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
+    assert env.env_id == [0, 1, 2]
+    env.close()
+    pool = stepmill.Pool(
+        [stepmill.envs.envpool.EnvPoolTask("CartPole-v1", THREADS)] * 3,
+        backend="envpool",
+        options=stepmill.PoolOptions(autoreset_mode="Disabled"),
+    )
+    env = MultiThreadedEnvWrapper(pool)
+    assert pool.reset(env_ids=[2]).info["elapsed_step"].tolist() == [0]
+    env.reset(TensorDict({"_reset": torch.tensor([False, True, True])}, [3]))
+    env.close()
+
+
+@pytest.mark.covers("T-B6")
+def test_every_keyword_argument_works():
+    env = MultiThreadedEnv(
+        2,
+        "CartPole-v1",
+        create_env_kwargs={**THREADS, "seed": 2},
+        categorical_action_encoding=False,
+        disable_env_checker=True,
+        frame_skip=3,
+        allow_done_after_reset=True,
+    )
+    assert type(env) is MultiThreadedEnv
+    assert env.action_spec.shape == (2, 2)
+    theirs = make_pool(num_envs=2, seed=2)
+    theirs.reset()
+    stepped = env.step(env.reset().set("action", torch.tensor([[0, 1], [1, 0]])))
+    for _ in range(3):
+        obs = theirs.step(np.array([1, 0]))[0]
+    assert torch.equal(stepped["next", "observation"], torch.from_numpy(obs))
+    assert stepped["next", "reward"].tolist() == [3, 3]
+    env.close()
+
+
+@pytest.mark.covers("T-B8")
+def test_actions_of_other_dtypes_and_strides_are_cast():
+    env = MultiThreadedEnv(2, "Pendulum-v1", create_env_kwargs={**THREADS, "seed": 2})
+    wide = torch.tensor([[0.5, 9.0], [-0.5, 9.0]], dtype=torch.float64)
+    strided = env.step(env.reset(seed=2).set("action", wide[:, :1]))["next", "observation"]
+    plain = env.step(env.reset(seed=2).set("action", torch.tensor([[0.5], [-0.5]])))["next", "observation"]
+    assert torch.equal(strided, plain)
+    env.close()
+    discrete = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS, categorical_action_encoding=True)
+    for action in (torch.tensor([1, 0]), torch.tensor([[1, 7], [0, 7]])[:, :1], torch.tensor([1, 0], dtype=torch.int8)):
+        assert discrete.step(discrete.reset().set("action", action))["next", "reward"].tolist() == [1, 1]
+    with pytest.raises(stepmill.UsageError, match="dtype"):
+        discrete.step(discrete.reset().set("action", torch.tensor([0.5, 1.0])))
+    discrete.close()
+
+
+@pytest.mark.covers("T-B1")
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_the_same_class_runs_python_envs(backend):
+    options = stepmill.PoolOptions(context="fork")
+    env = MultiThreadedEnv(3, "CartPole-v1", backend=backend, options=options, categorical_action_encoding=True)
+    check_env_specs(env)
+    assert repr(env) == "MultiThreadedEnv(env=CartPole-v1, num_workers=3, device=cpu)"
+    env.close()
+    env = MultiThreadedEnv(2, CountingEnv, create_env_kwargs={"length": 9}, backend=backend, options=options)
+    assert env.length == [9, 9]
+    env.close()
+
+
+@pytest.mark.covers("T-B1")
+def test_any_stepmill_pool_is_wrapped():
+    options = stepmill.PoolOptions(autoreset_mode="Disabled")
+    env = MultiThreadedEnvWrapper(stepmill.Pool([CountingEnv] * 2, backend="serial", options=options))
+    check_env_specs(env)
+    env.close()
+
+
+def test_it_works_in_torchrls_collectors():
+    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS)
+    collector = Collector(env, None, frames_per_batch=20, total_frames=60)
+    assert [td.batch_size for td in collector] == [(2, 10)] * 3
+    collector.shutdown()
+    env.close()
