@@ -27,7 +27,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, UsageError, join_errors
 from stepmill.worker.calls import answer
-from stepmill.worker.host import Built, Fault, Mailbox, loop_settings
+from stepmill.worker.host import Built, Fault, Mailbox, loop_settings, obey
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.records import describe
 
@@ -138,8 +138,10 @@ class _ProxyWorker(ThreadWorker):
 
     def serve_slab(self, slab: _native.Slab) -> None:
         proxy = self._hosted.serve(slab, self.built, self.settings)
+        self.crash = obey(proxy, self.plan.env_ids, self.built.envs, self.orders)
         self.has_answered.set()
-        proxy.serve(self, self.num_before)
+        if not self.crash:
+            proxy.serve(self, self.num_before)
 
     def close_envs(self) -> tuple[Fault, ...]:
         return self._hosted.close()
@@ -178,13 +180,16 @@ class InlineForeignBackend:
         future.finish(answer(self._proxy, self._built.envs, request, passes=(KeyboardInterrupt,)))
         return future
 
-    def revive(self, worker: int) -> WorkerReport:
+    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
         """Make the pool anew."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has nothing to revive")
         self._hosted.close()
         report = self._build()
         self._proxy = self._hosted.serve(self._slab.native, self._built, self._settings)
+        faults = obey(self._proxy, self._hosted.plan.env_ids, self._built.envs, orders)
+        if faults:
+            raise join_errors([fault_error(fault, 0) for fault in faults])
         return report
 
     def close(self, timeout_s: float) -> None:
@@ -271,8 +276,13 @@ class Proxy:
         """Nothing is looked up ahead here."""
 
     def keep_options(self, local: int, options: bytes | None) -> None:
-        """Refuse, for `answer`: resets of foreign pools are the pool's own."""
-        raise UsageError("the envs of a foreign pool keep no reset options; give them to the pool's maker")
+        """Refuse options for automatic resets, which the pool does itself.
+
+        Raises:
+            UsageError: there are some.
+        """
+        if options is not None:
+            raise UsageError("the envs of a foreign pool keep no reset options; give them to the pool's maker")
 
     def _begin(self, servers: NDArray[np.int32] | None, actions: Any, resets: Sequence[ResetOrder]) -> None:
         if servers is not None:

@@ -83,6 +83,8 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     plans = plan_workers(env_fns, options)
     is_foreign = choice is BackendName.ENVPOOL
     backend = foreign_backend(worker_settings(options), env_fns) if is_foreign else make_backend(choice, options)
+    if isinstance(backend, InlineForeignBackend):
+        _tell_unused(choice, options, _MEANINGLESS[BackendName.SERIAL])
     recovery = Recovery(plans, backend, options)
     slab: SharedSlab | None = None
     ledger: _native.Ledger | None = None
@@ -163,11 +165,12 @@ def _name(choice: BackendName | Backend) -> str:
     return repr(choice.value) if isinstance(choice, BackendName) else type(choice).__name__
 
 
-def _tell_unused(choice: BackendName | Backend, options: PoolOptions) -> None:
+def _tell_unused(choice: BackendName | Backend, options: PoolOptions, names: Sequence[str] | None = None) -> None:
     """Warn of options that were given and mean nothing here: a deadline that nobody keeps must not be trusted."""
     if not isinstance(choice, BackendName):
         return
-    unused = [name for name in _MEANINGLESS.get(choice, ()) if getattr(options, name) != PoolOptions.default_of(name)]
+    names = _MEANINGLESS.get(choice, ()) if names is None else names
+    unused = [name for name in names if getattr(options, name) != PoolOptions.default_of(name)]
     if unused:
         given = ", ".join(unused)
         warnings.warn(

@@ -119,6 +119,9 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
 _SWITCHES = ("copy", "overlap_resets", "persist_options", "start_serially")
 
 
+_NOT_OF_ENVPOOL = ("reset_retries", "spare_envs", "overlap_resets", "affinity")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
     """How a pool runs its envs. Strings are accepted where a field is an enum.
@@ -245,6 +248,12 @@ class PoolOptions:
             raise UsageError(
                 "backend='envpool' has EnvPool's threads in place of workers; leave num_workers and envs_per_worker out, "
                 "and give EnvPool num_threads"
+            )
+        unkept = [name for name in _NOT_OF_ENVPOOL if getattr(self, name) != self.default_of(name)]
+        if unkept:
+            raise UsageError(
+                f"{', '.join(unkept)}: EnvPool looks after its envs itself, and has nothing of the kind; leave out what "
+                "it cannot keep"
             )
         if self.seeding is not Seeding.CONTINUE:
             raise UsageError(

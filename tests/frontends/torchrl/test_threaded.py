@@ -282,7 +282,7 @@ def test_actions_of_other_dtypes_and_strides_are_cast():
 @pytest.mark.covers("T-B1")
 @pytest.mark.parametrize("backend", ["serial", "thread", "process"])
 def test_the_same_class_runs_python_envs(backend):
-    options = stepmill.PoolOptions(context="fork")
+    options = stepmill.PoolOptions(context="fork") if backend == "process" else None
     env = MultiThreadedEnv(3, "CartPole-v1", backend=backend, options=options, categorical_action_encoding=True)
     check_env_specs(env)
     assert repr(env) == "MultiThreadedEnv(env=CartPole-v1, num_workers=3, device=cpu)"
