@@ -231,7 +231,7 @@ def test_large_observations_are_lent_and_never_written_again(foreign):
 
 
 def test_the_options_that_a_foreign_pool_cannot_keep_are_refused():
-    with pytest.raises(stepmill.UsageError, match="give EnvPool num_threads"):
+    with pytest.raises(stepmill.UsageError, match="num_workers: EnvPool has its own threads"):
         stepmill.Pool([Script()] * 2, backend="envpool", num_workers=2)
-    with pytest.raises(stepmill.UsageError, match="when their pool is made"):
+    with pytest.raises(stepmill.UsageError, match="seeding: EnvPool has its own threads"):
         stepmill.PoolOptions(backend="envpool", seeding="per_episode")

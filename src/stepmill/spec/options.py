@@ -119,7 +119,10 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
 _SWITCHES = ("copy", "overlap_resets", "persist_options", "start_serially")
 
 
-_NOT_OF_ENVPOOL = ("reset_retries", "spare_envs", "overlap_resets", "affinity")
+_NOT_OF_ENVPOOL = (
+    *("num_workers", "envs_per_worker", "affinity", "seeding"),
+    *("reset_retries", "spare_envs", "overlap_resets"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,21 +247,11 @@ class PoolOptions:
     def _check_envpool(self) -> None:
         if self.backend is not BackendName.ENVPOOL:
             return
-        if self.num_workers is not None or self.envs_per_worker is not None:
-            raise UsageError(
-                "backend='envpool' has EnvPool's threads in place of workers; leave num_workers and envs_per_worker out, "
-                "and give EnvPool num_threads"
-            )
         unkept = [name for name in _NOT_OF_ENVPOOL if getattr(self, name) != self.default_of(name)]
         if unkept:
             raise UsageError(
-                f"{', '.join(unkept)}: EnvPool looks after its envs itself, and has nothing of the kind; leave out what "
-                "it cannot keep"
-            )
-        if self.seeding is not Seeding.CONTINUE:
-            raise UsageError(
-                f"seeding={self.seeding.value!r} needs envs that take a seed at every reset, and EnvPool's take it when "
-                "their pool is made; leave seeding out"
+                f"{', '.join(unkept)}: EnvPool has its own threads (num_threads), resets its envs itself, and seeds them "
+                "when their pool is made; leave out what it cannot keep"
             )
 
     def _check_replay(self) -> None:
