@@ -125,8 +125,11 @@ def _real() -> list[Cell]:
 def _frontends() -> list[Cell]:
     noop = ("stepmill-2w", "multi-env-pipes", "multi-env", "alf-arrays", "alf-tensors")
     slow = tuple(ENGINES["alf-arrays"].with_options(title, **more) for title, more in _SPARES.items())
+    unity = _pick(("unity-queue", "unity-manager"), 4)
     return [
         Cell(7, "frontends-32", "no-op, n=32", "noop", 32, _pick(noop, 32)),
+        Cell(7, "unity-4", "Unity env, one 84x84x3 image, n=4", "unity84", 4, unity),
+        Cell(7, "unity-32", "Unity env, one 84x84x3 image, n=32", "unity84", 32, unity),
         Cell(
             7,
             "spares-4",

@@ -84,6 +84,8 @@ _ALL = (
     ),
     EngineSpec("multi-env-pipes", "MultiEnv with a thread and a pipe per env", "multi_env_pipes", OURS),
     EngineSpec("multi-env", "**stepmill** MultiEnv", "multi_env", OURS, {"num_workers": 2}, ("stepmill",)),
+    EngineSpec("unity-queue", "ML-Agents with pickles and a queue", "unity_queue", OURS),
+    EngineSpec("unity-manager", "**stepmill** ML-Agents", "unity_manager", OURS, {}, ("stepmill",)),
     EngineSpec(
         "alf-arrays",
         "**stepmill** ALF, arrays",

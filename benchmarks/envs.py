@@ -145,6 +145,12 @@ def make_pong() -> gymnasium.Env[Any, Any]:
 NUM_ACTIONS = {"cartpole": 2, "pong": 6}
 
 
+def _make_unity(shape: tuple[int, ...]) -> Any:
+    from benchmarks.unity import NoopUnity  # not every peer's environment has stepmill
+
+    return NoopUnity(shape)
+
+
 def env_fns(name: str, num_envs: int) -> list[EnvFn]:
     """Factories of the envs of a cell, one per env; the index seeds what is drawn."""
     indexed: dict[str, Callable[[int], EnvFn]] = {
@@ -157,6 +163,7 @@ def env_fns(name: str, num_envs: int) -> list[EnvFn]:
         "cartpole": lambda _: make_cartpole,
         "halfcheetah": lambda _: make_halfcheetah,
         "pong": lambda _: make_pong,
+        "unity84": lambda _: functools.partial(_make_unity, (84, 84, 3)),
     }
     return [indexed[name](i) for i in range(num_envs)]
 

@@ -1,0 +1,49 @@
+"""A Unity env that does nothing, and a policy that thinks nothing: what the managers of section 7 are measured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stepmill.envs.unity import ActionTuple
+from stepmill.frontends.mlagents.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from stepmill.frontends.mlagents.steps import ActionInfo, DecisionSteps, TerminalSteps
+
+BEHAVIOR = "ball"
+
+
+class NoopUnity:
+    """One agent that sees one image, float32 as Unity's are; the same for ever."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.behavior_specs = {BEHAVIOR: BehaviorSpec([ObservationSpec(shape)], ActionSpec(2, ()))}
+        ids = np.zeros(1, np.int32)
+        decision = DecisionSteps([np.zeros((1, *shape), np.float32)], np.ones(1, np.float32), ids)
+        nobody = TerminalSteps([np.zeros((0, *shape), np.float32)], np.zeros(0, np.float32), np.zeros(0, bool), ids[:0])
+        self._steps = decision, nobody
+
+    def reset(self) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def get_steps(self, name: str) -> tuple[DecisionSteps, TerminalSteps]:
+        return self._steps
+
+    def set_actions(self, name: str, action: Any) -> None:
+        pass
+
+
+class NoopPolicy:
+    """Gives every agent the same action."""
+
+    def __init__(self) -> None:
+        self._action = ActionTuple(np.zeros((1, 2), np.float32))
+
+    def get_action(self, steps: Any, worker_id: int) -> ActionInfo:
+        return ActionInfo(self._action, self._action, {}, steps.agent_id)
