@@ -7,6 +7,7 @@ way: it gives a Gymnasium env DI-engine's shape.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     spec = EnvSpec(
         observation=tree_of_any(pair[0]),
         action=tree_of_any(pair[1]),
-        spaces=cloudpickle.dumps(tuple(pair)),
+        spaces=dump_spaces(tuple(pair)),
     )
     return like if like is not None and spec == like else spec
 
@@ -75,6 +76,28 @@ def tree_of_any(space: object) -> Node:
         return Opaque()
     kind = LeafKind.DISCRETE if "Discrete" in names else LeafKind.ARRAY if shape else LeafKind.SCALAR
     return Leaf(np.dtype(dtype).newbyteorder("="), tuple(int(size) for size in shape), kind)
+
+
+def dump_spaces(spaces: tuple[object, ...]) -> bytes:
+    """Return spaces pickled; without their generators, if those do not load (of gym 0.25 with NumPy 1.24 and newer)."""
+    data: bytes = cloudpickle.dumps(spaces)
+    try:
+        cloudpickle.loads(data)
+    except Exception:  # whatever a pickle that is broken raises
+        data = cloudpickle.dumps(tuple(_without_generator(space) for space in spaces))
+    return data
+
+
+def _without_generator(space: Any) -> Any:
+    bare = copy.copy(space)
+    if getattr(bare, "_np_random", None) is not None:
+        bare._np_random = None
+    children = getattr(bare, "spaces", None)
+    if isinstance(children, Mapping):
+        bare.spaces = type(children)((key, _without_generator(child)) for key, child in children.items())
+    elif children is not None:
+        bare.spaces = type(children)(_without_generator(child) for child in children)
+    return bare
 
 
 def _read_space(env: object, name: str) -> object:

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from types import FrameType, MethodType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from stepmill.envs import Steppable
-from stepmill.envs.di_engine import BaseEnvTimestep, as_ding_env, give_seed, tree_of_any
+from stepmill.envs.di_engine import BaseEnvTimestep, as_ding_env, dump_spaces, give_seed, tree_of_any
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import Opaque
 
@@ -87,7 +86,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     spec = EnvSpec(
         observation=tree_of_any(env.spaces[0]) if env.settings.shared_memory else Opaque(),
         action=Opaque(),
-        spaces=cloudpickle.dumps(env.spaces),
+        spaces=dump_spaces(env.spaces),
     )
     return like if like is not None and spec == like else spec
 
