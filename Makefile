@@ -74,6 +74,7 @@ test-frontends: build  ## the tests of front-ends whose libraries .venv does not
 
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
 	scripts/test_mlagents.sh $(PY)
+
 test-originals: build  ## DI-engine's own tests of its env managers, with its classes and with ours in their place
 	$(PY) scripts/test_originals.py
 

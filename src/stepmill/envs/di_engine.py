@@ -93,10 +93,11 @@ def _without_generator(space: Any) -> Any:
     if getattr(bare, "_np_random", None) is not None:
         bare._np_random = None
     children = getattr(bare, "spaces", None)
+    kind: Any = type(children)
     if isinstance(children, Mapping):
-        bare.spaces = type(children)((key, _without_generator(child)) for key, child in children.items())
+        bare.spaces = kind((key, _without_generator(child)) for key, child in children.items())
     elif children is not None:
-        bare.spaces = type(children)(_without_generator(child) for child in children)
+        bare.spaces = kind(_without_generator(child) for child in children)
     return bare
 
 
