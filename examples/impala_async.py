@@ -1,0 +1,132 @@
+"""Learns CartPole from whichever envs are ready, with V-trace: an IMPALA-style learner in one process.
+
+    python examples/impala_async.py [--steps 60000] [--seed 1]
+
+`recv` brings the envs that finished first, `send` gives each its next action at once, and no env waits for a slower one. Each
+env's steps pile up in a row of its own; when a row holds LENGTH steps it is ready to be learnt from. By then the policy has moved
+on, which V-trace corrects (Espeholt et al. 2018). The program ends with assertions: every env took part, and the returns grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+import stepmill
+
+NUM_ENVS, BATCH_SIZE, LENGTH, ROWS, GAMMA = 16, 8, 16, 4, 0.98
+
+
+class Agent(nn.Module):
+    """Logits of the two actions and the value of a state, from one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        self.policy, self.value = nn.Linear(64, 2), nn.Linear(64, 1)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.distributions.Categorical, torch.Tensor]:
+        hidden = self.trunk(obs)
+        return torch.distributions.Categorical(logits=self.policy(hidden)), self.value(hidden).squeeze(-1)
+
+
+def v_trace(ratio: Any, reward: Any, discount: Any, valid: Any, values: Any) -> tuple[Any, Any]:
+    """Return targets of the values and advantages, both [T, R]; `values` is [T+1, R], the rest [T, R]."""
+    rho = ratio.clamp(max=1.0)
+    deltas = rho * (reward + discount * values[1:] - values[:-1]) * valid
+    targets, later = torch.zeros_like(values), torch.zeros_like(values[0])
+    for t in reversed(range(len(reward))):
+        later = deltas[t] + discount[t] * rho[t] * later
+        targets[t] = values[t] + later
+    targets[-1] = values[-1]
+    return targets[:-1], rho * (reward + discount * targets[1:] - values[:-1])
+
+
+def learn(agent: Agent, optimizer: torch.optim.Optimizer, rows: list[dict[str, Any]]) -> None:
+    """One step on ROWS rows of LENGTH steps each."""
+    stacked = {name: torch.from_numpy(np.stack([row[name] for row in rows], axis=1)) for name in rows[0]}
+    policy, values = agent(stacked["obs"])
+    log_prob = torch.distributions.Categorical(logits=policy.logits[:-1]).log_prob(stacked["action"])
+    with torch.no_grad():
+        ratio = (log_prob - stacked["log_prob"]).exp()
+        targets, advantage = v_trace(ratio, stacked["reward"], stacked["discount"], stacked["valid"], values)
+    valid = stacked["valid"]
+    gain = (log_prob * advantage * valid).sum() / valid.sum()
+    miss = ((values[:-1] - targets).pow(2) * valid).sum() / valid.sum()
+    loss = 0.5 * miss - gain - 0.01 * policy.entropy().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
+    optimizer.step()
+
+
+def empty_row() -> dict[str, list[Any]]:
+    return {name: [] for name in ("obs", "action", "log_prob", "reward", "discount", "valid")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    torch.manual_seed(asked.seed)
+    torch.set_num_threads(1)
+    agent = Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=2e-3)
+    growing = [empty_row() for _ in range(NUM_ENVS)]
+    is_over = np.ones(NUM_ENVS, bool)
+    full: list[dict[str, Any]] = []
+    returns: deque[float] = deque(maxlen=50)
+    firsts: list[float] = []
+    steps_of = np.zeros(NUM_ENVS, int)
+    with stepmill.Pool(
+        [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS, num_workers=2, batch_size=BATCH_SIZE
+    ) as pool:
+        pool.reset_async(seed=asked.seed)
+        while steps_of.sum() < asked.steps:
+            batch = pool.recv()
+            ended = batch.terminated | batch.truncated
+            if ended.any():
+                new = batch.info["episode"]["r"][ended].tolist()
+                returns.extend(new)
+                firsts = (firsts + new)[:50]
+            with torch.no_grad():
+                policy, _ = agent(torch.from_numpy(batch.obs))
+                action = policy.sample()
+                log_prob = policy.log_prob(action)
+            pool.send(action.numpy(), batch.env_id)  # the envs go on while the rest is done
+            for place, n in enumerate(batch.env_id):
+                row = growing[n]
+                if row["action"]:  # what came is the result of the last action in this row
+                    row["reward"].append(np.float32(batch.reward[place]))
+                    row["discount"].append(np.float32(GAMMA * (not batch.terminated[place] and not is_over[n])))
+                    row["valid"].append(np.float32(not is_over[n]))  # NEXT_STEP: the step after an end only resets
+                    is_over[n] = ended[place]
+                    steps_of[n] += 1
+                else:
+                    is_over[n] = ended[place]
+                row["obs"].append(batch.obs[place].copy())
+                if len(row["reward"]) == LENGTH:
+                    full.append({name: np.stack(values) for name, values in row.items()})
+                    growing[n] = row = empty_row()
+                    row["obs"].append(batch.obs[place].copy())
+                row["action"].append(action[place].numpy())
+                row["log_prob"].append(log_prob[place].numpy())
+            if len(full) >= ROWS:
+                learn(agent, optimizer, full)
+                full = []
+    print(
+        f"mean return {np.mean(firsts):.0f} at first, {np.mean(returns):.0f} in the end; steps per env {steps_of.min()} to {steps_of.max()}"
+    )
+    assert steps_of.min() > 0
+    assert np.mean(returns) > (2 * np.mean(firsts) if asked.steps >= 50_000 else 0)
+
+
+if __name__ == "__main__":
+    main()
