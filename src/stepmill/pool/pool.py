@@ -68,6 +68,7 @@ class Pool(PoolCalls, PoolAnswers):
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
         self._running = start_pool(env_fns, self.options)
         self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
+        self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
         self.spec: EnvSpec = self.env_specs[0]
         self.num_rows = self.num_envs * self.spec.batch_size
         self.num_workers = len(self._running.plans)

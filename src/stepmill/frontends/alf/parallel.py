@@ -299,7 +299,7 @@ def _start(makers: Sequence[AlfMaker], options: PoolOptions) -> tuple[Pool, list
     except StepmillError as error:
         raise errors.as_runtime_error(error) from error
     try:
-        all_specs = [AlfSpecs.of(spec) for spec in pool.env_specs]
+        all_specs = [AlfSpecs.of(spec) for spec in (*pool.env_specs, *pool.spare_specs)]
         _check_batches(all_specs, options)
     except BaseException:
         pool.close()
