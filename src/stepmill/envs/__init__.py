@@ -51,6 +51,7 @@ ADAPTERS = {
     "pettingzoo.utils.env.ParallelEnv": "stepmill.envs.pettingzoo",
     "pettingzoo.utils.env.AECEnv": "stepmill.envs.pettingzoo",
     "stepmill.envs.pettingzoo.StackedAgents": "stepmill.envs.pettingzoo",
+    "stepmill.envs.ragged.RaggedEnv": "stepmill.envs.ragged",
     "stepmill.envs.unity.UnityEnv": "stepmill.envs.unity",
 }
 _ACCEPTED = (

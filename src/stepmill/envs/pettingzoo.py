@@ -18,10 +18,11 @@ from gymnasium import spaces
 
 from stepmill.envs import Steppable
 from stepmill.envs.adapted import Adapted
+from stepmill.envs.agents import row_of, stack, stack_values, zeros
 from stepmill.envs.gymnasium import tree_of
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
-from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, opaques
+from stepmill.spec.tree import DictNode
 
 try:
     from pettingzoo.utils.env import AECEnv
@@ -136,59 +137,3 @@ def _space_of(env: Any, name: str, agents: Sequence[Any]) -> spaces.Dict:
 
 def _infos(infos: Mapping[Any, Any]) -> dict[Any, Any]:
     return {agent: info for agent, info in infos.items() if info}
-
-
-# ---- agents as a dimension: also for other adapters --------------------------------------------------------------------
-
-
-def stack(trees: Sequence[Node]) -> Node:
-    """Return one tree for A agents that all have the same, with `[A, ...]` leaves.
-
-    Raises:
-        UsageError: they differ, or have parts of no fixed size.
-    """
-    if any(tree != trees[0] for tree in trees) or opaques(trees[0]):
-        raise UsageError(
-            "the agents' spaces differ, or have parts of no fixed size, and cannot be stacked; leave StackedAgents out"
-        )
-    return _with_agents(trees[0], len(trees))
-
-
-def _with_agents(node: Node, num_agents: int) -> Node:
-    if isinstance(node, Leaf):
-        return Leaf(node.dtype, (num_agents, *node.shape))
-    if isinstance(node, DictNode):
-        return DictNode(tuple((key, _with_agents(child, num_agents)) for key, child in node.items))
-    if isinstance(node, TupleNode):
-        return TupleNode(tuple(_with_agents(child, num_agents) for child in node.children), node.factory)
-    return node
-
-
-def stack_values(node: Node, values: Sequence[Any]) -> Any:
-    """Return values of one tree, one per agent, in the structure of that tree with arrays [A, ...]."""
-    if isinstance(node, DictNode):
-        return {key: stack_values(child, [value[key] for value in values]) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        children = enumerate(node.children)
-        return tuple(stack_values(child, [value[place] for value in values]) for place, child in children)
-    return np.stack([np.asarray(value) for value in values])
-
-
-def row_of(node: Node, value: Any, slot: int) -> Any:
-    """Return one agent's part of arrays [A, ...] in the structure of a tree."""
-    if isinstance(node, DictNode):
-        return {key: row_of(child, value[key], slot) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        return tuple(row_of(child, value[place], slot) for place, child in enumerate(node.children))
-    return value[slot]
-
-
-def zeros(node: Node) -> Any:
-    """Return a value of a tree that is all zeros; None for parts of no fixed size."""
-    if isinstance(node, Leaf):
-        return np.zeros(node.shape, node.dtype)
-    if isinstance(node, DictNode):
-        return {key: zeros(child) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        return tuple(zeros(child) for child in node.children)
-    return None

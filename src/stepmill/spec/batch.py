@@ -9,6 +9,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.spec.errors import UsageError
+
+AGENT_ID = "agent_id"  # the info of fixed shape [A] that says who sits in which slot
+NO_AGENT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Players:
+    """The agents that are really there in a batch, one row each: those that go on, and those that ended in this step.
+
+    Attributes:
+        env_id: [P] int64, whose agents they are.
+        agent_id: [P] int64, what the env calls them: `info["agent_id"]` if it says so, else the slot.
+        slot: [P] int64, their place among the env's agents: `actions[row of the batch, slot]` is theirs.
+        row: [P] int64, their env's row in the batch.
+        obs: [P, ...] in every array.
+        reward: [P].
+        terminated, truncated: [P] bool.
+        alive: [P] bool, who wants an action.
+    """
+
+    env_id: NDArray[np.int64]
+    agent_id: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    row: NDArray[np.int64]
+    obs: Any
+    reward: NDArray[np.floating[Any]]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    alive: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Return P."""
+        return len(self.env_id)
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -43,3 +78,42 @@ class Batch:
     def __len__(self) -> int:
         """Return B."""
         return len(self.env_id)
+
+    @property
+    def players(self) -> Players:
+        """The agents that are there, one row each; copies.
+
+        Raises:
+            UsageError: the envs have no agents, or their observations have no dimension for them.
+        """
+        if self.alive is None:
+            raise UsageError("these envs have no agents, and no players; every row of the batch is one env's")
+        is_there = self.alive | self.terminated | self.truncated
+        row, slot = np.nonzero(is_there)
+        agent_id = self.info[AGENT_ID][is_there] if AGENT_ID in self.info else slot
+        return Players(
+            env_id=self.env_id[row],
+            agent_id=agent_id,
+            slot=slot,
+            row=row,
+            obs=_rows_of(self.obs, is_there),
+            reward=self.reward[is_there],
+            terminated=self.terminated[is_there],
+            truncated=self.truncated[is_there],
+            alive=self.alive[is_there],
+        )
+
+
+def _rows_of(value: Any, is_there: NDArray[np.bool_]) -> Any:
+    if isinstance(value, dict):
+        return {key: _rows_of(child, is_there) for key, child in value.items()}
+    if isinstance(value, np.ndarray) and value.shape[:2] == is_there.shape:
+        return value[is_there]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rows_of(child, is_there) for child in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_rows_of(child, is_there) for child in value)
+    raise UsageError(
+        "players are rows of observations [B, A, ...], and these have no dimension for the agents; declare it, or use "
+        "StackedAgents"
+    )
