@@ -13,7 +13,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-originals test-versions bench-setup bench dist lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-originals test-jupyter test-versions bench-setup bench dist lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ test-mlagents: build  ## the tests marked mlagents, against both generations of 
 
 test-originals: build  ## DI-engine's own tests of its env managers, with its classes and with ours in their place
 	$(PY) scripts/test_originals.py
+
+test-jupyter: build  ## the tests of pools in notebooks, in an environment of their own
+	scripts/test_jupyter.sh $(PY)
 
 test-versions: venv  ## build and test on the oldest and the newest CPython found
 	$(PY) scripts/test_versions.py

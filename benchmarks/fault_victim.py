@@ -188,6 +188,7 @@ def main() -> None:
     adapter, options, scenario, folder = sys.argv[1:5]
     engine = make_engine(adapter, json.loads(options), folder, is_limited=scenario == "hang")
     engine.start()
+    tell("ready")
     if scenario in ("parent", "ctrl-c"):
         loop(engine)
     inflict(engine, scenario, Path(folder))

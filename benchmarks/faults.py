@@ -29,6 +29,7 @@ from benchmarks.places import DIENGINE, OURS, PEERS, RESULTS, ROOT, driver_envir
 
 STORED = RESULTS / "faults.json"
 LIMIT_S = 15.0  # a process that has not ended by then never will
+START_LIMIT_S = 120.0
 SETTLE_S = 0.5  # before CPU time is counted
 GONE_S = 5.0  # how long what an ended process leaves behind is watched
 TOKEN = "STEPMILL_FAULT_TOKEN"
@@ -97,6 +98,7 @@ def inflict(subject: Subject, scenario: str) -> Outcome:
             folder,
         ]
         with _started(command, token, Path(folder)) as process:
+            _wait_until(lambda: "ready" in events(Path(folder)) or process.poll() is not None, START_LIMIT_S)
             if scenario in ("parent", "ctrl-c"):
                 outcome = _end_from_outside(process, scenario, token, Path(folder))
             elif scenario == "wait":

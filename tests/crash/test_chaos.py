@@ -14,4 +14,5 @@ def test_every_transition_is_right_while_workers_die_stop_and_hang() -> None:
     assert not report.wrong, report
     assert min(report.inflicted.values()) > 0, report
     assert report.broken > 0, report
+    assert report.capsules > 0, report
     assert report.transitions > 500, report

@@ -109,7 +109,7 @@ class CapsuleDesk:
         server = self._server_of(env_id)
         plan = next(plan for plan in self._plans if server in plan.env_ids)
         notes: list[str] = []
-        trace = self._read_trace(plan.worker, notes, has_ended=kind in (FaultKind.DIED, FaultKind.TIMED_OUT))
+        trace = self._read_trace(plan.worker, notes, kind)
         log = self._read_log(env_id)
         episode = self._episode(log, notes)
         if isinstance(error, WorkerDied) and not episode["command"]:
@@ -137,13 +137,14 @@ class CapsuleDesk:
         what = error.error_type if isinstance(error, EnvError) else type(error)
         return what, log["seed"], log["episode"], log["begins"], log["actions"], log["action"]
 
-    def _read_trace(self, worker: int, notes: list[str], *, has_ended: bool) -> str:
+    def _read_trace(self, worker: int, notes: list[str], kind: FaultKind | None) -> str:
+        has_ended = kind in (FaultKind.DIED, FaultKind.TIMED_OUT)
         if not has_ended or not isinstance(self._backend, Traced):
             return ""
         text = self._backend.read_trace(worker)
         if not text:
             notes.append("the worker left no word of where it stood")
-        else:  # who watches stderr finds it there as ever
+        elif kind is FaultKind.DIED:  # who watches stderr finds the stack of a crash there as ever
             os.write(_STDERR, text.encode())
         return text
 

@@ -11,10 +11,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
+from stepmill.spec.capsule import read_capsule
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import PoolOptions
 
@@ -90,6 +93,7 @@ class ChaosReport:
     calls_failed: int = 0
     inflicted: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    capsules: int = 0
     num_wrong: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -157,9 +161,13 @@ def _results(batch: Batch) -> list[_Result]:
 
 
 class _Round:
-    """One pool, driven until its time is over. `is_sync`: by step() of all envs; else by send() and recv() of some."""
+    """One pool, driven until its time is over. `is_sync`: by step() of all envs; else by send() and recv() of some.
 
-    def __init__(self, report: ChaosReport, rng: random.Random, *, is_sync: bool) -> None:
+    `is_rich`: with overlapped resets, and a crash capsule of each fault.
+    """
+
+    def __init__(self, report: ChaosReport, rng: random.Random, *, is_sync: bool, is_rich: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="stepmill-chaos-")
         self._report = report
         self._rng = rng
         self._is_sync = is_sync
@@ -173,6 +181,8 @@ class _Round:
                 step_timeout_s=STEP_TIMEOUT_S,
                 reset_timeout_s=5.0,
                 call_timeout_s=5.0,
+                overlap_resets=is_rich,
+                crash_dir=self._folder.name if is_rich else None,
                 max_restarts=1_000_000,
                 restart_window_s=0.02,
             ),
@@ -180,7 +190,7 @@ class _Round:
 
     def run(self, until: float) -> None:
         """Drive the pool until that time of the monotonic clock; close it."""
-        with self._pool as pool:
+        with self._folder, self._pool as pool:
             first = pool.reset(seed=self._rng.randrange(2**31))
             books = [_Book(np.array(obs)) for obs in first.obs]
             while time.monotonic() < until:
@@ -190,6 +200,18 @@ class _Round:
                 self._call()
             while (left := sum(book.action is not None for book in books)) > 0:
                 self._check(books, pool.recv(left, timeout_s=30.0))
+            self._read_capsules()
+
+    def _read_capsules(self) -> None:
+        for entry in os.scandir(self._folder.name):
+            self._report.capsules += 1
+            try:
+                capsule = read_capsule(entry.path)
+            except StepmillError as error:
+                self._report.complain(f"capsule {entry.name}: {error.message}")
+                continue
+            if capsule.kind == "raised" and (capsule.command, int(capsule.action(-1)[0])) != ("step", RAISE):
+                self._report.complain(f"capsule {entry.name} does not hold the action that failed")
 
     def _actions(self, books: Sequence[_Book], env_ids: Sequence[int]) -> NDArray[np.int64]:
         actions = np.array([self._rng.randrange(10) for _ in env_ids], np.int64)
@@ -264,10 +286,11 @@ def run_chaos(seconds: float, seed: int = 0, *, round_s: float = 10.0) -> ChaosR
     report = ChaosReport(seed)
     rng = random.Random(seed)
     begin = time.monotonic()
-    is_sync = True
+    rounds = itertools.count()
     while (now := time.monotonic()) < begin + seconds:
-        _Round(report, rng, is_sync=is_sync).run(min(now + min(round_s, seconds / 2), begin + seconds))
-        is_sync = not is_sync
+        number = next(rounds)
+        chaos = _Round(report, rng, is_sync=number % 2 == 0, is_rich=number % 4 in (1, 2))
+        chaos.run(min(now + min(round_s, seconds / 2), begin + seconds))
     report.seconds = time.monotonic() - begin
     return report
 

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The tests of pools in notebooks, in an environment beside .venv that also has Jupyter's kernel. Usage: test_jupyter.sh PYTHON
+set -euo pipefail
+cd "$(dirname "$0")/.."
+side=$("$1" scripts/side_env.py .venvs/jupyter --editable)
+"$side" -m pip install -q "ipykernel>=6.29" "jupyter-client>=8"
+"$side" -m pytest tests/integration/test_jupyter.py
