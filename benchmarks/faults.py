@@ -293,7 +293,8 @@ def _cell(outcome: Outcome, scenario: str) -> str:
     if scenario == "wait":
         return "–" if outcome.cpu_percent is None else f"{outcome.cpu_percent:.1f} %"
     if scenario in ("parent", "ctrl-c"):
-        gone = "**never** gone" if outcome.gone_s is None else f"gone after {_seconds(outcome.gone_s)}"
+        late = "**never** gone" if outcome.left else f"gone after over {LIMIT_S:.0f} s"
+        gone = late if outcome.gone_s is None else f"gone after {_seconds(outcome.gone_s)}"
         traces = f", {outcome.tracebacks} tracebacks" if scenario == "ctrl-c" and outcome.tracebacks > 1 else ""
         return f"{gone}{traces}{left}"
     if outcome.told_ms is None:

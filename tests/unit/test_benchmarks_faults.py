@@ -34,7 +34,7 @@ def test_the_table_says_what_never_came(tmp_path: Path):
             "kill": Outcome(),
             "hang": Outcome(failure="never began to step"),
             "parent": Outcome(gone_s=0.02),
-            "ctrl-c": Outcome(tracebacks=4),
+            "ctrl-c": Outcome(tracebacks=4, left=["1 process"]),
             "wait": Outcome(cpu_percent=0.25),
         }
     }
@@ -44,7 +44,7 @@ def test_the_table_says_what_never_came(tmp_path: Path):
         "**never** told",
         "never began to step",
         "gone after 20 ms",
-        "**never** gone, 4 tracebacks",
+        "**never** gone, 4 tracebacks; left: 1 process",
         "0.2 % |",
     ]
 
