@@ -156,6 +156,9 @@ class Ledger:
     def free_overflow(self, worker: int) -> None:
         """Give back what a dead worker's large values hold."""
 
+    def mend_words(self, worker: int) -> None:
+        """Write anew what a dead worker may have scribbled over its words."""
+
     def abandon(self, env_id: int) -> None:
         """An env whose replay was broken off is FAULTED."""
 

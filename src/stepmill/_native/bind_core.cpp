@@ -166,6 +166,7 @@ void bind_ledger(nb::module_& module) {
         .def("fail_worker", &Ledger::fail_worker, "worker"_a, "A dead worker stays dead: all its envs are FAULTED.")
         .def("set_restarting", &Ledger::set_restarting, "worker"_a, "is_restarting"_a, "While a worker restarts, its envs can be sent commands.")
         .def("free_overflow", &Ledger::free_overflow, "worker"_a, "Give back what a dead worker's large values hold.")
+        .def("mend_words", &Ledger::mend_words, "worker"_a, "Write anew what a dead worker may have scribbled over its words.")
         .def("abandon", &Ledger::abandon, "env_id"_a, "An env whose replay was broken off is FAULTED.")
         .def("log_place", &Ledger::log_place, "env_id"_a,
              "Where an env stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset).")

@@ -28,19 +28,37 @@ nb::object Ledger::read_payload(std::uint32_t env_id) {
     return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(bytes.data()), static_cast<Py_ssize_t>(bytes.size())));
 }
 
-// Parts of no fixed size are needed at once. What cannot be decoded is a fault of its env; the others stay receivable.
+// Parts of no fixed size are needed at once.
 nb::object Ledger::decode_payload(std::uint32_t id) {
     // Taken out of the ledger meanwhile: unpickling runs code of others, which may come back here.
     fetch_payload(id);
     std::vector<std::uint8_t> bytes = std::move(buffer_);
     nb::object payload = nb::steal(decode(bytes.data(), bytes.size(), unpickler_.ptr()));
     buffer_ = std::move(bytes);
-    if (payload) return payload;
+    if (!payload) throw nb::python_error();
     const Seat seat = slab_->seats[envs_[id].server];
-    slab_->words[seat.worker].payload_bytes[seat.local] = 0;
-    slab_->words[seat.worker].fault[seat.local].store(static_cast<std::uint32_t>(Fault::BAD_OUTPUT), std::memory_order_relaxed);
-    scanned_ = 0;
-    throw nb::python_error();
+    const bool has_final = (slab_->words[seat.worker].result[seat.local] & RESULT_FINAL) != 0;
+    auto has_all = [&](PyObject* opaques) { return PyList_CheckExact(opaques) && PyList_GET_SIZE(opaques) == obs_.num_opaques; };
+    PyObject* parts = payload.ptr();
+    const bool is_whole = PyTuple_CheckExact(parts) && PyTuple_GET_SIZE(parts) == 4 && has_all(PyTuple_GET_ITEM(parts, 2)) &&
+                          (!has_final || has_all(PyTuple_GET_ITEM(parts, 3)));
+    if (is_whole) return payload;
+    raise(errors().bug, "the observation of env " + std::to_string(id) + " cannot be read back; its worker wrote outside its memory");
+}
+
+// What a payload that cannot be read becomes: a fault of its env, so that the others stay receivable.
+nb::object Ledger::take_payload(std::uint32_t id) {
+    try {
+        return obs_.num_opaques != 0 ? decode_payload(id) : read_payload(id);
+    } catch (nb::python_error& error) {
+        if (error.matches(PyExc_Exception)) {
+            const Seat seat = slab_->seats[envs_[id].server];
+            slab_->words[seat.worker].payload_bytes[seat.local] = 0;
+            slab_->words[seat.worker].fault[seat.local].store(static_cast<std::uint32_t>(Fault::BAD_OUTPUT), std::memory_order_relaxed);
+            scanned_ = 0;
+        }
+        throw;
+    }
 }
 
 // payloads: (row, bytes), or (row, decoded) where observations have opaque leaves. finals: (row, observation).
@@ -58,7 +76,7 @@ void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& final
         const std::size_t row = (is_by_env ? id : i) * batch_size_;
         nb::object payload;
         if (has_result && words.payload_bytes[seat.local] != 0) {
-            payload = obs_.num_opaques != 0 ? decode_payload(id) : read_payload(id);
+            payload = take_payload(id);
             if (obs_.num_opaques != 0) envs_[id].opaques = payload[2];
         }
         if (payload || is_cut) payloads.append(nb::make_tuple(row, payload ? payload : nb::none(), is_cut ? env.fault_info : nb::none()));

@@ -67,6 +67,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       budget_(nb::cast<std::uint64_t>(settings["num_episodes"])),
       tracks_episodes_(seeding_ != Seeding::CONTINUE || log_limit_ != 0),
       is_restarting_(num_workers_),
+      num_posted_(num_workers_),
       is_copy_(nb::cast<bool>(settings["copy"])),
       has_episodes_(nb::cast<bool>(settings["episode_stats"])),
       holds_gil_(nb::cast<bool>(settings["holds_gil"])),
@@ -145,7 +146,7 @@ void Ledger::set_eager(bool is_eager) {
 void Ledger::post_request(std::uint32_t worker) {
     if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool is closed; make a new one");
     WorkerControl& control = *slab_->workers.at(worker);
-    control.requests.fetch_add(1, std::memory_order_release);
+    control.requests.store(++num_posted_[worker], std::memory_order_release);
     ring_worker(control);
 }
 

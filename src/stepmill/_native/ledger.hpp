@@ -110,6 +110,7 @@ class Ledger {
     nb::tuple log_place(std::uint32_t env_id) const;
     void abandon(std::uint32_t env_id);
     void free_overflow(std::uint32_t worker);
+    void mend_words(std::uint32_t worker);
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING; }
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
@@ -185,6 +186,7 @@ class Ledger {
     void settle(const Ids& ids, Ids rest, bool is_seen = true);    // received: they are idle, their targets the latest; the rest is pending
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
     nb::object decode_payload(std::uint32_t id);
+    nb::object take_payload(std::uint32_t id);
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
     void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
@@ -248,6 +250,7 @@ class Ledger {
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_;
     std::vector<std::uint8_t> is_restarting_;  // by worker
+    std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_, recent_wait_ns_ = 0;

@@ -14,6 +14,7 @@ namespace stepmill {
 namespace {
 
 constexpr std::uint64_t PAGE_BYTES = 4096;
+constexpr std::uint64_t STAT_BLOCK_BYTES = 512;
 constexpr std::uint64_t MAX_VALUE_BYTES = std::uint64_t{1} << 46;  // beyond any memory; keeps sums of offsets in range
 constexpr std::uint64_t SMALL_BYTES = std::uint64_t{1} << 16;      // so much memory may be made for nothing
 constexpr std::uint64_t TRIM_BYTES = std::uint64_t{1} << 20;       // smaller regions may keep what they once used
@@ -38,7 +39,8 @@ bool is_within(int fd, const OverflowRef& ref) {
     if (fstat(fd, &file) != 0) return false;
     const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
     if (file_bytes < sizeof(Header) || ref.offset > file_bytes - sizeof(Header)) return false;
-    return ref.size <= file_bytes - sizeof(Header) - ref.offset;
+    // Nor more than the file has memory for: holes are large, and cost who made them nothing.
+    return ref.size <= file_bytes - sizeof(Header) - ref.offset && ref.size <= static_cast<std::uint64_t>(file.st_blocks) * STAT_BLOCK_BYTES;
 }
 
 int write_all(int fd, const void* data, std::uint64_t size_bytes, std::uint64_t offset) {

@@ -174,6 +174,35 @@ void Ledger::fail_worker(std::uint32_t worker) {
     mark_failed(worker);
 }
 
+// Of a worker that is gone: what it may have scribbled over its words is written anew, as far as the pool knows it. What it had
+// been commanded is done by now, or lost; what was commanded since its restart began is its successor's.
+void Ledger::mend_words(std::uint32_t worker) {
+    if (!slab_) return;
+    WorkerControl& control = *slab_->workers.at(worker);
+    ServerWords& words = slab_->words[worker];
+    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
+    control.stop.store(is_closed_.load(), std::memory_order_relaxed);
+    control.parked.store(0, std::memory_order_relaxed);
+    control.serving.store(0, std::memory_order_relaxed);
+    control.current.store(NO_SERVER, std::memory_order_relaxed);
+    const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
+    for (std::uint32_t local = 0; local < servers.size(); ++local) {
+        const std::uint32_t ticket = ticket_word(servers[local]) - (servers_[servers[local]].is_stale ? 1 : 0);
+        const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
+        const bool is_lost = !is_done && !is_restarting_[worker];
+        words.ticket[local].store(ticket, std::memory_order_relaxed);
+        if (is_lost) {
+            words.result[local] = 0;
+            words.payload_bytes[local] = 0;
+            words.fault[local].store(static_cast<std::uint32_t>(Fault::DIED), std::memory_order_relaxed);
+        }
+        const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
+        words.state[local].store(state_word(last, Phase::IDLE), std::memory_order_relaxed);
+        words.done[local].store(last, std::memory_order_release);
+    }
+    ring_pool(*slab_->pool);
+}
+
 // A dead worker's values that nobody will read any more give their memory back; its successor writes behind them.
 void Ledger::free_overflow(std::uint32_t worker) {
     if (!slab_) return;

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Future
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, Frame, close_fds, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, close_fds, wait_ready
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import (
     Attached,
@@ -126,7 +126,11 @@ class WorkerLink:
         """Takes in every message that is here. Never waits."""
         with self._lock:
             while (frame := self._take()) is not None:
-                self._receive(load(frame.data))
+                try:
+                    message = load(frame.data)
+                except Exception:  # bytes that no worker of ours sends
+                    message = None
+                self._receive(message)
 
     def _take(self) -> Frame | None:
         if self.is_cut:
@@ -134,9 +138,16 @@ class WorkerLink:
         try:
             with uninterrupted():
                 return self.channel.take()
+        except (ChannelGarbled, MemoryError, OverflowError):
+            self._give_up()
         except ChannelClosed:
             self.is_cut = True
-            return None
+        return None
+
+    def _give_up(self) -> None:
+        """Ends a worker that has lost its mind, so that who waits for it hears of its death."""
+        self.is_cut = True
+        self.kill()
 
     def wait(self, deadline: float | None) -> None:
         """Waits for news until the deadline, in a slice, and takes it in."""
@@ -157,7 +168,7 @@ class WorkerLink:
         elif isinstance(message, (Ready, Attached, Failed)):
             self.answer = message
         else:
-            raise TypeError(f"a worker does not send a {type(message).__name__}")
+            self._give_up()
 
     def fail_futures(self, make_error: Callable[[], StepmillError]) -> None:
         """Fails every request that has no reply yet."""

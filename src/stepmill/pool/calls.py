@@ -16,9 +16,9 @@ from stepmill.pool.keepsakes import Keepsakes
 from stepmill.pool.properties import PoolProperties
 from stepmill.pool.start import Running
 from stepmill.pool.timers import read_timers
-from stepmill.spec.errors import StepmillError, UsageError, join_errors
+from stepmill.spec.errors import StepmillError, UsageError, WorkerDied, join_errors
 from stepmill.worker.calls import call_payload, set_payload
-from stepmill.worker.messages import Request, RequestKind, Value
+from stepmill.worker.messages import Outcome, Request, RequestKind, Value
 from stepmill.worker.records import env_error
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -27,10 +27,16 @@ EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 class PoolFuture:
     """The result of a call on several envs. Resolve futures in any order, as often as you like."""
 
-    def __init__(self, env_ids: Sequence[int], parts: Sequence[tuple[Future, Sequence[int]]]) -> None:
-        """`parts`: a worker's future, and the places in `env_ids` that it answers for."""
+    def __init__(
+        self,
+        env_ids: Sequence[int],
+        parts: Sequence[tuple[Future, Sequence[int]]],
+        on_death: Callable[[int], None] = lambda worker: None,
+    ) -> None:
+        """`parts`: a worker's future, and the places in `env_ids` that it answers for. `on_death` hears of a death told."""
         self.env_ids = tuple(env_ids)
         self._parts = tuple(parts)
+        self._on_death = on_death
 
     @property
     def is_done(self) -> bool:
@@ -50,7 +56,7 @@ class PoolFuture:
         values: list[Any] = [None] * len(self.env_ids)
         errors: list[StepmillError] = []
         for future, places in self._parts:
-            for place, outcome in zip(places, future.result(timeout_s), strict=True):
+            for place, outcome in zip(places, self._outcomes(future, timeout_s), strict=True):
                 if isinstance(outcome, Value):
                     values[place] = outcome.value
                 else:
@@ -58,6 +64,13 @@ class PoolFuture:
         if errors:
             raise join_errors(errors)
         return tuple(values)
+
+    def _outcomes(self, future: Future, timeout_s: float | None) -> tuple[Outcome, ...]:
+        try:
+            return future.result(timeout_s)
+        except WorkerDied as error:
+            self._on_death(error.worker)
+            raise
 
 
 class PoolCalls:
@@ -165,4 +178,4 @@ class PoolCalls:
             if running.recovery.replays is not None:
                 running.recovery.replays.note(self._ledger, [servers[place] for place in places], future)
             parts.append((future, places))
-        return PoolFuture(ids, parts)
+        return PoolFuture(ids, parts, running.recovery.restarts.witness())

@@ -381,7 +381,8 @@ class Pool(PoolCalls, PoolAnswers):
         states = self._ledger.states()
         is_dead = self._ledger.is_dead
         lost = [env_id for env_id in ids if states[env_id] == EnvState.EXHAUSTED and is_dead(self.worker_of[env_id])]
-        faulted = [env_id for env_id in ids if states[env_id] == EnvState.FAULTED]
+        told = self._recovery.told_envs()
+        faulted = [env_id for env_id in ids if states[env_id] == EnvState.FAULTED or env_id in told]
         if lost:
             text = f"the worker of envs {lost}, which were exhausted, has died since; it is started again"
             warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -92,7 +92,8 @@ class Recovery:
             if self.restarts.is_restarting(worker) and not wait:
                 continue
             self.restarts.wait(worker)
-            if anew or (not wait and self.restarts.is_dead(worker)):
+            is_known = self.restarts.is_dead(worker) and not wait
+            if anew or is_known or worker in self.restarts.told:
                 # Buried now: a command that is sent while its successor starts must not be condemned.
                 self.restarts.end(worker)
             if self.restarts.is_dead(worker):
@@ -100,11 +101,12 @@ class Recovery:
                 if wait:
                     self.restarts.restart(worker)
                 else:
-                    self.restarts.end(
-                        worker
-                    )  # it may only just have been condemned: what is commanded now is not for it
                     self.restarts.begin(worker, 0.0, tries_again=False)
         self.ledger.renew(list(env_ids))
+
+    def told_envs(self) -> set[int]:
+        """Return the envs of dead workers that a call has told of: a reset need not tell it again."""
+        return {env_id for worker in self.restarts.told for env_id in self.ledger.envs_of(worker)}
 
     def _write_off(self, worker: int) -> None:
         """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stepmill import _native
@@ -75,6 +75,8 @@ class Restarts:
         self._threads: dict[int, threading.Thread] = {}
         self._failures: dict[int, StepmillError] = {}
         self._stop = threading.Event()
+        self.told: set[int] = set()  # dead workers that a call has told of, under the policy "raise"
+        self._generations = [0] * len(plans)
 
     def attach(self, ledger: _native.Ledger, reaper: _native.Reaper | None) -> None:
         """Take the ledger that hears of restarts, and the reaper that watches restarted workers."""
@@ -139,6 +141,8 @@ class Restarts:
         if isinstance(self._backend, Mortal) and self._reaper is not None:
             self._reaper.watch(worker, self._backend.pidfds[worker])
         self.num_done += 1
+        self._generations[worker] += 1
+        self.told.discard(worker)
         self.ledger.set_restarting(worker, False)
 
     def _orders(self, env_ids: Sequence[int]) -> Sequence[Request]:
@@ -157,6 +161,7 @@ class Restarts:
             with uninterrupted():
                 self._backend.end_worker(worker)
                 self._reaper.declare_dead(worker)
+                self.ledger.mend_words(worker)
 
     def wait(self, worker: int) -> None:
         """Wait until no thread restarts this worker."""
@@ -172,6 +177,16 @@ class Restarts:
     def is_dead(self, worker: int) -> bool:
         """Whether the worker is gone, or was given up."""
         return self.ledger.is_dead(worker)
+
+    def witness(self) -> Callable[[int], None]:
+        """Return what a call made now tells of the death of one of the workers of now."""
+        generations = tuple(self._generations)
+
+        def tell(worker: int) -> None:
+            if self._policy is OnFault.RAISE and self._generations[worker] == generations[worker]:
+                self.told.add(worker)
+
+        return tell
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

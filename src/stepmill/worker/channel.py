@@ -1,6 +1,7 @@
 """Messages between two processes of a pool, over a Unix stream socket on which no send ever blocks.
 
-    frame:  number of bytes u64 | number of descriptors u32 | bytes        descriptors ride on the header (SCM_RIGHTS)
+    frame:  magic u32 | number of descriptors u32 | number of bytes u64 | bytes
+                                                                        descriptors ride on the header (SCM_RIGHTS)
 
 What the socket does not take at once goes to a backlog, which a thread empties; the thread lives only as long as the
 backlog. So two ends that send 100 MB to each other at the same time both get through, and a worker whose reply nobody
@@ -24,7 +25,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEADER = struct.Struct("<QI")
+HEADER = struct.Struct("<IIQ")
+MAGIC = 0x6D706D73
 MAX_FDS_PER_CALL = 250  # the kernel refuses more than 253
 POLL_SLICE_S = 0.1  # a signal that lands just before a wait is seen after at most this long
 NO_FD = -1
@@ -32,6 +34,10 @@ NO_FD = -1
 
 class ChannelClosed(Exception):
     """The other end is gone: nothing more will come, and nothing can be sent."""
+
+
+class ChannelGarbled(ChannelClosed):
+    """The other end sends what is no frame: whatever it is now, there is no talking to it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Channel:
         Raises:
             ChannelClosed: the peer is gone, as far as is known now.
         """
-        header = HEADER.pack(len(data), len(fds))
+        header = HEADER.pack(MAGIC, len(fds), len(data))
         with self._lock:
             if self._is_closed or self._is_broken:
                 raise ChannelClosed
@@ -197,7 +203,9 @@ class Channel:
     def _read_frame(self) -> Frame | None:
         while len(self._header) < HEADER.size:
             self._header += self._receive_header(HEADER.size - len(self._header))
-        size, num_fds = HEADER.unpack(self._header)
+        magic, num_fds, size = HEADER.unpack(self._header)
+        if magic != MAGIC or num_fds > len(self._fds):
+            raise ChannelGarbled
         if self._body is None:
             self._body, self._filled = bytearray(size), 0
         with memoryview(self._body) as view:

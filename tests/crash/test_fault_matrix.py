@@ -1,0 +1,315 @@
+"""Every kind of fault in every phase under every start method: named at once, and the pool goes on; the bystander loses nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.faulty import ERRORS, EXIT_CODE
+from tests.harness.pools import make_pool
+
+TOLD_S = 3.0  # a guard against hangs; the target is 50 ms
+LIMIT_S = 0.4
+PROCESSES = ["fork", "forkserver", "spawn"]
+PHASES = ["step", "reset", "call", "render"]
+DEATHS = ["exit", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"]
+
+
+def _hang_in_python() -> None:
+    time.sleep(600)
+
+
+def _hang_in_c(library: Callable[[None], Any]) -> None:
+    library(None).sleep(600)
+
+
+def _use_up_memory() -> None:
+    """Ask for more than there is, in a process that may have little more than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, hard))
+    try:
+        held = [bytearray(2**22) for _ in range(1000)]
+        raise AssertionError(f"{len(held)} pieces of 4 MiB do not fit into 64 MiB")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _raise(name: str) -> None:
+    error = ERRORS[name]()
+    raise error
+
+
+def _die(how: str) -> None:
+    if how == "exit":
+        os._exit(EXIT_CODE)
+    number = signal.Signals[how]
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)  # faulthandler would print a page to stderr first
+    os.kill(os.getpid(), number)
+
+
+HANGS: dict[str, Callable[[], object]] = {
+    "in python": _hang_in_python,
+    "in C": partial(_hang_in_c, ctypes.CDLL),
+    "in C with the GIL": partial(_hang_in_c, ctypes.PyDLL),
+    "stopped": partial(os.kill, 0, signal.SIGSTOP),
+}
+RUBBISH: dict[str, object] = {
+    "nothing": None,
+    "too few": (np.zeros(3, np.int64), {}),
+    "a shape": (np.zeros(4, np.int64), 0.0, False, False, {}),
+    "a dtype": (np.zeros(3, np.float64), 0.0, False, False, {}),
+    "text": ("text", 0.0, False, False, {}),
+    "a reward": (np.zeros(3, np.int64), "much", False, False, {}),
+    "a flag": (np.zeros(3, np.int64), 0.0, np.zeros(2), False, {}),
+    "an info": (np.zeros(3, np.int64), 0.0, False, False, [1]),
+}
+
+
+class BrokenEnv(CountingEnv):
+    """Does what it is told in the phase it is told: `plan("step", "raise", "value")`. Once; then it is sound again."""
+
+    def __init__(self, identity: int = 0) -> None:
+        super().__init__(identity, length=100)
+        self._plan = ("", "", "")
+
+    def plan(self, phase: str, kind: str, name: str) -> None:
+        self._plan = (phase, kind, name)
+
+    def _meet(self, phase: str) -> object:
+        planned, kind, name = self._plan
+        if planned != phase:
+            return None
+        self._plan = ("", "", "")
+        if kind == "raise":
+            _raise(name)
+        if kind == "die":
+            _die(name)
+        if kind == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP) if name == "stopped" else HANGS[name]()
+        if kind == "memory":
+            _use_up_memory()
+        return RUBBISH[name] if kind == "rubbish" else None
+
+    def reset(self, **arguments: Any) -> Any:
+        result = super().reset(**arguments)
+        return self._meet("reset") or result
+
+    def step(self, action: np.int64) -> Any:
+        result = super().step(action)
+        is_rubbish = self._plan[1] == "rubbish"
+        found = self._meet("step")
+        return found if is_rubbish else result
+
+    def render(self) -> Any:
+        return self._meet("render")
+
+    def poke(self) -> None:
+        self._meet("call")
+
+
+@pytest.fixture
+def couple(where: str) -> Iterator[stepmill.Pool]:
+    """A bystander, env 0, and the one that breaks, env 1, each in a worker of its own where there are workers."""
+    limits = {"step_timeout_s": LIMIT_S, "reset_timeout_s": LIMIT_S} if where in PROCESSES else {}
+    pool = make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], **limits)
+    pool.reset(seed=0)
+    yield pool
+    pool.close()
+
+
+def inflict(pool: stepmill.Pool, phase: str, kind: str, name: str) -> stepmill.StepmillError:
+    """Let env 1 break, and return what the pool tells; then bring it back, and see that both are as they should be."""
+    before = pool.get_attr("num_steps", env_ids=[0])[0]
+    pool.call("plan", phase, kind, name, env_ids=[1])
+    begin = time.monotonic()
+    doom: dict[str, Callable[[], object]] = {
+        "step": partial(pool.step, [1, 1]),
+        "reset": partial(pool.reset, env_ids=[1]),
+        "call": partial(pool.call, "poke", env_ids=[1]),
+        "render": partial(pool.render, [1]),
+    }
+    with pytest.raises(stepmill.StepmillError) as caught:
+        doom[phase]()
+    assert time.monotonic() - begin < TOLD_S
+    if phase == "step":
+        assert pool.recv(1).reward.tolist() == [1.0]  # of the bystander
+    pool.reset(env_ids=[1])
+    assert pool.step([2, 3]).reward.tolist() == [2.0, 3.0]
+    assert pool.get_attr("num_steps", env_ids=[0])[0] == before + (2 if phase == "step" else 1)
+    return caught.value
+
+
+@pytest.mark.covers("G-4", "D-B5", "A-B2")
+@pytest.mark.parametrize("where", ["serial", "thread", *PROCESSES])
+def test_whatever_an_env_raises_wherever_it_does_is_told_with_its_traceback(couple: stepmill.Pool, where: str) -> None:
+    for phase in PHASES:
+        for name in ERRORS if phase == "step" else ("value", "odd", "unpicklable", "exit", "keyboard"):
+            if where == "serial" and name == "keyboard":
+                continue  # there it is the user's, and passes through
+            error = inflict(couple, phase, "raise", name)
+            assert isinstance(error, stepmill.EnvError), (phase, name)
+            assert (error.env_id, error.phase) == (1, phase)
+            assert error.error_type.endswith(type(ERRORS[name]()).__name__)
+            assert "_raise" in error.remote_traceback
+
+
+@pytest.mark.covers("G-1", "A-B1", "D-B5", "U-B4")
+@pytest.mark.parametrize("where", PROCESSES)
+def test_however_a_process_ends_in_whatever_phase_it_is_told_with_the_cause(couple: stepmill.Pool) -> None:
+    for phase, how in [("step", how) for how in DEATHS] + [(phase, "SIGKILL") for phase in PHASES[1:]]:
+        error = inflict(couple, phase, "die", how)
+        assert isinstance(error, stepmill.WorkerDied), (phase, how)
+        assert error.env_ids == (1,)
+        cause = (EXIT_CODE, None) if how == "exit" else (None, how)
+        assert (error.exit_code, error.signal_name) == cause
+
+
+@pytest.mark.covers("G-2", "D-B7", "A-B1")
+@pytest.mark.parametrize("where", PROCESSES)
+def test_whatever_an_env_hangs_in_its_deadline_ends_it(couple: stepmill.Pool) -> None:
+    for phase, name in [("step", name) for name in HANGS] + [("reset", "in C with the GIL"), ("reset", "stopped")]:
+        error = inflict(couple, phase, "hang", name)
+        assert isinstance(error, stepmill.EnvTimeout), (phase, name)
+        assert error.env_id == 1
+
+
+@pytest.mark.covers("G-4")
+@pytest.mark.parametrize("where", PROCESSES)
+def test_an_env_that_uses_up_its_memory_is_told_and_goes_on(couple: stepmill.Pool) -> None:
+    for phase in PHASES:
+        error = inflict(couple, phase, "memory", "")
+        assert isinstance(error, stepmill.EnvError), phase
+        assert (error.env_id, error.error_type) == (1, "MemoryError")
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", *PROCESSES])
+def test_rubbish_is_refused_by_name(couple: stepmill.Pool) -> None:
+    for name in RUBBISH:
+        error = inflict(couple, "step", "rubbish", name)
+        assert isinstance(error, stepmill.BadOutput), name
+        assert error.env_id == 1
+
+
+# ---- the start -----------------------------------------------------------------------------------------------------------
+
+
+def _fail_to_build(kind: str, name: str) -> CountingEnv:
+    if kind == "raise":
+        _raise(name)
+    _die(name)
+    return CountingEnv()
+
+
+@pytest.mark.covers("G-1", "G-4", "G-14", "A-B8")
+@pytest.mark.parametrize("where", PROCESSES)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("raise", "odd"), ("raise", "exit"), ("raise", "keyboard"), ("die", "SIGKILL"), ("die", "exit")]
+)
+def test_a_constructor_that_fails_is_named(where: str, kind: str, name: str) -> None:
+    with pytest.raises(stepmill.StepmillError) as caught:
+        make_pool(where, [CountingEnv, partial(_fail_to_build, kind, name), CountingEnv], num_workers=3)
+    error = caught.value
+    if kind == "raise":
+        assert isinstance(error, stepmill.EnvError)
+        assert (error.env_id, error.phase) == (1, "construct")
+        assert "_raise" in error.remote_traceback
+    else:
+        assert isinstance(error, stepmill.WorkerDied)
+        assert error.env_ids == (1,)
+        assert "constructing env 1" in str(error)
+
+
+# ---- deaths between two steps of the protocol ----------------------------------------------------------------------------
+
+
+@pytest.mark.covers("G-1")
+@pytest.mark.parametrize("where", PROCESSES)
+def test_a_result_that_was_published_but_not_announced_outlives_its_worker(where: str) -> None:
+    # A worker counts its results, and rings, after a group of them: env 0's is done, and its death comes before that.
+    with make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], num_workers=1) as pool:
+        pool.reset(seed=0)
+        pool.call("plan", "step", "die", "SIGKILL", env_ids=[1])
+        pool.send([7, 8])
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.recv(2)
+        assert caught.value.env_ids == (0, 1)
+
+        batch = pool.recv(1)
+
+        assert (batch.env_id.tolist(), batch.reward.tolist()) == ([0], [7.0])
+
+
+@pytest.mark.covers("G-4", "D-B6")
+@pytest.mark.parametrize("where", PROCESSES)
+def test_faults_of_several_kinds_at_once_are_all_told(where: str) -> None:
+    with make_pool(where, [partial(BrokenEnv, env_id) for env_id in range(4)], num_workers=4) as pool:
+        pool.reset(seed=0)
+        for env_id, kind, name in ((0, "raise", "odd"), (1, "die", "SIGKILL"), (3, "rubbish", "text")):
+            pool.call("plan", "step", kind, name, env_ids=[env_id])
+        pool.send([1, 1, 1, 1])
+        told: dict[int, str] = {}
+        while len(told) < 3:
+            with pytest.raises(stepmill.StepmillError) as caught:
+                pool.recv(pool._ledger.num_pending())
+            for error in (caught.value, *caught.value.others):
+                env_id = error.env_ids[0] if isinstance(error, stepmill.WorkerDied) else error.env_id  # type: ignore[attr-defined]
+                told[env_id] = type(error).__name__
+
+        assert told == {0: "EnvError", 1: "WorkerDied", 3: "BadOutput"}
+        assert pool.recv(1).env_id.tolist() == [2]
+
+
+# ---- restarts that fail, too ---------------------------------------------------------------------------------------------
+
+
+def _build_unless(flag: Path, kind: str, env_id: int) -> BrokenEnv:
+    if flag.exists() and env_id == 1:
+        _fail_to_build(kind, "odd" if kind == "raise" else "SIGKILL")
+    return BrokenEnv(env_id)
+
+
+def _step_on(pool: stepmill.Pool) -> None:
+    for _ in range(3):
+        pool.step([1, 1])
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
+@pytest.mark.parametrize("kind", ["raise", "die"])
+def test_a_restart_that_fails_is_told_and_the_next_may_succeed(kind: str, on_fault: str, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    seeding = "continue" if on_fault == "raise" else "per_episode"
+    options: dict[str, Any] = {"on_fault": on_fault, "seeding": seeding, "max_restarts": 2, "restart_window_s": 600}
+    with make_pool("fork", [partial(_build_unless, flag, kind, env_id) for env_id in range(2)], **options) as pool:
+        pool.reset(seed=0)
+        flag.touch()
+        pool.call("plan", "step", "die", "SIGKILL", env_ids=[1])
+
+        with pytest.raises(stepmill.StepmillError) as caught:
+            _step_on(pool)
+        if on_fault == "raise":
+            pool.recv(1)
+            with pytest.raises(stepmill.StepmillError) as caught:
+                pool.reset(env_ids=[1])
+        error = caught.value
+        assert isinstance(error, stepmill.EnvError if kind == "raise" else stepmill.WorkerDied)
+        assert "env 1" in str(error) or error.env_ids == (1,)  # type: ignore[attr-defined]
+        if pool.states[0].name == "READY":
+            pool.recv(1)
+        flag.unlink()
+
+        assert pool.reset(seed=1).env_id.tolist() == [0, 1]
+        assert pool.step([1, 1]).reward.tolist() == [1.0, 1.0]

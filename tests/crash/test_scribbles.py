@@ -1,0 +1,200 @@
+"""A worker that writes random bytes over all it can reach of its own: its learner neither crashes nor hangs, others lose nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+
+NUM_SEEDS = 8
+STEP_S = 0.4
+ANSWER_S = 5.0  # a guard against hangs
+Span = tuple[int, int]
+
+
+def _memory(name: str) -> int:
+    """Return a descriptor of this worker's memory of that name; descriptors that we inherit have it in their link."""
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if f"memfd:{name}" in os.readlink(entry.path):
+                return int(entry.name)
+    raise LookupError(name)
+
+
+class ScribblingEnv(CountingEnv):
+    """Writes random bytes where it is told to, once, in a step or in a call."""
+
+    def __init__(self, identity: int = 0) -> None:
+        super().__init__(identity, length=1000)
+        self._spans: Sequence[Span] = ()
+        self._seed = 0
+
+    def plan(self, spans: Sequence[Span], seed: int) -> None:
+        self._spans, self._seed = spans, seed
+
+    def step(self, action: np.int64) -> Any:
+        if self._spans:
+            self.scribble(self._spans, self._seed)
+            self._spans = ()
+        return super().step(action)
+
+    def talk(self) -> dict[str, bytes]:
+        return {"page": b"x" * 5000}
+
+    def scribble(self, spans: Sequence[Span], seed: int) -> None:
+        """Write into the slab: a few short strokes in each of the spans, or over all of it."""
+        rng = random.Random(seed)
+        slab = _memory("stepmill-slab")
+        for start, stop in spans:
+            for _ in range(rng.choice([1, 1, 4, 40])):
+                at = rng.randrange(start, stop)
+                size = min(rng.choice([1, 4, 8, 64, stop - start]), stop - at)
+                os.pwrite(slab, rng.choice([rng.randbytes(size), b"\xff" * size, bytes(size)]), at)
+
+    def scribble_pages(self, seed: int) -> None:
+        """Write into the memory for large infos, and make it look larger than any memory."""
+        rng = random.Random(seed)
+        results = _memory("stepmill-results")
+        size = max(os.fstat(results).st_size, 1)
+        for _ in range(20):
+            os.pwrite(results, rng.randbytes(rng.choice([1, 8, 16, 4096])), rng.randrange(size))
+        os.ftruncate(results, rng.choice([0, 17, size, 2**40]))
+
+    def babble(self, seed: int) -> None:
+        """Write into the socket to the learner."""
+        rng = random.Random(seed)
+        for entry in list(os.scandir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path).startswith("socket:"):
+                    os.write(int(entry.name), rng.randbytes(rng.choice([1, 7, 16, 64, 5000])))
+
+
+class LoquaciousEnv(ScribblingEnv):
+    """Its observation has parts of no fixed size, and its infos do not fit their row."""
+
+    def __init__(self, identity: int = 0) -> None:
+        super().__init__(identity)
+        self.observation_space = gymnasium.spaces.Dict(
+            count=gymnasium.spaces.Box(-1, 2**40, (3,), np.int64), words=gymnasium.spaces.Text(10)
+        )
+
+    def reset(self, **arguments: Any) -> Any:
+        obs, info = super().reset(**arguments)
+        return {"count": obs, "words": "reset"}, {**info, **self.talk()}
+
+    def step(self, action: np.int64) -> Any:
+        obs, *rest, info = super().step(action)
+        return {"count": obs, "words": "step"}, *rest, {**info, **self.talk()}
+
+
+def make(env_class: type[ScribblingEnv], on_fault: str) -> stepmill.Pool:
+    options = stepmill.PoolOptions(
+        context="fork",
+        on_fault=on_fault,
+        step_timeout_s=STEP_S,
+        reset_timeout_s=STEP_S,
+        max_restarts=10_000,
+        restart_window_s=0.001,
+    )
+    return stepmill.Pool(
+        [partial(env_class, env_id) for env_id in range(4)], backend="process", num_workers=2, options=options
+    )
+
+
+def spans_of(pool: stepmill.Pool, where: str) -> list[Span]:
+    """Where the bytes of worker 1 lie: its control words, its rows of each data array."""
+    plan: dict[str, Any] = dict(pool._running.slab.plan)
+    control = plan["worker_control"][1]
+    if where == "control":
+        return [(control, control + 4 * 64), (control + 4 * 64, min(column[0] for column in plan["observation"]))]
+    names = ("reward", "terminated", "truncated", "episode_return")
+    columns = [*(plan[name] for name in names), *plan["observation"], *plan["final_observation"]]
+    columns += [(plan["over"], 0, 1), (plan["episode_length"], 0, 8), (plan["payload"], 0, plan["payload_row_bytes"])]
+    spans = []
+    for start, stride, size in columns:
+        spans += [
+            (start + slot * stride + 2 * size, start + slot * stride + 4 * size)
+            for slot in (range(3) if stride else [0])
+        ]
+    return spans
+
+
+def scribble(pool: stepmill.Pool, where: str, seed: int) -> None:
+    """Let env 2 do it: over its words and rows at once, or in its next step."""
+    if where == "pages":
+        pool.call("scribble_pages", seed, env_ids=[2])
+    elif where == "socket":
+        pool.call("babble", seed, env_ids=[2])
+    else:
+        pool.call("plan" if seed % 2 else "scribble", spans_of(pool, where), seed, env_ids=[2])
+
+
+def use(pool: stepmill.Pool) -> None:
+    """Step, look at everything, call; each may end in an error that says so, within its time."""
+    for act in (_step, _step, partial(_call, pool=pool), _step):
+        begin = time.monotonic()
+        with contextlib.suppress(stepmill.StepmillError, ValueError, TypeError, AttributeError, ArithmeticError):
+            act(pool=pool)
+        assert time.monotonic() - begin < ANSWER_S
+
+
+def _step(pool: stepmill.Pool) -> None:
+    idle = [env_id for env_id, state in enumerate(pool.states) if state.name == "IDLE"]
+    if idle:
+        pool.send([1] * len(idle), idle)
+    for _ in range(3):
+        batch = pool.recv(min_envs=1, max_envs=4, timeout_s=1.0)
+        str(batch.info), str(batch.obs), batch.reward.sum(), batch.truncated.any()
+
+
+def _call(pool: stepmill.Pool) -> None:
+    pool.call_async("locate", env_ids=[2, 3]).result(timeout_s=1.0)
+
+
+def heal(pool: stepmill.Pool) -> None:
+    """Replace the worker that was scribbled over, and see that all is well, the bystanders' steps too."""
+    steps = pool.get_attr("num_steps", env_ids=[0, 1])
+    pool._recovery.revive([2, 3], anew=True)
+    assert pool.reset(seed=0).env_id.tolist() == [0, 1, 2, 3]
+    for action in (5, 6):
+        assert pool.step([action] * 4).reward.tolist() == [float(action)] * 4
+    assert pool.get_attr("num_steps", env_ids=[0, 1]) == tuple(count + 2 for count in steps)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("on_fault", ["raise", "truncate"])
+@pytest.mark.parametrize("env_class", [ScribblingEnv, LoquaciousEnv])
+@pytest.mark.parametrize("where", ["control", "rows", "pages", "socket"])
+def test_a_worker_that_scribbles_harms_nobody_else(where: str, env_class: type[ScribblingEnv], on_fault: str) -> None:
+    with make(env_class, on_fault) as pool:
+        for seed in range(NUM_SEEDS):
+            pool.reset(seed=0)
+            pool.step([1] * 4)
+            with contextlib.suppress(stepmill.StepmillError):
+                scribble(pool, where, seed)
+            use(pool)
+            heal(pool)
+
+
+def test_a_hole_is_not_taken_for_a_value(tmp_path: Path) -> None:
+    # A file that only looks large must not make its reader ask for as much memory.
+    with make(LoquaciousEnv, "raise") as pool:
+        pool.reset(seed=0)
+        pool.send([1] * 4)
+        while len(pool.ready_ids) < 4:
+            pool._ledger.wait(4, 0.05)
+        slab = pool._running.slab
+        os.ftruncate(slab.fds[4], 2**45)
+        assert pool.recv(4).obs["words"] == ("step",) * 4
