@@ -185,4 +185,5 @@ def test_nothing_is_left_of_a_learner_that_is_killed():
         learner.kill()
         learner.wait()
         assert leaks.wait_until_gone(pids, timeout_s=HANG_S) == []
-    assert set(os.listdir("/dev/shm")) <= before
+    new = set(os.listdir("/dev/shm")) - before  # this machine may run more than this test
+    assert not [name for name in new if "stepmill" in name or any(str(pid) in name for pid in (learner.pid, *pids))]
