@@ -211,6 +211,7 @@ class Ledger {
     void relieve(std::uint32_t id);
     void attach(std::uint32_t id, std::uint32_t server);
     void detach(std::uint32_t id);
+    bool is_gone(std::uint32_t server);
     void draw_seed(std::uint32_t server);
     void begin_drawn(std::uint32_t server, ServerWords& words, std::uint32_t local);
     void note_rebuilt(std::uint32_t worker);

@@ -26,6 +26,13 @@ bool Ledger::is_over(std::uint32_t id) const {
     return num_ended == batch_size_;  // a batched env leaves as a whole
 }
 
+// What it has staged is of an object that died with its worker.
+bool Ledger::is_gone(std::uint32_t server) {
+    const Seat seat = slab_->seats[server];
+    const bool is_dead = is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load(std::memory_order_acquire) != 0;
+    return is_dead && !servers_[server].is_stale && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket_word(server);
+}
+
 // The episode of this env is over, and received.
 void Ledger::relieve(std::uint32_t id) {
     tend();
@@ -37,9 +44,8 @@ void Ledger::relieve(std::uint32_t id) {
     const std::uint32_t next = queue_.front();
     queue_.pop_front();
     attach(id, next);
-    if (servers_[next].is_staged) return;
-    draw_seed(next);
-    stage(next);
+    if (!servers_[next].is_staged) draw_seed(next);
+    if (!servers_[next].is_staged || is_gone(next)) stage(next);
 }
 
 void Ledger::detach(std::uint32_t id) {

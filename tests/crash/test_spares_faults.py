@@ -1,0 +1,126 @@
+"""Spares whose reset raises, and spares whose worker dies: the faults are those of the env that they serve next."""
+
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
+
+FAST = {"max_restarts": 1000}
+
+
+class Repeatable(Named):
+    def observe(self):
+        return np.array([self.clock, self.end, self.clock, self.tag, 0], np.int64)
+
+
+def step_often(pool, times):
+    for _ in range(times):
+        pool.step([0] * pool.num_envs)
+
+
+def short(marks, identity):
+    return Named(identity, None, 1, str(marks))
+
+
+def test_a_reset_that_raises_in_the_queue_is_told_when_its_env_is_to_serve(tmp_path):
+    leave_mark(tmp_path, 0)
+    with named_pool(1, 1, env=partial(short, tmp_path), num_workers=2) as pool:
+        pool.reset(seed=0)
+        pool.step([0])  # object 0 joins the queue, and raises there
+        pool.step([0])
+        pool.step([0])  # the spare has ended too: object 0 is to serve
+        with pytest.raises(stepmill.EnvError, match="no next episode") as caught:
+            pool.step([0])
+        assert caught.value.env_id == 0
+        assert caught.value.phase == "reset"
+        assert pool.reset(env_ids=[0]).obs[0, 0] == 0
+        pool.step([0])
+
+
+@pytest.mark.parametrize("policy", ["truncate", "replay"])
+def test_a_reset_that_raises_in_the_queue_is_tried_again_by_the_policy(tmp_path, policy):
+    leave_mark(tmp_path, 0)
+    options = {"on_fault": policy, "seeding": "per_episode", **FAST}
+    with named_pool(1, 1, env=partial(short, tmp_path), num_workers=2, **options) as pool:
+        pool.reset(seed=0)
+        seen = [int(pool.step([0]).obs[0, 0]) for _ in range(8)]
+    assert seen == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert not list(tmp_path.iterdir())  # it did raise
+
+
+def test_an_env_that_raises_is_replaced_by_a_spare_at_once():
+    with named_pool(1, 1, num_workers=2, env=partial(Named, length=9), on_fault="truncate", **FAST) as pool:
+        pool.reset(seed=0)
+        broken = pool.step([RAISE])
+        assert broken.truncated.tolist() == [True]
+        assert broken.info["fault"]["kind"].tolist() == ["raised"]
+        assert pool.step([0]).obs[0].tolist()[:3] == [1, 1, 0]
+        assert pool.step([0]).obs[0].tolist()[:3] == [1, 1, 1]
+        pool.step([RAISE])
+        assert pool.step([0]).obs[0].tolist()[:3] == [0, 2, 0]  # the one that raised was reset meanwhile
+
+
+def test_under_replay_a_run_with_spares_is_the_same_whoever_is_killed_meanwhile():
+    def run(kills, num_workers):
+        seen = []
+        options = {"seeding": "per_episode", "on_fault": "replay", **FAST}
+        with named_pool(3, 2, backend="process", env=Repeatable, num_workers=num_workers, **options) as pool:
+            seen.append(pool.reset(seed=2).obs.tolist())
+            pids = [worker["pid"] for worker in pool.stats()["workers"]]
+            for step, actions in enumerate(np.random.default_rng(4).integers(8, size=(40, 3))):
+                if step in kills:
+                    os.kill(pids[kills[step]], signal.SIGKILL)
+                batch = pool.step(actions)
+                seen.append((batch.obs[:, [0, 2, 3]].tolist(), batch.reward.tolist(), batch.terminated.tolist()))
+                pids = [worker["pid"] for worker in pool.stats()["workers"]]
+            assert not any("fault" in str(entry) for entry in seen)
+        return seen
+
+    assert run({5: 0, 11: 1, 12: 0, 20: 2, 33: 1}, 3) == run({}, 2)
+
+
+def test_under_truncate_killed_workers_break_episodes_and_no_more():
+    broken = ended = 0
+    with named_pool(3, 2, backend="process", num_workers=3, on_fault="truncate", **FAST) as pool:
+        clock = pool.reset(seed=2).obs[:, 2]
+        over = np.zeros(3, bool)
+        for step, actions in enumerate(np.random.default_rng(4).integers(8, size=(40, 3))):
+            if step % 9 == 4:
+                actions[step % 3] = KILL
+            batch = pool.step(actions)
+            assert batch.env_id.tolist() == [0, 1, 2]
+            cut = batch.truncated
+            assert np.array_equal(batch.obs[:, 2][~cut], np.where(over, 0, clock + 1)[~cut]), step
+            broken, ended = broken + int(cut.sum()), ended + int(batch.terminated.sum())
+            clock, over = batch.obs[:, 2], batch.terminated | batch.truncated
+        assert broken >= 3
+        assert ended > 10
+
+
+def test_a_spare_that_dies_with_its_worker_is_built_anew_for_whom_it_serves_next():
+    with named_pool(1, 1, backend="process", num_workers=2, env=partial(Named, length=1)) as pool:
+        pool.reset(seed=0)
+        worker = next(each for each in pool.stats()["workers"] if each["worker"] != pool.worker_of[0])
+        os.kill(worker["pid"], signal.SIGKILL)
+        pool.step([0])
+        with pytest.raises(stepmill.WorkerDied):
+            step_often(pool, 3)
+        assert pool.reset().obs[0, 0] == 0
+        for identity in (0, 1, 1, 0):
+            assert pool.step([0]).obs[0, 0] == identity
+
+
+def test_a_reset_of_all_brings_back_a_pool_whose_spare_is_dead():
+    with named_pool(2, 1, backend="process", num_workers=3, env=partial(Named, length=1)) as pool:
+        pool.reset(seed=0)
+        os.kill(pool.stats()["workers"][2]["pid"], signal.SIGKILL)
+        with pytest.raises(stepmill.WorkerDied):
+            step_often(pool, 6)
+        pool.reset(seed=1)
+        for _ in range(8):
+            pool.step([0, 0])
