@@ -36,6 +36,7 @@ CLASSES = {
 # ---------------------------------------------------------------- envs that raise
 
 
+@pytest.mark.covers("G-4")
 @pytest.mark.parametrize("error", [name for name in ERRORS if name != "keyboard"])
 @pytest.mark.parametrize("phase", ["step", "reset"])
 def test_any_exception_arrives_with_its_class_text_and_traceback(pool_of, phase, error):
@@ -119,6 +120,7 @@ def test_a_fault_is_told_once(pool_of):
         pool.recv(1)
 
 
+@pytest.mark.covers("G-4")
 def test_faults_of_several_envs_are_all_told(pool_of):
     pool = pool_of([partial(RaisingEnv, "step", 1, identity=i) for i in range(4)])
     pool.reset(seed=0)
@@ -158,6 +160,7 @@ def test_pools_keep_running_after_an_automatic_reset_raised(pool_of):
 # ---------------------------------------------------------------- envs that return rubbish
 
 
+@pytest.mark.covers("G-11")
 @pytest.mark.parametrize("kind", BadOutputEnv.KINDS)
 def test_rubbish_is_refused_by_name_and_the_pool_goes_on(pool_of, kind):
     pool = pool_of([partial(BadOutputEnv, "wrong shape", at=99), partial(BadOutputEnv, kind, at=1, identity=1)])
@@ -200,6 +203,7 @@ def test_the_message_names_the_leaf_and_what_was_found(pool_of, kind, words):
 # ---------------------------------------------------------------- envs that cannot be built
 
 
+@pytest.mark.covers("G-14")
 @pytest.mark.parametrize("error", [name for name in ERRORS if name != "keyboard"])
 def test_a_constructor_that_raises_is_reported_with_its_env(pool_of, error):
     with pytest.raises(stepmill.EnvError) as caught:
@@ -236,6 +240,7 @@ def _with(name, value):
     return env
 
 
+@pytest.mark.covers("G-13")
 @pytest.mark.parametrize(
     "other",
     [
@@ -270,6 +275,7 @@ def test_an_env_fn_that_is_inherited_need_not_be_pickled(pool_of):
     assert pool.reset(seed=0).obs.tolist() == [[0, 0, 0]]
 
 
+@pytest.mark.covers("G-14")
 @pytest.mark.parametrize("where", ["thread", "fork", "forkserver"])
 def test_envs_are_built_in_parallel(pool_of):
     start = time.monotonic()
@@ -284,6 +290,7 @@ def test_a_constructor_that_never_ends_is_given_up(pool_of):
         pool_of([CountingEnv, partial(SlowEnv, construct_s=600)], num_workers=2, start_timeout_s=1.0)
 
 
+@pytest.mark.covers("G-13")
 def test_no_env_is_built_outside_its_worker(pool_of):
     pool = pool_of(counting_envs(4))
     assert pool.get_attr("num_resets") == (0, 0, 0, 0)

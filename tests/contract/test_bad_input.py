@@ -68,6 +68,7 @@ def _assert_whole(pool):
 # ---------------------------------------------------------------- actions
 
 
+@pytest.mark.covers("G-11")
 @pytest.mark.parametrize("what", BAD_ACTIONS)
 def test_actions_that_do_not_fit_are_refused_and_nobody_steps(pool_of, what):
     pool = pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N)
@@ -104,6 +105,7 @@ def test_actions_may_lie_in_memory_in_any_way(counting_pool):
         assert counting_pool.step(actions).reward.tolist() == [float(action) for action in actions]
 
 
+@pytest.mark.covers("G-12")
 def test_the_callers_arrays_are_never_changed(pool_of):
     pool = pool_of([partial(SampledEnv, ACTION_SPACE, ACTION_SPACE)] * N)
     seeds, options, ids, actions = [1, None, 3], {"a": np.arange(3)}, [2, 0], copy.deepcopy(GOOD)

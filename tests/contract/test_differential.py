@@ -46,6 +46,7 @@ def test_serial_equals_gymnasium_for_spaces_of_fixed_size(story):
     compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
+@pytest.mark.covers("X-15")
 @settings(max_examples=examples(50))
 @given(ANY)
 def test_serial_equals_gymnasium_for_any_space(story):
@@ -70,6 +71,7 @@ def test_threads_equal_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "thread"))
 
 
+@pytest.mark.covers("X-15")
 @settings(max_examples=examples(20))
 @given(ANY)
 def test_forked_processes_equal_gymnasium_for_any_space(story):
@@ -82,6 +84,7 @@ def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "fork"))
 
 
+@pytest.mark.covers("G-11")
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("where", ["thread", "fork"])
@@ -136,6 +139,7 @@ def _trace(where: str, mode: AutoresetMode, num_workers: int) -> list[Any]:
     return results
 
 
+@pytest.mark.covers("G-7")
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_backends_and_numbers_of_workers_agree_bit_for_bit(mode):
     reference = _trace("serial", mode, 1)

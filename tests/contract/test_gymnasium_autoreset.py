@@ -39,6 +39,7 @@ def _assert_steps(envs, expected):
         assert result[4] == {}
 
 
+@pytest.mark.covers("G-6")
 def test_next_step_resets_in_the_step_after_the_last(vector_env_of):
     envs = _count_with(vector_env_of, AutoresetMode.NEXT_STEP)
     _assert_steps(
@@ -52,6 +53,7 @@ def test_next_step_resets_in_the_step_after_the_last(vector_env_of):
     )
 
 
+@pytest.mark.covers("G-6")
 def test_disabled_leaves_the_reset_to_the_caller(vector_env_of):
     envs = _count_with(vector_env_of, AutoresetMode.DISABLED)
     _assert_steps(
@@ -64,6 +66,7 @@ def test_disabled_leaves_the_reset_to_the_caller(vector_env_of):
     _assert_steps(envs, [([1, 3, 3], [1, 2, 3], [False, True, True])])
 
 
+@pytest.mark.covers("G-6")
 def test_same_step_resets_within_the_step_and_hands_out_the_last_observation(vector_env_of):
     envs = _count_with(vector_env_of, AutoresetMode.SAME_STEP)
     _assert_steps(envs, [([1, 1, 1], [1, 2, 3], [False, False, False])])
@@ -104,6 +107,7 @@ class _EndingSampleEnv(SampleEnv):
         return observation, reward, True, truncated, info
 
 
+@pytest.mark.covers("G-6")
 def test_the_last_infos_and_the_first_are_both_seen(vector_env_of):
     envs = vector_env_of([FinalInfoEnv])
     _, info = envs.reset()

@@ -279,6 +279,7 @@ def test_envs_of_different_spaces_are_refused(vector_env_of):
 # ---------------------------------------------------------------- partial resets and actions
 
 
+@pytest.mark.covers("G-9")
 def test_a_partial_reset_touches_the_masked_envs_only(vector_env_of):
     envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)
     first, _ = envs.reset(seed=[0, 1, 2])

@@ -59,6 +59,7 @@ def drive(pool):
     ]
 
 
+@pytest.mark.covers("X-6")
 @pytest.mark.parametrize("seeding", ["continue", "per_episode", "fixed"])
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_the_data_are_the_same_with_and_without(backend, seeding):
@@ -70,6 +71,7 @@ def test_the_data_are_the_same_with_and_without(backend, seeding):
     assert seeding == "continue" or draws == [[row[0] for row in step[0]] for step in early]
 
 
+@pytest.mark.covers("X-6")
 def test_the_step_after_the_end_does_not_wait_for_a_reset_that_is_done():
     with make_pool(True, partial(SlowResetEnv, RESET_S), partial(SlowResetEnv, RESET_S)) as pool:
         pool.reset(seed=0)

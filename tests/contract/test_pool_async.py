@@ -75,6 +75,7 @@ def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
     assert pool.recv(3).env_id.tolist() == [0, 2, 3]
 
 
+@pytest.mark.covers("X-1", "X-13")
 @PARALLEL
 def test_a_batch_is_who_is_ready_whoever_that_is(pool_of, gate):
     pool = _gated(pool_of, gate, 3)
@@ -90,6 +91,7 @@ def test_a_batch_is_who_is_ready_whoever_that_is(pool_of, gate):
     assert (batch.env_id.tolist(), batch.reward.tolist()) == ([0], [GATED_ACTION])
 
 
+@pytest.mark.covers("G-9", "X-2")
 @PARALLEL
 def test_a_deadline_that_passes_loses_nothing(pool_of, gate):
     pool = _gated(pool_of, gate, 3)
@@ -104,6 +106,7 @@ def test_a_deadline_that_passes_loses_nothing(pool_of, gate):
     assert sorted(first + pool.recv(2, timeout_s=30).env_id.tolist()) == [0, 1, 2]
 
 
+@pytest.mark.covers("X-2")
 @PARALLEL
 def test_a_deadline_of_zero_only_looks(pool_of, gate):
     pool = _gated(pool_of, gate, 1)
@@ -118,6 +121,7 @@ def test_a_deadline_of_zero_only_looks(pool_of, gate):
     assert pool.recv(1, timeout_s=30).reward.tolist() == [GATED_ACTION]
 
 
+@pytest.mark.covers("G-9")
 @PARALLEL
 def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):
     pool = _gated(pool_of, gate, 4)
@@ -172,6 +176,7 @@ def test_a_busy_env_is_refused_and_the_others_are_not_sent(pool_of, gate):
     assert pool.get_attr("num_steps") == (0, 1, 0)
 
 
+@pytest.mark.covers("X-14")
 @PARALLEL
 def test_resetting_a_busy_env_waits_for_it_and_drops_its_result(pool_of, gate):
     pool = _gated(pool_of, gate, 2)
@@ -194,6 +199,7 @@ def test_a_result_that_waits_keeps_its_env_busy_for_the_next_send(pool_of):
     assert pool.recv(1).reward.tolist() == [1.0]
 
 
+@pytest.mark.covers("G-9", "X-14")
 def test_receiving_with_nothing_pending_is_an_error_and_never_a_wait(pool_of):
     pool = pool_of(counting_envs(3))
     with pytest.raises(stepmill.UsageError):
@@ -214,6 +220,7 @@ def test_recv_without_a_size_takes_the_batch_size_of_the_pool(pool_of):
     assert len(pool.recv()) == 2
 
 
+@pytest.mark.covers("X-13")
 def test_an_async_run_gives_every_env_its_own_actions(pool_of):
     pool = pool_of(counting_envs(6, 7), batch_size=2)
     pool.reset_async(seed=0)
@@ -260,6 +267,7 @@ def test_closing_from_another_thread_wakes_a_waiting_recv(pool_of, gate):
 # ---------------------------------------------------------------- images and mixed resets
 
 
+@pytest.mark.covers("X-3")
 def test_small_batches_of_images_are_gathered_row_by_row(pool_of):
     pool = pool_of([partial(ImageEnv, i, length=6) for i in range(5)])
     pool.reset_async(seed=0)

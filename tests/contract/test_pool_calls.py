@@ -57,6 +57,7 @@ class _TurncoatEnv(CountingEnv):
         self.step = step
 
 
+@pytest.mark.covers("G-10")
 def test_futures_resolve_in_any_order_and_repeatedly(pool_of):
     pool = pool_of(counting_envs(2))
     pool.reset()
@@ -65,6 +66,7 @@ def test_futures_resolve_in_any_order_and_repeatedly(pool_of):
         assert tuple(futures[i].result()) == (float(i), i + 1.0)
 
 
+@pytest.mark.covers("G-10")
 def test_a_call_comes_after_the_step_that_was_sent_before_it(pool_of):
     pool = pool_of(counting_envs(2))
     pool.reset(seed=0)

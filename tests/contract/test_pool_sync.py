@@ -114,6 +114,7 @@ def test_a_partial_reset_clears_what_the_last_episode_left(pool_of):
     assert batch.reward.tolist() == [5.0, 0.0]
 
 
+@pytest.mark.covers("G-9")
 def test_an_env_may_be_reset_twice_in_a_row(pool_of):
     pool = pool_of(counting_envs(2))
     pool.reset()
@@ -197,6 +198,7 @@ def test_fixed_repeats_the_seed_each_episode(pool_of):
     assert _seeds_of(pool) == [[100, 100, 100], [101, 101, 101]]
 
 
+@pytest.mark.covers("X-15")
 def test_per_episode_gives_each_episode_of_each_env_a_seed_of_its_own(pool_of):
     pool = pool_of([partial(SeedRecorder, 1)] * 2, seeding="per_episode")
     _play(pool, 9)
@@ -242,6 +244,7 @@ def test_return_and_length_of_an_episode_are_in_the_info_at_its_end(pool_of, mod
 # ---------------------------------------------------------------- where results lie
 
 
+@pytest.mark.covers("G-12", "X-1")
 def test_results_that_are_held_are_never_overwritten(pool_of):
     pool = pool_of([partial(ImageEnv, i) for i in range(3)])
     held = [pool.reset(seed=0).obs]
@@ -251,6 +254,7 @@ def test_results_that_are_held_are_never_overwritten(pool_of):
             assert (images[i] == ImageEnv.colour(i, clock)).all()
 
 
+@pytest.mark.covers("G-12")
 def test_copies_belong_to_the_caller(pool_of):
     pool = pool_of([partial(ImageEnv, i) for i in range(2)], copy=True)
     first = pool.reset(seed=0).obs
@@ -261,6 +265,7 @@ def test_copies_belong_to_the_caller(pool_of):
     assert (pool.step([0, 0]).obs[1] == ImageEnv.colour(1, 1)).all()
 
 
+@pytest.mark.covers("X-3")
 def test_results_outlive_the_pool(pool_of):
     pool = pool_of([partial(ImageEnv, i) for i in range(2)])
     images = pool.reset(seed=0).obs

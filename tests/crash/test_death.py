@@ -58,6 +58,7 @@ def _assert_dead(error, env_ids, signal_name="SIGKILL"):
         assert str(env_id) in str(error)
 
 
+@pytest.mark.covers("G-1")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_steps_is_reported_at_once(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
@@ -75,6 +76,7 @@ def test_a_worker_killed_while_it_steps_is_reported_at_once(where, pool_of, gate
     _close_in_time(pool)
 
 
+@pytest.mark.covers("G-1")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, pool_of):
     pool = pool_of(counting_envs(4), num_workers=2)
@@ -90,6 +92,7 @@ def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, po
     _close_in_time(pool)
 
 
+@pytest.mark.covers("G-1")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
@@ -103,6 +106,7 @@ def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gat
     _kill_in_time(pool)
 
 
+@pytest.mark.covers("G-1")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_during_a_call_is_reported_at_once(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
@@ -119,12 +123,14 @@ def test_a_worker_killed_during_a_call_is_reported_at_once(where, pool_of, gate)
     _close_in_time(pool)
 
 
+@pytest.mark.covers("G-1")
 def test_a_worker_killed_while_it_builds_its_envs_is_reported(where):
     with pytest.raises(stepmill.WorkerDied) as caught:
         make_pool(where, [CountingEnv, partial(DyingEnv, "init")], num_workers=2)
     assert 1 in caught.value.env_ids
 
 
+@pytest.mark.covers("X-9")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT", "exit"])
 @pytest.mark.parametrize("phase", ["step", "reset", "call"])
@@ -145,6 +151,7 @@ def test_an_env_that_takes_its_process_with_it_is_named_with_the_cause(where, po
     _close_in_time(pool)
 
 
+@pytest.mark.covers("X-9")
 def test_envs_of_other_workers_lose_no_step(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i, 100) for i in range(4)], num_workers=4)
     pool.reset(seed=0)
@@ -179,6 +186,7 @@ def test_a_lost_env_must_not_be_stepped_and_others_may(where, pool_of):
     assert pool.recv(1).reward.tolist() == [9.0]
 
 
+@pytest.mark.covers("X-11")
 def test_all_workers_killed_at_once_are_all_reported(where, pool_of):
     pool = pool_of(counting_envs(4), num_workers=2)
     pool.reset(seed=0)
@@ -209,6 +217,7 @@ def test_a_vector_env_reports_a_death_and_closes(where, vector_env_of, gate):
     _close_in_time(envs)
 
 
+@pytest.mark.covers("X-11")
 def test_a_death_right_after_the_start_is_never_missed(where):
     # The reaper must know every worker before the first command: many pools, in each of which one dies in its first step.
     for _ in range(40):
@@ -245,6 +254,7 @@ def test_close_ends_a_stopped_worker(where, pool_of):
     _kill_in_time(pool)
 
 
+@pytest.mark.covers("X-4")
 def test_close_ends_a_worker_that_ignores_signals(where, pool_of):
     pool = pool_of([_StubbornEnv] * 2, num_workers=2)
     pool.reset(seed=0)
@@ -314,6 +324,7 @@ def test_workers_end_with_their_learner(context, moment):
     assert not leaks.wait_until_gone(family, timeout_s=TOLD_S)
 
 
+@pytest.mark.covers("X-8")
 @pytest.mark.orphans
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_ctrl_c_ends_everything_with_at_most_one_traceback(context):

@@ -104,6 +104,7 @@ def test_a_call_to_a_dead_worker_says_so_and_the_others_answer(pool_in: Callable
     assert pool.call("add", 1, env_ids=[0]) == (1,)
 
 
+@pytest.mark.covers("X-11")
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
 def test_a_worker_that_dies_in_a_call_is_told_at_once(how: str, pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([partial(DyingEnv, "call", how=how), CountingEnv])
@@ -253,6 +254,7 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_traceback_at_most() -> Non
 # ---- close ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("X-4")
 @pytest.mark.parametrize("with_gil", [True, False])
 def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([DeafEnv, CountingEnv])

@@ -93,6 +93,7 @@ def test_disabled_autoreset_leaves_the_reset_to_the_user() -> None:
         assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 1, 3, 3]
 
 
+@pytest.mark.covers("X-12")
 def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
     with make(max_restarts_total=1) as pool:
         pool.reset(seed=0)

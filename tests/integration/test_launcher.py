@@ -76,6 +76,7 @@ def pool_in() -> Iterator[Callable[..., stepmill.Pool]]:
 # ---- starting ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("X-7")
 def test_every_worker_builds_its_envs_in_a_process_of_its_own(
     context: Context, backend_of: Callable[..., ProcessBackend]
 ) -> None:

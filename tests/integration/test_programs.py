@@ -57,11 +57,13 @@ def test_a_script_may_come_from_stdin(tmp_path, context):
     _assert_done(result)
 
 
+@pytest.mark.covers("X-8")
 @CONTEXTS
 def test_a_program_that_forgets_to_close_ends_all_the_same(context):
     _assert_done(run_source(_script(context, end="")))
 
 
+@pytest.mark.covers("X-8")
 @CONTEXTS
 def test_a_program_that_raises_ends_all_the_same(context):
     result = run_source(_script(context, end="raise SystemExit(3)"))
@@ -192,6 +194,7 @@ def test_environment_and_working_directory_are_those_of_the_moment_the_pool_was_
     _assert_done(run_source(source))
 
 
+@pytest.mark.covers("X-7")
 def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
     source = """
         import sys
@@ -226,6 +229,7 @@ def test_the_workers_random_generators_differ(context):
     _assert_done(run_source(source))
 
 
+@pytest.mark.covers("X-14")
 def test_two_pools_at_once_and_many_one_after_another():
     source = """
         import os
