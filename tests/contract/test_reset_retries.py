@@ -68,7 +68,7 @@ def seeding_for(on_fault: str) -> dict[str, Any]:
     return {"on_fault": on_fault, "seeding": "per_episode"}
 
 
-@pytest.mark.covers("D-18", "D-B19", "D-B9")
+@pytest.mark.covers("D-18", "D-B19", "D-B9", "X-10")
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
 @pytest.mark.parametrize("where", ["serial", "thread", "process"])
 def test_the_same_process_tries_again_with_the_same_seed_and_closes_nothing(
@@ -144,7 +144,7 @@ def test_an_overlapped_reset_that_fails_is_tried_again_when_it_is_wanted(where: 
         assert notes.read_text() == "nrfr"
 
 
-@pytest.mark.covers("D-18", "D-19", "D-B9")
+@pytest.mark.covers("D-18", "D-19", "D-B9", "X-10")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
 def test_a_new_process_tries_again_with_the_same_seed(on_fault: str, how: str, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def play(pool, steps=STEPS):
     return seen
 
 
-@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6")
+@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6", "G-16")
 @pytest.mark.parametrize("seeding", ["continue", "per_episode", "fixed"])
 def test_a_run_with_spares_is_the_same_on_every_backend_and_number_of_workers(seeding):
     with named_pool(4, 2, backend="serial", seeding=seeding) as pool:
@@ -138,7 +138,7 @@ def odd_spare(identity):
     return env
 
 
-@pytest.mark.covers("A-B11")
+@pytest.mark.covers("A-B11", "G-8")
 def test_a_batched_env_changes_places_as_a_whole():
     with named_pool(2, 1, env=batched, num_workers=2) as pool:
         pool.reset(seed=0)
