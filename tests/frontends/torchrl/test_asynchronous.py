@@ -23,7 +23,8 @@ make = partial(counting, cls=AsyncStepmillEnv)
 
 def begin(env):
     env.async_reset_send()
-    return env.async_reset_recv(env.num_workers)
+    td = env.async_reset_recv(env.num_workers)  # in the order in which they came
+    return td[torch.argsort(td["env_index"])]
 
 
 def act(td, *actions):
@@ -189,7 +190,6 @@ def test_envpools_envs_answer_one_by_one():
     task = EnvPoolTask("CartPole-v1", {"num_threads": 2}, is_async=True, has_infos=False)
     env = AsyncStepmillEnv([task] * 6, backend="envpool", categorical_action_encoding=True)
     td = begin(env)
-    td = td[torch.argsort(td["env_index"])]
     env.async_step_send(act(td, 1, 0, 1, 0, 1, 0))
     seen = []
     while len(seen) < 6:

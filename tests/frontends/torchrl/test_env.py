@@ -7,12 +7,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector
+from torchrl.data import Unbounded
 from torchrl.envs.utils import check_env_specs
 
 import stepmill
 from stepmill.frontends.torchrl import StepmillEnv
 from stepmill.testing import CountingEnv
-from stepmill.testing.faulty import DyingEnv, RaisingEnv
+from stepmill.testing.faulty import RaisingEnv
 from tests.frontends.torchrl.makers import BACKENDS, Nested, counting
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -270,67 +271,6 @@ def test_a_partial_step_leaves_other_envs_where_they_are():
     env.close()
 
 
-@pytest.mark.covers("T-12")
-@pytest.mark.parametrize("where", BACKENDS)
-def test_attributes_and_methods_fan_out_to_the_envs(where):
-    env = counting(3, 9, where)
-    env.reset()
-    assert list(env.identity) == [0, 1, 2]
-    assert env.identity == [0, 1, 2]
-    assert env.identity[1] == 1
-    assert env.add(1.0, right=2.0) == [3.0, 4.0, 5.0]
-    assert env.action_space.n == [100, 100, 100]
-    assert len(env.identity) == 3
-    assert not hasattr(env, "no_such_thing")
-    with pytest.raises(AttributeError, match="neither StepmillEnv nor its envs"):
-        env.no_such_thing  # noqa: B018
-    env.close()
-
-
-@pytest.mark.covers("T-12")
-def test_an_indexed_view_is_a_live_env():
-    env = counting(4, 3)
-    env.reset()
-    view = env[2:]
-    check_env_specs(view)
-    td = view.reset()
-    assert [row[0] for row in obs_of(td)] == [2, 3]
-    stepped = view.step(act(view, td, 5, 6))
-    assert stepped["next", "reward"].flatten().tolist() == [5, 6]
-    assert [row[2] for row in obs_of(stepped["next"])] == [1, 1]
-    assert view.identity == [2, 3]
-    assert env[[3, 1]].env_ids == (3, 1)
-    swapped = env[[3, 1]]
-    td = swapped.step(act(swapped, swapped.reset(), 7, 8))
-    assert [row[0] for row in obs_of(td["next"])] == [3, 1]
-    assert td["next", "reward"].flatten().tolist() == [7, 8]
-    assert repr(env[1]) == "EnvView(env_ids=[1], device=cpu)"
-    env.close()
-
-
-@pytest.mark.covers("T-12")
-def test_each_env_has_reset_arguments_of_its_own():
-    env = StepmillEnv([stepmill.testing.SeedRecorder] * 3, backend="serial")
-    td = env.reset(list_of_kwargs=[{"seed": 5}, {}, {"seed": 8, "options": {"a": 1}}])
-    assert [row[0] for row in obs_of(td)] == [5, -1, 8]
-    with pytest.raises(stepmill.UsageError, match="2 entries for 3 envs"):
-        env.reset(list_of_kwargs=[{}, {}])
-    env.close()
-
-
-@pytest.mark.covers("T-12")
-def test_a_dead_worker_is_named_as_torchrls_users_know_it():
-    fns = [CountingEnv, lambda: DyingEnv(at=2)]
-    env = StepmillEnv(fns, **{**BACKENDS["process"], "categorical_action_encoding": True})
-    td = env.step(act(env, env.reset(), 1, 1))
-    with pytest.raises(RuntimeError, match=r"Cannot proceed, worker 1 dead\.") as caught:
-        env.step(act(env, td["next"].exclude("reward"), 1, 1))
-    assert isinstance(caught.value, stepmill.WorkerDied)
-    assert caught.value.env_ids == (1,)
-    assert env.reset()["done"].sum() == 0
-    env.close()
-
-
 @pytest.mark.parametrize("where", BACKENDS)
 def test_an_env_that_raises_is_named_and_a_reset_goes_on(where):
     env = StepmillEnv([CountingEnv, RaisingEnv], **BACKENDS[where], categorical_action_encoding=True)
@@ -340,6 +280,21 @@ def test_an_env_that_raises_is_named_and_a_reset_goes_on(where):
     assert caught.value.env_id == 1
     td = env.reset()
     assert env.step(act(env, td, 1, 1))["next", "reward"].flatten().tolist() == [1, 1]
+    env.close()
+
+
+@pytest.mark.covers("T-B5")
+@pytest.mark.parametrize("where", BACKENDS)
+def test_infos_come_along_where_they_are_asked_for(where):
+    env = counting(3, 2, where, info_specs={"t": Unbounded((), dtype=torch.int64)})
+    check_env_specs(env, break_when_any_done="both")
+    td = env.reset()
+    for _ in range(2):
+        stepped, td = env.step_and_maybe_reset(act(env, td, 1, 1, 1))
+    assert stepped["next", "info", "t"].tolist() == [2, 2, 2]
+    assert td["info", "t"].tolist() == [2, 2, 2]  # CountingEnv's reset has no such info
+    view = env[1:]
+    assert view.step(act(view, td[1:].clone(), 1, 1))["next", "info", "t"].tolist() == [3, 3]
     env.close()
 
 

@@ -229,14 +229,17 @@ def test_rows_are_of_the_env_that_they_say_and_infos_are_there_for_who_asks():
     env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
     assert env.env_id == [0, 1, 2]
     env.close()
-    pool = stepmill.Pool(
-        [stepmill.envs.envpool.EnvPoolTask("CartPole-v1", THREADS)] * 3,
-        backend="envpool",
-        options=stepmill.PoolOptions(autoreset_mode="Disabled"),
+    specs = {"elapsed_step": Unbounded((), dtype=torch.int32)}
+    env = MultiThreadedEnv(
+        3, "CartPole-v1", create_env_kwargs=THREADS, info_specs=specs, categorical_action_encoding=True
     )
-    env = MultiThreadedEnvWrapper(pool)
-    assert pool.reset(env_ids=[2]).info["elapsed_step"].tolist() == [0]
-    env.reset(TensorDict({"_reset": torch.tensor([False, True, True])}, [3]))
+    check_env_specs(env, break_when_any_done="both")
+    td = env.reset()
+    stepped, td = env.step_and_maybe_reset(td.set("action", torch.tensor([1, 1, 1])))
+    assert td["info", "elapsed_step"].tolist() == [1, 1, 1]
+    again = env.reset(TensorDict({"_reset": torch.tensor([False, True, True])}, [3]))
+    assert again["info", "elapsed_step"].tolist() == [1, 0, 0]
+    assert stepped["next", "info", "elapsed_step"].tolist() == [1, 1, 1]
     env.close()
 
 

@@ -222,7 +222,9 @@ class AsyncStepmillEnv(StepmillEnv):
         """Sort finished rows by what they were asked for."""
         if not len(batch):
             return
-        rows = self._to_rows(self._pack((batch.obs, batch.reward, batch.terminated, batch.truncated)), len(batch))
+        self._engine.note_infos(batch.info, batch.env_id)
+        packed = self._pack((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
+        rows = self._to_rows(packed, len(batch))
         tasks = [self._tasks[env_id] for env_id in batch.env_id.tolist()]
         for task in dict.fromkeys(tasks):
             places = [place for place, own in enumerate(tasks) if own is task]

@@ -43,6 +43,7 @@ class Engine:
         num_envs: N.
         spaces: (observation space, action space) of one env.
         frame_skip: how often `step` repeats an action.
+        infos: by key, the newest value that each env gave, [N, ...]; the keys are set by the owner. Never written again.
         begins_resets: `step` commands resets of the envs that it finds done, for `wait_resets`.
     """
 
@@ -51,6 +52,7 @@ class Engine:
         self.frame_skip = _checked_skip(frame_skip)
         self._pool: Pool | None = None
         self._seeds: dict[int, int] = {}
+        self.infos: dict[str, NDArray[Any]] = {}
         self.begins_resets = False
         self._resetting: Mask | None = None
         pool = self.open()
@@ -125,10 +127,11 @@ class Engine:
         ids = [int(env_id) for env_id in np.flatnonzero(mask)]
         seeds = self._take_seeds(ids, seed)
         try:
-            obs, _ = self.pool.reset_rows(mask, seeds, options)
+            obs, info = self.pool.reset_rows(mask, seeds, options)
         except StepmillError as exc:
             raise translated(exc) from exc
         self.note_reset(mask)
+        self.note_infos(info)
         return obs
 
     def reset_each(self, mask: Mask | None, kwargs: Sequence[Mapping[str, Any]]) -> Any:
@@ -146,10 +149,11 @@ class Engine:
             seeds = self._take_seeds([env_id], None if own.get("seed") is None else {env_id: own["seed"]})
             pool.reset_async(seed=seeds, options=own.get("options"), env_ids=[env_id])
         try:
-            pool.recv(len(ids))
+            batch = pool.recv(len(ids))
         except StepmillError as exc:
             raise translated(exc) from exc
         self.note_reset(mask)
+        self.note_infos(batch.info, batch.env_id)
         return pool.observe()
 
     def reset_async(self, ids: NDArray[np.int64]) -> None:
@@ -175,8 +179,9 @@ class Engine:
             self.reset(self._fresh.copy())  # a step before any reset begins with one
         try:
             if mask is None and self.frame_skip == 1:
-                obs, reward, terminated, truncated, _ = self.pool.step_fast(actions)
+                obs, reward, terminated, truncated, info = self.pool.step_fast(actions)
                 self.terminated, self.truncated = terminated, truncated
+                self.note_infos(info)
                 self._begin_resets()
                 return obs, reward, terminated, truncated
             return self._step_some(actions, mask)
@@ -193,7 +198,8 @@ class Engine:
             if not ids.size:
                 break
             pool.send(take_rows(actions, ids), ids)
-            _, more, terminated, truncated, _, env_ids = pool.recv(len(ids))
+            _, more, terminated, truncated, info, env_ids = pool.recv(len(ids))
+            self.note_infos(info, env_ids)
             reward[env_ids] += more
             self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
             left[env_ids[terminated | truncated]] = False
@@ -219,11 +225,22 @@ class Engine:
         if self._seeds:
             return self.reset(mask)
         try:
-            obs, _ = self.pool.reset_wait()
+            obs, info = self.pool.reset_wait()
         except StepmillError as exc:
             raise translated(exc) from exc
         self.note_reset(mask)
+        self.note_infos(info)
         return obs
+
+    def note_infos(self, info: Mapping[str, Any], ids: NDArray[np.int64] | None = None) -> None:
+        """Remember what infos say under our keys; rows are of all envs, or of `ids`."""
+        for key, column in self.infos.items():
+            if key not in info:
+                continue
+            has = np.flatnonzero(info[f"_{key}"])
+            fresh = column.copy()  # the last one is in somebody's tensordict
+            fresh[has if ids is None else ids[has]] = info[key][has]
+            self.infos[key] = fresh
 
     def _own_flags(self) -> None:
         # Those of the last step lie in somebody's tensordict, which is not ours to change (T-B4).
@@ -235,9 +252,10 @@ class Engine:
             self.reset(self._fresh.copy())
         try:
             self.pool.send(actions, ids)
-            obs, reward, terminated, truncated, _, order = self.pool.recv(len(ids))
+            obs, reward, terminated, truncated, info, order = self.pool.recv(len(ids))
         except StepmillError as exc:
             raise translated(exc) from exc
+        self.note_infos(info, order)
         self.note_step(order, terminated, truncated)
         place = np.argsort(order)[
             np.argsort(np.argsort(ids))

@@ -15,7 +15,13 @@ from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options
 from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
-from stepmill.frontends.torchrl.specs import ActionReader, action_spec, observation_packer, observation_spec
+from stepmill.frontends.torchrl.specs import (
+    ActionReader,
+    action_spec,
+    observation_packer,
+    observation_spec,
+    with_infos,
+)
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
@@ -47,7 +53,8 @@ class StepmillEnv(EnvBase):
         categorical_action_encoding: actions chosen from a list are numbers; otherwise they are one-hot.
         frame_skip: repeat each action so often, until the episode ends: last observation, summed reward.
         options: everything else; automatic resets are TorchRL's.
-        **base: EnvBase's own: device ("cpu"), allow_done_after_reset, run_type_checks.
+        **base: EnvBase's own: device ("cpu"), allow_done_after_reset, run_type_checks. And info_specs: {key: spec} of
+            single envs, for infos that come along under ("info", key): the newest that each env gave.
     Raises:
         UsageError: a space has parts without a fixed size, or keys that TorchRL uses itself.
         EnvError: a constructor raised.
@@ -82,13 +89,24 @@ class StepmillEnv(EnvBase):
             **base,
         )
 
-    def _set_up(self, engine: Engine, *, is_categorical: bool, device: Any = "cpu", **base: Any) -> None:
+    def _set_up(
+        self,
+        engine: Engine,
+        *,
+        is_categorical: bool,
+        device: Any = "cpu",
+        info_specs: Mapping[str, Any] | None = None,
+        **base: Any,
+    ) -> None:
         try:
             super().__init__(device=device, batch_size=torch.Size([engine.num_envs]), **base)
             self._engine = engine
             observation, action = engine.spaces
             self.action_spec = action_spec(action, engine.num_envs, self.device, is_categorical=is_categorical)
-            self.observation_spec = observation_spec(observation, engine.num_envs, self.device)
+            self.observation_spec = with_infos(
+                observation_spec(observation, engine.num_envs, self.device), info_specs or {}, engine.num_envs
+            )
+            engine.infos = {key: spec.zero((engine.num_envs,)).numpy() for key, spec in (info_specs or {}).items()}
             self._make_flag_specs(engine.num_envs)
             self._reader = ActionReader(action, is_categorical=is_categorical)
             self._pack_obs = observation_packer(observation)
@@ -125,7 +143,7 @@ class StepmillEnv(EnvBase):
         else:
             obs = self._engine.reset_each(mask, list_of_kwargs)
         self.is_closed = False
-        return self._to_tensordict({**self._pack_obs(obs), **self._flags()})
+        return self._to_tensordict({**self._observed(obs), **self._flags()})
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step the envs: the tensordict with "next" in it. As `EnvBase.step`; what that would complete is complete.
@@ -157,7 +175,7 @@ class StepmillEnv(EnvBase):
         obs = self._engine.wait_resets()
         if obs is None:
             return tensordict, self._step_mdp(tensordict)
-        begun = self._pack_obs(obs)
+        begun = self._observed(obs)
         for key in ("done", "terminated", "truncated"):  # who was done is so no more
             begun[key] = torch.zeros((self._engine.num_envs, *self._flag_tail), dtype=torch.bool)
         return tensordict, self._step_mdp(tensordict.copy().set("next", self._to_tensordict(begun)))
@@ -200,10 +218,18 @@ class StepmillEnv(EnvBase):
 
     # ---- tensors ----------------------------------------------------------------------------------------------------
 
-    def _pack(self, rows: Rows) -> dict[str, Any]:
+    def _observed(self, obs: Any, ids: Any = None) -> dict[str, Any]:
+        packed = self._pack_obs(obs)
+        infos = self._engine.infos
+        if infos:
+            own = {key: torch.from_numpy(column if ids is None else column[ids]) for key, column in infos.items()}
+            packed["info"] = own
+        return packed
+
+    def _pack(self, rows: Rows, ids: Any = None) -> dict[str, Any]:
         obs, reward, terminated, truncated = rows
         shape = (len(reward), *self._flag_tail)
-        packed = self._pack_obs(obs)
+        packed = self._observed(obs, ids)
         ended = torch.from_numpy(terminated).view(shape)
         cut = torch.from_numpy(truncated).view(shape)
         packed["reward"] = torch.from_numpy(reward.astype(np.float32)).view(shape)

@@ -8,7 +8,7 @@ unless `is_categorical`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +43,26 @@ def observation_spec(space: Space, num_envs: int, device: torch.device | None) -
             f"the observation space has keys {taken}, which TorchRL uses itself; rename them, for example by a wrapper"
         )
     return spec.to(device).expand(num_envs) if device is not None else spec.expand(num_envs)
+
+
+def with_infos(spec: Any, info_specs: Mapping[str, Any], num_envs: int) -> Any:
+    """Return an observation spec with what infos bring under "info".
+
+    Args:
+        spec: of N observations.
+        info_specs: by key, of one env's info.
+        num_envs: N.
+    """
+    if not info_specs:
+        return spec
+    if "info" in spec.keys():  # noqa: SIM118  a Composite is no dict
+        raise UsageError(
+            "the observation has a key 'info', where info_specs put infos; rename it, or leave info_specs out"
+        )
+    spec["info"] = Composite(
+        {key: own.expand(num_envs, *own.shape) for key, own in info_specs.items()}, shape=(num_envs,)
+    )
+    return spec
 
 
 def action_spec(space: Space, num_envs: int, device: torch.device | None, *, is_categorical: bool) -> Any:

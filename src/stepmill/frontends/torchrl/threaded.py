@@ -2,7 +2,7 @@
 
 What differs from TorchRL 0.14, on purpose: any subset of envs can be reset, and asynchronous pools work (T-B1); observations
 of any depth (T-B2); an episode that ended is reset once, and no empty step gets among the data (T-B3); what was returned is
-never written again, and flags of envs that are not reset stay (T-B4); infos are there for who asks (`pool`, T-B5); all
+never written again, and flags of envs that are not reset stay (T-B4); infos are there for who asks (`info_specs`, T-B5); all
 keyword arguments work, `frame_skip` too (T-B6); seeds can be given per env and per reset (T-B7); actions are cast to what the
 C++ side wants (T-B8). Rewards and flags are [N], as there.
 """
@@ -40,7 +40,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
     Args:
         env: an EnvPool pool for Gymnasium, synchronous or not; or a `stepmill.Pool` of any backend, made with
             `autoreset_mode="Disabled"`. While it is used here, nobody else may use it.
-        categorical_action_encoding, frame_skip, device, allow_done_after_reset: as for `StepmillEnv`.
+        categorical_action_encoding, frame_skip, **base: as for `StepmillEnv`.
         disable_env_checker: taken and not needed: no Gymnasium checker runs here.
     Raises:
         TypeError: env is missing, or something else.
@@ -57,16 +57,14 @@ class MultiThreadedEnvWrapper(StepmillEnv):
         categorical_action_encoding: bool = False,
         disable_env_checker: bool | None = None,
         frame_skip: int = 1,
-        device: Any = "cpu",
-        allow_done_after_reset: bool = False,
+        **base: Any,
     ) -> None:
         if env is _ABSENT or env is None:
             raise ArgumentTypeError("Could not find environment key 'env' in kwargs.")
         self._set_up(
-            Engine(_opener_of(env), frame_skip=frame_skip),
-            device=device,
+            Engine(_opener_of(env, has_infos=bool(base.get("info_specs"))), frame_skip=frame_skip),
             is_categorical=categorical_action_encoding,
-            allow_done_after_reset=allow_done_after_reset,
+            **base,
         )
 
     def _set_seed(self, seed: Seed) -> None:
@@ -90,7 +88,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         create_env_kwargs: for `envpool.make`, `gymnasium.make`, or the function; not changed.
         backend: "envpool"; or "thread", "process", "serial" for Python envs.
         options: everything else, for `stepmill.Pool`.
-        categorical_action_encoding, frame_skip, device, allow_done_after_reset: as for `StepmillEnv`. EnvPool's own
+        **kwargs: as for `MultiThreadedEnvWrapper`: device, frame_skip and the rest. EnvPool's own
             frame skip of Atari tasks is `create_env_kwargs={"frame_skip": ...}`.
         disable_env_checker: for `gymnasium.make`; EnvPool needs none.
     Raises:
@@ -118,7 +116,9 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         if is_envpool:
             _envpool()
             env_name = str(env_name).removeprefix("ALE/")
-            make: Callable[[], object] = EnvPoolTask(env_name, {"max_num_players": 1, **own}, has_infos=False)
+            make: Callable[[], object] = EnvPoolTask(
+                env_name, {"max_num_players": 1, **own}, has_infos=bool(kwargs.get("info_specs"))
+            )
         else:
             make = _gymnasium_maker(env_name, own, disable_env_checker)
         self._env_name = env_name if isinstance(env_name, str) else getattr(env_name, "__name__", repr(env_name))
@@ -151,7 +151,7 @@ def _envpool() -> Any:
         raise MissingEnvPoolError from exc
 
 
-def _opener_of(env: Any) -> Callable[[], Pool]:
+def _opener_of(env: Any, *, has_infos: bool) -> Callable[[], Pool]:
     if isinstance(env, Pool):
         return pool_once(env)
     if isinstance(env, partial) and env.func is Pool:
@@ -159,5 +159,5 @@ def _opener_of(env: Any) -> Callable[[], Pool]:
     envpool = _envpool()
     if not isinstance(env, envpool.python.envpool.EnvPoolMixin):
         raise ArgumentTypeError("env is not of type 'envpool.python.envpool.EnvPoolMixin'.")
-    maker = GivenEnvPool(env, has_infos=False)
+    maker = GivenEnvPool(env, has_infos=has_infos)
     return partial(Pool, [maker] * maker.num_envs, backend="envpool", options=torchrl_options(None))

@@ -41,13 +41,14 @@ class EnvView(EnvBase):
         seeds = seed if seed is None or isinstance(seed, (int, Mapping)) else dict(zip(self.env_ids, seed, strict=True))
         obs = take_rows(whole._engine.reset(mask, seeds, **kwargs), ids)
         flags = {key: flag[list(self.env_ids)] for key, flag in whole._flags().items()}
-        return self._wrap({**whole._pack_obs(obs), **flags})
+        return self._wrap({**whole._observed(obs, ids), **flags})
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         whole = self._whole[0]
         with torch.no_grad():
             actions = whole._reader.read(tensordict)
-        return self._wrap(whole._pack(whole._engine.step_ids(actions, np.array(self.env_ids))))
+        ids = np.array(self.env_ids)
+        return self._wrap(whole._pack(whole._engine.step_ids(actions, ids), ids))
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
