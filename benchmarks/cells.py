@@ -128,6 +128,7 @@ def _frontends() -> list[Cell]:
     unity = _pick(("unity-queue", "unity-manager"), 4)
     return [
         Cell(7, "frontends-32", "no-op, n=32", "noop", 32, _pick(noop, 32)),
+        Cell(7, "diengine-32", "DI-engine, no-op, n=32", "noop", 32, _diengine()),
         Cell(7, "unity-4", "Unity env, one 84x84x3 image, n=4", "unity84", 4, unity),
         Cell(7, "unity-32", "Unity env, one 84x84x3 image, n=32", "unity84", 32, unity),
         Cell(
@@ -139,6 +140,20 @@ def _frontends() -> list[Cell]:
             (slow[0], _renamed("alf-spares", slow[1])),
         ),
     ]
+
+
+def _diengine() -> tuple[EngineSpec, ...]:
+    """DI-engine's managers and ours, synchronous, and asynchronous with half of the envs as wait_num."""
+    theirs, ours = ENGINES["diengine"], ENGINES["stepmill-diengine"]
+    return (
+        theirs,
+        _renamed("diengine-async", theirs.with_options("DI-engine subprocess, async", wait_num=16)),
+        ours,
+        _renamed(
+            "stepmill-diengine-each", ours.with_options("**stepmill** DI-engine, a process per env", num_workers=None)
+        ),
+        _renamed("stepmill-diengine-async", ours.with_options("**stepmill** DI-engine, async", wait_num=16)),
+    )
 
 
 _SPARES: dict[str, dict[str, int | None]] = {

@@ -87,6 +87,14 @@ _ALL = (
     EngineSpec("unity-queue", "ML-Agents with pickles and a queue", "unity_queue", OURS),
     EngineSpec("unity-manager", "**stepmill** ML-Agents", "unity_manager", OURS, {}, ("stepmill",)),
     EngineSpec(
+        "stepmill-diengine",
+        "**stepmill** DI-engine, sync",
+        "stepmill_diengine",
+        OURS,
+        {"num_workers": 2},
+        ("stepmill",),
+    ),
+    EngineSpec(
         "alf-arrays",
         "**stepmill** ALF, arrays",
         "alf_parallel",

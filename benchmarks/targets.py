@@ -56,6 +56,8 @@ TARGETS: tuple[Target, ...] = (
     Target("halfcheetah-8", BEST, 1, ("envpool-sync", "envpool-async")),
     Target("frontends-32", ("multi-env",), 8, ("multi-env-pipes",)),
     Target("frontends-32", ("alf-arrays", "alf-tensors"), 0.7, SYNC),
+    Target("diengine-32", ("stepmill-diengine",), 5, ("diengine",)),
+    Target("diengine-32", ("stepmill-diengine-async",), 5, ("diengine-async",)),
     *_row(("unity-4", "unity-32"), ("unity-manager",), (3, 3), ("unity-queue",)),
     Target("start-256", ("stepmill-fork",), 0.2, at_most=True, unit="s"),
     Target("start-256", ("stepmill-forkserver",), 1.5, at_most=True, unit="s"),

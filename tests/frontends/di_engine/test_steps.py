@@ -17,6 +17,7 @@ from stepmill.frontends.di_engine import (
     BaseEnvManager,
     BaseEnvManagerV2,
     EnvState,
+    GymVectorEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
     trees,
@@ -309,7 +310,8 @@ def test_in_line_an_alarm_ends_a_step_and_a_reset_that_hang(make_manager: MakeMa
 @pytest.mark.parametrize(
     ("name", "cls"),
     [("base", BaseEnvManager), ("base_v2", BaseEnvManagerV2), ("async_subprocess", AsyncSubprocessEnvManager),
-     ("subprocess", SyncSubprocessEnvManager), ("subprocess_v2", SubprocessEnvManagerV2)],
+     ("subprocess", SyncSubprocessEnvManager), ("subprocess_v2", SubprocessEnvManagerV2),
+     ("gym_vector", GymVectorEnvManager)],
 )  # fmt: skip
 def test_managers_are_made_by_their_names_and_the_config_is_not_changed(name: str, cls: Any) -> None:
     cfg = {"type": name, "episode_num": 4, "import_names": ["stepmill.frontends.di_engine"]}
@@ -318,6 +320,15 @@ def test_managers_are_made_by_their_names_and_the_config_is_not_changed(name: st
     assert manager._episode_num == 4
     assert cfg == {"type": name, "episode_num": 4, "import_names": ["stepmill.frontends.di_engine"]}
     assert di_engine.get_env_manager_cls(cfg) is cls
+
+
+@pytest.mark.covers("D-29")
+def test_a_gym_vector_manager_begins_with_a_reset(make_manager: MakeManager) -> None:
+    manager = make_manager(GymVectorEnvManager, [_cartpole] * 2, episode_num=1)
+    manager.reset()
+    while not manager.done:
+        timesteps = act(manager, np.array([1]))
+    assert all("eval_episode_return" in timestep.info for timestep in timesteps.values() if timestep.done)
 
 
 @pytest.mark.covers("D-29")

@@ -8,6 +8,7 @@ from stepmill.frontends.di_engine.base import BaseEnvManager, BaseEnvManagerV2
 from stepmill.frontends.di_engine.payloads import ChildType
 from stepmill.frontends.di_engine.processes import (
     AsyncSubprocessEnvManager,
+    GymVectorEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "ChildType",
     "EnvState",
     "EnvSupervisor",
+    "GymVectorEnvManager",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
     "create_env_manager",

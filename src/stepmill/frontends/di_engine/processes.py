@@ -171,3 +171,19 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
 
 class SubprocessEnvManagerV2(TreeManager, SyncSubprocessEnvManager):
     """`SyncSubprocessEnvManager` with tree arrays; see `TreeManager`."""
+
+
+class GymVectorEnvManager(SyncSubprocessEnvManager):
+    """DI-engine's manager of that name, for Gymnasium's envs: `reset` launches it, and every env is reset by itself.
+
+    The original steps envs that were given no action with a random one, and resets none before all are done.
+    """
+
+    config: dict[str, Any] = {**settings.SYNC, "shared_memory": False}
+
+    def reset(self, reset_param: Any = None) -> None:
+        """Reset all envs, or those named; launch them first if that was not done."""
+        if self.closed:
+            self.launch(reset_param)
+        else:
+            super().reset(reset_param)

@@ -12,6 +12,7 @@ from stepmill.frontends.di_engine.base import BaseEnvManager, BaseEnvManagerV2
 from stepmill.frontends.di_engine.manager import Manager
 from stepmill.frontends.di_engine.processes import (
     AsyncSubprocessEnvManager,
+    GymVectorEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
 )
@@ -23,8 +24,9 @@ MANAGERS: dict[str, type[Manager]] = {
     "async_subprocess": AsyncSubprocessEnvManager,
     "subprocess": SyncSubprocessEnvManager,
     "subprocess_v2": SubprocessEnvManagerV2,
+    "gym_vector": GymVectorEnvManager,
 }
-THEIRS = ("gym_vector", "env_pool")  # names of DI-engine that stay its own
+THEIRS = ("env_pool",)  # names of DI-engine that stay its own
 
 
 def create_env_manager(manager_cfg: Mapping[str, Any], env_fn: Sequence[Callable[[], Any]]) -> Any:
