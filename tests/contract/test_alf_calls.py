@@ -110,7 +110,9 @@ def test_progress_is_seen_once_it_is_synced_and_not_before(env_of):
     for i in range(3):
         env.sync_progress({"global_counter": i})
         assert env.step(actions(3)).observation.tolist() == [i] * 3
-    assert env.step(actions(3)).observation.tolist() == [2] * 3
+    time_step = env.step(actions(3))
+    assert time_step.observation.tolist() == [2] * 3
+    assert time_step.env_info == {}
 
 
 @pytest.mark.covers("A-B4")

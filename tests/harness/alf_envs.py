@@ -205,6 +205,9 @@ class ProgressAlf(AlfCounter):
     def observe(self, action: Any) -> Any:
         return np.float32(self.progress.get("global_counter", -1))
 
+    def tell_info(self) -> Any:
+        return ()  # where the spec is an empty dict
+
 
 class GatedAlf(AlfCounter):
     """Waits at gates: while it is made, in resets but the first `free_resets`, and when its action is 99."""

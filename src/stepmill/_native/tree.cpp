@@ -84,7 +84,14 @@ bool structure_error(const std::string& path, const char* wanted, PyObject* got)
     return false;
 }
 
+// An env may give an empty tuple where an empty dict is meant, or the other way round: ALF's do.
+bool is_empty(PyObject* object) {
+    return (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 0) || (PyDict_Check(object) && PyDict_GET_SIZE(object) == 0) ||
+           (PyList_Check(object) && PyList_GET_SIZE(object) == 0);
+}
+
 bool walk_dict(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
+    if (node.children.empty() && is_empty(object)) return true;
     if (!PyDict_Check(object) && !PyObject_HasAttrString(object, "keys")) return structure_error(node.path, "a dict", object);
     for (std::size_t i = 0; i < node.children.size(); ++i) {
         nb::object child = nb::steal(PyObject_GetItem(object, node.keys[i].ptr()));
@@ -106,6 +113,7 @@ bool walk_dict(const Node& node, PyObject* object, const VisitPart& leaf, const 
 }
 
 bool walk_tuple(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
+    if (node.children.empty() && is_empty(object)) return true;
     if (!PyTuple_Check(object) && !PyList_Check(object)) return structure_error(node.path, "a tuple", object);
     // A list as a tuple of its own: reading an item may run code that changes it.
     const nb::object items = PyTuple_Check(object) ? nb::borrow(object) : nb::steal(PySequence_Tuple(object));
