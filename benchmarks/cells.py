@@ -67,7 +67,13 @@ def _stragglers() -> list[Cell]:
         Cell(3, "sleep-32", "sleep 1 ms cv 1, n=32", "sleep1ms", 32, _waiting_engines(32, 8), 32),
         Cell(3, "cpu-32", "CPU 200 µs cv 1, n=32", "cpu200us", 32, _computing_engines(32, 8), NUM_CORES),
         Cell(
-            3, "slowreset-16", "20 µs steps, 10 ms resets, n=16", "slowreset", 16, _computing_engines(16, 4), NUM_CORES
+            3,
+            "slowreset-16",
+            "20 µs steps, 10 ms resets, n=16",
+            "slowreset",
+            16,
+            (*_computing_engines(16, 4), *_spared_engines(16, 4)),
+            NUM_CORES,
         ),
     ]
 
@@ -106,6 +112,30 @@ def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
         *_async_peers(batch, num_envs // batch),
         ENGINES["stepmill-2w"].with_options("**stepmill** 2 workers, sync"),
         ENGINES["stepmill-async"].with_options("**stepmill** 2 workers, async", batch_size=batch),
+    )
+
+
+def _spared_engines(num_envs: int, num_spares: int) -> tuple[EngineSpec, ...]:
+    """Ours with resets ahead of their time: two workers, and a worker for each env, where a reset keeps nobody else."""
+    spared = {"spare_envs": num_spares}
+    many = num_envs + num_spares
+    ours, ours_async = ENGINES["stepmill-2w"], ENGINES["stepmill-async"]
+    return (
+        _renamed(
+            "stepmill-overlap",
+            ours.with_options("**stepmill** 2 workers, sync, overlapped", pool={"overlap_resets": True}),
+        ),
+        _renamed(
+            "stepmill-spares", ours.with_options(f"**stepmill** 2 workers, sync, {num_spares} spares", pool=spared)
+        ),
+        _renamed(
+            "stepmill-spares-each",
+            ours.with_options(f"**stepmill** {many} workers, sync, {num_spares} spares", num_workers=many, pool=spared),
+        ),
+        _renamed(
+            "stepmill-spares-async",
+            ours_async.with_options(f"**stepmill** 2 workers, async, {num_spares} spares", batch_size=4, pool=spared),
+        ),
     )
 
 

@@ -29,7 +29,8 @@ class Job:
 
     @property
     def env_fns(self) -> list[EnvFn]:
-        return env_fns(self.env, self.num_envs)
+        num_spares = self.options.get("pool", {}).get("spare_envs", 0)
+        return env_fns(self.env, self.num_envs + num_spares)
 
     @property
     def is_timed(self) -> bool:
