@@ -154,6 +154,11 @@ def test_an_error_names_the_env_by_its_place_wherever_it_lives():
             multi_env.step([1, "raise"])
         assert caught.value.env_id == 1
         assert multi_env.partial_results[1] == [1, None]
+        with pytest.raises(stepmill.UsageError):
+            multi_env.step([2, 2])  # env 1 was not reset; env 0 steps all the same, and is received
+        assert multi_env.partial_results[1] == [2, None]
+        assert multi_env.reset(env_ids=[1])[0]["t"] == 0
+        assert multi_env.step([3, 3])[1] == [3, 3]
 
 
 @pytest.mark.covers("M-B8")

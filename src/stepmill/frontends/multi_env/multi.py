@@ -145,13 +145,17 @@ class MultiEnv:
         if len(lanes) == 1 and lanes[0].is_whole and not skips:
             lanes[0].fleet.send(actions, None, is_driven=True)
             return self._columns(self._collect(lanes))
-        sent = []
+        sent: list[_Lane] = []
+        refusals: list[StepmillError] = []
         for lane in lanes:
             ids = [env_id for env_id in lane.ids if actions[lane.places[env_id]] is not None]
-            if ids:
-                lane.fleet.send([actions[lane.places[env_id]] for env_id in ids], ids, is_driven=True)
-                sent.append(lane)
-        return self._columns(self._collect(sent))
+            try:
+                if ids:
+                    lane.fleet.send([actions[lane.places[env_id]] for env_id in ids], ids, is_driven=True)
+                    sent.append(lane)
+            except StepmillError as refusal:  # the other lanes go on: what they were given must be received
+                refusals.append(_at_place(refusal, lane))
+        return self._columns(self._collect(sent, refusals))
 
     def close(self) -> None:
         """Close all envs, in about two seconds at most. Idempotent."""
@@ -172,10 +176,10 @@ class MultiEnv:
 
     # ---- inner --------------------------------------------------------------------------------------------------
 
-    def _collect(self, lanes: Sequence[_Lane]) -> list[Row]:
-        """Return a row per env, waiting for everything that these lanes have been given."""
+    def _collect(self, lanes: Sequence[_Lane], refusals: Sequence[StepmillError] = ()) -> list[Row]:
+        """Return a row per env, waiting for everything that these lanes have been given; `refusals` are raised after it."""
         rows = [_SKIPPED] * len(self._envs)
-        errors: list[StepmillError] = []
+        errors = list(refusals)
         for lane in lanes:
             answers, failures = lane.fleet.recv()
             places, last_obs = lane.places, self._last_obs
