@@ -88,10 +88,11 @@ class SubprocessEnvManager(EnvManager):
     # ---- stepping ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> list[EnvironmentStep]:
-        self._queue_steps()
-        while self._is_awaited():
-            self._supervisor.check_waiting()
-            self._await(self._num_waiting() if self.options.is_deterministic else 1, None)
+        with self._supervisor:
+            self._queue_steps()
+            while self._is_awaited():
+                self._supervisor.check_waiting()
+                self._await(self._num_waiting() if self.options.is_deterministic else 1, None)
         if self._supervisor.was_crash and self.options.on_crash is OnCrash.RESET_ALL:
             self.reset()
             steps, self.first_step_infos = self.first_step_infos, []
@@ -155,14 +156,14 @@ class SubprocessEnvManager(EnvManager):
 
     def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
         self.set_env_parameters(config)
-        self._settle(self.options.drain_timeout_s)
-        self._supervisor.check_left()
-        for worker in self._in(WorkerState.NEW, WorkerState.READY):
-            self._supervisor.reset(worker)
-        for worker in self._in(WorkerState.BROKEN):
-            self._supervisor.renew(worker)
-        self._settle(None)
-        self._supervisor.take_answers()
+        with self._supervisor:
+            self._settle(self.options.drain_timeout_s)
+            self._supervisor.check_left()
+            for worker in self._in(WorkerState.NEW, WorkerState.READY):
+                self._supervisor.reset(worker)
+            for worker in self._in(WorkerState.BROKEN):
+                self._supervisor.renew(worker)
+            self._settle(None)
         self._supervisor.check_left()
         return [worker.previous_step for worker in self._in(WorkerState.READY)]
 

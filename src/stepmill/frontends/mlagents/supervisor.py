@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from stepmill.frontends.mlagents import failures
@@ -27,7 +28,7 @@ from stepmill.spec.options import EnvState
 
 
 class Supervisor:
-    """The workers of one manager.
+    """The workers of one manager. Steps and resets are done within its `with` block.
 
     Attributes:
         parameters: env parameters, all of them, for envs that are made anew.
@@ -47,7 +48,38 @@ class Supervisor:
         self._answers: list[EnvironmentStep] = []
         self._failures: list[Exception] = []
         self._stop: Exception | None = None
+        self._is_torn = False
         self._method: Any = load("side_channel.stats_side_channel", "StatsAggregationMethod") or StatsAggregationMethod
+
+    # ---- after Ctrl-C -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        """Begin a step or a reset: if the last was broken off, between a command and its note, the pool knows better."""
+        if self._is_torn:
+            self._is_torn = False
+            states = self._pool.states
+            for worker in self._workers:
+                self._mend(worker, states[worker.worker_id])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_torn = kind is not None and not issubclass(kind, Exception)
+
+    def _mend(self, worker: UnityEnvWorker, state: EnvState) -> None:
+        is_pending = state in (EnvState.BUSY, EnvState.READY)
+        if worker.waiting and state is EnvState.FAULTED:
+            worker.is_gone = True  # its fault was told, and not taken in
+            self._crash(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
+        elif worker.waiting and not is_pending:
+            self._end_episodes(worker)  # its answer was received, and not taken in
+            self.reset(worker)
+        elif is_pending and worker.state is WorkerState.READY:
+            worker.take_luggage()
+            worker.move(WorkerState.STEPPING)
+        elif is_pending and worker.state is WorkerState.NEW:
+            worker.take_luggage()
+            worker.move(WorkerState.RESETTING)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
