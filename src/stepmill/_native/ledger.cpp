@@ -128,6 +128,11 @@ int Ledger::traverse(visitproc visit, void* arg) const {
     return 0;
 }
 
+std::uint32_t Ledger::server_of(std::uint32_t env_id) const {
+    if (envs_.empty()) raise(errors().closed, "the pool is closed; make a new one");
+    return env_id < num_envs_ ? envs_.at(env_id).server : queue_.at(env_id - num_envs_);
+}
+
 void Ledger::close() {
     if (fork_generation_ != fork_count.load() || !slab_) return;
     is_closed_.store(true, std::memory_order_release);

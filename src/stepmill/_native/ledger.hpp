@@ -125,7 +125,7 @@ class Ledger {
     std::uint32_t num_held() const { return book_ ? book_->num_held() : 0; }
     std::uint32_t ticket_of(std::uint32_t env_id);
     std::uint32_t ticket_of_server(std::uint32_t server);
-    std::uint32_t server_of(std::uint32_t env_id) const { return env_id < num_envs_ ? envs_.at(env_id).server : queue_.at(env_id - num_envs_); }
+    std::uint32_t server_of(std::uint32_t env_id) const;
     std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->seats.at(server_of(env_id)).worker; }
     nb::list envs_of(std::uint32_t worker) const;                 // whom its servers serve now
     void restore_order();                                         // every env is served by its own server again

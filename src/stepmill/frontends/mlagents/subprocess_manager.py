@@ -82,6 +82,7 @@ class SubprocessEnvManager(EnvManager):
         self._pool = Pool(makers, backend="process", options=_pool_options(self.options))
         self._supervisor = Supervisor(self._pool, self.env_workers, settings.restarts, self.options)
         self._specs: dict[str, Any] = {}
+        self._is_closed = False
         for worker, news in zip(self.env_workers, self._pool.call("news"), strict=True):
             self._note_news(worker, news)
 
@@ -248,7 +249,8 @@ class SubprocessEnvManager(EnvManager):
 
     def close(self) -> None:
         """Close the envs, at the same time, in `close_timeout_s` at most; idempotent. Who takes longer is ended, and told."""
-        late = self._supervisor.shut(self.options.close_timeout_s)
+        late = [] if self._is_closed else self._supervisor.shut(self.options.close_timeout_s)
+        self._is_closed = True
         if late:
             logger.error("workers %s did not close their envs in time; their processes are ended", late)
         self._pool.close()

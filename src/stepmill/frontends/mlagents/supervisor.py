@@ -23,7 +23,7 @@ from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits
 from stepmill.frontends.mlagents.steps import AllStepResult, EnvironmentStep
 from stepmill.frontends.mlagents.workers import RestartQuota, UnityEnvWorker, WorkerState
 from stepmill.pool.pool import Pool
-from stepmill.spec.errors import ClosedPoolError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import EnvState
 
 
@@ -293,14 +293,9 @@ class Supervisor:
     def shut(self, timeout_s: float) -> list[int]:
         """Close all envs at once; return the ids of workers that took too long."""
         deadline = time.monotonic() + timeout_s
-        asked = []
         gone = (WorkerState.LEAVING, WorkerState.RESETTING)  # on their way out or in: the pool ends them
-        for worker in self._workers:
-            if not worker.is_gone and worker.state not in gone:
-                try:
-                    asked.append((worker.worker_id, self._pool.call_async("shut", env_ids=[worker.worker_id])))
-                except ClosedPoolError:
-                    return []
+        ids = [worker.worker_id for worker in self._workers if not worker.is_gone and worker.state not in gone]
+        asked = [(worker_id, self._pool.call_async("shut", env_ids=[worker_id])) for worker_id in ids]
         late = []
         for worker_id, future in asked:
             try:
