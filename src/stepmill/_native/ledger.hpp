@@ -47,7 +47,7 @@ struct ServerBook {
     std::uint32_t env = 0;       // whom it serves; NO_ENV: it waits in the queue
     std::uint32_t ticket = 0;    // of the command last given to it, while it serves nobody; else its env's book has it
     bool is_staged = false;      // its next episode was begun: the first observation is in its staging row once that is done
-    bool is_stale = false;       // its last reset still runs and is to be followed by another, whose ticket is counted already
+    std::vector<std::pair<bool, std::uint64_t>> behind;  // resets that follow the one that still runs, by has_seed and seed; their tickets are counted already
     bool is_rebuilt = false;     // what is staged is of an object that is gone
     bool is_drawn = false;       // its next episode has its seed
     bool has_seed = false, has_own_seed = false;
@@ -216,7 +216,7 @@ class Ledger {
     void begin_drawn(std::uint32_t server, ServerWords& words, std::uint32_t local);
     void note_rebuilt(std::uint32_t worker);
     void stage(std::uint32_t server);
-    void publish_stage(std::uint32_t server);
+    void publish_stage(std::uint32_t server, bool has_seed, std::uint64_t seed);
     void take(std::uint32_t id);
     void move_in(std::uint32_t id);
     void drop_staged(std::uint32_t id);
@@ -236,7 +236,7 @@ class Ledger {
     std::vector<ServerBook> servers_;
     std::uint32_t num_spares_ = 0;
     std::deque<std::uint32_t> queue_;        // servers without an env, the one that comes next in front
-    bool is_untended_ = false;               // a server is stale or rebuilt
+    bool is_untended_ = false;               // a server has resets behind one that runs, or is rebuilt
     bool has_pool_seed_ = false;
     std::uint64_t pool_seed_ = 0, num_drawn_ = 0;  // with spares: of the last reset of all envs; seeds drawn since
     std::uint64_t num_taken_ = 0, num_late_ = 0;

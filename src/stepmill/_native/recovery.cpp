@@ -187,7 +187,7 @@ void Ledger::mend_words(std::uint32_t worker) {
     control.current.store(NO_SERVER, std::memory_order_relaxed);
     const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
     for (std::uint32_t local = 0; local < servers.size(); ++local) {
-        const std::uint32_t ticket = ticket_word(servers[local]) - (servers_[servers[local]].is_stale ? 1 : 0);
+        const std::uint32_t ticket = ticket_word(servers[local]) - static_cast<std::uint32_t>(servers_[servers[local]].behind.size());
         const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
         const bool is_lost = !is_done && !is_restarting_[worker];
         words.ticket[local].store(ticket, std::memory_order_relaxed);

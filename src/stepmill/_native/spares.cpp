@@ -30,7 +30,7 @@ bool Ledger::is_over(std::uint32_t id) const {
 bool Ledger::is_gone(std::uint32_t server) {
     const Seat seat = slab_->seats[server];
     const bool is_dead = is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load(std::memory_order_acquire) != 0;
-    return is_dead && !servers_[server].is_stale && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket_word(server);
+    return is_dead && servers_[server].behind.empty() && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket_word(server);
 }
 
 // The episode of this env is over, and received.
@@ -136,27 +136,27 @@ void Ledger::stage(std::uint32_t server) {
     std::uint32_t& ticket = ticket_word(server);
     book.is_staged = true;
     book.is_rebuilt = false;
-    if (book.is_stale) return;  // what will follow takes the new seed
     if (inline_ != nullptr) inline_->run_server(seat.local);
-    const bool is_idle = slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket;
+    const bool is_idle = book.behind.empty() && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket;
     ++ticket;
     if (is_idle) {
-        publish_stage(server);
+        publish_stage(server, book.has_seed, book.seed);
         return;
     }
-    book.is_stale = is_untended_ = true;
+    // Not one in place of another: how often an env was reset may show in what it does next.
+    book.behind.emplace_back(book.has_seed, book.seed);
+    is_untended_ = true;
 }
 
-void Ledger::publish_stage(std::uint32_t server) {
-    ServerBook& book = servers_[server];
+void Ledger::publish_stage(std::uint32_t server, bool has_seed, std::uint64_t seed) {
     const Seat seat = slab_->seats[server];
     ServerWords& words = slab_->words[seat.worker];
-    words.flags[seat.local] = static_cast<std::uint8_t>(FLAG_AUTO | (book.has_seed ? FLAG_SEED : 0));
-    words.seed[seat.local] = book.seed;
+    words.flags[seat.local] = static_cast<std::uint8_t>(FLAG_AUTO | (has_seed ? FLAG_SEED : 0));
+    words.seed[seat.local] = seed;
     words.row[seat.local] = staging_row(server);
     words.slot[seat.local] = 0;
     words.command[seat.local] = static_cast<std::uint8_t>(Command::RESET);
-    words.ticket[seat.local].store(ticket_word(server), std::memory_order_release);
+    words.ticket[seat.local].store(ticket_word(server) - static_cast<std::uint32_t>(servers_[server].behind.size()), std::memory_order_release);
     if (inline_ != nullptr) return;
     ring_worker(*slab_->workers[seat.worker]);
     check_deaths_of(seat.worker);
@@ -169,16 +169,17 @@ void Ledger::tend() {
     for (std::uint32_t server = 0; server < servers_.size(); ++server) {
         ServerBook& book = servers_[server];
         const Seat seat = slab_->seats[server];
-        const std::uint32_t done = slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire);
-        const bool is_idle = book.env == NO_ENV || envs_[book.env].status == EnvStatus::IDLE;
-        if (book.is_stale) {
-            book.is_stale = done != ticket_word(server) - 1;
-            if (!book.is_stale) publish_stage(server);
-            is_untended_ |= book.is_stale;
-        } else if (book.is_rebuilt) {
-            book.is_rebuilt = false;
-            if (book.is_staged && is_idle && done == ticket_word(server)) stage(server);
+        const Word& done = slab_->words[seat.worker].done[seat.local];
+        while (!book.behind.empty() && done.load(std::memory_order_acquire) == ticket_word(server) - book.behind.size()) {
+            const auto [has_seed, seed] = book.behind.front();
+            book.behind.erase(book.behind.begin());
+            publish_stage(server, has_seed, seed);
         }
+        is_untended_ |= !book.behind.empty();
+        if (!book.is_rebuilt || !book.behind.empty()) continue;
+        book.is_rebuilt = false;
+        const bool is_idle = book.env == NO_ENV || envs_[book.env].status == EnvStatus::IDLE;
+        if (book.is_staged && is_idle && done.load(std::memory_order_acquire) == ticket_word(server)) stage(server);
     }
 }
 

@@ -81,7 +81,7 @@ void Ledger::settle_dead(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const EnvBook& env = envs_[id];
         const Seat seat = slab_->seats[env.server];
-        if (servers_[env.server].is_stale || is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
+        if (!servers_[env.server].behind.empty() || is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
         ServerWords& words = slab_->words[seat.worker];
         words.ticket[seat.local].store(env.ticket, std::memory_order_seq_cst);
         check_deaths_of(seat.worker);
