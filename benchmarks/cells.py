@@ -153,12 +153,16 @@ def _real() -> list[Cell]:
 
 
 def _frontends() -> list[Cell]:
-    noop = ("stepmill-2w", "multi-env-pipes", "multi-env", "alf-arrays", "alf-tensors")
+    noop = ("stepmill-2w", "multi-env-pipes", "multi-env", "alf-arrays", "alf-tensors", "torchrl", "torchrl-stepmill")
+    threaded = ("torchrl-envpool", "stepmill-envpool")
     slow = tuple(ENGINES["alf-arrays"].with_options(title, **more) for title, more in _SPARES.items())
     unity = _pick(("unity-queue", "unity-manager"), 4)
     return [
         Cell(7, "frontends-32", "no-op, n=32", "noop", 32, _pick(noop, 32)),
         Cell(7, "diengine-32", "DI-engine, no-op, n=32", "noop", 32, _diengine()),
+        Cell(7, "envpool-cartpole-8", "TorchRL over EnvPool, CartPole n=8", "cartpole", 8, _pick(threaded, 8)),
+        Cell(7, "envpool-cartpole-32", "TorchRL over EnvPool, CartPole n=32", "cartpole", 32, _pick(threaded, 32)),
+        Cell(7, "envpool-pong-8", "TorchRL over EnvPool, Pong n=8", "pong", 8, _pick(threaded, 8)),
         Cell(7, "unity-4", "Unity env, one 84x84x3 image, n=4", "unity84", 4, unity),
         Cell(7, "unity-32", "Unity env, one 84x84x3 image, n=32", "unity84", 32, unity),
         Cell(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.places import DIENGINE, OURS, PEERS
+from benchmarks.places import DIENGINE, FRONTENDS, OURS, PEERS
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,30 @@ _ALL = (
         OURS,
         {"num_workers": 2, "as_tensors": True},
         ("stepmill",),
+    ),
+    EngineSpec(
+        "torchrl-stepmill",
+        "**stepmill** TorchRL env, 2 workers",
+        "torchrl_stepmill",
+        FRONTENDS,
+        {"backend": "process", "num_workers": 2},
+        ("stepmill", "torchrl"),
+    ),
+    EngineSpec(
+        "torchrl-envpool",
+        "TorchRL MultiThreadedEnv over EnvPool",
+        "torchrl_envpool",
+        FRONTENDS,
+        {"is_own": True},
+        ("torchrl", "envpool"),
+    ),
+    EngineSpec(
+        "stepmill-envpool",
+        "**stepmill** MultiThreadedEnv over EnvPool",
+        "torchrl_envpool",
+        FRONTENDS,
+        {"is_own": False},
+        ("stepmill", "envpool"),
     ),
     EngineSpec(
         "stepmill-async",

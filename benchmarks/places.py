@@ -14,6 +14,7 @@ PUFFER = VENVS / "pufferlib"
 PEERS = "peers"
 DIENGINE = "diengine"
 OURS = "ours"
+FRONTENDS = "frontends"  # stepmill beside the libraries that it has front-ends for
 
 # One thread for every numeric library, in every engine: what is measured is the engine, not a thread pool within an env.
 SINGLE_THREAD = dict.fromkeys(
@@ -34,6 +35,8 @@ def interpreter_of(venv: str) -> Path:
     if venv == OURS:
         apart = VENVS / "stepmill-python"
         return Path(apart.read_text().strip()) if apart.exists() else Path(sys.executable)
+    if venv == FRONTENDS:
+        return ROOT / ".venvs" / FRONTENDS / "bin" / "python"
     return VENVS / venv / "bin" / "python"
 
 

@@ -1,10 +1,11 @@
-"""Builds what the peers need: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill]`.
+"""Builds what the peers need: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends]`.
 
 A peer that cannot be set up does not stop the others; the benchmark names it in its tables with the reason.
 
 - `peers`: Gymnasium, SB3, Tianshou, TorchRL, EnvPool, ALE, with the versions of NumPy and Gymnasium that stepmill itself is built with.
 - `diengine`: DI-engine 0.5.3. A plain install cannot resolve (it wants gym 0.25 and old build tools), so its dependencies are listed here.
 - `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python: they are unpacked from the sdist, with a stub for `gym`.
+- `frontends`: `.venvs/frontends`, which has stepmill and the peers together.
 - `stepmill`: only when the Python that runs this is another one than the peers'; then stepmill is built once more, beside them.
 """
 
@@ -125,11 +126,17 @@ def set_up_stepmill() -> None:
     note.write_text(f"{peers}\n")
 
 
+def set_up_frontends() -> None:
+    """Stepmill beside the libraries that it has front-ends for: the environment of `make test-frontends`."""
+    _run([str(ROOT / "scripts" / "frontends_env.sh"), sys.executable])
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "peers": set_up_peers,
     "diengine": set_up_diengine,
     "pufferlib": set_up_pufferlib,
     "stepmill": set_up_stepmill,
+    "frontends": set_up_frontends,
 }
 
 

@@ -58,6 +58,13 @@ TARGETS: tuple[Target, ...] = (
     Target("frontends-32", ("alf-arrays", "alf-tensors"), 0.7, SYNC),
     Target("diengine-32", ("stepmill-diengine",), 5, ("diengine",)),
     Target("diengine-32", ("stepmill-diengine-async",), 5, ("diengine-async",)),
+    Target("frontends-32", ("torchrl-stepmill",), 20, ("torchrl",)),
+    *_row(
+        ("envpool-cartpole-8", "envpool-cartpole-32", "envpool-pong-8"),
+        ("stepmill-envpool",),
+        (1, 1, 1),
+        ("torchrl-envpool",),
+    ),
     *_row(("unity-4", "unity-32"), ("unity-manager",), (3, 3), ("unity-queue",)),
     Target("start-256", ("stepmill-fork",), 0.2, at_most=True, unit="s"),
     Target("start-256", ("stepmill-forkserver",), 1.5, at_most=True, unit="s"),

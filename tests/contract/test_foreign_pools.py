@@ -173,6 +173,18 @@ def test_what_the_pool_raises_in_recv_is_the_fault_of_all_at_work(foreign):
     assert pool.step([1, 1, 1, 1]).reward.tolist() == [1, 1, 1, 1]
 
 
+def test_a_keyboard_interrupt_while_the_pool_is_waited_for_is_the_users(foreign):
+    script = Script(length=9)
+    pool = foreign(script)
+    pool.reset()
+    script.recv_error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        pool.step([1, 1, 1, 1])
+    with pytest.warns(RuntimeWarning, match="before this reset, which drops its result"):
+        pool.reset()
+    assert pool.step([1, 1, 1, 1]).reward.tolist() == [1, 1, 1, 1]
+
+
 def test_an_observation_of_another_shape_is_a_bad_output(foreign):
     script = Script(length=9)
     pool = foreign(script)

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes .venvs/frontends, which sees .venv and has every library of benchmarks/peers.txt; prints its Python.
+# Usage: frontends_env.sh PYTHON
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1
+if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != True ]; then
+    echo "the front-ends' libraries are at hand for CPython 3.11; make the environment with it: remove .venv, then make venv PYTHON=python3.11" >&2
+    exit 2
+fi
+side=$("$python" scripts/side_env.py .venvs/frontends --editable)
+if ! cmp -s benchmarks/peers.txt .venvs/frontends/peers.txt; then
+    "$side" -m pip install -q "$(grep '^torch==' benchmarks/peers.txt)" >&2
+    "$side" -m pip install -q -r benchmarks/peers.txt >&2
+    cp benchmarks/peers.txt .venvs/frontends/peers.txt
+fi
+echo "$side"
