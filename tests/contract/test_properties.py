@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import gymnasium
 import pytest
@@ -115,3 +116,30 @@ def test_properties_are_set_again_on_envs_that_are_built_anew(pool_of, where):
             step_for_ever(pool)
         pool.reset(seed=0)
     assert pool.properties.read() == ({"a": 1}, {"a": 5}, {"a": 3, "b": "x"})
+
+
+@pytest.mark.parametrize("where", ["fork"])
+def test_a_replayed_episode_has_its_properties_and_kept_options(pool_of, where):
+    class Sum(CountingEnv):
+        """Rewards the property `bonus`, and the option `level` of the episode."""
+
+        def reset(self, *, seed=None, options=None):
+            self.level = (options or {}).get("level", 0)
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            bonus = getattr(self, "properties", {}).get("bonus", 0)
+            return (obs, float(bonus + 100 * self.level), *rest)
+
+    pool = pool_of([partial(Sum, i, 4) for i in range(2)], num_workers=2, on_fault="replay", seeding="per_episode")
+    pool.reset(seed=0, options={0: {"level": 1}, 1: {"level": 2}}, persist_options=True)
+    for _ in range(6):  # into the second episode, whose reset was automatic
+        pool.step([1, 1])
+    pool.properties.set("bonus", 7)
+    assert pool.step([1, 1]).reward.tolist() == [107, 207]
+    os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+    batch = pool.step([1, 1])
+    assert batch.reward.tolist() == [107, 207]
+    assert batch.obs.tolist() == [[0, 0, 3], [1, 0, 3]]
+    assert "fault" not in batch.info
