@@ -28,6 +28,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       action_(Tree::parse(settings["action"], settings["action_leaves"], slab_->plan.action)),
       info_(Tree::parse(settings["info"], settings["info_leaves"], slab_->plan.info)),
       reward_(parse_leaf(settings["reward"], slab_->plan.outcome.reward)),
+      is_plain_(slab_->plan.outcome.is_plain()),
       final_columns_(slab_->plan.final_observation),
       describe_(settings["describe"]),
       unpickler_(settings["unpickler"]),

@@ -27,7 +27,7 @@ struct Result {
     double reward_value = 0.0;
     bool is_terminated = false, is_truncated = false;
     bool is_over = false;                      // this step ended the episode
-    std::vector<std::uint8_t> agent_terminated, agent_truncated, alive;  // [A]; after a reset empty: everyone is alive
+    std::vector<std::uint8_t> alive;           // [A]; after a reset empty: everyone is
 };
 
 // One env object and what the loop remembers of it.
@@ -129,6 +129,8 @@ class Loop {
     std::vector<ServedEnv> envs_;
     Tree obs_, action_, info_;
     Leaf reward_;
+    bool is_plain_;                                             // rewards are float64 numbers, and there are no agents
+    std::vector<std::uint8_t> agent_terminated_, agent_truncated_;  // [A], scratch of one command
     std::vector<Column> final_columns_;
     nb::object describe_, unpickler_;
     Encoder encoder_;

@@ -70,7 +70,7 @@ bool Loop::unpack_reset(PyObject* returned, Result& result) {
 }
 
 bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& result) {
-    const bool has_agents = slab_->plan.outcome.num_agents != 0;
+    const bool has_agents = !is_plain_ && slab_->plan.outcome.num_agents != 0;
     const Py_ssize_t size = PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : 1;
     if (size != 5 && !(has_agents && size == 6)) {
         PyErr_Format(PyExc_TypeError, "step must return the five values (observation, reward, terminated, truncated, info), got %zd values of %R",
@@ -79,7 +79,7 @@ bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& resu
     }
     result.obs = nb::borrow(PyTuple_GET_ITEM(returned, 0));
     result.info = nb::borrow(PyTuple_GET_ITEM(returned, 4));
-    if (is_batched_ || !slab_->plan.outcome.is_plain()) result.reward = nb::borrow(PyTuple_GET_ITEM(returned, 1));
+    if (is_batched_ || !is_plain_) result.reward = nb::borrow(PyTuple_GET_ITEM(returned, 1));
     if (is_batched_) {
         result.terminated = nb::borrow(PyTuple_GET_ITEM(returned, 2));
         result.truncated = nb::borrow(PyTuple_GET_ITEM(returned, 3));
@@ -99,13 +99,13 @@ bool Loop::unpack_agents(const ServedEnv& served, PyObject* returned, Result& re
     const nb::object terminated = flat_flags(PyTuple_GET_ITEM(returned, 2), num_agents, "terminated", OF_AGENTS);
     const nb::object truncated = terminated ? flat_flags(PyTuple_GET_ITEM(returned, 3), num_agents, "truncated", OF_AGENTS) : nb::object();
     if (!truncated) return false;
-    result.agent_terminated.assign(items(terminated), items(terminated) + num_agents);
-    result.agent_truncated.assign(items(truncated), items(truncated) + num_agents);
+    agent_terminated_.assign(items(terminated), items(terminated) + num_agents);
+    agent_truncated_.assign(items(truncated), items(truncated) + num_agents);
     if (PyTuple_GET_SIZE(returned) == 6) {
         if (!read_alive(PyTuple_GET_ITEM(returned, 5), result.alive)) return false;
     } else {
         result.alive = served.alive;
-        for (std::uint32_t a = 0; a < num_agents; ++a) result.alive[a] = result.alive[a] && !result.agent_terminated[a] && !result.agent_truncated[a];
+        for (std::uint32_t a = 0; a < num_agents; ++a) result.alive[a] = result.alive[a] && !agent_terminated_[a] && !agent_truncated_[a];
     }
     result.is_over = !slab_->plan.outcome.is_open && std::ranges::none_of(result.alive, [](std::uint8_t flag) { return flag != 0; });
     return true;
@@ -166,6 +166,11 @@ bool Loop::write_info(std::uint32_t row, Result& result) {
 }
 
 void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
+    if (is_plain_ && slab_->over()[row] == 0) {  // hot: a step of one number that ends nothing
+        *slab_->episode_return(row) = env.episode_return[k] += *reinterpret_cast<const double*>(slab_->reward(row));
+        slab_->episode_length()[row] = ++env.episode_length[k];
+        return;
+    }
     const std::uint32_t num_rewards = slab_->plan.outcome.num_rewards;
     double* running = env.episode_return.data() + std::size_t{k} * num_rewards;
     double* shared = slab_->episode_return(row);  // the running values too: of a worker that dies they are all that is left
@@ -206,8 +211,8 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
         *slab_->truncated(row) = result.is_truncated;
     } else {
         const std::size_t num_agents = served.alive.size();
-        std::memcpy(slab_->terminated(row), result.agent_terminated.data(), num_agents);
-        std::memcpy(slab_->truncated(row), result.agent_truncated.data(), num_agents);
+        std::memcpy(slab_->terminated(row), agent_terminated_.data(), num_agents);
+        std::memcpy(slab_->truncated(row), agent_truncated_.data(), num_agents);
         if (result.final_obs && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: of the next episode
         served.alive = result.alive;
         std::memcpy(slab_->alive(row), served.alive.data(), num_agents);
