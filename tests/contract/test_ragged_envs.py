@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.envs.unity import UnityEnv
+from stepmill.envs.unity import UnityEnv, players
 from stepmill.testing.unity import ScriptedBehaviors, ScriptedGroups
 
 IMAGE = (84, 84, 3)
@@ -41,6 +41,31 @@ def test_agents_come_and_go_through_a_pool(pool_of, script):
         [[(each, each) for each in ids]] * 2 for ids in by_step
     ]
     assert [[gone(env["walk"]) for env in obs] for obs in seen] == [[[]] * 2, [[1]] * 2, [[]] * 2, [[3, 2, 1]] * 2]
+
+
+@pytest.mark.covers("U-5", "G-18")
+@pytest.mark.parametrize("script", [ScriptedBehaviors, ScriptedGroups])
+def test_agents_of_several_envs_are_players_with_env_and_agent_id(pool_of, script):
+    rows = [{"walk": [[1, 2], [2, 4]], "fly": [[9], [9]]}, {"walk": [[5], []]}]
+    pool = pool_of([lambda script=script, each=each: UnityEnv(script(each, interrupts=[1])) for each in rows])
+    pool.reset()
+    seen = players(pool.step([{}, {}]), "walk")
+
+    told = zip(
+        *(column.tolist() for column in (seen.env_id, seen.agent_id, seen.alive, seen.terminated, seen.truncated)),
+        strict=True,
+    )
+    assert sorted(told) == [
+        (0, 1, False, False, True),
+        (0, 2, True, False, False),
+        (0, 4, True, False, False),
+        (1, 5, False, True, False),
+    ]
+    assert seen.obs[0][:, 0].tolist() == seen.agent_id.tolist() == seen.reward.tolist()
+    assert seen.slot[seen.alive].tolist() == [0, 1]
+    assert len(seen) == 4
+    with pytest.raises(KeyError, match="swim"):
+        players(pool.step([{}, {}]), "swim")
 
 
 def test_actions_reach_the_agents_of_their_behaviour(pool_of):

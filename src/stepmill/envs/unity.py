@@ -10,7 +10,7 @@ travels through the slab beside the fixed arrays, and nothing of it is pickled. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any, Protocol, cast
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.envs import Steppable
+from stepmill.spec.batch import NO_AGENT, Batch, Players
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import Opaque
@@ -133,6 +134,61 @@ class UnityEnv:
         if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
+
+
+# ---- agents of several envs as one batch -----------------------------------------------------------------------------
+
+
+def players(batch: Batch, name: str) -> Players:
+    """Return the agents of a behaviour in a batch of Unity envs, one row each: those that decide, and those that ended.
+
+    `slot` is an agent's place among those of its env that decide, which is its row in the env's action; NO_AGENT if its
+    episode ended. An episode that was interrupted is truncated.
+
+    Raises:
+        KeyError: no env of the batch has that behaviour.
+    """
+    parts = [
+        part
+        for row, (env_id, results) in enumerate(zip(batch.env_id, batch.obs, strict=True))
+        if name in results
+        for part in _player_rows(results[name], row, int(env_id))
+    ]
+    if not parts:
+        raise KeyError(f"no env of this batch has a behaviour {name!r}")
+    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "obs"}
+    obs = [np.concatenate(leaves) for leaves in zip(*(part["obs"] for part in parts), strict=True)]
+    return Players(obs=obs, **columns)
+
+
+def _player_rows(agents: Any, row: int, env_id: int) -> Iterator[dict[str, Any]]:
+    if isinstance(agents, tuple):
+        decision, terminal = agents
+        interrupted = np.asarray(terminal["interrupted"], np.bool_)
+        yield _player_part(decision, row, env_id, None, None)
+        yield _player_part(terminal, row, env_id, ~interrupted, interrupted)
+    else:
+        done, limit = np.asarray(agents["done"], np.bool_), np.asarray(agents["max_step"], np.bool_)
+        yield _player_part(agents, row, env_id, done & ~limit, done & limit)
+
+
+def _player_part(agents: Agents, row: int, env_id: int, terminated: Any, truncated: Any) -> dict[str, Any]:
+    size = len(agents["agent_id"])
+    nobody = np.zeros(size, np.bool_)
+    terminated = nobody if terminated is None else terminated
+    truncated = nobody if truncated is None else truncated
+    alive = ~(terminated | truncated)
+    return {
+        "env_id": np.full(size, env_id, np.int64),
+        "agent_id": np.asarray(agents["agent_id"], np.int64),
+        "slot": np.where(alive, np.arange(size), NO_AGENT),
+        "row": np.full(size, row, np.int64),
+        "obs": agents["obs"],
+        "reward": np.asarray(agents["reward"]),
+        "terminated": terminated,
+        "truncated": truncated,
+        "alive": alive,
+    }
 
 
 # ---- both generations ------------------------------------------------------------------------------------------------
