@@ -137,6 +137,34 @@ void a_file_cut_short_is_an_error_and_no_signal() {
     CHECK(!read_overflow(file.fd, ref, out) && out.empty());
 }
 
+void a_hole_is_no_value() {
+    const File file;
+    OverflowWriter writer(file.fd, 1);
+    OverflowRef ref = write(writer, 0, make_value(50'000, 8));
+    const std::uint64_t huge = std::uint64_t{1} << 40;
+    CHECK(ftruncate(file.fd, static_cast<off_t>(2 * huge)) == 0);
+    CHECK(pwrite(file.fd, &huge, sizeof huge, static_cast<off_t>(ref.offset + 8)) == sizeof huge);
+    ref.size = huge;
+    Bytes out;
+    CHECK(!read_overflow(file.fd, ref, out) && out.capacity() == 0);
+}
+
+void of_a_writer_that_is_gone_only_what_is_awaited_is_kept() {
+    const File file;
+    OverflowWriter writer(file.fd, 3);
+    const Bytes value = make_value(300'000, 4);
+    const OverflowRef first = write(writer, 0, make_value(300'000, 3));
+    const OverflowRef kept = write(writer, 1, value);
+    const OverflowRef last = write(writer, 2, make_value(300'000, 5));
+    free_all_but(file.fd, {kept, {UINT64_MAX - 4, UINT64_MAX, 0}, {4096, UINT64_MAX, 0}});
+    Bytes out;
+    CHECK(read_overflow(file.fd, kept, out) && out == value);
+    CHECK(!read_overflow(file.fd, first, out) && !read_overflow(file.fd, last, out));
+    CHECK(file.resident_bytes() <= 310'000);
+    free_all_but(file.fd, {});
+    CHECK(file.resident_bytes() == 0);
+}
+
 void a_failed_write_is_reported() {
     OverflowWriter no_file(-1, 1);
     OverflowRef ref{1, 2, 3};
@@ -158,6 +186,8 @@ int main() {
         {"a second writer leaves the values of the first", a_second_writer_leaves_the_values_of_the_first},
         {"a reference to nowhere is refused without allocating", a_reference_to_nowhere_is_refused_without_allocating},
         {"a file cut short is an error and no signal", a_file_cut_short_is_an_error_and_no_signal},
+        {"a hole is no value", a_hole_is_no_value},
+        {"of a writer that is gone only what is awaited is kept", of_a_writer_that_is_gone_only_what_is_awaited_is_kept},
         {"a failed write is reported", a_failed_write_is_reported},
     });
 }

@@ -129,7 +129,7 @@ void free_all_but(int fd, std::vector<OverflowRef> kept) {
         if (ref.offset > begin) punch(fd, begin, ref.offset - begin);
         begin = std::max(begin, ref.offset + sizeof(Header) + ref.size);
     }
-    if (begin < file_bytes) punch(fd, begin, file_bytes - begin);
+    if (begin < file_bytes) punch(fd, begin, round_to_pages(file_bytes) - begin);  // a page that is punched in part stays
 }
 
 bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out) {
