@@ -109,7 +109,7 @@ OTHER = {
 def test_spares_are_refused_where_no_order_of_them_is_that_of_the_data():
     with pytest.raises(UsageError, match="spare_envs need an autoreset_mode other than SAME_STEP"):
         PoolOptions(spare_envs=1, autoreset_mode="SameStep")
-    with pytest.raises(UsageError, match="spare_envs: EnvPool .*resets its envs itself"):
+    with pytest.raises(UsageError, match=r"spare_envs: EnvPool .*resets its envs itself"):
         PoolOptions(spare_envs=1, backend="envpool")
 
 
