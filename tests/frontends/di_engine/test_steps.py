@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from stepmill.frontends.di_engine import (
     GymVectorEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
+    registry,
     trees,
 )
 from stepmill.spec.errors import UsageError
@@ -335,3 +337,14 @@ def test_a_gym_vector_manager_begins_with_a_reset(make_manager: MakeManager) -> 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match=r"there is no manager 'ray'; use one of .*'subprocess'"):
         di_engine.create_env_manager({"type": "ray"}, ding_envs(1))
+
+
+@pytest.mark.covers("D-29")
+def test_a_di_engine_that_cannot_be_imported_is_told_and_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "has_ding", lambda: True)
+    monkeypatch.setitem(sys.modules, "ding", None)
+    monkeypatch.setitem(sys.modules, "ding.envs", None)
+    registry.register_if_there()
+    assert "DI-engine cannot be imported, and keeps its own managers" in caplog.text

@@ -12,7 +12,7 @@ from stepmill.frontends.di_engine.processes import (
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
 )
-from stepmill.frontends.di_engine.registry import create_env_manager, get_env_manager_cls, has_ding, register
+from stepmill.frontends.di_engine.registry import create_env_manager, get_env_manager_cls, register, register_if_there
 from stepmill.frontends.di_engine.states import EnvState
 from stepmill.frontends.di_engine.supervisor import EnvSupervisor
 
@@ -31,5 +31,4 @@ __all__ = [
     "register",
 ]
 
-if has_ding():
-    register()
+register_if_there()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ MANAGERS: dict[str, type[Manager]] = {
     "subprocess_v2": SubprocessEnvManagerV2,
     "gym_vector": GymVectorEnvManager,
 }
+logger = logging.getLogger("stepmill.di_engine")
+
 THEIRS = ("env_pool",)  # names of DI-engine that stay its own
 
 
@@ -63,6 +66,16 @@ def register() -> None:
     registry = _their_registry()
     for name, cls in MANAGERS.items():
         registry.register(name, cls, force_overwrite=True)
+
+
+def register_if_there() -> None:
+    """Do so where DI-engine is installed; say so if it is and cannot be imported."""
+    if not has_ding():
+        return
+    try:
+        register()
+    except ImportError as error:
+        logger.warning("DI-engine cannot be imported, and keeps its own managers: %s", error)
 
 
 def has_ding() -> bool:
