@@ -203,8 +203,9 @@ class Supervised(EnvCalls):
 
     @property
     def done(self) -> bool:
-        """Whether all envs are DONE."""
-        return all(state is EnvState.DONE for state in self.env_states.values())
+        """Whether all envs are DONE, and no timestep of theirs waits for `recv`."""
+        is_any_left = any(payload.method == "step" for payload in self._inbox)
+        return not is_any_left and all(state is EnvState.DONE for state in self.env_states.values())
 
     def get_child_attr(self, proc_id: int, key: str) -> Any:
         """Return an attribute of one env."""
