@@ -18,7 +18,7 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 
-NUM_SEEDS = 8
+NUM_SEEDS = 6
 STEP_S = 0.4
 ANSWER_S = 5.0  # a guard against hangs
 Span = tuple[int, int]
