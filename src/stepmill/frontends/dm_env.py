@@ -1,0 +1,186 @@
+"""`DmEnvironment`: any env that stepmill runs as a `dm_env.Environment`, in a worker of its own.
+
+    from stepmill.frontends.dm_env import DmEnvironment
+    with DmEnvironment(lambda: gymnasium.make("CartPole-v1"), seed=1) as env:
+        time_step = env.reset()
+
+Discounts are 0 where an episode is terminated and 1 elsewhere, also where it is truncated; those of an env that is itself a
+dm_env environment are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from stepmill.frontends.gymnasium.spaces import read_spaces
+from stepmill.frontends.rows import as_batch, first_row
+from stepmill.pool.pool import Pool
+from stepmill.spec.batch import Batch
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+
+try:
+    import dm_env
+    from dm_env import specs
+except ModuleNotFoundError as exc:
+    raise MissingExtraError(module="dm_env", extra="dm-env") from exc
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_DISCOUNT = "discount"
+
+
+class DmEnvironment(dm_env.Environment):
+    """One env as a dm_env environment.
+
+    `step` after a last time step, on a new environment, or after a fault that was told, resets and ignores its action.
+
+    Args:
+        env_fn: makes the env, in its worker: one of Gymnasium, dm_env, or what else stepmill takes, with one agent.
+        backend: where it runs; "serial" is in line.
+        seed: of the first reset; None seeds nothing. Later episodes go on with the env's own generator.
+        options: everything else. The autoreset mode is DISABLED: the resets are dm_env's.
+
+    Raises:
+        UsageError: the env has agents, is a vector env, or has a space that no spec can describe.
+        EnvError: the constructor raised.
+    """
+
+    def __init__(
+        self,
+        env_fn: Callable[[], object],
+        *,
+        backend: object = "process",
+        seed: int | None = None,
+        options: PoolOptions | None = None,
+    ) -> None:
+        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        self._seed = seed
+        self._is_over = True
+        self._pool = Pool([env_fn], backend=backend, options=chosen)
+        try:
+            self._spec = _checked(self._pool.spec)
+            observation, action = read_spaces([self._spec])[0]
+            self._observation_spec = spec_of(self._spec.observation, observation, "observation")
+            self._action_spec = spec_of(self._spec.action, action, "action")
+            self._own_discount = dict(self._spec.info.items).get(_DISCOUNT)
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def reset(self) -> dm_env.TimeStep:
+        """Begin an episode; return its FIRST time step, without reward and discount."""
+        self._is_over = True
+        batch = self._pool.reset(seed=self._seed)
+        self._seed = None
+        self._is_over = False
+        return dm_env.restart(first_row(self._spec.observation, batch.obs))
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Step; return a MID or LAST time step, or a FIRST one if the last episode was over.
+
+        Args:
+            action: of the structure of `action_spec()`.
+
+        Raises:
+            EnvError, WorkerDied: the env failed. The next `step` or `reset` begins an episode, in a new worker if need be.
+        """
+        if self._is_over:
+            return self.reset()
+        actions = as_batch(self._spec.action, action)
+        self._is_over = True  # whatever interrupts the step: the next one resets
+        self._pool.send(actions)
+        batch = self._pool.recv(1)
+        self._is_over = bool(batch.terminated[0] or batch.truncated[0])
+        return dm_env.TimeStep(
+            dm_env.StepType.LAST if self._is_over else dm_env.StepType.MID,
+            batch.reward[0],
+            self._discount_of(batch),
+            first_row(self._spec.observation, batch.obs),
+        )
+
+    def _discount_of(self, batch: Batch) -> Any:
+        if self._own_discount is not None and "fault" not in batch.info:
+            return batch.info[_DISCOUNT][0]
+        shape, dtype = self.discount_spec().shape, self.discount_spec().dtype
+        return np.full(shape, 0.0 if batch.terminated[0] else 1.0, dtype)[()]
+
+    def observation_spec(self) -> Any:
+        """Return the nest of specs of observations."""
+        return self._observation_spec
+
+    def action_spec(self) -> Any:
+        """Return the nest of specs of actions."""
+        return self._action_spec
+
+    def reward_spec(self) -> specs.Array:
+        """Return the spec of rewards: a float64 number, unless the env declares another."""
+        return specs.Array(self._spec.reward.shape, self._spec.reward.dtype, name="reward")
+
+    def discount_spec(self) -> specs.BoundedArray:
+        """Return the spec of discounts, from 0 to 1: a float64 number, unless the env declares another."""
+        own = self._own_discount
+        shape, dtype = (own.shape, own.dtype) if isinstance(own, Leaf) else ((), np.dtype(np.float64))
+        return specs.BoundedArray(shape, dtype, 0.0, 1.0, name=_DISCOUNT)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env, through wrappers, and return its result."""
+        return self._pool.call(name, *args, **kwargs)[0]
+
+    def get_attr(self, name: str) -> Any:
+        """Return an attribute of the env, through wrappers."""
+        return self._pool.get_attr(name)[0]
+
+    def close(self) -> None:
+        """Close the env and end its worker, in at most 2 s. Idempotent."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def _checked(spec: EnvSpec) -> EnvSpec:
+    if spec.agents or spec.is_batched or spec.time_step is not None:
+        kind = "agents" if spec.agents else "rows" if spec.is_batched else "time steps of its own kind"
+        raise UsageError(f"the env has {kind}, and a dm_env environment is one agent in one env; use stepmill.Pool")
+    return spec
+
+
+def spec_of(node: Node, space: Any, name: str) -> Any:
+    """Return the nest of specs of a tree, with the bounds of its space.
+
+    Raises:
+        UsageError: a part has no fixed size.
+    """
+    if isinstance(node, DictNode):
+        return {key: spec_of(child, space[str(key)], f"{name}/{key}") for key, child in node.items}
+    if isinstance(node, TupleNode):
+        children = [spec_of(child, space[place], f"{name}/{place}") for place, child in enumerate(node.children)]
+        return tuple(children) if node.factory is None else node.factory(*children)
+    if not isinstance(node, Leaf):
+        raise UsageError(f"{name} is {space}, of no fixed size, for which dm_env has no spec; wrap the env")
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return specs.DiscreteArray(int(space.n), dtype=node.dtype, name=name)
+    low, high = _bounds_of(space)
+    if low is None or (np.isneginf(low).all() and np.isposinf(high).all()):
+        return specs.Array(node.shape, node.dtype, name=name)
+    return specs.BoundedArray(node.shape, node.dtype, low, high, name=name)
+
+
+def _bounds_of(space: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest value, both inclusive; None for both where the space says neither."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, spaces.MultiBinary) else (None, None)

@@ -1,0 +1,339 @@
+"""PettingZoo's parallel envs, run by stepmill: one as a `ParallelEnv` again, many as one vector env with a row per agent.
+
+    from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
+    env = StepmillParallelEnv(make_env)          # dicts by agent, out of a worker
+    envs = AgentVectorEnv([make_env] * 64)       # 64 x A rows, for learners whose agents share their parameters
+
+AEC envs: in by `pettingzoo.utils.aec_to_parallel`, out by `pettingzoo.utils.parallel_to_aec`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode as GymnasiumAutoreset
+from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from stepmill.envs.agents import zeros
+from stepmill.envs.pettingzoo import StackedAgents
+from stepmill.frontends.rows import as_batch, first_row
+from stepmill.pool.infos import merge, rows_of
+from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Options, Seed
+from stepmill.spec.batch import Batch
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+
+try:
+    from pettingzoo.utils.env import ParallelEnv
+except ModuleNotFoundError as exc:
+    raise MissingExtraError(module="pettingzoo", extra="pettingzoo") from exc
+
+Agent: TypeAlias = Any
+StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+class StepmillParallelEnv(ParallelEnv):
+    """One parallel env, in a worker of its own.
+
+    Args:
+        env_fn: makes the env, in its worker.
+        backend: where it runs; "serial" is in line.
+        options: everything else. The autoreset mode is DISABLED: PettingZoo's users reset.
+
+    Attributes:
+        possible_agents: all agents, as the env names them.
+        agents: those that are alive; empty before the first reset, when the episode is over, and after a fault.
+
+    Raises:
+        UsageError: it is no parallel env.
+        EnvError: the constructor raised.
+    """
+
+    def __init__(
+        self, env_fn: Callable[[], object], *, backend: object = "process", options: PoolOptions | None = None
+    ) -> None:
+        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        self.agents: list[Agent] = []
+        self._pool = Pool([env_fn], backend=backend, options=chosen)
+        try:
+            spec = self._pool.spec
+            self._observation, self._action = _trees_by_agent(spec)
+            self.possible_agents: list[Agent] = list(spec.agents)
+            self.observation_spaces, self.action_spaces = _spaces_by_agent(spec)
+        except BaseException:
+            self._pool.close()
+            raise
+        self.metadata = dict(spec.metadata)
+        self.render_mode = spec.render_mode
+        self._nothing = zeros(self._pool.spec.action)
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Agent, Any], dict[Agent, dict[str, Any]]]:
+        """Begin an episode; return observations and infos of the agents that take part."""
+        self.agents = []
+        batch = self._pool.reset(seed=seed, options=options)
+        self.agents = self._alive(batch)
+        return self._observations(batch, self.agents), _infos(batch, self.agents)
+
+    def step(self, actions: Mapping[Agent, Any]) -> tuple[dict[Agent, Any], ...]:
+        """Step with an action for each of `agents`.
+
+        Returns:
+            observations, rewards, terminations, truncations and infos of the agents that acted.
+
+        Raises:
+            UsageError: an agent that is alive has no action, one is not known, or the episode is over. Nothing is done.
+            EnvError, WorkerDied: the env failed; `reset` brings it back, in a new worker if need be.
+        """
+        acting = self.agents
+        self._check(actions)
+        batched = as_batch(self._pool.spec.action, {**self._nothing, **{agent: actions[agent] for agent in acting}})
+        self.agents = []  # whatever interrupts the step: reset() comes next
+        self._pool.send(batched)
+        batch = self._pool.recv(1)
+        self.agents = self._alive(batch)
+        slots = {agent: slot for slot, agent in enumerate(self.possible_agents) if agent in acting}
+        return (
+            self._observations(batch, acting),
+            {agent: float(batch.reward[0, slots[agent]]) for agent in acting},
+            {agent: bool(batch.terminated[0, slots[agent]]) for agent in acting},
+            {agent: bool(batch.truncated[0, slots[agent]]) for agent in acting},
+            _infos(batch, acting),
+        )
+
+    def _check(self, actions: Mapping[Agent, Any]) -> None:
+        if not self.agents:
+            raise UsageError("no agent is alive, and nobody can step; call reset() first")
+        unknown = [agent for agent in actions if agent not in self._nothing]
+        missing = [agent for agent in self.agents if agent not in actions]
+        if unknown or missing:
+            raise UsageError(
+                f"the actions lack those of {missing}, and name {unknown}, who are no agents here; "
+                f"give one for each of env.agents: {self.agents}"
+            )
+
+    def _alive(self, batch: Batch) -> list[Agent]:
+        alive = np.ones(len(self.possible_agents), bool) if batch.alive is None else batch.alive[0]
+        return [agent for agent, is_alive in zip(self.possible_agents, alive, strict=True) if is_alive]
+
+    def _observations(self, batch: Batch, agents: Sequence[Agent]) -> dict[Agent, Any]:
+        return {agent: first_row(self._observation[agent], batch.obs[agent]) for agent in agents}
+
+    def observation_space(self, agent: Agent) -> Space[Any]:
+        """Return an agent's observation space; the same object each time."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: Agent) -> Space[Any]:
+        """Return an agent's action space; the same object each time."""
+        return self.action_spaces[agent]
+
+    def render(self) -> Any:
+        """Return a frame, or what the env's render mode gives."""
+        return self._pool.render()[0]
+
+    def state(self) -> Any:
+        """Return what the env's `state` gives: a view of the whole."""
+        return self.call("state")
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env, through wrappers, and return its result."""
+        return self._pool.call(name, *args, **kwargs)[0]
+
+    def get_attr(self, name: str) -> Any:
+        """Return an attribute of the env, through wrappers."""
+        return self._pool.get_attr(name)[0]
+
+    def close(self) -> None:
+        """Close the env and end its worker, in at most 2 s. Idempotent."""
+        self.agents = []
+        self._pool.close()
+
+
+class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
+    """N parallel envs as a vector env of N x A rows, for agents of one kind that share their parameters.
+
+    Row `n * A + a` is agent a of env n. An agent whose episode ended before that of its env keeps its row: zeros, reward 0,
+    no flag, and its actions are not handed on. `infos["alive"]`, `[N * A]` bool, says who wants an action; a step's row
+    counts if it was alive before the step. When nobody of an env is alive its next step resets it (NEXT_STEP).
+
+    Args:
+        env_fns: functions that make the envs; each runs in the worker that owns the env.
+        backend, num_workers: as in PoolOptions.
+        options: everything else.
+
+    Raises:
+        UsageError: the agents' spaces differ, or the envs do, or another autoreset mode was asked for.
+        EnvError: a constructor raised.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], object]],
+        *,
+        backend: object = "auto",
+        num_workers: int | None = None,
+        options: PoolOptions | None = None,
+    ) -> None:
+        chosen = replace(options or PoolOptions(), episode_stats=False)
+        if chosen.autoreset_mode is not AutoresetMode.NEXT_STEP:
+            raise UsageError(
+                f"autoreset_mode={chosen.autoreset_mode.value!r} has no meaning for rows of one env that end at different "
+                "times; leave it at 'NextStep'"
+            )
+        self._pool = Pool(
+            [_Stacking(env_fn) for env_fn in env_fns], backend=backend, num_workers=num_workers, options=chosen
+        )
+        try:
+            self._describe(self._pool.spec)
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def _describe(self, spec: EnvSpec) -> None:
+        pairs = [
+            (own[0][agent], own[1][agent])
+            for own in map(_spaces_by_agent, self._pool.env_specs)
+            for agent in spec.agents
+        ]
+        if any(pair != pairs[0] for pair in pairs):
+            raise UsageError(
+                "agents' spaces differ in their bounds, and rows of a vector env share theirs; make them alike"
+            )
+        self.single_observation_space, self.single_action_space = pairs[0]
+        self.possible_agents: list[Agent] = list(spec.agents)
+        self.num_agents = len(spec.agents)
+        self.num_envs = self._pool.num_envs * self.num_agents
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {**spec.metadata, "autoreset_mode": GymnasiumAutoreset.NEXT_STEP}
+        self.render_mode = spec.render_mode
+
+    def reset(self, *, seed: Seed = None, options: Options = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs.
+
+        Args:
+            seed: an int s seeds env n with s + n; a list has one seed, or None, per env (not per row).
+            options: as for `Pool.reset`.
+
+        Returns:
+            observations [N * A, ...] and infos.
+        """
+        batch = self._pool.reset(seed=seed, options=options)
+        return self._rows(self._pool.spec.observation, batch.obs), self._infos(batch)
+
+    def step(self, actions: Any) -> StepResult:
+        """Step all envs.
+
+        Args:
+            actions: an element of `action_space`: [N * A, ...]; those of rows that are not alive are not used.
+
+        Returns:
+            observations [N * A, ...], rewards [N * A] float64, terminations and truncations [N * A] bool, infos.
+        """
+        batch = self._pool.step(self._by_env(self._pool.spec.action, actions))
+        flags = batch.terminated.reshape(-1), batch.truncated.reshape(-1)
+        obs = self._rows(self._pool.spec.observation, batch.obs)
+        return obs, batch.reward.reshape(-1), *flags, self._infos(batch)
+
+    def _rows(self, node: Node, value: Any) -> Any:
+        return _map_leaves(node, value, lambda leaf, array: array.reshape(self.num_envs, *leaf.shape[1:]))
+
+    def _by_env(self, node: Node, value: Any) -> Any:
+        def split(leaf: Leaf, array: Any) -> Any:
+            rows = np.asarray(array)
+            if rows.shape != (self.num_envs, *leaf.shape[1:]):
+                raise UsageError(
+                    f"actions have shape {rows.shape}, and {self.num_envs} rows of {leaf.shape[1:]} are wanted; "
+                    "give one action per row of the vector env"
+                )
+            return rows.reshape(-1, *leaf.shape)
+
+        return _map_leaves(node, value, split)
+
+    def _infos(self, batch: Batch) -> dict[str, Any]:
+        rows = [
+            (env * self.num_agents + slot, info)
+            for env, by_agent in rows_of(batch.info)
+            for slot, info in self._by_slot(by_agent)
+        ]
+        infos = merge(rows, self.num_envs, env_ids=np.arange(self.num_envs) // self.num_agents)
+        infos["alive"] = np.ones(self.num_envs, bool) if batch.alive is None else batch.alive.reshape(-1)
+        return infos
+
+    def _by_slot(self, by_agent: Any) -> list[tuple[int, Mapping[str, Any]]]:
+        if isinstance(by_agent, BaseException):
+            raise by_agent
+        fault = {"fault": by_agent["fault"]} if "fault" in by_agent else {}
+        of_slots = [{**by_agent.get(agent, {}), **fault} for agent in self.possible_agents]
+        return [(slot, info) for slot, info in enumerate(of_slots) if info]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, through wrappers; one result per env, not per row."""
+        return self._pool.call(name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every env, through wrappers; one value per env, not per row."""
+        return self._pool.get_attr(name)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return a frame, or what the render mode gives, per env, not per row."""
+        return self._pool.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the envs and end the workers, in at most 2 s."""
+        self._pool.close()
+
+
+class _Stacking:
+    """Makes an env whose agents are a dimension of its arrays."""
+
+    def __init__(self, env_fn: Callable[[], object]) -> None:
+        self._env_fn = env_fn
+
+    def __call__(self) -> StackedAgents:
+        return StackedAgents(self._env_fn())
+
+
+def _trees_by_agent(spec: EnvSpec) -> tuple[dict[Agent, Node], dict[Agent, Node]]:
+    trees = [dict(node.items) if isinstance(node, DictNode) else {} for node in (spec.observation, spec.action)]
+    if not spec.agents or any(set(tree) != set(spec.agents) for tree in trees):
+        raise UsageError(
+            "the env is not PettingZoo's parallel kind, with dicts by agent; return such a one from env_fn"
+        )
+    return trees[0], trees[1]
+
+
+def _spaces_by_agent(spec: EnvSpec) -> tuple[dict[Agent, Space[Any]], dict[Agent, Space[Any]]]:
+    observation, action = pickle.loads(spec.spaces)
+    named = [{agent: space[str(agent)] for agent in spec.agents} for space in (observation, action)]
+    return named[0], named[1]
+
+
+def _infos(batch: Batch, agents: Sequence[Agent]) -> dict[Agent, dict[str, Any]]:
+    """Return each agent's own info; what the engine tells of the env, such as a fault, is in all of them."""
+    by_agent: Any = next((info for _, info in rows_of(batch.info)), {})
+    if isinstance(by_agent, BaseException):
+        raise by_agent
+    fault = {"fault": by_agent["fault"]} if "fault" in by_agent else {}
+    return {agent: {**by_agent.get(agent, {}), **fault} for agent in agents}
+
+
+def _map_leaves(node: Node, value: Any, change: Callable[[Leaf, Any], Any]) -> Any:
+    if isinstance(node, DictNode):
+        return {key: _map_leaves(child, value[key], change) for key, child in node.items}
+    if isinstance(node, TupleNode):
+        return tuple(_map_leaves(child, value[place], change) for place, child in enumerate(node.children))
+    if isinstance(node, Leaf):
+        return change(node, value)
+    raise UsageError("a part of no fixed size has no row per agent; wrap the env")

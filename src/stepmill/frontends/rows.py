@@ -1,0 +1,41 @@
+"""One env's values out of batches and into them, for front-ends that show a single env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+
+
+def first_row(node: Node, batch: Any) -> Any:
+    """Return the first row of a batch, in the structure of a tree. Arrays are views of the batch's."""
+    if isinstance(node, DictNode):
+        return {key: first_row(child, batch[key]) for key, child in node.items}
+    if isinstance(node, TupleNode):
+        children = [first_row(child, batch[place]) for place, child in enumerate(node.children)]
+        return tuple(children) if node.factory is None else node.factory(*children)
+    return batch[0]
+
+
+def as_batch(node: Node, value: Any, path: str = "action") -> Any:
+    """Return one env's value as a batch of one.
+
+    Raises:
+        UsageError: it has not the structure of the tree.
+    """
+    if isinstance(node, Leaf):
+        return np.asarray(value)[np.newaxis]
+    try:
+        if isinstance(node, DictNode):
+            return {key: as_batch(child, value[key], f"{path}[{key!r}]") for key, child in node.items}
+        if isinstance(node, TupleNode):
+            children = [as_batch(child, value[place], f"{path}[{place}]") for place, child in enumerate(node.children)]
+            return tuple(children) if node.factory is None else node.factory(*children)
+    except (KeyError, IndexError, TypeError) as exc:
+        raise UsageError(
+            f"{path} is {value!r}, which lacks a part of the action spec; give a value of its structure"
+        ) from exc
+    return (value,)
