@@ -94,6 +94,10 @@ _ALL = (
         {"num_workers": 2},
         ("stepmill",),
     ),
+    EngineSpec("sb3-stepmill", "**stepmill** SB3", "sb3_stepmill", FRONTENDS, {"num_workers": 2}, ("stepmill",)),
+    EngineSpec(
+        "tianshou-stepmill", "**stepmill** Tianshou", "tianshou_stepmill", FRONTENDS, {"num_workers": 2}, ("stepmill",)
+    ),
     EngineSpec(
         "alf-arrays",
         "**stepmill** ALF, arrays",
@@ -106,7 +110,7 @@ _ALL = (
         "alf-tensors",
         "**stepmill** ALF, tensors",
         "alf_parallel",
-        OURS,
+        FRONTENDS,
         {"num_workers": 2, "as_tensors": True},
         ("stepmill",),
     ),

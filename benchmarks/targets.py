@@ -54,6 +54,8 @@ TARGETS: tuple[Target, ...] = (
     Target("slowreset-16", ("stepmill-spares", "stepmill-spares-each"), 0.85),
     *_row(_REAL, BEST, (0.47, 0.88, 0.82, 0.93), ("ceiling",)),
     Target("halfcheetah-8", BEST, 1, ("envpool-sync", "envpool-async")),
+    Target("frontends-32", ("sb3-stepmill",), 8, ("sb3",)),
+    Target("frontends-32", ("tianshou-stepmill",), 8, ("tianshou",)),
     Target("frontends-32", ("multi-env",), 8, ("multi-env-pipes",)),
     Target("frontends-32", ("alf-arrays", "alf-tensors"), 0.7, SYNC),
     Target("diengine-32", ("stepmill-diengine",), 5, ("diengine",)),

@@ -22,7 +22,7 @@ from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
-from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.options import AutoresetMode, EnvState, PoolOptions
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -115,30 +115,39 @@ class StepmillVectorEnv(BaseVectorEnv):
         self._assert_is_not_closed()
         if action is None and not self.is_async:
             raise ValueError("action must be not-None for non-async")
-        ids = [] if action is None else self._idle_ids(id)
         if action is not None:
-            assert len(action) == len(ids), f"{len(action)} actions came for {len(ids)} envs"
-            self._pool.send(_as_actions(action, self._spaces[0][1]), ids)
-            self.waiting_id += ids
-            self.ready_id = [each for each in self.ready_id if each not in set(ids)]
+            self._send(action, id)
         try:
             batch = self._receive() if self.is_async else self._pool.recv(len(self.waiting_id))
-        finally:
+        except BaseException:
             # A fault takes its env out of those that step; a reset brings it back.
-            stepping = set(self.waiting_id) & {
-                env_id for env_id, state in enumerate(self._pool.states) if state in (1, 2)
-            }
-            self.ready_id += [each for each in self.waiting_id if each not in stepping]
-            self.waiting_id = [each for each in self.waiting_id if each in stepping]
+            states = self._pool.states
+            self._forget({each for each in self.waiting_id if states[each] in (EnvState.IDLE, EnvState.FAULTED)})
+            raise
         infos = _own_infos(batch)
-        for env_id, info in zip(batch.env_id.tolist(), infos, strict=True):
-            info["env_id"] = env_id
-        result = _as_array(batch.obs, len(batch)), batch.reward, batch.terminated, batch.truncated, infos
-        if self.is_async or ids == sorted(ids):
+        received = batch.env_id.tolist()
+        for place, env_id in enumerate(received):
+            infos[place]["env_id"] = env_id
+        result = _as_array(batch.obs, len(received)), batch.reward, batch.terminated, batch.truncated, infos
+        named = self.waiting_id
+        self._forget(set(received))
+        if self.is_async or named == received:
             return result
         # A pool returns envs in the order of their ids, Tianshou in that in which they were named.
-        places = np.argsort(np.argsort(ids))
+        places = np.argsort(np.argsort(named))
         return tuple(each[places] for each in result)  # type: ignore[return-value]
+
+    def _send(self, action: Any, id: EnvIds) -> None:  # noqa: A002
+        ids = self._idle_ids(id)
+        assert len(action) == len(ids), f"{len(action)} actions came for {len(ids)} envs"
+        actions = _as_actions(action, self._spaces[0][1])
+        if id is None:
+            self._pool.send(actions)
+        else:
+            self._pool.send(actions, ids)
+        self.waiting_id = self.waiting_id + ids
+        sent = set(ids)
+        self.ready_id = [each for each in self.ready_id if each not in sent]
 
     def _forget(self, ids: set[int]) -> None:
         """Take envs out of those that step."""
