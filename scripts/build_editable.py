@@ -28,7 +28,14 @@ def is_installed() -> bool:
         importlib.metadata.distribution("stepmill")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return stamp.stat().st_mtime > max((ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt"))
+    newest = max((ROOT / name).stat().st_mtime for name in ("pyproject.toml", "CMakeLists.txt"))
+    return stamp.stat().st_mtime > newest and stamp.read_text() == python_files()
+
+
+def python_files() -> str:
+    """The names of all Python files, a line each: the editable install finds only those that were there when it was made."""
+    package = ROOT / "src" / "stepmill"
+    return "".join(f"{path.relative_to(package)}\n" for path in sorted(package.rglob("*.py")))
 
 
 def installed_binary() -> Path:
@@ -40,7 +47,7 @@ def install() -> None:
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", f"-Cbuild-dir={BUILD_DIR}", "-Ccmake.args=-GNinja", "-e", str(ROOT)]
     subprocess.run(command, check=True)
-    installed_binary().with_name(".built").touch()
+    installed_binary().with_name(".built").write_text(python_files())
 
 
 def rebuild() -> None:
