@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from stepmill.testing.check import CheckFailed as CheckFailed
     from stepmill.testing.check import check_backend as check_backend
     from stepmill.testing.check import check_env as check_env
-    from stepmill.testing.check import check_frontend as check_frontend
     from stepmill.testing.envs import BatchedCountingEnv as BatchedCountingEnv
     from stepmill.testing.envs import CountingEnv as CountingEnv
     from stepmill.testing.envs import ImageEnv as ImageEnv
@@ -25,9 +24,11 @@ if TYPE_CHECKING:
     from stepmill.testing.leaves import DisguiseEnv as DisguiseEnv
     from stepmill.testing.leaves import ScalarDisguiseEnv as ScalarDisguiseEnv
     from stepmill.testing.sampled import SampledEnv as SampledEnv
+    from stepmill.testing.vector import check_frontend as check_frontend
 
 _NAMES_IN = {
-    "check": ("CheckFailed", "check_backend", "check_env", "check_frontend"),
+    "check": ("CheckFailed", "check_backend", "check_env"),
+    "vector": ("check_frontend",),
     "envs": ("BatchedCountingEnv", "CountingEnv", "ImageEnv", "SeedRecorder", "SlowEnv"),
     "faulty": ("BadOutputEnv", "DyingEnv", "OddRewardEnv", "RaisingEnv"),
     "gates": ("Gate", "GateEnv"),

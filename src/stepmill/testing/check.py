@@ -1,4 +1,4 @@
-"""Executable contracts: run them on an env, a backend or a front-end of your own. Each raises `CheckFailed` or returns None."""
+"""Executable contracts: run them on an env or a backend of your own (for front-ends: `vector.py`). Each raises `CheckFailed` or returns None."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ import numpy as np
 from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
-from stepmill.testing.leaves import all_leaves_space
-from stepmill.testing.sampled import SampledEnv
 
 if TYPE_CHECKING:
     from stepmill.pool.pool import Pool
 
     EnvFn = Callable[[], gymnasium.Env[Any, Any]]
     MakePool = Callable[[Sequence[EnvFn]], Pool]
-    MakeVectorEnv = Callable[..., gymnasium.vector.VectorEnv[Any, Any, Any]]
 
 NUM_STEPS = 40
 
@@ -47,12 +44,12 @@ def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info
     """
     first, second = env_fn(), env_fn()
     try:
-        actions = _draw_actions(first.action_space, num_steps, seed)
+        actions = draw_actions(first.action_space, num_steps, seed)
         runs = [_Run(env, seed, ignore_info) for env in (first, second)]
         _compare_alternately(runs, actions, "two envs with the same seed and actions")
         again = [_Run(first, seed, ignore_info)]
         for index, action in enumerate([None, *actions]):
-            _fail_if(
+            fail_if(
                 find_difference(again[0].advance(action), runs[0].history[index], f"step {index}"),
                 "an env that was used and then reset with its seed does not repeat itself",
             )
@@ -75,28 +72,6 @@ def check_backend(make_pool: MakePool) -> None:
     _check_raising_env(make_pool)
 
 
-def check_frontend(make_vector_env: MakeVectorEnv, *, num_envs: int = 3) -> None:
-    """Check that a `gymnasium.vector.VectorEnv` returns what Gymnasium's own in-line one does, in all autoreset modes.
-
-    Args:
-        make_vector_env: called as `make_vector_env(env_fns, autoreset_mode=mode)`.
-        num_envs: how many envs to run.
-
-    Raises:
-        CheckFailed: with the first element that differs.
-    """
-    space = all_leaves_space()
-    env_fns = [partial(SampledEnv, space, space, base_seed=i) for i in range(num_envs)]
-    for mode in gymnasium.vector.AutoresetMode:
-        ours = make_vector_env(env_fns, autoreset_mode=mode)
-        theirs = gymnasium.vector.SyncVectorEnv(env_fns, autoreset_mode=mode)
-        try:
-            _compare_vector_envs(ours, theirs, is_manual=mode is gymnasium.vector.AutoresetMode.DISABLED)
-        finally:
-            ours.close()
-            theirs.close()
-
-
 class _Run:
     """One env being driven; keeps what it returned."""
 
@@ -112,18 +87,18 @@ class _Run:
         if self._is_over:
             result: tuple[Any, ...] = self._env.reset(seed=self._seed)
             self._seed = None
-            _fail_if(None if _is_tuple(result, 2) else f"{result!r}", "reset must return (observation, info)")
+            fail_if(None if _is_tuple(result, 2) else f"{result!r}", "reset must return (observation, info)")
             self._is_over = False
         else:
             result = self._env.step(copy.deepcopy(action))
             is_step = _is_tuple(result, 5)
-            _fail_if(
+            fail_if(
                 None if is_step else f"{result!r}",
                 "step must return (observation, reward, terminated, truncated, info)",
             )
             self._is_over = bool(result[2]) or bool(result[3])
         space = self._env.observation_space
-        _fail_if(
+        fail_if(
             None if space.contains(result[0]) else f"{result[0]!r} is not in {space}",
             "an observation is outside its space",
         )
@@ -139,16 +114,18 @@ def _is_tuple(result: object, length: int) -> bool:
 def _compare_alternately(runs: Sequence[_Run], actions: Sequence[object], who: str) -> None:
     for index, action in enumerate([None, *actions]):
         left, right = (run.advance(action) for run in runs)
-        _fail_if(find_difference(left, right, f"step {index}"), f"{who} return different data")
+        fail_if(find_difference(left, right, f"step {index}"), f"{who} return different data")
 
 
-def _draw_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
+def draw_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
+    """Return so many samples of a space, which is left as it is."""
     space = copy.deepcopy(space)
     space.seed(seed)
     return [space.sample() for _ in range(count)]
 
 
-def _fail_if(problem: str | None, clause: str) -> None:
+def fail_if(problem: str | None, clause: str) -> None:
+    """Raise CheckFailed if there is a problem."""
     if problem is not None:
         raise CheckFailed(f"{clause}: {problem}")
 
@@ -197,7 +174,7 @@ def _check_raising_env(make_pool: MakePool) -> None:
             pool.step(np.array([1, 1]))
         except EnvError as error:
             _expect("the env that an EnvError names", error.env_id, 0)
-            _fail_if(None if "a deliberate failure" in str(error) else str(error), "an EnvError must carry the cause")
+            fail_if(None if "a deliberate failure" in str(error) else str(error), "an EnvError must carry the cause")
         else:
             raise CheckFailed("an env that raises must surface as EnvError: nothing was raised")
         batch = pool.reset(env_ids=[0])
@@ -205,21 +182,4 @@ def _check_raising_env(make_pool: MakePool) -> None:
 
 
 def _expect(what: str, got: object, wanted: object) -> None:
-    _fail_if(find_difference(got, wanted, what), "the pool returns the wrong data")
-
-
-def _compare_vector_envs(
-    ours: gymnasium.vector.VectorEnv[Any, Any, Any],
-    theirs: gymnasium.vector.VectorEnv[Any, Any, Any],
-    *,
-    is_manual: bool,
-) -> None:
-    clause = "the front-end differs from gymnasium.vector.SyncVectorEnv"
-    _fail_if(find_difference(ours.reset(seed=3), theirs.reset(seed=3), "reset"), clause)
-    for index, action in enumerate(_draw_actions(theirs.action_space, NUM_STEPS, seed=5)):
-        result = theirs.step(action)
-        _fail_if(find_difference(ours.step(action), result, f"step {index}"), clause)
-        over = np.logical_or(result[2], result[3])
-        if is_manual and over.any():
-            left, right = (env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs))
-            _fail_if(find_difference(left, right, f"the partial reset after step {index}"), clause)
+    fail_if(find_difference(got, wanted, what), "the pool returns the wrong data")
