@@ -7,9 +7,14 @@ from pathlib import Path
 from tests.harness.scripts import ROOT, run_file
 
 
-def run_guide(name: str, folder: Path) -> None:
-    """Run the blocks of docs/switching/NAME.md as one program, and fail with its errors."""
-    lines, is_inside = [], False
+def run_guide(name: str, folder: Path, *, ignored: str = "") -> None:
+    """Run the blocks of docs/switching/NAME.md as one program, and fail with its errors.
+
+    Args:
+        ignored: pattern of a warning that is the library's own affair; all others are errors.
+    """
+    first = f"import warnings; warnings.filterwarnings('ignore', {ignored!r})" if ignored else ""
+    lines, is_inside = [first], False
     for line in (ROOT / "docs" / "switching" / f"{name}.md").read_text().splitlines():
         if line.startswith("```"):
             is_inside = line.strip() == "```py"

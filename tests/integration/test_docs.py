@@ -54,7 +54,7 @@ def default_of(name: str) -> object:
 
 @pytest.mark.parametrize("path", [path for path in DOCS if python_of(path.read_text()).strip()], ids=name_of)
 def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
-    program = tmp_path / f"{path.stem}.py"
+    program = tmp_path / f"doc_{path.stem}.py"  # not gymnasium.py, which would hide the library
     program.write_text(python_of(path.read_text()))
     done = run_file(program)
     assert done.returncode == 0, f"line numbers are those of {name_of(path)}:\n{done.stderr}"

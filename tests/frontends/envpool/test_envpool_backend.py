@@ -10,6 +10,7 @@ import pytest
 import stepmill
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool
 from stepmill.frontends.gymnasium.spaces import read_spaces
+from tests.frontends.guides import run_guide
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
 
@@ -144,3 +145,7 @@ def test_a_vector_env_is_made_by_the_name_of_the_task():
     envs.close()
     with pytest.raises(stepmill.UsageError, match="cannot be wrapped one by one"):
         stepmill.make_vec("CartPole-v1", 2, backend="envpool", wrappers=[gymnasium.Wrapper])
+
+
+def test_the_guide_runs(tmp_path):
+    run_guide("envpool", tmp_path, ignored=".*precision lowered by casting")
