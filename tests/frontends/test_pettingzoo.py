@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 
 import gymnasium
@@ -120,6 +122,17 @@ def test_an_env_that_failed_is_told_and_can_be_reset(made, monkeypatch):
     env.reset()
     assert env.state().tolist() == [0, 0]
     assert len(env.agents) == 3
+
+
+def test_a_killed_worker_is_told_and_started_again(made):
+    env = made(StepmillParallelEnv(Tag, **WHERE["fork"]))
+    env.reset()
+    os.kill(env._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
+        env.step({"a_0": 0, "a_1": 0, "a_2": 0})
+    assert env.agents == []
+    env.reset()
+    assert env.step(ones(env))[1] == {"a_0": 1, "a_1": 1, "a_2": 1}
 
 
 def test_what_is_no_parallel_env_is_refused():
