@@ -16,6 +16,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import faulthandler
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "orphans: kills parents of processes, whose zombies come to us")
     config.addinivalue_line("markers", "covers(*ids): shows these behaviours of docs/coverage.toml")
     if config.getoption("--covers"):
