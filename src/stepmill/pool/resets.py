@@ -122,9 +122,13 @@ class ResetDesk:
         if env_ids is None:
             return list(range(self._num_envs))
         try:
-            return [operator.index(env_id) for env_id in env_ids]
+            ids = [operator.index(env_id) for env_id in env_ids]
         except TypeError:
             raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
+        unknown = [env_id for env_id in ids if not 0 <= env_id < self._num_envs]
+        if unknown:
+            raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {self._num_envs - 1}")
+        return ids
 
 
 def _with_mask(blob: Blob | None, rows: NDArray[np.bool_]) -> Blob | None:
