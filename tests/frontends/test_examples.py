@@ -25,6 +25,7 @@ HERE = [name for name, (modules, _) in RUNS.items() if all(map(find_spec, module
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.orphans
 @pytest.mark.parametrize("name", HERE)
 def test_an_example_runs(name):
     done = subprocess.run(

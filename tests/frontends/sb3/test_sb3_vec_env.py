@@ -28,6 +28,8 @@ from stepmill.frontends.sb3 import SB3VecEnv
 from stepmill.spec.errors import EnvError, UsageError, WorkerDied
 from tests.frontends.guides import run_guide
 
+tqdm.tqdm.get_lock()  # starts multiprocessing's resource tracker, which stays, before a test counts
+
 BACKENDS = ["serial", "thread", "process"]
 
 
