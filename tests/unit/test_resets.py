@@ -43,7 +43,7 @@ def test_more_slots_than_a_byte_can_name_are_refused() -> None:
     [
         ("serial", {"step_timeout_s": 1.0}),
         ("serial", {"reset_timeout_s": 1.0, "worker_env": {"A": "b"}}),
-        ("serial", {"context": "spawn", "worker_threads": 2, "start_timeout_s": 1.0, "call_timeout_s": 1.0}),
+        ("serial", {"worker_threads": 2, "start_timeout_s": 1.0, "call_timeout_s": 1.0}),
         ("thread", {"worker_env": {"A": "b"}}),
     ],
 )

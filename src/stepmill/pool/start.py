@@ -181,7 +181,8 @@ def _tell_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
         )
 
 
-_OF_PROCESSES = ("context", "worker_env", "worker_threads")
+# Not `context`: how processes would have been started makes no difference where there are none.
+_OF_PROCESSES = ("worker_env", "worker_threads")
 _MEANINGLESS = {
     BackendName.SERIAL: ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "call_timeout_s", *_OF_PROCESSES),
     BackendName.THREAD: _OF_PROCESSES,
