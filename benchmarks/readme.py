@@ -10,10 +10,12 @@ from typing import Any
 from benchmarks.engines import ENGINES
 from benchmarks.places import OURS, PEERS, ROOT
 from benchmarks.report import OURS_TITLE, Cells, show_value
+from benchmarks.targets import TARGETS
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 COMMAND = "`make bench-setup bench`, then `python -m benchmarks.report --readme benchmarks/results/FILE.json`"
 _SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
+FRONTENDS_SECTION = 7
 WIDTH = 120
 _BOUNDS = frozenset({"bare", "ceiling"})  # no engines: what none can pass
 _GYMNASIUM = "gym"
@@ -47,8 +49,9 @@ def to_block(results: dict[str, Any]) -> str:
     lines = [
         "| | stepmill | Gymnasium | best other engine |",
         "|---|---|---|---|",
-        *(_row(cells[key]) for key in sorted(cells, key=lambda key: int(cells[key]["section"]))),
+        *(_row(cells[key]) for key in sorted(_engines_only(cells), key=lambda key: int(cells[key]["section"]))),
         "",
+        *_frontend_lines(cells),
     ]
     words = (
         f"Env-steps/s where no unit stands, and how many times Gymnasium's that is; in brackets whose value it is. EnvPool and ALE "
@@ -56,6 +59,26 @@ def to_block(results: dict[str, Any]) -> str:
         f"{plan['seconds']} s; † marks what was not quiet enough. Made by {COMMAND}."
     )
     return "\n".join([*lines, textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
+
+
+def _engines_only(cells: Cells) -> list[str]:
+    return [key for key, cell in cells.items() if cell["section"] in _SECTIONS]
+
+
+def _frontend_lines(cells: Cells) -> list[str]:
+    """The table of front-ends: a line per target, ours beside what it replaces."""
+    rows = []
+    for target in TARGETS:
+        cell = cells.get(target.cell)
+        if cell is None or cell["section"] != FRONTENDS_SECTION:
+            continue
+        ours, theirs = (
+            _best([cell["engines"][name] for name in names], False) for names in (target.ours, target.theirs)
+        )
+        if ours is not None and theirs is not None:
+            times = ours["value"] / theirs["value"]
+            rows.append(f"| {cell['title']} | {_show(ours, cell)} | {_show(theirs, cell)} | {times:.3g}× |")
+    return ["| front-end | stepmill | beside | times |", "|---|---|---|---|", *rows, ""] if rows else []
 
 
 def _row(cell: dict[str, Any]) -> str:
