@@ -43,3 +43,10 @@ def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
     if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
         return batch_size
     raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
+
+
+def check_ids(env_ids: Sequence[int], num_envs: int, num_spares: int = 0) -> None:
+    """Refuse ids of envs that are not there; those from num_envs on name spares, where a caller may."""
+    unknown = [env_id for env_id in env_ids if not 0 <= env_id < num_envs + num_spares]
+    if unknown:
+        raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {num_envs - 1}")

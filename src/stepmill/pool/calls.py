@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native, timers
 from stepmill.backends.base import Future
+from stepmill.pool.arguments import check_ids
 from stepmill.pool.keepsakes import Keepsakes
 from stepmill.pool.properties import PoolProperties
 from stepmill.pool.start import Running
@@ -151,9 +152,7 @@ class PoolCalls:
 
     def _named(self, env_ids: EnvIds | None) -> list[int]:
         ids = list(range(self.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
-        unknown = [env_id for env_id in ids if not 0 <= env_id < self.num_envs + self._num_spares]
-        if unknown:
-            raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {self.num_envs - 1}")
+        check_ids(ids, self.num_envs, self._num_spares)
         return ids
 
     def _server_of(self, env_id: int) -> int:

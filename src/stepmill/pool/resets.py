@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
+from stepmill.pool.arguments import check_ids
 from stepmill.spec.errors import UsageError
 
 Seed = int | Sequence[int | None] | Mapping[int, int | None] | None
@@ -125,9 +126,7 @@ class ResetDesk:
             ids = [operator.index(env_id) for env_id in env_ids]
         except TypeError:
             raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
-        unknown = [env_id for env_id in ids if not 0 <= env_id < self._num_envs]
-        if unknown:
-            raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {self._num_envs - 1}")
+        check_ids(ids, self._num_envs)
         return ids
 
 
