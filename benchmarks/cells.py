@@ -52,6 +52,7 @@ def _overhead() -> list[Cell]:
     names = (
         *("bare", "gym-sync", *PIPES, *PUFFERS),
         *("stepmill-serial", "stepmill-thread", "stepmill-1w", "stepmill-2w", "stepmill-async"),
+        *("stepmill-deadlines", "stepmill-replay", "stepmill-8w"),
     )
     return [Cell(1, f"noop-{n}", f"n={n}", "noop", n, _pick(names, n)) for n in (2, 8, 32, 128)]
 
