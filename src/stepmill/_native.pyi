@@ -286,6 +286,11 @@ def pidfd_send_signal(pidfd: int, signal: int) -> None:
     Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
     """
 
+def yields_fairly() -> bool:
+    """
+    Return whether a thread that yields its core goes behind all that want it.
+    """
+
 def usable_cores() -> int:
     """
     Return the number of cores this process may use: affinity mask and cgroup quota, at least 1.

@@ -95,7 +95,8 @@ class WorkerThread {
         WorkerControl& control = *slab_.workers[worker_];
         if (dies_at(DeathPoint::IDLE)) return false;
         if (acquire_spin(*slab_.pool, worker_)) {
-            const bool is_rung = spin_while(control.bell, seen, now_ns() + 2'000);
+            std::uint64_t lost_ns = 0;
+            const bool is_rung = spin_while(control.bell, seen, now_ns() + 2'000, lost_ns);
             if (dies_at(DeathPoint::SPINNING)) return false;
             release_spin(*slab_.pool, worker_);
             if (is_rung) return true;

@@ -213,6 +213,29 @@ void no_more_than_the_permits_spin() {
     CHECK(slab->pool->spinners.load() == 0);
 }
 
+void only_who_waited_briefly_spins() {
+    constexpr std::uint64_t SPIN_NS = 200'000;
+    Patience patience;
+    CHECK(!patience.may_spin(0, 1));
+    CHECK(patience.may_spin(SPIN_NS, 1));
+    patience.note(SPIN_NS, 0, 2);
+    CHECK(!patience.may_spin(SPIN_NS, 3));
+    patience.note(SPIN_NS - 1, 0, 4);
+    CHECK(patience.may_spin(SPIN_NS, 5));
+}
+
+void who_lost_the_core_to_another_program_parks_for_a_while() {
+    constexpr std::uint64_t SPIN_NS = 200'000, MS = 1'000'000;
+    Patience patience;
+    patience.note(3 * MS, 3 * MS, 10 * MS);
+    patience.note(1, 0, 11 * MS);
+    CHECK(!patience.may_spin(SPIN_NS, 12 * MS));
+    CHECK(!patience.may_spin(SPIN_NS, 200 * MS));
+    CHECK(patience.may_spin(SPIN_NS, 203 * MS));
+    patience.note(1, SPIN_NS, 204 * MS);  // to an env of the pool's own
+    CHECK(patience.may_spin(SPIN_NS, 205 * MS));
+}
+
 void the_parent_is_rung_when_the_count_wraps() {
     const auto slab = make_arena(1, 1);
     PoolControl& pool = *slab->pool;
@@ -235,6 +258,8 @@ int main() {
         {"a ticket may wrap around", a_ticket_may_wrap_around},
         {"the parent is rung when the count wraps", the_parent_is_rung_when_the_count_wraps},
         {"no more than the permits spin", no_more_than_the_permits_spin},
+        {"only who waited briefly spins", only_who_waited_briefly_spins},
+        {"who lost the core to another program parks for a while", who_lost_the_core_to_another_program_parks_for_a_while},
         {"a command has one master", a_command_has_one_master},
         {"no wake-up is lost and the count is right", no_wake_up_is_lost_and_the_count_is_right},
         {"a worker that dies idle is settled", a_worker_that_dies_idle_is_settled},

@@ -91,6 +91,11 @@ void version_1_says_no_limit_by_a_negative_quota() {
     CHECK(quota_cores(machine.root) == 8);
 }
 
+void yields_are_fair_since_linux_6_6() {
+    for (const char* release : {"6.6", "6.6.0-rc1", "6.18.44-custom", "7.0.1-amd64"}) CHECK(yields_fairly(release));
+    for (const char* release : {"6.5.13-generic", "5.15.0", "4.4.0", "", "unknown"}) CHECK(!yields_fairly(release));
+}
+
 void this_machine_has_a_usable_core() { CHECK(usable_cores() >= 1); }
 
 void a_worker_ends_with_its_learner() {
@@ -127,6 +132,7 @@ int main() {
         {"a container that sees its own group as the root has its quota", a_container_that_sees_its_own_group_as_the_root_has_its_quota},
         {"a container whose group is named from the top has its quota", a_container_whose_group_is_named_from_the_top_has_its_quota},
         {"version 1 says no limit by a negative quota", version_1_says_no_limit_by_a_negative_quota},
+        {"yields are fair since Linux 6.6", yields_are_fair_since_linux_6_6},
         {"this machine has a usable core", this_machine_has_a_usable_core},
         {"a worker ends with its learner", a_worker_ends_with_its_learner},
         {"a descriptor that is none is refused", a_descriptor_that_is_none_is_refused},

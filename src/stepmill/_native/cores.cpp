@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include <sched.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 namespace stepmill {
@@ -123,6 +125,17 @@ int usable_cores() {
     const int affinity = std::max(1, affinity_cores());
     const int quota = quota_cores("");
     return quota == 0 ? affinity : std::min(affinity, quota);
+}
+
+bool yields_fairly(const std::string& release) {
+    int major = 0, minor = 0;
+    if (std::sscanf(release.c_str(), "%d.%d", &major, &minor) != 2) return false;
+    return major > 6 || (major == 6 && minor >= 6);
+}
+
+bool yields_fairly() {
+    utsname name{};
+    return uname(&name) == 0 && std::string_view(name.sysname) == "Linux" && yields_fairly(std::string(name.release));
 }
 
 }  // namespace stepmill

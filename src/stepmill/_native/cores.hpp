@@ -13,4 +13,9 @@ int usable_cores();
 // what /proc and /sys hold; "" is the machine.
 int quota_cores(const std::string& root);
 
+// Whether a thread that yields its core goes behind all that want it, as under EEVDF (Linux 6.6 and newer): many may spin
+// then, if they yield. The scheduler before it often gave the core straight back.
+bool yields_fairly();
+bool yields_fairly(const std::string& release);  // by the kernel's version, "6.12.5-amd64"
+
 }  // namespace stepmill

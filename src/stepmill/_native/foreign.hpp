@@ -93,7 +93,7 @@ class ForeignLoop {
     std::uint32_t num_flying_ = 0;
     std::uint32_t requests_seen_ = 0;
     std::uint32_t group_ = 0;  // results stored but not counted yet
-    std::uint64_t recent_wait_ns_ = 0;
+    Patience patience_;
     std::uint64_t busy_since_ns_ = 0;  // when something began to fly while nothing did
 };
 

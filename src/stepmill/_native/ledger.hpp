@@ -254,7 +254,8 @@ class Ledger {
     std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;
-    std::uint64_t spin_ns_, recent_wait_ns_ = 0;
+    std::uint64_t spin_ns_;
+    Patience patience_;
     Encoder encoder_;
     nb::object make_info_, on_dead_, unpickler_, inline_object_, helper_;
     Loop* inline_ = nullptr;

@@ -181,14 +181,16 @@ void Loop::wait(std::uint32_t seen) {
     const std::uint64_t began = now_ns();
     PyThreadState* thread = PyEval_SaveThread();
     const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
-    const bool may_spin = recent_wait_ns_ < spin_ns && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed);
-    bool is_rung = may_spin && spin_for(*pool_, worker_, control_->bell, seen, spin_ns);
+    const bool may_spin = patience_.may_spin(spin_ns, began) && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed);
+    std::uint64_t lost_ns = 0;
+    bool is_rung = may_spin && spin_for(*pool_, worker_, control_->bell, seen, spin_ns, lost_ns);
     while (!is_rung) {
         const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);
         is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
     }
-    recent_wait_ns_ = now_ns() - began;
-    control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + recent_wait_ns_, std::memory_order_relaxed);
+    const std::uint64_t ended = now_ns();
+    patience_.note(ended - began, lost_ns, ended);
+    control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + ended - began, std::memory_order_relaxed);
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

@@ -139,7 +139,7 @@ class Loop {
     std::uint32_t requests_seen_ = 0;
     std::uint32_t group_ = 0;       // results stored but not counted yet
     std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
-    std::uint64_t recent_wait_ns_ = 0;
+    Patience patience_;
     bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
     nb::object reset_names_;        // ("seed", "options")
     nb::object no_info_;            // an empty dict

@@ -5,11 +5,13 @@
 // One writer per byte (docs/ARCHITECTURE.md). What several write is an atomic read-modify-write and says so.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "platform.hpp"
 
@@ -182,7 +184,7 @@ inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
 
 // ---- spinning ---------------------------------------------------------------------------------------------------
 
-constexpr int LOOKS_PER_YIELD = 32;  // about 1 µs
+constexpr int LOOKS_PER_YIELD = 4;
 constexpr std::uint64_t SPIN_GRACE_NS = 2'000;
 constexpr std::uint32_t PARENT_SEAT = 63;  // the parent's bit among the spinners; workers share the other 63
 
@@ -200,31 +202,52 @@ inline bool acquire_spin(PoolControl& pool, std::uint32_t worker) noexcept {
 
 inline void release_spin(PoolControl& pool, std::uint32_t worker) noexcept { pool.spinners.fetch_and(~spin_bit(worker), std::memory_order_acq_rel); }
 
-// Between looks it offers the core to who else wants it: whom we wait for may be queued behind us.
-inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until_ns) noexcept {
+// Between looks it offers the core to who else wants it: whom we wait for may be queued behind us. `lost_ns` becomes the
+// longest time that somebody kept it.
+inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until_ns, std::uint64_t& lost_ns) noexcept {
+    std::uint64_t looked = now_ns();
     do {
         for (int i = 0; i < LOOKS_PER_YIELD; ++i) {
             if (word.load(std::memory_order_acquire) != seen) return true;
             cpu_pause();
         }
         yield_core();
-    } while (now_ns() < until_ns);
-    return false;
+        const std::uint64_t began = std::exchange(looked, now_ns());
+        lost_ns = std::max(lost_ns, looked - began);
+    } while (looked < until_ns);
+    return word.load(std::memory_order_acquire) != seen;
 }
 
 // Spins until the bell moves from `seen`, at most spin_ns. Who gets no permit tries on for a moment: the other side of a
 // hand-off gives its own back just then.
-inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, std::uint32_t seen, std::uint64_t spin_ns) noexcept {
+inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, std::uint32_t seen, std::uint64_t spin_ns, std::uint64_t& lost_ns) noexcept {
     const std::uint64_t began = now_ns();
     bool has_permit = acquire_spin(pool, worker);
-    bool is_rung = spin_while(bell, seen, began + (has_permit ? spin_ns : 0));
+    bool is_rung = spin_while(bell, seen, began + (has_permit ? spin_ns : 0), lost_ns);
     while (!is_rung && !has_permit && now_ns() < began + SPIN_GRACE_NS) {
         has_permit = acquire_spin(pool, worker);
-        is_rung = spin_while(bell, seen, has_permit ? began + spin_ns : 0);
+        is_rung = spin_while(bell, seen, has_permit ? began + spin_ns : 0, lost_ns);
     }
     if (has_permit) release_spin(pool, worker);
     return is_rung;
 }
+
+// Whether it is worth a thread's while to spin: only if its last wait was short, and not soon after another program kept the
+// core that it had offered. A spinner has no right to a core, a sleeper that wakes has.
+class Patience {
+ public:
+    bool may_spin(std::uint64_t spin_ns, std::uint64_t now) const noexcept { return waited_ns_ < spin_ns && now >= rests_until_ns_; }
+    void note(std::uint64_t waited_ns, std::uint64_t lost_ns, std::uint64_t now) noexcept {
+        waited_ns_ = waited_ns;
+        if (lost_ns > LOST_NS) rests_until_ns_ = now + RESTS_PER_LOSS * lost_ns;
+    }
+    std::uint64_t waited_ns() const noexcept { return waited_ns_; }
+
+ private:
+    static constexpr std::uint64_t LOST_NS = 500'000;     // longer than any spin: the pool's own envs do not take a core that long
+    static constexpr std::uint64_t RESTS_PER_LOSS = 64;  // what is lost is at most a part in so many
+    std::uint64_t waited_ns_ = 0, rests_until_ns_ = 0;
+};
 
 // Sleeps until the bell moves from `seen`, at most timeout_ns.
 inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t timeout_ns) noexcept {

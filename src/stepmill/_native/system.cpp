@@ -40,6 +40,7 @@ void bind_system(nb::module_& module) {
                "Return a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.");
     module.def("pidfd_send_signal", &signal_process, nb::arg("pidfd"), nb::arg("signal"),
                "Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.");
+    module.def("yields_fairly", [] { return yields_fairly(); }, "Return whether a thread that yields its core goes behind all that want it.");
     module.def("usable_cores", &usable_cores, "Return the number of cores this process may use: affinity mask and cgroup quota, at least 1.");
 }
 

@@ -10,6 +10,7 @@ namespace stepmill {
 namespace {
 
 constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that lands just before the wait is seen after this at the latest
+constexpr std::uint64_t GIL_SPIN_NS = 10'000;            // the GIL is given up for longer spins: other threads may want it
 
 }  // namespace
 
@@ -71,7 +72,7 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         pool.want.store(count + (need - ready), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         rest(seen, deadline);
-        if (recent_wait_ns_ >= PARENT_SLICE_NS) settle_dead(ids);
+        if (patience_.waited_ns() >= PARENT_SLICE_NS) settle_dead(ids);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
 }
@@ -92,20 +93,22 @@ void Ledger::settle_dead(const Ids& ids) {
     }
 }
 
-// Spins a little if that has lately been enough, then parks for a slice.
+// Spins if that has lately been enough, for a moment with the GIL, then without; else parks for a slice.
 void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
     PoolControl& pool = *slab_->pool;
     const std::uint64_t began = now_ns();
-    bool is_rung = false;
-    if (spin_ns_ != 0 && holds_gil_ && recent_wait_ns_ < spin_ns_) is_rung = spin_for(pool, PARENT_SEAT, pool.bell, seen, spin_ns_);
+    std::uint64_t lost_ns = 0;
+    const bool may_spin = patience_.may_spin(spin_ns_, began);
+    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT_SEAT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
     if (!is_rung) {
-        const std::uint64_t now = now_ns();
-        const std::uint64_t slice = until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0;
         PyThreadState* thread = PyEval_SaveThread();
-        park(pool.bell, pool.parked, seen, slice);
+        if (may_spin) is_rung = spin_for(pool, PARENT_SEAT, pool.bell, seen, spin_ns_, lost_ns);
+        const std::uint64_t now = now_ns();
+        if (!is_rung) park(pool.bell, pool.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
         PyEval_RestoreThread(thread);
     }
-    recent_wait_ns_ = now_ns() - began;
+    const std::uint64_t ended = now_ns();
+    patience_.note(ended - began, lost_ns, ended);
 }
 
 // The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.

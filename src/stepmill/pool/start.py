@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -20,6 +19,7 @@ from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool.payloads import info_maker
 from stepmill.pool.recovery import Recovery
+from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -31,7 +31,6 @@ from stepmill.worker.settle import DUMP_SIGNAL, uninterrupted
 
 EnvFn = Callable[[], object]
 
-SPIN_US = 200.0  # a wake-up from a futex costs about 40 µs, more on a core that sleeps: who is called again sooner should not have slept
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
 _SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
@@ -97,7 +96,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         owned = [plan.env_ids for plan in plans]
         layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
         slab = SharedSlab.create(layout, len(plans))
-        set_spinning(slab, options)
+        set_spinning(slab, options, len(plans))
         ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, recovery, len(plans)))
         if isinstance(backend, Mortal):
             dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
@@ -234,12 +233,6 @@ def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]
     return tuple(specs[server] for server in range(len(specs)))
 
 
-def worker_cores(options: PoolOptions) -> int:
-    """Return how many cores the workers have together."""
-    cores = _native.usable_cores()
-    return cores if options.affinity is None else min(cores, len(options.affinity))
-
-
 def check_affinity(choice: BackendName | Backend, options: PoolOptions) -> None:
     """Refuse cores that are not there, and a backend that has no workers to keep to them.
 
@@ -342,7 +335,7 @@ def _ledger_settings(
         "batched": spec.is_batched,
         "holds_gil": isinstance(backend, ProcessBackend),
         "lease_bytes": LEASE_BYTES,
-        "spin_ns": _parent_spin_ns(options, num_workers),
+        "spin_ns": parent_spin_ns(options, num_workers),
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
         "on_dead": recovery.on_dead,
         "seeding": _SEEDING_NUMBERS[options.seeding],
@@ -366,28 +359,5 @@ def _outcome_settings(spec: EnvSpec) -> dict[str, object]:
     }
 
 
-def _parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
-    """The parent spins only if it has a core to itself: else it would keep the worker from it that it waits for."""
-    if num_workers >= _native.usable_cores():
-        return 0
-    return int(1000 * (SPIN_US if options.spin_us is None else options.spin_us))
-
-
 def _shapes(node: Node) -> list[tuple[object, tuple[int, ...]]]:
     return [(leaf.dtype, leaf.shape) for _, leaf in leaves(node)]
-
-
-# ---- spinning: the cores are shared among the pools of this process -------------------------------------------------
-
-_spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
-
-
-def set_spinning(slab: SharedSlab, options: PoolOptions) -> None:
-    """Give a new pool its share of the threads that may spin: usable cores - 1, for all pools of this process."""
-    spin_us = SPIN_US if options.spin_us is None else options.spin_us
-    _spinning.add(slab)
-    cores = _native.usable_cores()
-    share = max((cores - 1) // len(_spinning), 1) if cores > 1 else 0
-    share = min(share, worker_cores(options))
-    # Who may spin is fixed: if it were whoever comes first, it would often be who has just rung the parent, on its core.
-    slab.native.set_spinning(share, share, int(1000 * spin_us))
