@@ -94,6 +94,14 @@ class Ledger:
     def step(self, actions: object) -> tuple[Any, ...] | None:
         """Step all envs; Gymnasium's five values, or None when a fault is there."""
 
+    def step_obs(self, actions: object) -> Any | None:
+        """The same, but observations only."""
+
+    def hand_out(self, program: tuple[object, ...], wrap: Callable[[Any], object] | None, given: dict[int, Any]) -> None:
+        """
+        Say in which form batches of observations are handed out: factories, what becomes of each array, leaves that are the pool's to say.
+        """
+
     def send(self, actions: object | None, env_ids: object | None = None) -> None:
         """Command a step of some or all envs."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.envs.alf_batch import map_nest
 from stepmill.frontends.alf import BatchEnvironmentWrapper, FastParallelEnvironment
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
@@ -63,7 +64,7 @@ class SpareReference(Reference):
         return self._told(rows)
 
     def _told(self, rows: list[Any]) -> Any:
-        self.ended = [row.step_type == LAST for row in rows]
+        self.ended = [bool(np.all(row.step_type == LAST)) for row in rows]
         for slot, has_ended in enumerate(self.ended):
             if has_ended:
                 self.queue.append(self.serving[slot])
@@ -184,6 +185,33 @@ def test_spares_beside_batched_envs_are_refused(env_of):
     text = r"num_spare_envs != 0 is not supported when batch_size_per_env > 0\. batch_size_per_env=2, num_spare_envs=1"
     with pytest.raises(RuntimeError, match=text):
         env_of([pair] * 3, 1)
+
+
+class PairReference(SpareReference):
+    """The same of batched envs: what leaves its slots is an env all of whose rows ended in one step."""
+
+    def _stacked(self, rows: list[Any]) -> Any:
+        whole = map_nest(lambda *leaves: np.concatenate(leaves), *rows)
+        return whole._replace(env_id=np.arange(len(whole.env_id), dtype=np.int32))
+
+
+def pair_of(lengths: tuple[int, int], env_id: int) -> BatchEnvironmentWrapper:
+    return BatchEnvironmentWrapper([AlfCounter(10 * env_id + k, length=length) for k, length in enumerate(lengths)])
+
+
+@pytest.mark.covers("A-B11", "A-16")
+def test_a_batched_env_whose_rows_end_together_is_relieved_by_a_spare(env_of):
+    constructors = [partial(pair_of, lengths) for lengths in ((2, 2), (1, 3), (1, 1))]
+    env = env_of(constructors, 0, options=stepmill.PoolOptions(spare_envs=1))
+    reference = PairReference(constructors, 1)
+    assert (env.num_envs, env.batch_size, env.num_spare_envs_for_reload) == (2, 4, 1)
+    one, other = env.reset(), reference.reset()
+    seen = set()
+    for i in range(30):
+        assert_same(one, other)
+        seen.update(one.observation[:, 0].tolist())
+        one, other = env.step(actions(4, i)), reference.step(actions(4, i).reshape(2, 2))
+    assert seen == {0, 1, 10, 11, 20, 21}
 
 
 @pytest.mark.covers("A-B1", "A-B6")

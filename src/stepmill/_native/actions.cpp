@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ledger.hpp"
+#include "walks.hpp"
 
 namespace stepmill {
 

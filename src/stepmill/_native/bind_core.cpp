@@ -146,6 +146,10 @@ void bind_ledger(nb::module_& module) {
         .def("attach_inline", &Ledger::attach_inline, "loop"_a, "Run commands in the caller, by this loop (the serial backend).")
         .def("attach_helper", &Ledger::attach_helper, "helper"_a, "Have a pool that is not ours driven by the caller: helper(is_waiting) -> bool begins what was commanded and, to wait, brings results.")
         .def("step", &Ledger::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs; Gymnasium's five values, or None when a fault is there.")
+        .def("step_obs", &Ledger::step_obs, "actions"_a.none(), nb::sig("def step_obs(self, actions: object) -> typing.Any | None"), "The same, but observations only.")
+        .def("hand_out", &Ledger::hand_out, "program"_a, "wrap"_a.none(), "given"_a,
+             nb::sig("def hand_out(self, program: tuple[object, ...], wrap: collections.abc.Callable[[typing.Any], object] | None, given: dict[int, typing.Any]) -> None"),
+             "Say in which form batches of observations are handed out: factories, what becomes of each array, leaves that are the pool's to say.")
         .def("send", &Ledger::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Command a step of some or all envs.")
         .def("send_all", &Ledger::send_all, "actions"_a.none(), "Command a step of all envs but those that are exhausted, whose rows will be empty.")
         .def("send_reset", &Ledger::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "Command resets; a seed and a blob, or None, per env.")

@@ -1,5 +1,6 @@
 #define NO_IMPORT_ARRAY
 #include "foreign.hpp"
+#include "walks.hpp"
 
 #include <cerrno>
 #include <cstring>

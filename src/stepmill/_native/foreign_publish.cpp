@@ -4,6 +4,7 @@
 #include <string>
 
 #include "foreign.hpp"
+#include "walks.hpp"
 
 namespace stepmill {
 

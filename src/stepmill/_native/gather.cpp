@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "columns.hpp"
+#include "walks.hpp"
 
 namespace stepmill {
 
@@ -124,14 +125,51 @@ int Ledger::common_slot(const Ids& ids) const {
 nb::object Ledger::gather_obs(const Ids& ids, const std::vector<nb::object>* outs) {
     const int slot = common_slot(ids);
     nb::object lease;
-    auto make_leaf = [&](const Node& node) {
+    auto make_leaf = [&](const Node& node) -> PyObject* {
         const auto index = static_cast<std::size_t>(node.index);
-        if (outs == nullptr) return gather_leaf(obs_.leaves[index], ids, slot, lease).release().ptr();
-        gather_into(obs_.leaves[index], ids, slot, data_of<std::byte>((*outs)[index]));
-        return nb::object((*outs)[index]).release().ptr();
+        const Leaf& leaf = obs_.leaves[index];
+        const bool is_given = !form_.given[index].empty();
+        if (outs == nullptr && !is_given) return wrapped(gather_leaf(leaf, ids, slot, lease));
+        nb::object array = outs != nullptr ? (*outs)[index] : checked(new_array(leaf, static_cast<npy_intp>(ids.size() * batch_size_)));
+        auto* target = data_of<std::byte>(array);
+        is_given ? copy_given(index, ids, target) : gather_into(leaf, ids, slot, target);
+        return outs != nullptr ? array.release().ptr() : wrapped(std::move(array));
     };
-    if (obs_.root.kind == Node::Kind::LEAF) return checked(make_leaf(obs_.root));
-    return checked(build_tree(obs_.root, make_leaf, [&](const Node& node) { return opaque_column(ids, node.index).release().ptr(); }));
+    if (form_.root.kind == Node::Kind::LEAF) return checked(make_leaf(form_.root));
+    return checked(build_tree(form_.root, make_leaf, [&](const Node& node) { return opaque_column(ids, node.index).release().ptr(); }));
+}
+
+// What the user gets in the place of an array; a new reference, or null with an exception set.
+PyObject* Ledger::wrapped(nb::object array) const {
+    return form_.wrap ? PyObject_CallOneArg(form_.wrap.ptr(), array.ptr()) : array.release().ptr();
+}
+
+void Ledger::copy_given(std::size_t index, const Ids& ids, std::byte* target) const {
+    const std::vector<std::byte>& rows = form_.given[index];
+    const std::size_t env_bytes = obs_.leaves[index].row_bytes * batch_size_;
+    if (is_all(ids)) {
+        std::memcpy(target, rows.data(), rows.size());
+        return;
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) std::memcpy(target + i * env_bytes, rows.data() + ids[i] * env_bytes, env_bytes);
+}
+
+// program: of the same tree. given: by number of a leaf, an array of its dtype [num_rows, *shape], in C order.
+void Ledger::hand_out(nb::handle program, nb::handle wrap, nb::dict given) {
+    const InUse in_use(*this);
+    Form form{Node::parse(program), wrap.is_none() ? nb::object() : nb::borrow(wrap), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
+    for (const auto& [key, value] : given) {
+        const auto index = nb::cast<std::size_t>(key);
+        const Leaf& leaf = obs_.leaves.at(index);
+        auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
+        const std::size_t size = leaf.row_bytes * batch_size_ * num_envs_;
+        if (!PyArray_Check(value.ptr()) || PyArray_TYPE(array) != leaf.type_num || !PyArray_ISCARRAY_RO(array) || static_cast<std::size_t>(PyArray_NBYTES(array)) != size) {
+            raise(errors().usage, "leaf " + leaf.path + " must be given as a C array of " + text_of(leaf.descr) + " with a row for each that the pool has");
+        }
+        const auto* bytes = data_of<std::byte>(value);
+        form.given[index].assign(bytes, bytes + size);
+    }
+    form_ = std::move(form);
 }
 
 nb::object Ledger::gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease) {

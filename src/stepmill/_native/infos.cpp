@@ -1,6 +1,7 @@
 // What a batch says beside its arrays: payloads, last observations, finished episodes.
 #define NO_IMPORT_ARRAY
 #include "columns.hpp"
+#include "walks.hpp"
 
 namespace stepmill {
 

@@ -79,6 +79,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       on_dead_(settings["on_dead"]),
       unpickler_(settings["unpickler"]),
       fork_generation_(watch_forks()) {
+    form_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     envs_.resize(num_envs_);
     servers_.resize(slab_->seats.size());
     num_spares_ = static_cast<std::uint32_t>(servers_.size()) - num_envs_;
@@ -112,6 +113,7 @@ void Ledger::release() {
 void Ledger::let_go() {
     inline_ = nullptr;
     inline_object_.reset(), helper_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
+    form_.wrap.reset();
     pending_.clear();
     envs_.clear();
     book_.reset();
@@ -124,6 +126,7 @@ int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(make_info_.ptr());
     Py_VISIT(on_dead_.ptr());
     Py_VISIT(unpickler_.ptr());
+    Py_VISIT(form_.wrap.ptr());
     Py_VISIT(encoder_.pickler());
     return 0;
 }

@@ -81,6 +81,13 @@ struct EnvBook {
     const Word* fault = nullptr;
 };
 
+// In what form batches of observations are handed out.
+struct Form {
+    Node root;                                   // the tree of the observation, its tuples by factories of the user's own
+    nb::object wrap;                             // wrap(array) stands in an array's place; null: the array itself
+    std::vector<std::vector<std::byte>> given;   // by leaf: the bytes of all rows, whatever the envs say; empty: the envs'
+};
+
 // Used by one thread at a time; a second one, or a forked child, is told so. Needs the GIL, and lets go of it while parked.
 class Ledger {
    public:
@@ -89,6 +96,7 @@ class Ledger {
     void attach_inline(nb::object loop);
     void attach_helper(nb::object helper);                        // helper(is_waiting) -> bool: begins what was commanded, brings results
     nb::object step(nb::handle actions);                          // None: a fault is there, or not all is ready
+    nb::object step_obs(nb::handle actions);                      // the same, observations only
     void send(nb::handle actions, nb::handle env_ids);
     void send_all(nb::handle actions);                            // leaves out who is exhausted
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
@@ -98,6 +106,7 @@ class Ledger {
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
     nb::object observe(nb::handle env_ids);                       // newest observations, a fresh copy
+    void hand_out(nb::handle program, nb::handle wrap, nb::dict given);
     void discard(nb::handle env_ids);
     void truncate(std::uint32_t env_id, nb::object fault_info);   // of an env with a fault: its episode ends, marked
     void lose_envs(nb::handle env_ids, nb::object fault_info);     // the next step of those that are idle will tell
@@ -190,9 +199,12 @@ class Ledger {
     nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
     void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
+    bool step_all(nb::handle actions);
     nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
     nb::object gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease);
     void gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const;
+    PyObject* wrapped(nb::object array) const;
+    void copy_given(std::size_t index, const Ids& ids, std::byte* target) const;
     std::vector<nb::object> parse_out(const Ids& ids, nb::handle out) const;
     nb::object row_ids(const Ids& ids) const;
     void mark_faulted(std::uint32_t id);
@@ -231,6 +243,7 @@ class Ledger {
     std::shared_ptr<SlotBook> book_;
     std::uint32_t num_envs_, batch_size_, num_workers_;
     Tree obs_, action_, info_;
+    Form form_;
     Leaf reward_, terminated_, truncated_, alive_, over_, episode_return_, episode_length_;
     std::vector<EnvBook> envs_;
     std::vector<ServerBook> servers_;

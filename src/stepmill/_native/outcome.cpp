@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "loop.hpp"
+#include "walks.hpp"
 
 namespace stepmill {
 

@@ -2,11 +2,10 @@
 #define NO_IMPORT_ARRAY
 #include "loop.hpp"
 #include "seeds.hpp"
+#include "walks.hpp"
 
 #include <algorithm>
 #include <cstring>
-
-#include "seeds.hpp"
 
 namespace stepmill {
 

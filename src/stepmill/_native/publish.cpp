@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "loop.hpp"
+#include "walks.hpp"
 
 namespace stepmill {
 

@@ -26,14 +26,27 @@ std::string list_ids(const std::vector<std::uint32_t>& ids) {
 
 }  // namespace
 
-nb::object Ledger::step(nb::handle actions) {
-    const InUse in_use(*this);
+// Steps all envs and waits; false if a fault came. The caller holds InUse.
+bool Ledger::step_all(nb::handle actions) {
     check_idle(all_, Asked::STEP_ALL);
     std::vector<nb::list> opaques;
     write_actions(actions, all_, opaques);
     dispatch(all_, Command::STEP);
-    if (wait_ids(pending_, num_envs_, nb::handle()) != WaitResult::READY) return nb::none();
-    return collect_all();
+    return wait_ids(pending_, num_envs_, nb::handle()) == WaitResult::READY;
+}
+
+nb::object Ledger::step(nb::handle actions) {
+    const InUse in_use(*this);
+    return step_all(actions) ? collect_all() : nb::none();
+}
+
+nb::object Ledger::step_obs(nb::handle actions) {
+    const InUse in_use(*this);
+    if (!step_all(actions)) return nb::none();
+    nb::list payloads, finals;
+    if (obs_.num_opaques != 0) gather_payloads(all_, payloads, finals, false);
+    settle(all_, {});
+    return gather_obs(all_, nullptr);
 }
 
 void Ledger::send(nb::handle actions, nb::handle env_ids) {

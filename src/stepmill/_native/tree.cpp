@@ -1,5 +1,5 @@
 #define NO_IMPORT_ARRAY
-#include "tree.hpp"
+#include "walks.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -78,77 +78,18 @@ const void* scalar_value(PyObject* value, int type_num) {
     }
 }
 
-bool structure_error(const std::string& path, const char* wanted, PyObject* got) {
-    PyErr_Format(PyExc_TypeError, "%s must be %s, got %R", path.empty() ? "the top level" : path.c_str(), wanted,
-                 reinterpret_cast<PyObject*>(Py_TYPE(got)));
-    return false;
+// Whether a class of tuples is what `namedtuple` made, or a subclass that adds methods only: its instances can be made without
+// its constructor, which is Python's and slow.
+bool holds_fields_only(nb::handle factory, std::size_t num_fields) {
+    if (Py_TYPE(factory.ptr()) != &PyType_Type) return false;  // None, a function, or a class whose own class may do more
+    auto* type = reinterpret_cast<PyTypeObject*>(factory.ptr());
+    if (!PyType_IsSubtype(type, &PyTuple_Type) || type->tp_init != PyBaseObject_Type.tp_init) return false;
+    const nb::object home = nb::getattr(nb::getattr(factory, "__new__"), "__module__", nb::none());
+    const bool is_generated = PyUnicode_Check(home.ptr()) && nb::cast<std::string>(home).starts_with("namedtuple_");
+    return is_generated && nb::len(nb::getattr(factory, "_fields", nb::tuple())) == num_fields;
 }
 
-// An env may give an empty tuple where an empty dict is meant, or the other way round: ALF's do.
-bool is_empty(PyObject* object) {
-    return (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 0) || (PyDict_Check(object) && PyDict_GET_SIZE(object) == 0) ||
-           (PyList_Check(object) && PyList_GET_SIZE(object) == 0);
-}
-
-bool walk_dict(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
-    if (node.children.empty() && is_empty(object)) return true;
-    if (!PyDict_Check(object) && !PyObject_HasAttrString(object, "keys")) return structure_error(node.path, "a dict", object);
-    for (std::size_t i = 0; i < node.children.size(); ++i) {
-        nb::object child = nb::steal(PyObject_GetItem(object, node.keys[i].ptr()));
-        if (!child) {
-            if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
-            PyErr_Clear();
-            PyErr_Format(PyExc_ValueError, "%s lacks the key %R of its space", node.path.empty() ? "the dict" : node.path.c_str(), node.keys[i].ptr());
-            return false;
-        }
-        if (!walk_tree(node.children[i], child.ptr(), leaf, opaque)) return false;
-    }
-    const Py_ssize_t size = PyObject_Size(object);
-    if (size < 0) return false;
-    if (static_cast<std::size_t>(size) != node.children.size()) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd keys, but its space has %zu", node.path.empty() ? "the dict" : node.path.c_str(), size, node.children.size());
-        return false;
-    }
-    return true;
-}
-
-bool walk_tuple(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
-    if (node.children.empty() && is_empty(object)) return true;
-    if (!PyTuple_Check(object) && !PyList_Check(object)) return structure_error(node.path, "a tuple", object);
-    // A list as a tuple of its own: reading an item may run code that changes it.
-    const nb::object items = PyTuple_Check(object) ? nb::borrow(object) : nb::steal(PySequence_Tuple(object));
-    if (!items) return false;
-    const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
-    if (static_cast<std::size_t>(size) != node.children.size()) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd items, but its space has %zu", node.path.empty() ? "the tuple" : node.path.c_str(), size, node.children.size());
-        return false;
-    }
-    for (std::size_t i = 0; i < node.children.size(); ++i) {
-        nb::object child = nb::borrow(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)));
-        if (!walk_tree(node.children[i], child.ptr(), leaf, opaque)) return false;
-    }
-    return true;
-}
-
-PyObject* build_dict(const Node& node, const MakePart& leaf, const MakePart& opaque) {
-    nb::object dict = nb::steal(PyDict_New());
-    for (std::size_t i = 0; dict && i < node.children.size(); ++i) {
-        nb::object child = nb::steal(build_tree(node.children[i], leaf, opaque));
-        if (!child || PyDict_SetItem(dict.ptr(), node.keys[i].ptr(), child.ptr()) != 0) return nullptr;
-    }
-    return dict.release().ptr();
-}
-
-PyObject* build_tuple(const Node& node, const MakePart& leaf, const MakePart& opaque) {
-    nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(node.children.size())));
-    for (std::size_t i = 0; tuple && i < node.children.size(); ++i) {
-        PyObject* child = build_tree(node.children[i], leaf, opaque);
-        if (child == nullptr) return nullptr;
-        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), child);
-    }
-    if (!tuple || node.factory.is_none()) return tuple.release().ptr();
-    return PyObject_CallObject(node.factory.ptr(), tuple.ptr());
-}
+const char* name_of(const Node& node, const char* top) { return node.path.empty() ? top : node.path.c_str(); }
 
 }  // namespace
 
@@ -179,6 +120,7 @@ Node Node::parse(nb::handle program) {
         node.factory = nb::borrow(parts[2]);
     }
     for (nb::handle child : nb::cast<nb::tuple>(parts[is_dict ? 2 : 1])) node.children.push_back(parse(child));
+    node.is_named_tuple = !is_dict && holds_fields_only(node.factory, node.children.size());
     return node;
 }
 
@@ -208,39 +150,51 @@ Tree Tree::parse(nb::handle program, nb::handle leaf_list, const std::vector<Col
     return tree;
 }
 
-PyObject* build_tree(const Node& node, const MakePart& leaf, const MakePart& opaque) {
-    switch (node.kind) {
-        case Node::Kind::LEAF: return leaf(node);
-        case Node::Kind::OPAQUE: return opaque(node);
-        case Node::Kind::DICT: return build_dict(node, leaf, opaque);
-        case Node::Kind::TUPLE: return build_tuple(node, leaf, opaque);
-    }
-    return nullptr;
+bool refuse_structure(const Node& node, const char* wanted, PyObject* got) {
+    PyErr_Format(PyExc_TypeError, "%s must be %s, got %R", name_of(node, "the top level"), wanted, reinterpret_cast<PyObject*>(Py_TYPE(got)));
+    return false;
 }
 
-bool walk_tree(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque) {
-    switch (node.kind) {
-        case Node::Kind::LEAF: return leaf(node, object);
-        case Node::Kind::OPAQUE: return opaque(node, object);
-        case Node::Kind::DICT: return walk_dict(node, object, leaf, opaque);
-        case Node::Kind::TUPLE: return walk_tuple(node, object, leaf, opaque);
-    }
+bool refuse_size(const Node& node, Py_ssize_t size) {
+    const bool is_dict = node.kind == Node::Kind::DICT;
+    PyErr_Format(PyExc_ValueError, "%s has %zd %s, but its space has %zu", name_of(node, is_dict ? "the dict" : "the tuple"), size,
+                 is_dict ? "keys" : "items", node.children.size());
     return false;
+}
+
+bool refuse_missing(const Node& node, PyObject* key) {
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return false;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s lacks the key %R of its space", name_of(node, "the dict"), key);
+    return false;
+}
+
+// An env may give an empty tuple where an empty dict is meant, or the other way round: ALF's do.
+bool is_empty_nest(PyObject* object) {
+    return (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 0) || (PyDict_Check(object) && PyDict_GET_SIZE(object) == 0) ||
+           (PyList_Check(object) && PyList_GET_SIZE(object) == 0);
+}
+
+PyObject* new_tuple(const Node& node) {
+    const auto size = static_cast<Py_ssize_t>(node.children.size());
+    if (!node.is_named_tuple) return PyTuple_New(size);
+    auto* type = reinterpret_cast<PyTypeObject*>(node.factory.ptr());
+    return type->tp_alloc(type, size);
 }
 
 bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp rows) {
     npy_intp dims[MAX_DIMS];
     const int ndim = batched_dims(leaf, rows > 0 ? rows : -1, dims);
+    if (const void* scalar = ndim == 0 && leaf.is_native ? scalar_value(value, leaf.type_num) : nullptr; scalar != nullptr) {
+        std::memcpy(target, scalar, leaf.row_bytes);
+        return true;
+    }
     if (PyArray_Check(value)) {
         auto* array = reinterpret_cast<PyArrayObject*>(value);
         if (is_plain(array, leaf, dims, ndim)) {
             std::memcpy(target, PyArray_DATA(array), leaf.row_bytes * static_cast<std::size_t>(rows > 0 ? rows : 1));
             return true;
         }
-    }
-    if (const void* scalar = ndim == 0 && leaf.is_native ? scalar_value(value, leaf.type_num) : nullptr; scalar != nullptr) {
-        std::memcpy(target, scalar, leaf.row_bytes);
-        return true;
     }
     return convert_leaf(leaf, value, target, dims, ndim);
 }

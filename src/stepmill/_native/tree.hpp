@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,6 +38,7 @@ struct Node {
     std::vector<nb::object> keys;
     std::vector<Node> children;
     nb::object factory;  // None: a plain tuple
+    bool is_named_tuple = false;  // the factory is a class of tuples that holds its fields, and does no more
     std::string path;    // how one would index it, for errors: made once, a walk is hot
 
     static Node parse(nb::handle program);
@@ -58,14 +58,6 @@ struct Tree {
 
     static Tree parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns);
 };
-
-// Builds the object that a tree describes: leaf(Node) and opaque(Node) make the parts, new references or null with an exception set.
-using MakePart = std::function<PyObject*(const Node&)>;
-PyObject* build_tree(const Node& node, const MakePart& leaf, const MakePart& opaque);
-
-// Takes an object apart: visits each part with a borrowed reference; false from a visitor or a wrong structure stops with an exception set.
-using VisitPart = std::function<bool(const Node&, PyObject*)>;
-bool walk_tree(const Node& node, PyObject* object, const VisitPart& leaf, const VisitPart& opaque);
 
 // Copies `value` into `rows` rows of a leaf at `target`. False: a TypeError or ValueError that names the leaf is set.
 // rows == 0 means: one row, without a batch dimension.

@@ -18,7 +18,7 @@ import numpy as np
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec, TimeStepFields
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, TupleNode
+from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, TupleNode, as_list
 
 LAST = 2  # step_type of the last TimeStep of an episode
 PROGRESS = "stepmill_progress"  # an attribute that an AlfEnv takes for the learner's progress
@@ -125,8 +125,12 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     if "env_info" in fields:
         time_step = time_step._replace(env_info=told["env_info_spec"])
     reward_shape = tuple(time_step.reward.shape)
+    tree = tree_of(time_step, "time_step")
+    slot = cast("TupleNode", tree).children[fields.index(_ENV_ID)]
+    if not isinstance(slot, Leaf) or slot.kind is not LeafKind.DISCRETE:
+        raise UsageError(f"time_step_spec().{_ENV_ID} of {own} must be the spec of one integer, and is {slot}")
     spec = EnvSpec(
-        observation=tree_of(time_step, "time_step"),
+        observation=tree,
         action=tree_of(told["action_spec"], "action"),
         batch_size=told["batch_size"],
         is_batched=told["batched"],
@@ -170,11 +174,6 @@ def tree_of(spec: Any, path: str) -> Node:
     shape = tuple(int(size) for size in spec.shape)
     kind = LeafKind.ARRAY if shape else LeafKind.DISCRETE if dtype.kind in "iu" else LeafKind.SCALAR
     return Leaf(dtype, shape, kind)
-
-
-def as_list(*items: object) -> Any:
-    """Return a list of the arguments: the factory of lists in trees."""
-    return list(items)
 
 
 def numpy_dtype(dtype: object, path: str) -> np.dtype[np.generic]:

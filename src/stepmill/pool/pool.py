@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepmill.pool.answers import PoolAnswers
 from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.calls import PoolCalls
+from stepmill.pool.forms import PoolForms
 from stepmill.pool.keepsakes import Keepsakes
 from stepmill.pool.resets import Options, ResetDesk, Seed
 from stepmill.pool.start import has_log, start_pool
@@ -35,7 +36,7 @@ EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
-class Pool(PoolCalls, PoolAnswers):
+class Pool(PoolCalls, PoolAnswers, PoolForms):
     """Runs N envs, each under an env_id from 0 to N-1 for the life of the pool.
 
     `step` steps all envs and waits for all. `send` and `recv` do it in two halves, for any subset: `recv` returns the

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from stepmill.frontends.alf.errors import as_runtime_error
-from stepmill.frontends.alf.specs import AlfSpecs
+from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError
 
@@ -33,7 +33,7 @@ class Promise(Generic[Value]):
             raise as_runtime_error(error) from error
 
 
-class EnvHandle:
+class EnvHandle(HasSpecs):
     """The env that serves a slot at the time of the call, be it a spare (A-B6).
 
     Attributes that are not listed here are the env's own, fetched from its process.
@@ -58,25 +58,8 @@ class EnvHandle:
             raise AttributeError(name)
         return get_one(self._pool, self._env_id, name)
 
-    def observation_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._specs.observation_spec
-
-    def action_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._specs.action_spec
-
-    def reward_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._specs.reward_spec
-
-    def time_step_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._specs.time_step_spec
-
-    def env_info_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._specs.env_info_spec
+    def _known(self) -> AlfSpecs:
+        return self._specs
 
     def render(self, mode: str = "human") -> Any:
         """Render the env and wait for the frame."""

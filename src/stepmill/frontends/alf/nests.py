@@ -98,6 +98,15 @@ def here(cls: Any) -> Any:
     return known if has_same_fields else cls
 
 
+def known_here(node: Node) -> Node:
+    """Return a tree whose named tuples are those that this process knows by their names."""
+    if isinstance(node, DictNode):
+        return DictNode(tuple((key, known_here(child)) for key, child in node.items))
+    if isinstance(node, TupleNode):
+        return TupleNode(tuple(map(known_here, node.children)), here(node.factory))
+    return node
+
+
 def with_attributes(cls: Any) -> Any:
     """Return a named tuple's class whose instances take attributes: itself, or a subclass of the same name."""
     if cls is None or cls.__dictoffset__:

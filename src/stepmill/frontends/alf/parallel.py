@@ -6,27 +6,30 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stepmill.envs.alf import PROGRESS, AlfMaker
 from stepmill.frontends.alf import errors, tensors
 from stepmill.frontends.alf.arguments import Chosen
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
-from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, here, with_attributes
-from stepmill.frontends.alf.specs import AlfSpecs, check_specs
+from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, known_here, with_attributes
+from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import PoolOptions
-from stepmill.spec.tree import TupleNode
+from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from stepmill.frontends.alf.arguments import Keywords
+    from stepmill.frontends.alf.nests import Convert
 
 logger = logging.getLogger("stepmill.frontends.alf")
 _TELL_EVERY = 100  # closed processes
 
 
-class FastParallelEnvironment:
+class FastParallelEnvironment(HasSpecs):
     """Steps N ALF environments together, each in a process of its own, and returns TimeSteps of tensors [N, ...].
 
     An env whose step was LAST is reset at once, in the background; the next `step` ignores its action and returns its
@@ -40,7 +43,9 @@ class FastParallelEnvironment:
         env_constructors: called in the processes as `constructor(env_id=i)`, 0 to N + spares - 1.
         start_serially: build one env after the other. False builds all at once (ALF's default is True: A-B12).
         blocking, flatten: without effect, as in ALF.
-        num_spare_envs_for_reload: so many of the envs, the last ones, are spares.
+        num_spare_envs_for_reload: so many of the envs, the last ones, are spares. Beside batched envs it is refused, as in
+            ALF (A-7): each resets its own rows when they end. `spare_envs` of `options` is not (A-B11): a batched env all
+            of whose rows end in one step is relieved as a whole then.
         torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None leaves them alone.
         start_method: "fork", "spawn" or "forkserver"; by keyword, as what follows.
         num_workers: processes to share the envs among; None gives each its own. Fewer are faster for envs that are fast.
@@ -64,39 +69,39 @@ class FastParallelEnvironment:
     ) -> None:
         own = Chosen(**keywords)
         makers = [AlfMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
-        self._num_spares = _checked_spares(num_spare_envs_for_reload, len(makers))
+        wanted = 0 if own.options is None else own.options.spare_envs
+        self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
         self._current_time_step: Any = None
         self._is_tensor_based = tensors.is_torch_here() if own.as_tensors is None else own.as_tensors
         # What needs torch comes before the processes do.
-        self._as_leaf = tensors.to_tensor() if self._is_tensor_based else _as_it_is
+        as_leaf = tensors.to_tensor() if self._is_tensor_based else None
         device = tensors.default_device() if own.device is None else own.device
         move = tensors.mover(device) if self._is_tensor_based else None
         options = own.pool_options(
             num_threads=torch_num_threads_per_env, start_serially=start_serially, num_spares=self._num_spares
         )
-        self._pool, self._all_specs = _start(makers, options)
+        self._pool, self._all_specs = _start(makers, options, num_spare_envs_for_reload)
         self._specs = self._all_specs[0]
         self._num_rows = self._pool.num_rows
-        self._slots = tensors.as_int32(self._num_rows)
         self._envs = [EnvHandle(self._pool, i, self._all_specs[i]) for i in range(self._pool.num_envs)]
-        self._prepare(move)
-        self._step_fast = self._pool.step_fast
+        self._prepare(as_leaf, move)
+        self._step_obs = self._pool.step_obs
         self._is_closed = False
 
-    def _prepare(self, move: Callable[[Any], Any] | None) -> None:
-        """Make the functions that turn nests of arrays into what is returned; `move` puts a tensor on another device."""
-        node = self._pool.spec.observation
+    def _prepare(self, as_leaf: Convert | None, move: Convert | None) -> None:
+        """Have TimeSteps made as they are returned: `as_leaf` of each array; `move` puts a tensor on another device."""
+        node = known_here(self._pool.spec.observation)
         assert isinstance(node, TupleNode)
-        cls = with_attributes(here(node.factory))
+        cls: Any = node.factory
         self._fields: tuple[str, ...] = cls._fields
-        as_leaf = self._as_leaf
-        parts = [converter(child, as_leaf) for child in node.children]
-        slot_at = self._fields.index("env_id")
-        slots = self._slots
-        parts[slot_at] = lambda _: as_leaf(slots.copy())
-        self._to_time_step = fields_converter(cls, parts)
+        place = self._fields.index("env_id")
+        slot = node.children[place]
+        assert isinstance(slot, Leaf)
+        slots = np.arange(self._num_rows, dtype=slot.dtype)
+        self._pool.hand_out(node, wrap=as_leaf, given={len(leaves(TupleNode(node.children[:place]))): slots})
         self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
-        self._move = None if move is None else fields_converter(cls, [converter(part, move) for part in node.children])
+        parts = [] if move is None else [converter(child, move) for child in node.children]
+        self._move = fields_converter(with_attributes(cls), parts) if parts else None
 
     # ---- stepping -----------------------------------------------------------------------------------------------
 
@@ -106,8 +111,12 @@ class FastParallelEnvironment:
         Raises:
             EnvError, WorkerDied: an env could not be reset; also a RuntimeError.
         """
-        self._current_time_step = self._reset()
-        return self._current_time_step
+        try:
+            time_step = self._pool.reset().obs
+        except StepmillError as error:
+            raise errors.as_runtime_error(error, self._fields) from error
+        self._current_time_step = time_step = time_step if self._move is None else self._moved(time_step)
+        return time_step
 
     def step(self, action: Any) -> Any:
         """Step all envs and wait for all; before the first `reset`, do that instead. Hot path.
@@ -123,31 +132,20 @@ class FastParallelEnvironment:
         """
         if self._current_time_step is None:
             return self.reset()
-        self._current_time_step = self._step(action)
-        return self._current_time_step
+        try:
+            time_step = self._step_obs(action if type(action) is np.ndarray else self._to_arrays(action))
+        except (StepmillError, LookupError, TypeError, ValueError) as error:
+            raise self._explained(error, action) from error
+        self._current_time_step = time_step = time_step if self._move is None else self._moved(time_step)
+        return time_step
 
     def current_time_step(self) -> Any:
         """Return the newest TimeStep; before there is one, reset."""
         return self.reset() if self._current_time_step is None else self._current_time_step
 
-    def _reset(self) -> Any:
-        try:
-            nest = self._pool.reset().obs
-        except StepmillError as error:
-            raise errors.as_runtime_error(error, self._fields) from error
-        return self._wrap(nest)
-
-    def _step(self, action: Any) -> Any:
-        try:
-            nest = self._step_fast(self._to_arrays(action))[0]
-        except (StepmillError, LookupError, TypeError, ValueError) as error:
-            raise self._explained(error, action) from error
-        return self._wrap(nest)
-
-    def _wrap(self, nest: Any) -> Any:
-        time_step = self._to_time_step(nest)
-        if self._move is None:
-            return time_step
+    def _moved(self, time_step: Any) -> Any:
+        """Return a TimeStep on the device, the CPU's at hand."""
+        assert self._move is not None
         moved = self._move(time_step)
         moved._cpu = time_step
         return moved
@@ -248,25 +246,8 @@ class FastParallelEnvironment:
         """Of env 0, fetched from it."""
         return self._envs[0].metadata
 
-    def observation_spec(self) -> Any:
-        """Return the spec of one env's observation, without the batch dimension."""
-        return self._specs.observation_spec
-
-    def action_spec(self) -> Any:
-        """Return the spec of one env's action, without the batch dimension."""
-        return self._specs.action_spec
-
-    def reward_spec(self) -> Any:
-        """Return the spec of one env's reward."""
-        return self._specs.reward_spec
-
-    def time_step_spec(self) -> Any:
-        """Return the spec of one env's TimeStep."""
-        return self._specs.time_step_spec
-
-    def env_info_spec(self) -> Any:
-        """Return the spec of one env's env_info."""
-        return self._specs.env_info_spec
+    def _known(self) -> AlfSpecs:
+        return self._specs
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -286,21 +267,21 @@ class FastParallelEnvironment:
         self.close()
 
 
-def _start(makers: Sequence[AlfMaker], options: PoolOptions) -> tuple[Pool, list[AlfSpecs]]:
-    """Start the pool, check the specs of all envs, and tell of it as ALF does."""
+def _start(makers: Sequence[AlfMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
+    """Start the pool, check the specs of all envs, and tell of it as ALF does; `num_reload`: of the spares, ALF's."""
     logger.info("Spawning all processes.")
     if not options.start_serially:
         logger.info("Waiting for all processes to start.")
     try:
         pool = Pool(makers, options=options)
     except SpecMismatch as mismatch:
-        _check_batches([AlfSpecs.of(spec) for spec in mismatch.specs], options)
+        _check_batches([AlfSpecs.of(spec) for spec in mismatch.specs], num_reload)
         raise
     except StepmillError as error:
         raise errors.as_runtime_error(error) from error
     try:
         all_specs = [AlfSpecs.of(spec) for spec in (*pool.env_specs, *pool.spare_specs)]
-        _check_batches(all_specs, options)
+        _check_batches(all_specs, num_reload)
     except BaseException:
         pool.close()
         raise
@@ -308,13 +289,13 @@ def _start(makers: Sequence[AlfMaker], options: PoolOptions) -> tuple[Pool, list
     return pool, all_specs
 
 
-def _check_batches(all_specs: Sequence[AlfSpecs], options: PoolOptions) -> None:
+def _check_batches(all_specs: Sequence[AlfSpecs], num_reload: int) -> None:
     check_specs(all_specs)
-    size = all_specs[0].batch_size
-    if options.spare_envs and all_specs[0].batched:
+    if num_reload and all_specs[0].batched:
         raise errors.SpareEnvError(
             "num_spare_envs != 0 is not supported when batch_size_per_env > 0. "
-            f"batch_size_per_env={size}, num_spare_envs={options.spare_envs}: batched envs reset themselves"
+            f"batch_size_per_env={all_specs[0].batch_size}, num_spare_envs={num_reload}: batched envs reset their own "
+            f"rows; if all rows of an env end together, give options=PoolOptions(spare_envs={num_reload}) in its place"
         )
 
 
@@ -325,10 +306,6 @@ def _checked_spares(num_spares: int, num_envs: int) -> int:
             "give more constructors, or fewer spares"
         )
     return num_spares
-
-
-def _as_it_is(array: Any) -> Any:
-    return array
 
 
 def _arrays_as_they_are(nest: Any) -> Any:

@@ -13,7 +13,7 @@ from stepmill.frontends.alf import errors, tensors
 from stepmill.frontends.alf.arguments import Chosen
 from stepmill.frontends.alf.handles import Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
-from stepmill.frontends.alf.specs import AlfSpecs
+from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
 from stepmill.pool.pool import Pool
 from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.errors import StepmillError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepmill.frontends.alf.arguments import Keywords
 
 
-class ProcessEnvironment:
+class ProcessEnvironment(HasSpecs):
     """Runs one ALF environment in a process; `step` and `reset` return its TimeSteps, as NumPy arrays.
 
     Args:
@@ -159,26 +159,6 @@ class ProcessEnvironment:
         if name.startswith("__") or "_backend" not in self.__dict__:
             raise AttributeError(name)
         return get_one(self._started(), 0, name)
-
-    def observation_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._known().observation_spec
-
-    def action_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._known().action_spec
-
-    def reward_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._known().reward_spec
-
-    def time_step_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._known().time_step_spec
-
-    def env_info_spec(self) -> Any:
-        """Return the env's spec, known since the start."""
-        return self._known().env_info_spec
 
     # ---- inner --------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,33 @@ class AlfSpecs:
         return cls(**told)
 
 
+class HasSpecs:
+    """What can be asked of one env or of many alike: the specs of one env, without a batch dimension, known since the start."""
+
+    def _known(self) -> AlfSpecs:
+        raise NotImplementedError
+
+    def observation_spec(self) -> Any:
+        """Return the spec of an observation."""
+        return self._known().observation_spec
+
+    def action_spec(self) -> Any:
+        """Return the spec of an action."""
+        return self._known().action_spec
+
+    def reward_spec(self) -> Any:
+        """Return the spec of a reward."""
+        return self._known().reward_spec
+
+    def time_step_spec(self) -> Any:
+        """Return the spec of a TimeStep."""
+        return self._known().time_step_spec
+
+    def env_info_spec(self) -> Any:
+        """Return the spec of an env_info."""
+        return self._known().env_info_spec
+
+
 # What must be the same in all envs, in the order in which it is looked at, and ALF's name for it.
 _SHARED = {
     "action_spec": "action spec",
