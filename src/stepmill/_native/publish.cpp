@@ -104,11 +104,16 @@ std::size_t Loop::obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row,
 
 bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques) {
     const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
-    auto write = [&](const Node& node, PyObject* value) {
-        const auto index = static_cast<std::size_t>(node.index);
-        const Leaf& leaf = obs_.leaves[index];
-        const std::size_t offset = is_final ? final_columns_[index].at(0, row) : obs_at(leaf, index, row, slot);
-        return write_leaf(leaf, value, slab_->base + offset, rows);
+    const SlabPlan& plan = slab_->plan;
+    const bool is_staged = !is_final && row >= plan.num_rows;
+    const Column* columns = (is_final ? final_columns_ : is_staged ? plan.staging : plan.observation).data();
+    const std::uint32_t column_row = is_staged ? row - plan.num_rows : row, column_slot = is_final || is_staged ? 0 : slot;
+    const Leaf* leaves = obs_.leaves.data();
+    std::byte* const base = slab_->base;
+    auto write = [=](const Node& node, PyObject* value) {
+        std::byte* target = base + columns[node.index].at(column_slot, column_row);
+        const Leaf& leaf = leaves[node.index];
+        return (rows == 0 && write_scalar(leaf, value, target)) || write_leaf(leaf, value, target, rows);
     };
     if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);
     return walk_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });

@@ -61,19 +61,18 @@ bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const np
     return sink && PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(sink.ptr()), array) == 0;
 }
 
-// Where the value of a NumPy scalar lies, for the types that envs use; null for others. The type is compared, not looked up.
-const void* scalar_value(PyObject* value, int type_num) {
-    PyTypeObject* type = Py_TYPE(value);
+// The class of NumPy scalars of a type that envs use; null for others.
+PyTypeObject* scalar_class(int type_num) {
     switch (type_num) {
-        case NPY_FLOAT: return type == &PyFloatArrType_Type ? &PyArrayScalar_VAL(value, Float) : nullptr;
-        case NPY_DOUBLE: return type == &PyDoubleArrType_Type ? &PyArrayScalar_VAL(value, Double) : nullptr;
-        case NPY_BOOL: return type == &PyBoolArrType_Type ? &PyArrayScalar_VAL(value, Bool) : nullptr;
-        case NPY_BYTE: return type == &PyByteArrType_Type ? &PyArrayScalar_VAL(value, Byte) : nullptr;
-        case NPY_UBYTE: return type == &PyUByteArrType_Type ? &PyArrayScalar_VAL(value, UByte) : nullptr;
-        case NPY_SHORT: return type == &PyShortArrType_Type ? &PyArrayScalar_VAL(value, Short) : nullptr;
-        case NPY_INT: return type == &PyIntArrType_Type ? &PyArrayScalar_VAL(value, Int) : nullptr;
-        case NPY_LONG: return type == &PyLongArrType_Type ? &PyArrayScalar_VAL(value, Long) : nullptr;
-        case NPY_LONGLONG: return type == &PyLongLongArrType_Type ? &PyArrayScalar_VAL(value, LongLong) : nullptr;
+        case NPY_FLOAT: return &PyFloatArrType_Type;
+        case NPY_DOUBLE: return &PyDoubleArrType_Type;
+        case NPY_BOOL: return &PyBoolArrType_Type;
+        case NPY_BYTE: return &PyByteArrType_Type;
+        case NPY_UBYTE: return &PyUByteArrType_Type;
+        case NPY_SHORT: return &PyShortArrType_Type;
+        case NPY_INT: return &PyIntArrType_Type;
+        case NPY_LONG: return &PyLongArrType_Type;
+        case NPY_LONGLONG: return &PyLongLongArrType_Type;
         default: return nullptr;
     }
 }
@@ -133,6 +132,7 @@ Leaf parse_leaf(nb::handle item, const Column& column) {
     for (nb::handle size : nb::cast<nb::tuple>(parts[1])) leaf.shape.push_back(nb::cast<npy_intp>(size));
     leaf.column = column;
     leaf.row_bytes = column.row_bytes;
+    if (leaf.shape.empty() && leaf.is_native) leaf.scalar_type = scalar_class(leaf.type_num);
     return leaf;
 }
 
@@ -183,12 +183,9 @@ PyObject* new_tuple(const Node& node) {
 }
 
 bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp rows) {
+    if (rows <= 0 && write_scalar(leaf, value, target)) return true;
     npy_intp dims[MAX_DIMS];
     const int ndim = batched_dims(leaf, rows > 0 ? rows : -1, dims);
-    if (const void* scalar = ndim == 0 && leaf.is_native ? scalar_value(value, leaf.type_num) : nullptr; scalar != nullptr) {
-        std::memcpy(target, scalar, leaf.row_bytes);
-        return true;
-    }
     if (PyArray_Check(value)) {
         auto* array = reinterpret_cast<PyArrayObject*>(value);
         if (is_plain(array, leaf, dims, ndim)) {
@@ -200,8 +197,8 @@ bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp r
 }
 
 bool read_integer(PyObject* value, long& number) {
-    if (const void* scalar = scalar_value(value, NPY_INT); scalar != nullptr) {
-        number = *static_cast<const npy_int*>(scalar);
+    if (Py_TYPE(value) == &PyIntArrType_Type) {
+        number = PyArrayScalar_VAL(value, Int);
         return true;
     }
     number = PyLong_AsLong(value);
@@ -209,8 +206,8 @@ bool read_integer(PyObject* value, long& number) {
 }
 
 bool read_number(PyObject* value, double& number) {
-    if (const void* scalar = scalar_value(value, NPY_FLOAT); scalar != nullptr) {
-        number = *static_cast<const npy_float*>(scalar);
+    if (Py_TYPE(value) == &PyFloatArrType_Type) {
+        number = PyArrayScalar_VAL(value, Float);
         return true;
     }
     number = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value) : PyFloat_AsDouble(value);

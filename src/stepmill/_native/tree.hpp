@@ -1,7 +1,9 @@
 // Trees of observations and actions: what a program (spec/tree.py) says, as native code walks it. GIL held throughout.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -24,11 +26,16 @@ struct Leaf {
     bool is_native = true;  // byte order
     std::vector<npy_intp> shape;
     std::size_t row_bytes = 0;
+    PyTypeObject* scalar_type = nullptr;  // of a single number: the NumPy class whose values need no conversion
     Column column{};
     std::string path;
 
     PyArray_Descr* dtype() const noexcept { return reinterpret_cast<PyArray_Descr*>(descr.ptr()); }
 };
+
+// Where NumPy's scalars hold their value: all those of at most eight bytes alike.
+constexpr std::size_t SCALAR_VALUE_AT = offsetof(PyDoubleScalarObject, obval);
+static_assert(SCALAR_VALUE_AT == offsetof(PyBoolScalarObject, obval) && SCALAR_VALUE_AT == offsetof(PyLongLongScalarObject, obval));
 
 struct Node {
     enum class Kind : int { LEAF = 0, DICT = 1, TUPLE = 2, OPAQUE = 3 };
@@ -58,6 +65,18 @@ struct Tree {
 
     static Tree parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns);
 };
+
+// Copies a NumPy scalar of the leaf's very own type, as most envs return them. False: it is something else, and nothing is written.
+inline bool write_scalar(const Leaf& leaf, PyObject* value, std::byte* target) noexcept {
+    if (Py_TYPE(value) != leaf.scalar_type) return false;
+    const std::byte* source = reinterpret_cast<const std::byte*>(value) + SCALAR_VALUE_AT;
+    switch (leaf.row_bytes) {  // a copy of constant size is one instruction
+        case 8: std::memcpy(target, source, 8); break;
+        case 4: std::memcpy(target, source, 4); break;
+        default: std::memcpy(target, source, leaf.row_bytes);
+    }
+    return true;
+}
 
 // Copies `value` into `rows` rows of a leaf at `target`. False: a TypeError or ValueError that names the leaf is set.
 // rows == 0 means: one row, without a batch dimension.

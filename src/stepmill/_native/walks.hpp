@@ -63,8 +63,10 @@ bool walk_tuple(const Node& node, PyObject* object, const VisitLeaf& leaf, const
     if (!items) return false;
     const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
     if (static_cast<std::size_t>(size) != node.children.size()) return refuse_size(node, size);
-    for (std::size_t i = 0; i < node.children.size(); ++i) {
-        if (!walk_tree(node.children[i], PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), leaf, opaque)) return false;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+        const Node& child = node.children[static_cast<std::size_t>(i)];
+        PyObject* item = PyTuple_GET_ITEM(items.ptr(), i);
+        if (!(child.kind == Node::Kind::LEAF ? leaf(child, item) : walk_tree(child, item, leaf, opaque))) return false;
     }
     return true;
 }
