@@ -42,6 +42,17 @@ def kill(pool: stepmill.Pool, worker: int) -> None:
     os.close(pidfd)
 
 
+def play(pool: stepmill.Pool, actions: list[int], env_ids: list[int]) -> dict[int, tuple[Any, float, bool]]:
+    """Step these envs; return observation, reward and flag by env."""
+    if len(env_ids) == pool.num_envs:
+        batch = pool.step(actions)
+    else:
+        pool.send(actions, env_ids)
+        batch = pool.recv(len(env_ids))
+    results = zip(batch.obs, batch.reward.tolist(), batch.truncated.tolist(), strict=True)
+    return dict(zip(batch.env_id.tolist(), results, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_killed_workers_change_no_bit(mode: str) -> None:
     rng = random.Random(3)
@@ -55,6 +66,42 @@ def test_killed_workers_change_no_bit(mode: str) -> None:
             assert np.array_equal(ours.obs, theirs.obs), step
             assert np.array_equal(ours.reward, theirs.reward), step
             assert np.array_equal(ours.truncated, theirs.truncated), step
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("log_bytes", [64 << 20, 8000])  # 8000: the journal of all envs holds 15 batches
+def test_steps_of_all_envs_and_of_some_are_played_again_in_their_order(mode: str, log_bytes: int) -> None:
+    rng = random.Random(5)
+    with (
+        make(autoreset_mode=mode, replay_log_bytes=log_bytes) as pool,
+        make(on_fault="raise", autoreset_mode=mode) as calm,
+    ):
+        pool.reset(seed=0), calm.reset(seed=0)
+        for step in range(200):
+            if step % 13 == 6:
+                kill(pool, rng.randrange(2))
+            chosen = sorted(rng.sample(range(4), 4 if rng.random() < 0.7 else rng.randint(1, 3)))
+            actions = [rng.randrange(10) for _ in chosen]
+            ours, theirs = play(pool, actions, chosen), play(calm, actions, chosen)
+            for env_id in chosen:
+                assert np.array_equal(ours[env_id][0], theirs[env_id][0]), step
+                assert ours[env_id][1:] == theirs[env_id][1:], step
+
+
+def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
+    with make(replay_log_bytes=800) as pool:  # 24 a reset, 32 a step
+        pool.reset(seed=0)
+        for _ in range(8):
+            pool.send([1, 1], [0, 2])
+            pool.recv(2)
+        for _ in range(2):
+            pool.step([1] * 4)
+        kill(pool, 0)
+
+        batch = pool.step([1] * 4)
+
+        assert 0 < pool.stats()["replay_log_bytes"] <= 800
+        assert batch.truncated.tolist() == [True, False, False, False]
 
 
 def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:

@@ -22,6 +22,7 @@ nb::object Ledger::seed_of(std::uint32_t id, std::uint64_t episode) const {
 // the one of the episode before, and worth something only if that ended by itself.
 // Asked by the pool's thread; in the middle of a send, too, which finds a worker dead.
 nb::dict Ledger::episode_log(std::uint32_t env_id) {
+    take_log(env_id);
     const EnvBook& env = envs_.at(env_id);
     const Seat seat = slab_->seats[env.server];
     const bool is_pending = env.status == EnvStatus::PENDING;
@@ -33,7 +34,7 @@ nb::dict Ledger::episode_log(std::uint32_t env_id) {
     std::vector<std::byte> action(action_bytes());
     copy_action(env_id, action.data(), true);
     nb::list rewards, flags, hashes;
-    for (const EpisodeLog::Outcome& outcome : env.log.outcomes) {
+    for (const Outcome& outcome : env.log.outcomes) {
         if (!is_whole) break;
         rewards.append(outcome.reward);
         flags.append(static_cast<int>(outcome.flags));
@@ -55,7 +56,7 @@ nb::dict Ledger::episode_log(std::uint32_t env_id) {
 }
 
 nb::tuple Ledger::newest_outcome(std::uint32_t env_id) const {
-    const EpisodeLog::Outcome outcome = outcome_of(env_id);
+    const Outcome outcome = outcome_of(env_id);
     return nb::make_tuple(outcome.reward, static_cast<int>(outcome.flags), outcome.hash);
 }
 

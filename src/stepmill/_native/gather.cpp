@@ -93,6 +93,8 @@ nb::object Ledger::observe(nb::handle env_ids) {
 void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
     pending_ = std::move(rest);
     scanned_ = 0;
+    const bool is_journaled = log_limit_ != 0 && is_all(ids);
+    if (is_journaled) write_batch();
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
         book_->unpin(env.latest);
@@ -101,15 +103,18 @@ void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
         if (env.is_masked) {
             env.is_masked = false;
             env.status = EnvStatus::EXHAUSTED;
+            take_log(id);
+            env.log.first = journal_.num_batches() + 1;  // the batch to come says nothing of it
             continue;
         }
         if (env.is_taking) move_in(id);
         if (env.fault_info) mark_truncated(id);
-        if (tracks_episodes_) note_result(id);
+        if (tracks_episodes_) note_result(id, is_journaled);
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
         env.fault_info.reset(), env.final_obs.reset();
         if (is_seen && is_over(id)) relieve(id);
     }
+    if (is_journaled) add_batch();
 }
 
 // ---- observations -----------------------------------------------------------------------------------------------

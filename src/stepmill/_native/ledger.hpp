@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec.hpp"
+#include "journal.hpp"
 #include "leases.hpp"
 #include "loop.hpp"
 #include "overflow.hpp"
@@ -22,25 +23,6 @@ constexpr int REPLAY_FAULT = -2;  // a fault came in between; any other number i
 // NEW: never reset. EXHAUSTED: it has played its budget of episodes.
 enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3, EXHAUSTED = 4 };
 enum class WaitResult { READY, FAULT, TIMED_OUT };
-
-// What an episode needs to be played again. Times are steps since its reset.
-struct EpisodeLog {
-    struct Outcome {
-        double reward = 0.0;
-        std::uint64_t hash = 0;
-        std::uint8_t flags = 0;
-        bool operator==(const Outcome&) const = default;
-    };
-    bool is_whole = false;                // from the reset on, nothing missing
-    nb::object blob;                      // options of an explicit reset
-    std::vector<std::byte> actions;       // of each step, leaf by leaf
-    std::vector<Outcome> outcomes;        // of the reset, then of each step
-    std::uint64_t episode = 0;            // episodes begun so far
-    std::uint64_t length = 0;             // results received of this one, its reset's too; also of one that is not whole
-    std::uint64_t length_before = 0;      // the length of the one before
-
-    std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
-};
 
 // What the parent knows of an env object, whichever env it serves.
 struct ServerBook {
@@ -57,28 +39,29 @@ struct ServerBook {
 
 constexpr std::uint32_t NO_ENV = UINT32_MAX;
 
-struct EnvBook {
-    EnvStatus status = EnvStatus::NEW;
+struct alignas(CACHE_LINE) EnvBook {
+    EnvStatus status = EnvStatus::NEW;  // what every step looks at comes first
     std::uint8_t latest = 0;     // slot of the newest result received
     std::uint8_t target = 0;     // slot that the command under way writes to
-    std::uint32_t ticket = 0;
-    std::uint32_t server = 0;
-    nb::object opaques;          // newest opaque observation leaves, a list
-    nb::object fault_info;       // its episode was cut short: what the info says of it; the result to come is marked truncated
-    nb::object lost_info;        // what fault_info will be, of an env that is lost
-    nb::object final_obs;        // SAME_STEP: the last good observation of that episode
     bool is_lost = false;        // its env object is gone, and nobody was told: the next step is cut short
     bool needs_restore = false;  // the next step begins an episode
     bool has_seed = false;       // of the last explicit reset
     bool is_reset = false;       // the command under way begins an episode
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
-    std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     bool is_taking = false;      // the result to come is what its server has staged
-    std::uint64_t base_seed = 0;
-    std::uint64_t episode = 0;   // resets since then
-    EpisodeLog log;
+    std::uint32_t ticket = 0;
+    std::uint32_t server = 0;
     const Word* done = nullptr;
     const Word* fault = nullptr;
+    const std::uint64_t* hash = nullptr;
+    nb::object fault_info;       // its episode was cut short: what the info says of it; the result to come is marked truncated
+    nb::object final_obs;        // SAME_STEP: the last good observation of that episode
+    EpisodeLog log;
+    nb::object lost_info;        // what fault_info will be, of an env that is lost
+    nb::object opaques;          // newest opaque observation leaves, a list
+    std::uint64_t num_ended = 0;  // episodes that ended, of its budget
+    std::uint64_t base_seed = 0;
+    std::uint64_t episode = 0;   // resets since then
 };
 
 // In what form batches of observations are handed out.
@@ -123,7 +106,7 @@ class Ledger {
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING; }
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
-    std::uint64_t log_bytes() const { return log_bytes_; }
+    std::uint64_t log_bytes() const { return log_bytes_ + journal_.size_bytes(); }
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
     int running_env(std::uint32_t worker) const;                  // whose command a worker was at last; -1: none's
@@ -182,15 +165,22 @@ class Ledger {
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
     bool is_ended(std::uint32_t id) const;
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
-    void note_result(std::uint32_t id);
-    void record(EnvBook& env, std::uint32_t id);
+    void note_result(std::uint32_t id, bool is_journaled);
+    void note_episode(EnvBook& env);
+    void record(std::uint32_t id);
+    void write_batch();
+    void write_outcomes(Outcome* target) const;
+    void add_batch();
+    void take_log(std::uint32_t id);
+    void take_logs();
+    void drop_log(EpisodeLog& log);
     int replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between);
     void retry_reset(std::uint32_t id);
     void give(std::uint32_t id, Command command, std::uint32_t slot);
     void copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const;
     std::size_t action_bytes() const;
     void mark_truncated(std::uint32_t id);
-    EpisodeLog::Outcome outcome_of(std::uint32_t id) const;
+    Outcome outcome_of(std::uint32_t id) const;
     nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
     void settle(const Ids& ids, Ids rest, bool is_seen = true);    // received: they are idle, their targets the latest; the rest is pending
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
@@ -261,8 +251,9 @@ class Ledger {
     Autoreset autoreset_;
     Seeding seeding_;
     std::uint64_t log_limit_ = 0, log_bytes_ = 0;  // 0: no log
+    Journal journal_;                              // the newest part of the logs
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
-    bool tracks_episodes_;
+    bool tracks_episodes_, is_plain_, is_recorded_ = false;
     std::vector<std::uint8_t> is_restarting_;  // by worker
     std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;

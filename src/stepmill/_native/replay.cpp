@@ -27,13 +27,16 @@ void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint3
     }
 }
 
-EpisodeLog::Outcome Ledger::outcome_of(std::uint32_t id) const {
-    const Seat seat = slab_->seats[envs_[id].server];
+Outcome Ledger::outcome_of(std::uint32_t id) const {
     const std::uint32_t row = row_of(id);
-    EpisodeLog::Outcome outcome;
     const OutcomePlan& plan = slab_->plan.outcome;
-    outcome.hash = slab_->words[seat.worker].hash[seat.local];
+    Outcome outcome;
+    outcome.hash = *envs_[id].hash;
     outcome.flags = static_cast<std::uint8_t>(*slab_->terminated(row) | *slab_->truncated(row) << 1);
+    if (is_plain_) {
+        outcome.reward = slab_->reward_item(row, 0);
+        return outcome;
+    }
     for (std::size_t i = 0; i < plan.num_rewards; ++i) outcome.reward = 1.000000119 * outcome.reward + slab_->reward_item(row, i);
     for (std::size_t agent = 1; agent < plan.num_agents; ++agent) {
         const int flags = slab_->terminated(row)[agent] | slab_->truncated(row)[agent] << 1;
@@ -42,42 +45,109 @@ EpisodeLog::Outcome Ledger::outcome_of(std::uint32_t id) const {
     return outcome;
 }
 
-void Ledger::note_result(std::uint32_t id) {
+// Received. What comes with the results of all other envs is in the journal already.
+void Ledger::note_result(std::uint32_t id, bool is_journaled) {
     EnvBook& env = envs_[id];
     const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id);
     if (begins_next && !env.is_reset) ++env.episode;
-    if (log_limit_ != 0) record(env, id);
+    if (log_limit_ == 0) return;
+    if (env.is_reset || begins_next) note_episode(env);
+    ++env.log.length;
+    if (env.fault_info) drop_log(env.log);  // cut short: it cannot be played again
+    if (!env.log.is_whole) return;
+    is_recorded_ = true;
+    if (!is_journaled) record(id);
 }
 
-void Ledger::record(EnvBook& env, std::uint32_t id) {
+void Ledger::note_episode(EnvBook& env) {
     EpisodeLog& log = env.log;
-    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id);
-    const bool begins = env.is_reset || begins_next;
+    ++log.episode;
+    log.length_before = std::exchange(log.length, 0);
     log_bytes_ -= log.size_bytes();
-    if (begins) {
-        ++log.episode;
-        log.length_before = std::exchange(log.length, 0);
-        log.actions.clear();
-        log.outcomes.clear();
-        log.is_whole = env.has_seed && action_.num_opaques == 0;
-    } else if (log.is_whole) {
-        for (const Leaf& leaf : action_.leaves) {
-            const std::byte* action = slab_->base + leaf.column.at(0, row_of(id));
-            log.actions.insert(log.actions.end(), action, action + leaf.row_bytes * batch_size_);
-        }
+    log.actions.clear();
+    log.outcomes.clear();
+    log.first = journal_.num_batches();
+    log.is_whole = env.has_seed && action_.num_opaques == 0;
+}
+
+// A result that came without those of all other envs.
+void Ledger::record(std::uint32_t id) {
+    take_log(id);
+    EpisodeLog& log = envs_[id].log;
+    Outcome outcome = outcome_of(id);
+    log_bytes_ -= log.size_bytes();
+    if (log.outcomes.empty()) {
+        outcome.reward = 0.0, outcome.flags = 0;  // these end the old episode; played again, a reset is what begins it
+    } else {
+        const std::size_t size = log.actions.size();
+        log.actions.resize(size + action_bytes());
+        copy_action(id, log.actions.data() + size, true);
     }
-    ++log.length;
-    if (log.is_whole) {
-        EpisodeLog::Outcome outcome = outcome_of(id);
-        if (begins_next) outcome.reward = 0.0, outcome.flags = 0;  // these end the old episode; played again, a reset is what begins it
-        log.outcomes.push_back(outcome);
-    }
-    if (env.fault_info || log_bytes_ + log.size_bytes() > log_limit_) {
-        log.is_whole = false;  // cut short, or too long: it cannot be played again
-        log.actions = {};
-        log.outcomes = {};
-    }
+    log.outcomes.push_back(outcome);
     log_bytes_ += log.size_bytes();
+    if (log_bytes() > log_limit_) take_logs();
+}
+
+// Writes the results of all envs behind the journal's last batch, before anything else is done about them.
+void Ledger::write_batch() {
+    std::byte* target = journal_.next_actions();
+    for (const Leaf& leaf : action_.leaves) {
+        const std::size_t size = num_envs_ * leaf.row_bytes * batch_size_;
+        std::memcpy(target, slab_->base + leaf.column.at(0, 0), size);
+        target += size;
+    }
+    write_outcomes(journal_.next_outcomes());
+    is_recorded_ = false;
+}
+
+void Ledger::write_outcomes(Outcome* target) const {
+    if (!is_plain_) {
+        for (const std::uint32_t id : all_) target[id] = outcome_of(id);
+        return;
+    }
+    const double* reward = reinterpret_cast<const double*>(slab_->reward(0));
+    const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
+    const std::size_t step = batch_size_;
+    for (const EnvBook& env : envs_) {
+        *target++ = {*reward, *env.hash, static_cast<std::uint8_t>(*terminated | *truncated << 1)};
+        reward += step, terminated += step, truncated += step;
+    }
+}
+
+// It becomes a part of the journal, unless nobody's log is whole.
+void Ledger::add_batch() {
+    if (!is_recorded_) return;
+    journal_.add();
+    if (journal_.is_full() || log_bytes() > log_limit_) take_logs();
+}
+
+// An env's log as a whole.
+void Ledger::take_log(std::uint32_t id) {
+    EpisodeLog& log = envs_[id].log;
+    if (!log.is_whole) return;
+    log_bytes_ -= log.size_bytes();
+    journal_.move_to(log, id);
+    log_bytes_ += log.size_bytes();
+}
+
+// Empties the journal. If the logs are too much then, the longest go.
+void Ledger::take_logs() {
+    for (const std::uint32_t id : all_) {
+        take_log(id);
+        envs_[id].log.first = 0;
+    }
+    journal_.clear();
+    while (log_bytes_ > log_limit_) {
+        const auto longest = std::ranges::max_element(envs_, {}, [](const EnvBook& env) { return env.log.size_bytes(); });
+        drop_log(longest->log);
+    }
+}
+
+void Ledger::drop_log(EpisodeLog& log) {
+    log_bytes_ -= log.size_bytes();
+    log.is_whole = false;
+    log.actions = {};
+    log.outcomes = {};
 }
 
 // ---- replay -----------------------------------------------------------------------------------------------------
@@ -118,6 +188,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
         retry_reset(env_id);  // nothing of the old episode is needed
         return REPLAYED;
     }
+    take_log(env_id);
     if (!is_pending && servers_[env.server].is_staged) return REPLAYED;  // `tend` stages its next episode again
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];

@@ -61,6 +61,7 @@ void Ledger::attach(std::uint32_t id, std::uint32_t server) {
     env.ticket = servers_[server].ticket;
     env.done = &slab_->words[seat.worker].done[seat.local];
     env.fault = &slab_->words[seat.worker].fault[seat.local];
+    env.hash = &slab_->words[seat.worker].hash[seat.local];
     env.is_lost = env.needs_restore = false;  // these were of the one before
     env.lost_info.reset();
     servers_[server].env = id;

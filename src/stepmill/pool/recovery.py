@@ -39,6 +39,11 @@ class Recovery:
         self.replays = Replays(plans, backend, options) if has_replays else None
 
     @property
+    def call_log_bytes(self) -> int:
+        """What the calls that may have to be repeated take."""
+        return 0 if self.replays is None else self.replays.log.size_bytes
+
+    @property
     def ledger(self) -> _native.Ledger:
         """The ledger whose faults these are."""
         return self.restarts.ledger

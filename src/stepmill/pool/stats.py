@@ -27,6 +27,7 @@ class PoolStats(TypedDict):
         leased_slots: result slots that arrays of the user hold now.
         spares_used: episodes that began with an env that was reset ahead of its time.
         spares_waited: those of them whose reset was not done yet when they were to begin.
+        replay_log_bytes: memory that the logs of `on_fault="replay"` hold now.
     """
 
     workers: list[WorkerStats]
@@ -35,6 +36,7 @@ class PoolStats(TypedDict):
     leased_slots: int
     spares_used: int
     spares_waited: int
+    replay_log_bytes: int
 
 
 def read_outcome(running: Running, env_id: int) -> tuple[float, int, int]:
@@ -56,4 +58,5 @@ def read_stats(running: Running) -> PoolStats:
         leased_slots=running.ledger.num_held(),
         spares_used=used,
         spares_waited=waited,
+        replay_log_bytes=running.ledger.log_bytes() + running.recovery.call_log_bytes,
     )
