@@ -64,18 +64,12 @@ def _bandwidth() -> list[Cell]:
 
 
 def _stragglers() -> list[Cell]:
+    resetting = (*_computing_engines(16, 4), *_spared_engines(16, 4))
     return [
         Cell(3, "sleep-32", "sleep 1 ms cv 1, n=32", "sleep1ms", 32, _waiting_engines(32, 8), 32),
         Cell(3, "cpu-32", "CPU 200 µs cv 1, n=32", "cpu200us", 32, _computing_engines(32, 8), NUM_CORES),
-        Cell(
-            3,
-            "slowreset-16",
-            "20 µs steps, 10 ms resets, n=16",
-            "slowreset",
-            16,
-            (*_computing_engines(16, 4), *_spared_engines(16, 4)),
-            NUM_CORES,
-        ),
+        Cell(3, "slowreset-16", "20 µs steps, 10 ms resets, n=16", "slowreset", 16, resetting, NUM_CORES),
+        Cell(3, "slowreset500-16", "the same, episodes of 500 steps", "slowreset500", 16, resetting, NUM_CORES),
     ]
 
 

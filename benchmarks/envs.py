@@ -88,20 +88,21 @@ class BusyEnv(TimedEnv):
 
 
 class SlowResetEnv(TimedEnv):
-    """Steps of 20 microseconds, episodes of 250 to 750 steps, resets of 10 ms, all of it CPU time."""
+    """Steps of 20 microseconds and resets of 10 ms, all of it CPU time; episodes of half to one and a half `length` steps."""
 
     STEP_S = 20e-6
     RESET_S = 10e-3
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, length: int) -> None:
         super().__init__(index, self.STEP_S)
+        self._length = length
         # Episodes start out of phase, as those of a long run are.
-        self._left = self._rng.randint(1, 500)
+        self._left = self._rng.randint(1, length)
         self._was_reset = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._was_reset:
-            self._left = self._rng.randint(250, 750)
+            self._left = self._rng.randint(self._length // 2, 3 * self._length // 2)
             self.used_s += burn(self.RESET_S)
         self._was_reset = True
         return self._obs(), {}
@@ -159,7 +160,8 @@ def env_fns(name: str, num_envs: int) -> list[EnvFn]:
         "image210": lambda _: functools.partial(NoopEnv, (210, 160, 3), "uint8"),
         "sleep1ms": lambda i: functools.partial(SleepEnv, i, 1e-3),
         "cpu200us": lambda i: functools.partial(BusyEnv, i, 200e-6),
-        "slowreset": lambda i: functools.partial(SlowResetEnv, i),
+        "slowreset": lambda i: functools.partial(SlowResetEnv, i, 10),
+        "slowreset500": lambda i: functools.partial(SlowResetEnv, i, 500),
         "cartpole": lambda _: make_cartpole,
         "halfcheetah": lambda _: make_halfcheetah,
         "pong": lambda _: make_pong,

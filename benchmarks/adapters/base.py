@@ -35,7 +35,7 @@ class Job:
     @property
     def is_timed(self) -> bool:
         """Whether the observation tells the env time used so far."""
-        return self.env in ("sleep1ms", "cpu200us", "slowreset")
+        return self.env in ("sleep1ms", "cpu200us", "slowreset", "slowreset500")
 
 
 @dataclass(frozen=True)
