@@ -127,8 +127,20 @@ def test_spaces_are_read_while_the_env_is_busy():
         gate.wait_arrivals()
         assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
         gate.open()
-        assert fleet.recv()[0][index].value[1] == "wait"
+        assert fleet.recv()[0][index][1][1] == "wait"
         env.close()
+
+
+@pytest.mark.covers("M-11")
+def test_actions_of_any_size_arrive_whatever_came_before(multi_of):
+    envs = multi_of(OldEnv, OldEnv)
+    envs.reset()
+    for size in [0, 100_000, 3, *range(200, 260, 5), 1_000_000, 1]:
+        actions = ["x" * size, ("y", size)]
+        _, rewards, terminals, _ = envs.step(actions)
+        if terminals[0]:
+            envs.step(["", ""])  # which begins the next episode
+        assert rewards == actions
 
 
 @pytest.mark.covers("M-5", "M-11")

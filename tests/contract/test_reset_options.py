@@ -30,6 +30,18 @@ def test_each_env_may_have_options_of_its_own(pool_of):
     )
 
 
+# The engine has room for 256 bytes beside a command; what is larger goes another way. Sizes are on both sides of that.
+SIZES = [0, 100_000, 3, *range(190, 270, 7), 1_000_000, 1]
+
+
+def test_options_of_any_size_arrive_whatever_came_before(pool_of):
+    pool = pool_of(recorders(2))
+    texts = [[f"{size % 10}" * size, f"{size % 7}" * (size // 2)] for size in SIZES]
+    for text, other in texts:
+        pool.reset(options=[{"text": text}, {"text": other}])
+    assert pool.get_attr("options") == tuple([{"text": pair[i]} for pair in texts] for i in range(2))
+
+
 def test_a_mapping_with_names_is_for_all_envs_and_copied_for_each(pool_of):
     options = {"level": [1]}
     pool = pool_of(recorders(2))

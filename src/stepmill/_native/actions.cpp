@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "blobs.hpp"
 #include "ledger.hpp"
 #include "walks.hpp"
 
@@ -86,16 +87,18 @@ void Ledger::write_blob(std::uint32_t env_id, PyObject* blob) {
     ServerWords& words = slab_->words[seat.worker];
     buffer_.clear();
     if (!encoder_.encode(blob, buffer_)) throw nb::python_error();
-    OverflowRef ref;
-    const int error = blobs_[seat.worker].write(seat.local, buffer_.data(), buffer_.size(), ref);
-    if (error != 0) {
-        errno = error;
-        PyErr_SetFromErrno(PyExc_OSError);
-        throw nb::python_error();
+    if (!write_small_blob(*slab_, envs_[env_id].server, buffer_)) {
+        OverflowRef ref;
+        const int error = blobs_[seat.worker].write(seat.local, buffer_.data(), buffer_.size(), ref);
+        if (error != 0) {
+            errno = error;
+            PyErr_SetFromErrno(PyExc_OSError);
+            throw nb::python_error();
+        }
+        words.blob_offset[seat.local] = ref.offset;
+        words.blob_bytes[seat.local] = ref.size;
+        words.blob_generation[seat.local] = ref.generation;
     }
-    words.blob_offset[seat.local] = ref.offset;
-    words.blob_bytes[seat.local] = ref.size;
-    words.blob_generation[seat.local] = ref.generation;
     words.flags[seat.local] |= FLAG_BLOB;
 }
 

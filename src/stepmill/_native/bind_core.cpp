@@ -58,6 +58,8 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.episode_length = number("episode_length");
     plan.payload = number("payload");
     plan.payload_row_bytes = number("payload_row_bytes");
+    plan.blob = number("blob");
+    plan.blob_row_bytes = number("blob_row_bytes");
     return plan;
 }
 

@@ -1,4 +1,5 @@
 #define NO_IMPORT_ARRAY
+#include "blobs.hpp"
 #include "foreign.hpp"
 #include "walks.hpp"
 
@@ -122,8 +123,7 @@ nb::tuple ForeignLoop::commands(const Servers& steps, nb::list resets) {
 nb::object ForeignLoop::reset_order(std::uint32_t local) {
     nb::object seed = nb::none(), options = nb::none();
     if (words_.flags[local] & FLAG_BLOB) {
-        const OverflowRef ref{words_.blob_offset[local], words_.blob_bytes[local], words_.blob_generation[local]};
-        const bool is_read = read_overflow(slab_->command_fds.at(worker_), ref, buffer_);
+        const bool is_read = read_blob_bytes(*slab_, worker_, local, buffer_);
         const nb::object blob = nb::steal(is_read ? decode(buffer_.data(), buffer_.size(), unpickler_.ptr()) : nullptr);
         if (is_read && !blob) throw nb::python_error();
         if (!is_read) throw std::runtime_error("a reset's options could not be read back");

@@ -1,5 +1,6 @@
 // What a command does to an env: its action is built, `reset` or `step` called, and what it returned taken apart.
 #define NO_IMPORT_ARRAY
+#include "blobs.hpp"
 #include "loop.hpp"
 #include "seeds.hpp"
 #include "walks.hpp"
@@ -106,8 +107,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
 }
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {
-    const OverflowRef ref{words_.blob_offset[local], words_.blob_bytes[local], words_.blob_generation[local]};
-    if (!read_overflow(slab_->command_fds.at(worker_), ref, buffer_)) {
+    if (!read_blob_bytes(*slab_, worker_, local, buffer_)) {
         PyErr_SetString(PyExc_RuntimeError, "the command's options or action could not be read back");
         return false;
     }

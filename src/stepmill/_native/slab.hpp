@@ -56,6 +56,7 @@ struct SlabPlan {
     OutcomePlan outcome;
     std::size_t over = 0, episode_length = 0;
     std::size_t payload = 0, payload_row_bytes = 0;
+    std::size_t blob = 0, blob_row_bytes = 0;            // a row per server
 };
 
 // Owns the mapping. The last of pool, loop and leases that lets go unmaps it.
@@ -159,6 +160,7 @@ class Slab {
         over()[row] = 0;
     }
     std::int64_t* episode_length() const noexcept { return reinterpret_cast<std::int64_t*>(base + plan.episode_length); }
+    std::byte* blob(std::size_t server) const noexcept { return base + plan.blob + server * plan.blob_row_bytes; }
     std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }
 
     const SlabPlan plan;

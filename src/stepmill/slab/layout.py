@@ -23,6 +23,7 @@ LEASE_BYTES = 16 * 1024  # an observation leaf of at least so many bytes a batch
 PAYLOAD_ROW_BYTES = (
     1024  # an info that is larger goes to the worker's overflow memory, unless the env asks for more room
 )
+BLOB_ROW_BYTES = 256  # a reset's options or an opaque action that are larger go to the worker's command memory
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
         "action": _columns(ruler, "action", spec.action, num_rows, 1),
         "staging": _columns(ruler, "staging", spec.observation, num_staged, 1) if num_spares else [],
         "payload_row_bytes": payload_row_bytes,
+        "blob": ruler.place("blobs", BLOB_ROW_BYTES * num_servers),
+        "blob_row_bytes": BLOB_ROW_BYTES,
     }
     plan["info"] = _columns(ruler, "info", spec.info, num_rows + num_staged, 1)
     plan.update(_place_outcome(ruler, spec, num_rows + num_staged))

@@ -13,6 +13,7 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.envs.plain import PlainMaker
 from stepmill.pool.pool import Pool
 from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
+from stepmill.spec.batch import Batch
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
 
@@ -100,9 +101,13 @@ class Fleet:
         """Begin to reset an env with these keyword arguments."""
         self.pool.reset_async(seed={index: seed}, options=dict(kwargs) or None, env_ids=[index])
 
-    def recv(self) -> tuple[dict[int, Answer], list[StepmillError]]:
-        """Wait for all that is pending; return answers by env, and the errors of those that have none. Hot path."""
-        answers: dict[int, Answer] = {}
+    def recv(self) -> tuple[dict[int, tuple[bool, Any]], dict[int, Mapping[str, str]], list[StepmillError]]:
+        """Wait for all that is pending. Hot path: what an env returned is handed on as it came.
+
+        Returns:
+            By env: whether it was stepped, and what it returned; and of those whose episode was cut short, the fault. Then
+            the errors of those that have nothing to tell.
+        """
         errors: list[StepmillError] = []
         pool = self.pool
         while not errors or any(state in _AT_WORK for state in pool.states):
@@ -112,17 +117,9 @@ class Fleet:
                 errors.append(error)
                 continue
             env_ids = batch.env_id.tolist()
-            answers = {
-                env_id: Answer(is_step, value, None)
-                for env_id, (is_step, value) in zip(env_ids, batch.obs, strict=True)
-            }
-            faults = batch.info.get("fault") if batch.truncated.any() else None
-            if faults is not None:
-                for row in batch.truncated.nonzero()[0].tolist():
-                    env_id = env_ids[row]
-                    answers[env_id] = answers[env_id]._replace(fault=_fault_of_row(faults, row))
-            break
-        return answers, errors
+            faults = _faults_of(batch, env_ids) if batch.truncated.any() else {}
+            return dict(zip(env_ids, batch.obs, strict=True)), faults, errors
+        return {}, {}, errors
 
     def leave(self, index: int) -> None:
         """Close one env; with the last one the pool goes, within about two seconds. Idempotent."""
@@ -165,9 +162,12 @@ def _with_defaults(options: PoolOptions) -> PoolOptions:
     return replace(options, **chosen)
 
 
-def _fault_of_row(faults: Mapping[str, Any], row: int) -> dict[str, str] | None:
-    told = {key: column[row] for key, column in faults.items() if not key.startswith("_")}
-    return None if told.get("kind") is None else told
+def _faults_of(batch: Batch, env_ids: Sequence[int]) -> dict[int, Mapping[str, str]]:
+    """Return what cut episodes short, by env."""
+    columns = {key: column for key, column in batch.info.get("fault", {}).items() if not key.startswith("_")}
+    rows = batch.truncated.nonzero()[0].tolist() if columns else []
+    told = {env_ids[row]: {key: column[row] for key, column in columns.items()} for row in rows}
+    return {env_id: fault for env_id, fault in told.items() if fault.get("kind") is not None}
 
 
 def _do_nothing() -> None:

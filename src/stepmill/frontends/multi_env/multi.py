@@ -181,13 +181,12 @@ class MultiEnv:
         rows = [_SKIPPED] * len(self._envs)
         errors = list(refusals)
         for lane in lanes:
-            answers, failures = lane.fleet.recv()
+            answers, faults, failures = lane.fleet.recv()
             places, last_obs = lane.places, self._last_obs
-            for env_id, answer in answers.items():
+            for env_id, (is_step, value) in answers.items():
                 place = places[env_id]
-                is_step, value, fault = answer
-                if not is_step or fault is not None:
-                    rows[place] = self._unusual_row(place, answer)
+                if not is_step or env_id in faults:
+                    rows[place] = self._unusual_row(place, Answer(is_step, value, faults.get(env_id)))
                     continue
                 last_obs[place] = value[0]
                 rows[place] = value if len(value) == 4 else (value[0], value[1], (value[2], value[3]), value[4])

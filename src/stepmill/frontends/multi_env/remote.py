@@ -170,10 +170,10 @@ class SubprocessEnv:
         return value[0] if self._is_gymnasium else value
 
     def _recv(self) -> Answer:
-        answers, errors = self._fleet.recv()
+        answers, faults, errors = self._fleet.recv()
         if errors:
             raise join_errors(errors)
-        return answers[self._index]
+        return Answer(*answers[self._index], faults.get(self._index))
 
     def _as_step(self, answer: Answer) -> Any:
         if answer.fault is not None:
