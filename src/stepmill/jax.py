@@ -17,7 +17,7 @@ import numpy as np
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, UsageError
-from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, opaques
+from stepmill.spec.tree import Node, leaves, opaques, unflatten
 
 try:
     import jax
@@ -113,10 +113,4 @@ def _shape(dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _shapes(node: Node, size: int) -> Any:
-    if isinstance(node, DictNode):
-        return {key: _shapes(child, size) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        children = [_shapes(child, size) for child in node.children]
-        return tuple(children) if node.factory is None else node.factory(*children)
-    assert isinstance(node, Leaf)  # parts of no fixed size were refused
-    return _shape(node.dtype, (size, *node.shape))
+    return unflatten(node, [_shape(leaf.dtype, (size, *leaf.shape)) for _, leaf in leaves(node)])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from stepmill.pool.pool import EnvIds, Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.tree import map_nest
 
 try:
     import torch
@@ -169,7 +170,7 @@ class TensorPool:
         self._release()
         return replace(
             batch,
-            obs=_map(self._take, batch.obs),
+            obs=map_nest(self._take, batch.obs),
             reward=self._take(batch.reward).to(self.reward_dtype),
             terminated=self._take(batch.terminated),
             truncated=self._take(batch.truncated),
@@ -203,14 +204,5 @@ def _courier_for(pool: Pool, device: str | torch.device | Courier) -> Courier | 
     return CudaCourier(chosen, *pool.memory_place)
 
 
-def _map(function: Callable[[Any], Any], tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _map(function, child) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        children = [_map(function, child) for child in tree]
-        return tuple(children) if type(tree) is tuple else type(tree)(*children)
-    return function(tree)
-
-
 def _as_arrays(actions: Any) -> Any:
-    return _map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, actions)
+    return map_nest(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, actions)

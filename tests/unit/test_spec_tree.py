@@ -10,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.tree import DictNode, Leaf, LeafKind, Opaque, TupleNode, leaves, opaques, program, unflatten
+from stepmill.spec.tree import (
+    DictNode,
+    Leaf,
+    LeafKind,
+    Opaque,
+    TupleNode,
+    flatten,
+    leaves,
+    map_nest,
+    map_tree,
+    opaques,
+    program,
+    unflatten,
+    walk,
+)
 
 F4 = Leaf(np.dtype("f4"), (3,))
 I8 = Leaf(np.dtype("i8"), (), LeafKind.DISCRETE)
@@ -48,14 +62,14 @@ def test_a_program_is_nested_tuples_of_plain_values():
     assert program(TupleNode((F4, F4), Pair)) == (2, ((0, 0, 0), (0, 1, 0)), Pair)
 
 
-def flatten(node, value, arrays, columns):
+def take_apart(node, value, arrays, columns):
     if isinstance(node, DictNode):
         for key, child in node.items:
-            flatten(child, value[key], arrays, columns)
+            take_apart(child, value[key], arrays, columns)
     elif isinstance(node, TupleNode):
         assert type(value) is (node.factory or tuple)
         for place, child in enumerate(node.children):
-            flatten(child, value[place], arrays, columns)
+            take_apart(child, value[place], arrays, columns)
     else:
         (arrays if isinstance(node, Leaf) else columns).append(value)
 
@@ -65,7 +79,7 @@ def test_unflatten_puts_every_value_where_its_number_says(tree):
     arrays = [f"array {index}" for index in range(len(leaves(tree)))]
     columns = [f"column {index}" for index in range(len(opaques(tree)))]
     found_arrays, found_columns = [], []
-    flatten(tree, unflatten(tree, arrays, columns), found_arrays, found_columns)
+    take_apart(tree, unflatten(tree, arrays, columns), found_arrays, found_columns)
     assert (found_arrays, found_columns) == (arrays, columns)
 
 
@@ -89,3 +103,27 @@ def test_the_ground_floor_imports_numpy_only():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"
+
+
+@given(trees)
+def test_a_value_taken_apart_and_put_together_is_the_same(tree):
+    parts = [f"part {place}" for place, _ in enumerate(walk(tree))]
+    ends = [end for _, end in walk(tree)]
+    by_kind = [[p for p, end in zip(parts, ends, strict=True) if isinstance(end, kind)] for kind in (Leaf, Opaque)]
+
+    value = unflatten(tree, *by_kind)
+
+    assert flatten(tree, value) == parts
+    seen = []
+    assert map_tree(lambda end, part: seen.append((end, part)) or part, tree, value) == value
+    assert seen == list(zip(ends, parts, strict=True))
+    assert map_nest(lambda part: part, value) == value
+
+
+def test_a_nest_is_mapped_with_others_like_it_in_classes_of_its_own():
+    first, second = {"a": [1, (2, 3)], "b": Pair(4, 5)}, {"b": (50, 40), "a": ([10, (20, 30)])}
+
+    mapped = map_nest(lambda left, right: left + right, first, second)
+
+    assert mapped == {"a": [11, (22, 33)], "b": Pair(54, 45)}
+    assert type(mapped["b"]) is Pair

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import map_nest
 
 
 class BatchEnvironmentWrapper:
@@ -59,18 +60,6 @@ class BatchEnvironmentWrapper:
         if name == "envs":  # while a copy is being made
             raise AttributeError(name)
         return getattr(self.envs[0], name)
-
-
-def map_nest(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
-    """Return a nest of the same structure with the function applied to its leaves, and those of others like it."""
-    if isinstance(nest, Mapping):
-        return {key: map_nest(function, child, *(other[key] for other in others)) for key, child in nest.items()}
-    if isinstance(nest, (tuple, list)):
-        children = [map_nest(function, *parts) for parts in zip(nest, *others, strict=True)]
-        if hasattr(nest, "_fields"):
-            return type(nest)(*children)
-        return children if isinstance(nest, list) else tuple(children)
-    return function(nest, *others)
 
 
 def stack(time_steps: Sequence[Any]) -> Any:

@@ -31,7 +31,7 @@ from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, PoolOptions
-from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+from stepmill.spec.tree import DictNode, Leaf, Node, Opaque, map_tree
 
 try:
     from pettingzoo.utils.env import ParallelEnv
@@ -247,19 +247,19 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return obs, batch.reward.reshape(-1), *flags, self._infos(batch)
 
     def _rows(self, node: Node, value: Any) -> Any:
-        return _map_leaves(node, value, lambda leaf, array: array.reshape(self.num_envs, *leaf.shape[1:]))
+        return map_tree(lambda leaf, array: array.reshape(self.num_envs, *_shape_of(leaf)[1:]), node, value)
 
     def _by_env(self, node: Node, value: Any) -> Any:
-        def split(leaf: Leaf, array: Any) -> Any:
-            rows = np.asarray(array)
-            if rows.shape != (self.num_envs, *leaf.shape[1:]):
+        def split(leaf: Leaf | Opaque, array: Any) -> Any:
+            rows, shape = np.asarray(array), _shape_of(leaf)
+            if rows.shape != (self.num_envs, *shape[1:]):
                 raise UsageError(
-                    f"actions have shape {rows.shape}, and {self.num_envs} rows of {leaf.shape[1:]} are wanted; "
+                    f"actions have shape {rows.shape}, and {self.num_envs} rows of {shape[1:]} are wanted; "
                     "give one action per row of the vector env"
                 )
-            return rows.reshape(-1, *leaf.shape)
+            return rows.reshape(-1, *shape)
 
-        return _map_leaves(node, value, split)
+        return map_tree(split, node, value)
 
     def _infos(self, batch: Batch) -> dict[str, Any]:
         rows = [
@@ -329,11 +329,7 @@ def _infos(batch: Batch, agents: Sequence[Agent]) -> dict[Agent, dict[str, Any]]
     return {agent: {**by_agent.get(agent, {}), **fault} for agent in agents}
 
 
-def _map_leaves(node: Node, value: Any, change: Callable[[Leaf, Any], Any]) -> Any:
-    if isinstance(node, DictNode):
-        return {key: _map_leaves(child, value[key], change) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        return tuple(_map_leaves(child, value[place], change) for place, child in enumerate(node.children))
-    if isinstance(node, Leaf):
-        return change(node, value)
-    raise UsageError("a part of no fixed size has no row per agent; wrap the env")
+def _shape_of(leaf: Leaf | Opaque) -> tuple[int, ...]:
+    if isinstance(leaf, Opaque):
+        raise UsageError("a part of no fixed size has no row per agent; wrap the env")
+    return leaf.shape

@@ -23,7 +23,7 @@ from stepmill.pool.resets import Seed
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import AutoresetMode
-from stepmill.spec.tree import DictNode, Node, TupleNode, leaves, opaques, unflatten
+from stepmill.spec.tree import Node, flatten, leaves, opaques, unflatten
 
 Policy: TypeAlias = Callable[[Any, NDArray[np.int64]], Any]
 
@@ -154,7 +154,7 @@ class Rollout:
     def reset(self, seed: Seed = None, options: Mapping[str, object] | None = None) -> None:
         """Begin anew: reset all envs. The first `collect` does it by itself; after an error it has to be asked for."""
         batch = self.pool.reset(seed=seed, options=options)
-        for buffer, fresh in zip(self._obs, _flat(self.pool.spec.observation, batch.obs), strict=True):
+        for buffer, fresh in zip(self._obs, flatten(self.pool.spec.observation, batch.obs), strict=True):
             buffer[-1] = fresh
         self._is_over[:] = False
         self._is_fresh = True
@@ -189,7 +189,7 @@ class Rollout:
         answer = policy(seen, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
         action, extras = answer if _has_extras(answer) else (answer, {})
         slots = [buffer[step, group.rows] for buffer in self._action]
-        for slot, given in zip(slots, _flat(spec.action, action), strict=True):
+        for slot, given in zip(slots, flatten(spec.action, action), strict=True):
             slot[...] = given
         for name, value in extras.items():
             column = np.asarray(value)
@@ -231,7 +231,7 @@ class Rollout:
 
     def _batch(self, found: _Found) -> RolloutBatch:
         spec = self.pool.spec
-        columns = [_flat(spec.observation, obs) for obs in found.final_obs]
+        columns = [flatten(spec.observation, obs) for obs in found.final_obs]
         finals = [
             np.stack([column[place] for column in columns]) if columns else np.zeros((0, *leaf.shape), leaf.dtype)
             for place, (_, leaf) in enumerate(leaves(spec.observation))
@@ -256,21 +256,3 @@ def _has_extras(answer: Any) -> bool:
 
 def _arrays(node: Node, lead: tuple[int, int]) -> list[NDArray[Any]]:
     return [np.zeros((*lead, *leaf.shape), leaf.dtype) for _, leaf in leaves(node)]
-
-
-def _flat(node: Node, value: Any) -> list[Any]:
-    """Return the leaves of a value in the structure of a tree, in the tree's order."""
-    found: list[Any] = []
-    _collect_leaves(node, value, found)
-    return found
-
-
-def _collect_leaves(node: Node, value: Any, found: list[Any]) -> None:
-    if isinstance(node, DictNode):
-        for key, child in node.items:
-            _collect_leaves(child, value[key], found)
-    elif isinstance(node, TupleNode):
-        for child, part in zip(node.children, value, strict=True):
-            _collect_leaves(child, part, found)
-    else:
-        found.append(np.asarray(value))

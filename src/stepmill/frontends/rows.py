@@ -7,17 +7,12 @@ from typing import Any
 import numpy as np
 
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, map_tree
 
 
 def first_row(node: Node, batch: Any) -> Any:
     """Return the first row of a batch, in the structure of a tree. Arrays are views of the batch's."""
-    if isinstance(node, DictNode):
-        return {key: first_row(child, batch[key]) for key, child in node.items}
-    if isinstance(node, TupleNode):
-        children = [first_row(child, batch[place]) for place, child in enumerate(node.children)]
-        return tuple(children) if node.factory is None else node.factory(*children)
-    return batch[0]
+    return map_tree(lambda _, column: column[0], node, batch)
 
 
 def as_batch(node: Node, value: Any, path: str = "action") -> Any:

@@ -23,6 +23,7 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, EnvState, PoolOptions
+from stepmill.spec.tree import map_tree
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -100,7 +101,7 @@ class StepmillVectorEnv(BaseVectorEnv):
             raise UsageError(f"reset() got {sorted(kwargs)}; Gymnasium's envs take seed and options")
         batch = self._pool.reset(seed=None if seed is None else dict.fromkeys(ids, seed), options=options, env_ids=ids)
         self._forget(set(ids))  # what a fault kept from being returned
-        return _as_array(batch.obs, len(ids)), _own_infos(batch)
+        return self._as_array(batch.obs, len(ids)), _own_infos(batch)
 
     def step(self, action: Any, id: EnvIds = None) -> StepResult:  # noqa: A002  Tianshou's name
         """Step some envs, or all, and return those that are done; all of them unless this vector env is asynchronous.
@@ -128,7 +129,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         received = batch.env_id.tolist()
         for place, env_id in enumerate(received):
             infos[place]["env_id"] = env_id
-        result = _as_array(batch.obs, len(received)), batch.reward, batch.terminated, batch.truncated, infos
+        result = self._as_array(batch.obs, len(received)), batch.reward, batch.terminated, batch.truncated, infos
         named = self.waiting_id
         self._forget(set(received))
         if self.is_async or named == received:
@@ -211,21 +212,14 @@ class StepmillVectorEnv(BaseVectorEnv):
             self._assert_id(ids)
         return ids
 
-
-def _as_array(obs: Any, num: int) -> NDArray[Any]:
-    """Return observations as Tianshou's vector envs do: an array, or an object array of each env's dict."""
-    if isinstance(obs, np.ndarray):
-        return obs
-    rows = np.empty(num, dtype=object)
-    for row in range(num):
-        rows[row] = _row_of(obs, row)
-    return rows
-
-
-def _row_of(obs: Any, row: int) -> Any:
-    if isinstance(obs, dict):
-        return {key: _row_of(child, row) for key, child in obs.items()}
-    return obs[row]
+    def _as_array(self, obs: Any, num: int) -> NDArray[Any]:
+        """Return observations as Tianshou's vector envs do: an array, or an object array of each env's own structure."""
+        if isinstance(obs, np.ndarray):
+            return obs
+        rows = np.empty(num, dtype=object)
+        for row in range(num):
+            rows[row] = map_tree(lambda _, column, row=row: column[row], self._pool.spec.observation, obs)
+        return rows
 
 
 def _as_actions(action: Any, space: spaces.Space[Any]) -> Any:

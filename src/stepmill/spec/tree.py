@@ -12,10 +12,10 @@ slab, the native loop and the front-ends.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -142,3 +142,44 @@ def _unflatten(node: Node, arrays: Iterator[object], columns: Iterator[object]) 
         children = [_unflatten(child, arrays, columns) for child in node.children]
         return tuple(children) if node.factory is None else node.factory(*children)
     return next(columns)
+
+
+def flatten(node: Node, value: Any) -> list[Any]:
+    """Return the parts of a value that has the tree's structure, depth first.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: it has not.
+    """
+    if isinstance(node, DictNode):
+        return [part for key, child in node.items for part in flatten(child, value[key])]
+    if isinstance(node, TupleNode):
+        children = zip(node.children, value, strict=True)
+        return [part for child, each in children for part in flatten(child, each)]
+    return [value]
+
+
+def map_tree(function: Callable[[Leaf | Opaque, Any], Any], node: Node, value: Any) -> Any:
+    """Return a value that has the tree's structure with `function(leaf or opaque, part)` in place of its parts."""
+    if isinstance(node, DictNode):
+        return {key: map_tree(function, child, value[key]) for key, child in node.items}
+    if isinstance(node, TupleNode):
+        children = [map_tree(function, child, value[place]) for place, child in enumerate(node.children)]
+        return tuple(children) if node.factory is None else node.factory(*children)
+    return function(node, value)
+
+
+def map_nest(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
+    """Return a nest of dicts, lists, tuples and named tuples with the function applied to its leaves.
+
+    Args:
+        function: takes a leaf of each nest.
+        others: nests of the same structure.
+    """
+    if isinstance(nest, Mapping):
+        return {key: map_nest(function, child, *(other[key] for other in others)) for key, child in nest.items()}
+    if isinstance(nest, (tuple, list)):
+        children = [map_nest(function, *parts) for parts in zip(nest, *others, strict=True)]
+        if hasattr(nest, "_fields"):
+            return type(nest)(*children)
+        return children if isinstance(nest, list) else tuple(children)
+    return function(nest, *others)
