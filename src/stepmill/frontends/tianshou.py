@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, EnvState, PoolOptions
-from stepmill.spec.tree import map_tree
+from stepmill.spec.tree import Leaf, Opaque, map_tree
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -218,8 +219,12 @@ class StepmillVectorEnv(BaseVectorEnv):
             return obs
         rows = np.empty(num, dtype=object)
         for row in range(num):
-            rows[row] = map_tree(lambda _, column, row=row: column[row], self._pool.spec.observation, obs)
+            rows[row] = map_tree(partial(_take, row), self._pool.spec.observation, obs)
         return rows
+
+
+def _take(row: int, _: Leaf | Opaque, column: Any) -> Any:
+    return column[row]
 
 
 def _as_actions(action: Any, space: spaces.Space[Any]) -> Any:
