@@ -218,21 +218,21 @@ void only_who_waited_briefly_spins() {
     Patience patience;
     CHECK(!patience.may_spin(0, 1));
     CHECK(patience.may_spin(SPIN_NS, 1));
-    patience.note(SPIN_NS, 0, 2);
+    patience.note(SPIN_NS, 0, SPIN_NS, 2);
     CHECK(!patience.may_spin(SPIN_NS, 3));
-    patience.note(SPIN_NS - 1, 0, 4);
+    patience.note(SPIN_NS - 1, 0, SPIN_NS, 4);
     CHECK(patience.may_spin(SPIN_NS, 5));
 }
 
 void who_lost_the_core_to_another_program_parks_for_a_while() {
     constexpr std::uint64_t SPIN_NS = 200'000, MS = 1'000'000;
     Patience patience;
-    patience.note(3 * MS, 3 * MS, 10 * MS);
-    patience.note(1, 0, 11 * MS);
+    patience.note(3 * MS, 3 * MS, SPIN_NS, 10 * MS);
+    patience.note(1, 0, SPIN_NS, 11 * MS);
     CHECK(!patience.may_spin(SPIN_NS, 12 * MS));
     CHECK(!patience.may_spin(SPIN_NS, 200 * MS));
     CHECK(patience.may_spin(SPIN_NS, 203 * MS));
-    patience.note(1, SPIN_NS, 204 * MS);  // to an env of the pool's own
+    patience.note(1, SPIN_NS, SPIN_NS, 204 * MS);  // to an env of the pool's own
     CHECK(patience.may_spin(SPIN_NS, 205 * MS));
 }
 

@@ -246,7 +246,7 @@ void ForeignLoop::wait(std::uint32_t seen) {
         is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
     }
     const std::uint64_t ended = now_ns();
-    patience_.note(ended - began, lost_ns, ended);
+    patience_.note(ended - began, lost_ns, spin_ns, ended);
     add(control_->wait_ns, ended - began);
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

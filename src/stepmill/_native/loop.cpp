@@ -189,7 +189,7 @@ void Loop::wait(std::uint32_t seen) {
         is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
     }
     const std::uint64_t ended = now_ns();
-    patience_.note(ended - began, lost_ns, ended);
+    patience_.note(ended - began, lost_ns, spin_ns, ended);
     control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + ended - began, std::memory_order_relaxed);
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

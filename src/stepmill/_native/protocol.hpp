@@ -237,14 +237,14 @@ inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, 
 class Patience {
  public:
     bool may_spin(std::uint64_t spin_ns, std::uint64_t now) const noexcept { return waited_ns_ < spin_ns && now >= rests_until_ns_; }
-    void note(std::uint64_t waited_ns, std::uint64_t lost_ns, std::uint64_t now) noexcept {
+    // The pool's own envs take a core for less than a spin, or nobody would spin: who kept it for two is somebody else.
+    void note(std::uint64_t waited_ns, std::uint64_t lost_ns, std::uint64_t spin_ns, std::uint64_t now) noexcept {
         waited_ns_ = waited_ns;
-        if (lost_ns > LOST_NS) rests_until_ns_ = now + RESTS_PER_LOSS * lost_ns;
+        if (lost_ns > 2 * spin_ns) rests_until_ns_ = now + RESTS_PER_LOSS * lost_ns;
     }
     std::uint64_t waited_ns() const noexcept { return waited_ns_; }
 
  private:
-    static constexpr std::uint64_t LOST_NS = 500'000;     // longer than any spin: the pool's own envs do not take a core that long
     static constexpr std::uint64_t RESTS_PER_LOSS = 64;  // what is lost is at most a part in so many
     std::uint64_t waited_ns_ = 0, rests_until_ns_ = 0;
 };

@@ -108,7 +108,7 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
         PyEval_RestoreThread(thread);
     }
     const std::uint64_t ended = now_ns();
-    patience_.note(ended - began, lost_ns, ended);
+    patience_.note(ended - began, lost_ns, spin_ns_, ended);
 }
 
 // The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.
