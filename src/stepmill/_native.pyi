@@ -67,6 +67,11 @@ class Loop:
     def refresh(self) -> None:
         """Look up step and reset of every env again."""
 
+    def begin_again(self, server: int) -> None:
+        """
+        Say that an env is about to be changed by a call: a reset ahead of its time, if it is to be repeatable, comes after that.
+        """
+
     def keep_options(self, server: int, options: bytes | None) -> None:
         """
         Say what resets without options of their own are given, encoded; None forgets it.
@@ -170,9 +175,9 @@ class Ledger:
     def abandon(self, env_id: int) -> None:
         """An env whose replay was broken off is FAULTED."""
 
-    def log_place(self, env_id: int) -> tuple:
+    def log_place(self, server: int) -> tuple:
         """
-        Where an env stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset).
+        Where an env object stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset, is reset ahead).
         """
 
     def replay(self, env_id: int, places: object, between: object) -> int:
@@ -248,6 +253,11 @@ class Ledger:
     def stage_spares(self, seeds: object) -> None:
         """Reset all spares, which wait in the queue; a seed or None for each."""
 
+    def stage_again(self, server: int) -> None:
+        """
+        Reset an object that was built anew, and whose next episode had been begun.
+        """
+
     def spare_counts(self) -> tuple[int, int]:
         """
         Episodes that began with a fresh env, and how many of those still had to wait for it.
@@ -309,7 +319,7 @@ class Reaper:
     Watches workers and deadlines in a native thread; makes faults of deaths and hangs.
     """
 
-    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0) -> None: ...
+    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None) -> None: ...
 
     def watch(self, worker: int, pidfd: int = -1) -> None:
         """

@@ -6,6 +6,7 @@ import os
 import random
 import select
 import signal
+import time
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,34 @@ class UnseededEnv(ChaosEnv):
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, info = super().step(action)
         return obs, float(os.getpid()), terminated, truncated, info
+
+
+class StubbornEnv(ChaosEnv):
+    """Fails in its third step, in every episode and whenever it is played again; as action 5, 6 or 7 says."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._clock == 2 and action in (5, 6, 7):
+            if action == 6:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if action == 7:
+                time.sleep(600)
+            raise LookupError(f"it is {time.monotonic()}")
+        return super().step(action)
+
+
+class MoodyEnv(ChaosEnv):
+    """Raises each time at another step: in between, when an episode is played again."""
+
+    def __init__(self, folder: str, env_id: int) -> None:
+        super().__init__(env_id)
+        self._folder = folder
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        mark = os.path.join(self._folder, f"{self.identity}-{self._clock}")
+        if os.path.exists(mark):
+            os.unlink(mark)
+            raise LookupError("not this time")
+        return super().step(action)
 
 
 def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **options: Any) -> stepmill.Pool:
@@ -128,3 +157,35 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
 
         assert batch.truncated.tolist() == [True, True, False, False]
         assert "not whole" in batch.info["fault"]["not_replayable"][0]
+
+
+@pytest.mark.parametrize(("action", "reason"), [(5, "LookupError"), (6, "SIGSEGV"), (7, "EnvTimeout")])
+def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int, reason: str) -> None:
+    with make(StubbornEnv, step_timeout_s=0.3) as pool:
+        pool.reset(seed=0)
+        before = [pool.step([1] * 4) for _ in range(2)][-1]
+
+        with pytest.warns(RuntimeWarning, match=f"step 3 failed in the same way when it was played again .*{reason}"):
+            batch = pool.step([1, action, 1, 1])
+
+        assert batch.truncated.tolist() == [False, True, False, False]
+        assert batch.obs[1].tolist() == before.obs[1].tolist()
+        assert batch.obs[:, 2].tolist() == [3, 2, 3, 3]  # neither its neighbour nor the others lost a step
+        assert reason in batch.info["fault"]["not_replayable"][1]
+        assert pool._recovery.restarts.num_done == (0 if action == 5 else 2)
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [4, 0, 4, 4]
+
+
+def test_what_fails_at_another_place_as_it_is_played_again_is_played_once_more(tmp_path: Any) -> None:
+    with make(partial(MoodyEnv, str(tmp_path))) as pool:
+        pool.reset(seed=0)
+        for _ in range(4):
+            pool.step([1] * 4)
+        for place in ("0-4", "0-2", "0-1"):
+            (tmp_path / place).touch()
+
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.obs[:, 2].tolist() == [5] * 4
+        assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -40,6 +41,7 @@ class ScribblingEnv(CountingEnv):
         super().__init__(identity, length=1000)
         self._spans: Sequence[Span] = ()
         self._seed = 0
+        self._words: dict[int, int] = {}
 
     def plan(self, spans: Sequence[Span], seed: int) -> None:
         self._spans, self._seed = spans, seed
@@ -48,6 +50,11 @@ class ScribblingEnv(CountingEnv):
         if self._spans:
             self.scribble(self._spans, self._seed)
             self._spans = ()
+        if self._words:
+            slab = _memory("stepmill-slab")
+            for place, word in self._words.items():
+                os.pwrite(slab, word.to_bytes(4, "little"), place)
+            time.sleep(600)
         return super().step(action)
 
     def talk(self) -> dict[str, bytes]:
@@ -80,6 +87,21 @@ class ScribblingEnv(CountingEnv):
                 if os.readlink(entry.path).startswith("socket:"):
                     os.write(int(entry.name), rng.randbytes(rng.choice([1, 7, 16, 64, 5000])))
 
+    def scribble_flags(self, places: Sequence[int]) -> None:
+        """From now on, write 0x40 over these bytes of the slab without end, in a thread."""
+        slab = _memory("stepmill-slab")
+
+        def write() -> None:
+            while True:
+                for place in places:
+                    os.pwrite(slab, b"\x40", place)
+
+        threading.Thread(target=write, daemon=True).start()
+
+    def hang_with(self, places: dict[int, int]) -> None:
+        """In the next step, write words (uint32) into the slab and hang."""
+        self._words = places
+
 
 class LoquaciousEnv(ScribblingEnv):
     """Its observation has parts of no fixed size, and its infos do not fit their row."""
@@ -99,7 +121,7 @@ class LoquaciousEnv(ScribblingEnv):
         return {"count": obs, "words": "step"}, *rest, {**info, **self.talk()}
 
 
-def make(env_class: type[ScribblingEnv], on_fault: str) -> stepmill.Pool:
+def make(env_class: type[ScribblingEnv], on_fault: str, **chosen: Any) -> stepmill.Pool:
     options = stepmill.PoolOptions(
         context="fork",
         on_fault=on_fault,
@@ -107,6 +129,7 @@ def make(env_class: type[ScribblingEnv], on_fault: str) -> stepmill.Pool:
         reset_timeout_s=STEP_S,
         max_restarts=10_000,
         restart_window_s=0.001,
+        **chosen,
     )
     return stepmill.Pool(
         [partial(env_class, env_id) for env_id in range(4)], backend="process", num_workers=2, options=options
@@ -186,6 +209,63 @@ def test_a_worker_that_scribbles_harms_nobody_else(where: str, env_class: type[S
                 scribble(pool, where, seed)
             use(pool)
             heal(pool)
+
+
+def test_flags_are_0_or_1_whatever_a_worker_writes_there() -> None:
+    with make(ScribblingEnv, "raise") as pool:
+        pool.reset(seed=0)
+        plan: dict[str, Any] = dict(pool._running.slab.plan)
+        columns = [plan["terminated"], plan["truncated"], (plan["over"], 0, 1)]
+        pool.call("scribble_flags", [start + 2 * size for start, _, size in columns], env_ids=[2])
+        wrong = 0
+        for _ in range(200):
+            batch = pool.step([1] * 4)
+            for flags in (batch.terminated, batch.truncated):
+                assert set(flags.view(np.uint8).tolist()) <= {0, 1}
+                wrong += int(flags.view(np.uint8)[2])
+        assert wrong > 0  # it did write there
+
+
+# Offsets into a WorkerControl (protocol.hpp). Each array of ServerWords begins with a cache line of its own.
+LINE = 64
+CURRENT, RUNNING, SERVING = LINE + 4, LINE + 8, LINE + 12
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"current": 0xFFFFFFFF, "serving": 1},
+        {"current": 1},
+        {"running": 3},
+        {"state": 0x12345678},
+        {"done": 77},
+        {"done": 77, "state": 0x12345678, "current": 0xFFFFFFFF, "serving": 1},
+    ],
+)
+def test_a_worker_that_falsifies_its_own_words_does_not_escape_its_deadline(words: dict[str, int]) -> None:
+    with make(ScribblingEnv, "truncate", call_timeout_s=0.5) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        plan: dict[str, Any] = dict(pool._running.slab.plan)
+        control = plan["worker_control"][1]
+        pool.call("hang_with", {control + offset_of(name): word for name, word in words.items()}, env_ids=[2])
+
+        begin = time.monotonic()
+        batch = pool.step([1] * 4)
+
+        assert time.monotonic() - begin < ANSWER_S
+        assert batch.truncated.tolist() == [False, False, True, True]
+        assert pool.step([1] * 4).truncated.tolist() == [False] * 4
+        assert pool.step([1] * 4).truncated.tolist() == [False] * 4
+
+
+def offset_of(name: str) -> int:
+    """Where a word of the worker, or of its first server, lies, from the worker's control words on."""
+    words = {"current": CURRENT, "running": RUNNING, "serving": SERVING}
+    # ServerWords: ticket, row, command, flags, slot, seed, three of blobs, episode, done, state, ...
+    server = 4 * LINE
+    return words[name] if name in words else server + {"done": 10 * LINE, "state": 11 * LINE}[name]
 
 
 def test_a_hole_is_not_taken_for_a_value(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Spares whose reset raises, and spares whose worker dies: the faults are those of the env that they serve next."""
 
 import os
+import select
 import signal
 from functools import partial
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill import _native
+from stepmill.worker.channel import wait_ready
 from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
 
 FAST = {"max_restarts": 1000}
@@ -16,6 +19,13 @@ FAST = {"max_restarts": 1000}
 class Repeatable(Named):
     def observe(self):
         return np.array([self.clock, self.end, self.clock, self.tag, 0], np.int64)
+
+
+def kill(pid):
+    pidfd = _native.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_ready({pidfd: select.POLLIN}, 1e12)
+    os.close(pidfd)
 
 
 def step_often(pool, times):
@@ -124,3 +134,51 @@ def test_a_reset_of_all_brings_back_a_pool_whose_spare_is_dead():
         pool.reset(seed=1)
         for _ in range(8):
             pool.step([0, 0])
+
+
+class Counting(Named):
+    """Counts its calls in what it observes; no reset takes them back."""
+
+    def bump(self, by):
+        self.level += by
+        return self.identity, self.level
+
+    def observe(self):
+        return np.array([self.identity, self.end, self.clock, self.tag, self.level], np.int64)
+
+
+def advance(pool, step, kills, *, is_calm):
+    """One step of both envs, with calls between and during the steps; return all that is seen of it.
+
+    All objects share the worker that is killed: those that serve, and those that wait freshly reset.
+    """
+    seen = []
+    if step % 4 == 1:
+        seen.append(pool.call("bump", 10, env_ids=[step % 2]))
+    if step % 4 == 2:
+        seen.append(pool.call("bump", 7, env_ids=[2]))  # the first in the queue
+    if step % 5 == 3:
+        pool.set_attr("level", 1000 * step)
+    if step in kills and not is_calm:
+        kill(pool.stats()["workers"][0]["pid"])
+    pool.send([1, 1])
+    if step % 3 == 0 and step not in kills:
+        seen.append(pool.call("bump", 1, env_ids=[0]))
+    batch = pool.recv(2)
+    assert "fault" not in batch.info
+    return [*seen, batch.obs.tolist(), batch.terminated.tolist()]
+
+
+@pytest.mark.covers("G-5")
+@pytest.mark.parametrize("kills", [{4}, {7, 8}, {2, 9, 13}, {1, 4, 8, 13, 17}])
+def test_under_replay_calls_of_objects_that_take_turns_are_made_again(kills):
+    def run(*, is_calm):
+        options = {"seeding": "per_episode", "on_fault": "replay", **FAST}
+        with named_pool(2, 2, backend="process", env=Counting, num_workers=1, **options) as pool:
+            pool.call("bump", 100, env_ids=[0, 1])
+            seen = [pool.reset(seed=2).obs.tolist()]
+            for step in range(18):
+                seen += advance(pool, step, kills, is_calm=is_calm)
+        return seen
+
+    assert run(is_calm=False) == run(is_calm=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ END_S = 20.0  # a guard against hangs; what is aimed at is 1 s, and 2 s where en
 
 # The env says where it is, and stays there. It writes to the learner's stdout, which workers inherit.
 LEARNER = """
-    import os, sys, threading, time
+    import ctypes, os, signal, sys, threading, time
     if sys.argv[3] == "group":
         os.setpgid(0, 0)
     import stepmill
@@ -44,6 +45,10 @@ LEARNER = """
 
         def step(self, action):
             stay("recv" if phase == "recv" else "step")
+            if phase == "native":  # deaf, with the GIL held: nothing but SIGKILL ends it
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+                os.write(1, b"inside\\n")
+                ctypes.PyDLL(None).sleep(600)
             return super().step(action)
 
         def tell(self):
@@ -73,6 +78,34 @@ PHASES = ["start", "reset", "step", "recv", "call", "idle", "close"]
 def some_of_all(*names: str) -> list[object]:
     """All phases; but for these only in the long tests, since a worker that must be ended by force takes two seconds."""
     return [pytest.param(phase, marks=() if phase in names else pytest.mark.soak) for phase in PHASES]
+
+
+def seconds_to_end(context: str, number: int) -> tuple[float, str]:
+    """Let the env hang in native code, send the signal to the whole group; return how long until nothing is left, and stderr."""
+    with start_script(LEARNER, context, "native", "group", "", interpreter=()) as learner:
+        assert learner.stdout is not None
+        assert learner.stdout.readline() == "inside\n"
+        pids = {learner.pid, *leaks.descendants(learner.pid)}
+        assert len(pids) >= 3
+        begin = time.monotonic()
+        os.killpg(learner.pid, number)
+        err = learner.communicate(timeout=END_S)[1]
+        assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
+        return time.monotonic() - begin, err
+
+
+@pytest.mark.covers("G-2")
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_ctrl_c_while_an_env_hangs_in_native_code_ends_all_within_a_second(context: str):
+    shortest_s = END_S
+    for _ in range(4):  # on a loaded machine the best of some: what waits out the time for close() is never so short
+        seconds, err = seconds_to_end(context, signal.SIGINT)
+        shortest_s = min(shortest_s, seconds)
+        assert err.count("Traceback") == 1, err
+        assert "KeyboardInterrupt" in err
+        if shortest_s < 1.0:
+            break
+    assert shortest_s < 1.0
 
 
 def end_inside(context: str, phase: str, number: int, *, whom: str, folder: str = "") -> tuple[int, str]:

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t LIMIT_NS = 100'000'000;
 constexpr std::uint64_t NEVER_NS = 3'600'000'000'000;
 
-enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_DONE, SLEEPS };
+enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_DONE, SLEEPS, SERVES, GARBLES };
 
 [[noreturn]] void live(Slab& slab, Habit habit) {
     WorkerControl& control = *slab.workers[0];
@@ -27,7 +27,8 @@ enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_D
     for (;;) {
         const std::uint32_t seen = control.bell.load(std::memory_order_acquire);
         const std::uint32_t ticket = words.ticket[0].load(std::memory_order_acquire);
-        if (ticket == done || habit == Habit::SLEEPS) {
+        if (habit == Habit::SERVES) control.serving.store(1, std::memory_order_release);
+        if (ticket == done || habit == Habit::SLEEPS || habit == Habit::SERVES) {
             park(control.bell, control.parked, seen, LONG_NS);
             continue;
         }
@@ -35,7 +36,8 @@ enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_D
         if (!take_command(words.state[0], ticket)) continue;
         if (habit == Habit::STOPS) raise(SIGSTOP);
         begin_activity(control, 0, static_cast<Activity>(words.command[0]));
-        if (habit == Habit::HANGS) pause();
+        if (habit == Habit::GARBLES) words.state[0].store(0x12345678, std::memory_order_release);
+        if (habit == Habit::HANGS || habit == Habit::GARBLES) pause();
         if (!claim_result(words.state[0], ticket)) continue;
         if (habit == Habit::HANGS_PUBLISHING) pause();
         observation(slab, 0) = answer(0, ticket);
@@ -247,6 +249,25 @@ void a_worker_stopped_as_it_ends_a_command_is_late_with_the_next() {
     }
 }
 
+void a_slow_request_may_keep_a_command_waiting_for_its_own_limit_and_no_longer() {
+    const Household house(Habit::SERVES, Limits{LIMIT_NS, 0, 0, 3 * LIMIT_NS});
+    while (house.slab->workers[0]->serving.load() == 0) std::this_thread::yield();
+    const std::uint64_t began = now_ns();
+    Parent parent(*house.slab);
+    parent.command({0});
+    parent.wait({0}, 1);
+    CHECK(now_ns() - began >= 4 * LIMIT_NS);
+    CHECK(parent.fault(0) == Fault::TIMED_OUT);
+    house.wait_until_dead();
+}
+
+void a_worker_whose_words_name_no_command_is_killed_all_the_same() {
+    const Household house(Habit::GARBLES, Limits{LIMIT_NS, 0});
+    Parent parent(*house.slab);
+    parent.command({0});
+    house.wait_until_dead();
+}
+
 // Whoever waits for the next command hears of it then; until then nobody is to blame.
 void an_early_reset_that_hangs_ends_the_worker_and_blames_no_finished_command() {
     const Household house(Habit::HANGS_EARLY, Limits{NEVER_NS, LIMIT_NS});
@@ -318,6 +339,8 @@ int main() {
         {"a worker that never ends publishing is killed and blamed", a_worker_that_never_ends_publishing_is_killed_and_blamed},
         {"a worker stopped as it takes a command is late", a_worker_stopped_as_it_takes_a_command_is_late},
         {"a worker stopped as it ends a command is late with the next", a_worker_stopped_as_it_ends_a_command_is_late_with_the_next},
+        {"a slow request may keep a command waiting for its own limit and no longer", a_slow_request_may_keep_a_command_waiting_for_its_own_limit_and_no_longer},
+        {"a worker whose words name no command is killed all the same", a_worker_whose_words_name_no_command_is_killed_all_the_same},
         {"an early reset that hangs ends the worker and blames no finished command", an_early_reset_that_hangs_ends_the_worker_and_blames_no_finished_command},
         {"a command that waits for an early reset is blamed when that hangs", a_command_that_waits_for_an_early_reset_is_blamed_when_that_hangs},
         {"a later command is not settled by the number of an earlier one", a_later_command_is_not_settled_by_the_number_of_an_earlier_one},

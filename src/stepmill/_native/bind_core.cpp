@@ -136,6 +136,7 @@ void bind_loop(nb::module_& module) {
              },
              "server"_a, "after_ticket"_a, "Do a server's outstanding command if its ticket is at most after_ticket.")
         .def("refresh", &Loop::refresh, "Look up step and reset of every env again.")
+        .def("begin_again", &Loop::begin_again, "server"_a, "Say that an env is about to be changed by a call: a reset ahead of its time, if it is to be repeatable, comes after that.")
         .def("keep_options", &Loop::keep_options, "server"_a, "options"_a.none(), nb::sig("def keep_options(self, server: int, options: bytes | None) -> None"),
              "Say what resets without options of their own are given, encoded; None forgets it.")
         .def("requests_seen", &Loop::requests_seen, "count"_a, "Say how many slow requests were handled so far.")
@@ -174,8 +175,8 @@ void bind_ledger(nb::module_& module) {
         .def("free_overflow", &Ledger::free_overflow, "worker"_a, "Give back what a dead worker's large values hold.")
         .def("mend_words", &Ledger::mend_words, "worker"_a, "Write anew what a dead worker may have scribbled over its words.")
         .def("abandon", &Ledger::abandon, "env_id"_a, "An env whose replay was broken off is FAULTED.")
-        .def("log_place", &Ledger::log_place, "env_id"_a,
-             "Where an env stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset).")
+        .def("log_place", &Ledger::log_place, "server"_a,
+             "Where an env object stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset, is reset ahead).")
         .def("replay", &Ledger::replay, "env_id"_a, "places"_a, "between"_a, "Play an env's episode again: -1 done, -2 a fault, else the first step that differs. between(n, ticket) after n commands.")
         .def("is_pending", &Ledger::is_pending, "env_id"_a, "Whether the env was commanded and not received.")
         .def("is_dead", &Ledger::is_dead, "worker"_a, "Whether the reaper found the worker dead.")
@@ -197,6 +198,7 @@ void bind_ledger(nb::module_& module) {
         .def("restore_order", &Ledger::restore_order, "Every env is served by its own server again; spares queue up.")
         .def("claim_staged", &Ledger::claim_staged, "env_ids"_a.none(), "Envs whose next episode is begun: its first observation is to be received.")
         .def("stage_spares", &Ledger::stage_spares, "seeds"_a, "Reset all spares, which wait in the queue; a seed or None for each.")
+        .def("stage_again", &Ledger::stage_again, "server"_a, "Reset an object that was built anew, and whose next episode had been begun.")
         .def("spare_counts", &Ledger::spare_counts, nb::sig("def spare_counts(self) -> tuple[int, int]"), "Episodes that began with a fresh env, and how many of those still had to wait for it.")
         .def("post_request", &Ledger::post_request, "worker"_a, "Tell a worker that a slow request waits in its mailbox.")
         .def("set_eager", &Ledger::set_eager, "is_eager"_a, "Whether workers report each result at once, or a group at a time.")

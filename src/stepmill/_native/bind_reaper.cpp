@@ -39,8 +39,9 @@ auto with_os_errors(Action action) {
     }
 }
 
-std::shared_ptr<Reaper> make_reaper(std::shared_ptr<Slab> slab, std::optional<double> step_timeout_s, std::optional<double> reset_timeout_s, int dump_signal) {
-    const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s), dump_signal};
+std::shared_ptr<Reaper> make_reaper(std::shared_ptr<Slab> slab, std::optional<double> step_timeout_s, std::optional<double> reset_timeout_s, int dump_signal,
+                                    std::optional<double> call_timeout_s) {
+    const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s), dump_signal, to_ns(call_timeout_s)};
     return with_os_errors([&] { return std::make_shared<Reaper>(std::move(slab), limits); });
 }
 
@@ -62,7 +63,8 @@ std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> slow_commands(Reap
 
 void bind_reaper(nb::module_& module) {
     nb::class_<Reaper>(module, "Reaper", "Watches workers and deadlines in a native thread; makes faults of deaths and hangs.")
-        .def(nb::new_(&make_reaper), nb::arg("slab"), nb::arg("step_timeout_s").none() = nb::none(), nb::arg("reset_timeout_s").none() = nb::none(), nb::arg("dump_signal") = 0)
+        .def(nb::new_(&make_reaper), nb::arg("slab"), nb::arg("step_timeout_s").none() = nb::none(), nb::arg("reset_timeout_s").none() = nb::none(), nb::arg("dump_signal") = 0,
+             nb::arg("call_timeout_s").none() = nb::none())
         .def(
             "watch",
             [](Reaper& reaper, std::uint32_t worker, int pidfd) {

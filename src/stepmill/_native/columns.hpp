@@ -26,6 +26,12 @@ inline nb::object checked(PyObject* fresh) {
     return nb::steal(fresh);
 }
 
+// NumPy counts on bools that are 0 or 1; what a worker has scribbled there may be anything.
+inline void normalize_bools(const Leaf& leaf, std::byte* bytes, std::size_t size) {
+    if (leaf.type_num != NPY_BOOL) return;
+    for (std::size_t i = 0; i < size; ++i) bytes[i] = bytes[i] != std::byte{0} ? std::byte{1} : std::byte{0};
+}
+
 inline nb::object Ledger::gather_rows(const Leaf& leaf, const Ids& ids) const {
     nb::object array = checked(new_array(leaf, static_cast<npy_intp>(ids.size() * batch_size_)));
     gather_into(leaf, ids, 0, data_of<std::byte>(array));

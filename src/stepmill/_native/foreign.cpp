@@ -57,7 +57,7 @@ int ForeignLoop::traverse(visitproc visit, void* arg) const {
 
 void ForeignLoop::requests_seen(std::uint32_t count) {
     requests_seen_ = count;
-    control_->serving.store(0, std::memory_order_release);
+    end_request(*control_);
 }
 
 // ---- commands ---------------------------------------------------------------------------------------------------

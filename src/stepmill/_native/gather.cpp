@@ -195,11 +195,12 @@ void Ledger::gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std:
     const std::size_t env_bytes = leaf.row_bytes * batch_size_;
     if (is_all(ids) && common_slot >= 0) {
         std::memcpy(target, slab_->base + leaf.column.at(static_cast<std::size_t>(common_slot), 0), env_bytes * num_envs_);
-        return;
+    } else {
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            std::memcpy(target + i * env_bytes, slab_->base + leaf.column.at(envs_[ids[i]].latest, row_of(ids[i])), env_bytes);
+        }
     }
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-        std::memcpy(target + i * env_bytes, slab_->base + leaf.column.at(envs_[ids[i]].latest, row_of(ids[i])), env_bytes);
-    }
+    normalize_bools(leaf, target, env_bytes * ids.size());
 }
 
 // The caller's arrays, checked: one per leaf, of the batch's shape and dtype, in C order and writable.
@@ -253,7 +254,9 @@ nb::object Ledger::env_obs(std::uint32_t env_id, nb::handle opaques, bool is_fin
         std::byte* source = slab_->base + (is_final ? slab_->plan.final_observation[index].at(0, row) : leaf.column.at(envs_[env_id].latest, row));
         if (rows < 0 && leaf.shape.empty()) return PyArray_Scalar(source, leaf.dtype(), nullptr);
         nb::object array = checked(new_array(leaf, rows));
-        std::memcpy(data_of<std::byte>(array), source, leaf.row_bytes * (is_batched_ ? batch_size_ : 1));
+        const std::size_t size = leaf.row_bytes * (is_batched_ ? batch_size_ : 1);
+        std::memcpy(data_of<std::byte>(array), source, size);
+        normalize_bools(leaf, data_of<std::byte>(array), size);
         return array.release().ptr();
     };
     auto make_opaque = [&](const Node& node) {

@@ -35,6 +35,7 @@ struct ServerBook {
     bool has_seed = false, has_own_seed = false;
     std::uint64_t seed = 0;      // of its next episode
     std::uint64_t own_seed = 0;  // of its last explicit reset
+    std::uint64_t num_begun = 0;  // resets that it was commanded
 };
 
 constexpr std::uint32_t NO_ENV = UINT32_MAX;
@@ -47,6 +48,7 @@ struct alignas(CACHE_LINE) EnvBook {
     bool needs_restore = false;  // the next step begins an episode
     bool has_seed = false;       // of the last explicit reset
     bool is_reset = false;       // the command under way begins an episode
+    bool is_own_reset = false;   // the command under way is a step in which a batched env begins an episode in each of its rows
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
     bool is_taking = false;      // the result to come is what its server has staged
     std::uint32_t ticket = 0;
@@ -99,7 +101,7 @@ class Ledger {
     void fail_worker(std::uint32_t worker);                       // all envs of a dead worker are FAULTED
     void set_restarting(std::uint32_t worker, bool is_restarting);
     int replay(std::uint32_t env_id, nb::handle places, nb::handle between);  // -1: all as it was; -2: a fault; else the first step that differs
-    nb::tuple log_place(std::uint32_t env_id) const;
+    nb::tuple log_place(std::uint32_t server) const;
     void abandon(std::uint32_t env_id);
     void free_overflow(std::uint32_t worker);
     void mend_words(std::uint32_t worker);
@@ -123,6 +125,7 @@ class Ledger {
     void restore_order();                                         // every env is served by its own server again
     void claim_staged(nb::handle env_ids);                        // what is staged for these envs is their result, to be received
     void stage_spares(nb::handle seeds);                          // one per spare: resets them all
+    void stage_again(std::uint32_t server);                       // what it has staged was of an object that is gone
     nb::tuple spare_counts() const { return nb::make_tuple(num_taken_, num_late_); }
     void post_request(std::uint32_t worker);
     void set_eager(bool is_eager);
@@ -164,6 +167,7 @@ class Ledger {
     void cut_short(std::uint32_t id);
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
     bool is_ended(std::uint32_t id) const;
+    bool resets_itself(std::uint32_t id) const;
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id, bool is_journaled);
     void note_episode(EnvBook& env);

@@ -59,11 +59,12 @@ class Loop {
     bool run_server(std::uint32_t local);
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
     void refresh();
+    void begin_again(std::uint32_t local);
     void keep_options(std::uint32_t local, nb::handle options);  // encoded; None forgets them
     bool take_interrupt() { return std::exchange(was_interrupted_, false); }  // a KeyboardInterrupt came out of an env of the serial backend
     void requests_seen(std::uint32_t count) {
         requests_seen_ = count;
-        control_->serving.store(0, std::memory_order_release);
+        end_request(*control_);
     }
     void finish_command(std::uint32_t local);  // a restarted worker: the command in its words is settled already
     void release();                            // drops every reference to Python objects

@@ -45,6 +45,13 @@ bool Loop::take_early(std::uint32_t local, Result& result, const char*& phase) {
     return true;
 }
 
+// A call came between two episodes. Where episodes are logged it comes before the next, whether that has begun ahead or not:
+// that is begun again.
+void Loop::begin_again(std::uint32_t local) {
+    ServedEnv& served = envs_.at(local);
+    if (served.is_early && pool_->hashing.load(std::memory_order_relaxed) != 0) drop_early(served);
+}
+
 // Another episode was begun, by the options of old, than the next reset is to begin.
 void Loop::keep_options(std::uint32_t local, nb::handle options) {
     ServedEnv& served = envs_.at(local);

@@ -94,6 +94,12 @@ inline void end_activity(WorkerControl& worker) noexcept {
     worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
+// A slow request was answered. The progress first: who sees that it is over must not count its time as the next command's.
+inline void end_request(WorkerControl& worker) noexcept {
+    worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    worker.serving.store(0, std::memory_order_release);
+}
+
 constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
 // The control words of a worker's k servers: one array per word, each from a cache line of its own.

@@ -286,18 +286,13 @@ void Reaper::check_current(std::uint32_t worker, std::uint32_t local, std::uint6
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     if (!is_still(worker)) return;
-    if (activity == Activity::EARLY_RESET) {
-        // It hangs between commands: the last is done, and the next, if there is one, waits for it.
-        const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
-        if (!is_asked) end_overdue(worker);
-        else if (state_ticket(state) == ticket_part(ticket - 1)) give_up(worker, local, ticket, state);
-    } else if (state == state_word(ticket, Phase::RUNNING)) {
-        give_up(worker, local, ticket, state);
-    } else if (state == state_word(ticket, Phase::PUBLISHING) && elapsed_ns > limit + PUBLISHING_GRACE_NS && watched_[worker].pidfd != NO_PIDFD) {
-        // Who publishes is not late, unless it never ends: a value in an info may hang when it is pickled. It is robbed once it is gone.
-        watched_[worker].stuck = local;
-        end_overdue(worker);
-    }
+    // An early reset hangs between commands: the last is done, and the next, if there is one, waits for it.
+    const bool is_early = activity == Activity::EARLY_RESET;
+    const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
+    const bool is_late = is_early ? state_ticket(state) == ticket_part(ticket - 1) : state == state_word(ticket, Phase::RUNNING);
+    if (is_early && !is_asked) end_overdue(worker);
+    else if (is_late) give_up(worker, local, ticket, state);
+    else if (elapsed_ns > limit + PUBLISHING_GRACE_NS) end_stuck(worker, local);
 }
 
 // A worker that is stopped, or stuck between commands, takes none: the first that waits is the one that is late.
@@ -307,7 +302,8 @@ void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
     std::uint32_t local = 0;
     const auto num_servers = static_cast<std::uint32_t>(slab_->plan.servers[worker].size());
     while (local < num_servers && words.ticket[local].load(std::memory_order_acquire) == words.done[local].load(std::memory_order_acquire)) ++local;
-    if (slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0 || local == num_servers) {
+    const bool is_serving = slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0;
+    if (local == num_servers || (is_serving && limits_.call_ns == 0)) {
         watched.untaken_ns = 0;
         return;
     }
@@ -316,11 +312,23 @@ void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
     // The pool may be writing the next one there by now; then there is progress, too.
     const std::uint8_t command = std::atomic_ref(words.command[local]).load(std::memory_order_relaxed);
     const std::uint64_t limit = limit_ns(command == static_cast<std::uint8_t>(Command::RESET));
-    if (limit == 0 || now - watched.untaken_ns <= limit) return;
+    // A slow request comes first; but nobody waits for one that never ends, or that a worker only claims to be at.
+    const std::uint64_t allowed = limit + (is_serving ? limits_.call_ns : 0);
+    if (limit == 0 || now - watched.untaken_ns <= allowed) return;
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     // RUNNING: it was stopped between taking the command and saying so.
     const bool is_untaken = state_ticket(state) == ticket_part(ticket - 1) || state == state_word(ticket, Phase::RUNNING);
-    if (is_untaken && is_still(worker)) give_up(worker, local, ticket, state);
+    if (!is_still(worker)) return;
+    if (is_untaken) give_up(worker, local, ticket, state);
+    else if (now - watched.untaken_ns > allowed + PUBLISHING_GRACE_NS) end_stuck(worker, local);
+}
+
+// Its words tell of no command that could be condemned. Who publishes is not late, unless it never ends: a value in an info may
+// hang when it is pickled. Or they are words that no worker of ours writes. It is robbed once it is gone.
+void Reaper::end_stuck(std::uint32_t worker, std::uint32_t local) {
+    if (watched_[worker].pidfd == NO_PIDFD) return;
+    watched_[worker].stuck = local;
+    end_overdue(worker);
 }
 
 // Condemns the command that is late, if it is still where it was seen, and ends its worker.

@@ -35,6 +35,7 @@ struct Limits {
     std::uint64_t step_ns{0};
     std::uint64_t reset_ns{0};
     int dump_signal{0};  // sent to an overdue worker that is to write down where it stands, a moment before SIGKILL; 0: none
+    std::uint64_t call_ns{0};  // how long a command waits for a slow request, on top of its own limit; 0: for ever
 };
 
 // A command that has run for long.
@@ -89,6 +90,7 @@ class Reaper {
     bool is_still(std::uint32_t worker) const;
     bool is_finished(std::uint32_t worker, std::uint32_t local) const;
     void give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state);
+    void end_stuck(std::uint32_t worker, std::uint32_t local);
     void kill(Watched& watched) const;
     void end_overdue(std::uint32_t worker);
     void drop(Watched& watched);

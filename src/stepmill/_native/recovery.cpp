@@ -14,6 +14,13 @@ bool Ledger::is_ended(std::uint32_t id) const {
     return !is_batched_ && !envs_[id].is_taking && slab_->over()[row_of(id)] != 0;
 }
 
+// A batched env whose rows have all ended begins anew with its next step: between episodes there is nothing to cut short.
+bool Ledger::resets_itself(std::uint32_t id) const {
+    if (!is_batched_ || autoreset_ != Autoreset::NEXT_STEP) return false;
+    const std::uint8_t* over = slab_->over() + row_of(id);
+    return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
+}
+
 void Ledger::mark_truncated(std::uint32_t id) {
     const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: who is alive is so in the next episode
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
@@ -76,12 +83,14 @@ void Ledger::truncate(std::uint32_t env_id, nb::object fault_info) {
         retry_reset(env_id);
         return;
     }
-    if (!env.fault_info) env.fault_info = std::move(fault_info);  // the first cause is told, whatever came after
-    keep_final_obs({env_id});
-    cut_short(env_id);
-    if (!env.final_obs) return;
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
+    if (!env.is_own_reset) {
+        if (!env.fault_info) env.fault_info = std::move(fault_info);  // the first cause is told, whatever came after
+        keep_final_obs({env_id});
+        cut_short(env_id);
+        if (!env.final_obs) return;
+    }
     begin_episode(env_id, words, seat.local);
     words.command[seat.local] = static_cast<std::uint8_t>(Command::RESET);
     note_command(env_id, words, seat.local, Command::STEP);
@@ -155,7 +164,7 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
             server.is_staged = false;
         }
         env.needs_restore = true;
-        if (is_ended(id) || env.fault_info) continue;
+        if (is_ended(id) || resets_itself(id) || env.fault_info) continue;
         env.is_lost = true;
         env.lost_info = fault_info;
     }

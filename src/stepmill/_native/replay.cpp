@@ -17,6 +17,8 @@ void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint3
     const bool is_explicit = command == Command::RESET;
     env.is_reset = is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
     if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
+    env.is_own_reset = !env.is_reset && resets_itself(id);
+    servers_[env.server].num_begun += env.is_reset;
     const bool is_own_seed = env.is_reset && (words.flags[local] & FLAG_SEED) && !(words.flags[local] & FLAG_EPISODE);
     if (is_own_seed) {
         env.base_seed = words.seed[local];
@@ -168,12 +170,19 @@ void Ledger::copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const
     }
 }
 
-// Where in its episodes an env stands, and what was commanded: for who must do something at the same place again.
-nb::tuple Ledger::log_place(std::uint32_t env_id) const {
-    const EnvBook& env = envs_.at(env_id);
+// Where in its episodes an env object stands, and what was commanded: for who must do something at the same place again.
+// Spares are numbered by what they were commanded, since whom they serve changes; else by what was received, since only the
+// result of a step says whether it has begun an episode (SAME_STEP).
+nb::tuple Ledger::log_place(std::uint32_t server) const {
+    const ServerBook& book = servers_.at(server);
+    if (book.env == NO_ENV) return nb::make_tuple(book.num_begun, 0, UINT64_MAX, false, true, book.is_staged);
+    const EnvBook& env = envs_[book.env];
     const bool is_pending = env.status == EnvStatus::PENDING;
-    const bool is_between = env.status == EnvStatus::NEW || env.status == EnvStatus::FAULTED || (is_pending && env.is_reset);
-    return nb::make_tuple(env.log.episode, env.log.length, env.log.length_before, is_pending, is_between);
+    const bool is_staged = book.is_staged && !is_pending;
+    const bool is_beginning = is_staged || (is_pending && env.is_reset);
+    const bool is_between = is_beginning || env.status == EnvStatus::NEW || env.status == EnvStatus::FAULTED;
+    if (num_spares_ == 0) return nb::make_tuple(env.log.episode, env.log.length, env.log.length_before, is_pending, is_between, false);
+    return nb::make_tuple(book.num_begun, is_beginning ? 0 : env.log.length, UINT64_MAX, is_pending, is_between, is_staged);
 }
 
 // Plays the episode of an env again, up to the last result that the user has, then gives the command that was under way once more.

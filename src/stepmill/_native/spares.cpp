@@ -44,8 +44,12 @@ void Ledger::relieve(std::uint32_t id) {
     const std::uint32_t next = queue_.front();
     queue_.pop_front();
     attach(id, next);
-    if (!servers_[next].is_staged) draw_seed(next);
-    if (!servers_[next].is_staged || is_gone(next)) stage(next);
+    const bool was_staged = servers_[next].is_staged;
+    if (!was_staged) draw_seed(next);
+    if (!was_staged || is_gone(next)) {
+        stage(next);
+        servers_[next].num_begun -= was_staged;  // it is the same once more
+    }
 }
 
 void Ledger::detach(std::uint32_t id) {
@@ -137,6 +141,7 @@ void Ledger::stage(std::uint32_t server) {
     std::uint32_t& ticket = ticket_word(server);
     book.is_staged = true;
     book.is_rebuilt = false;
+    ++book.num_begun;
     if (inline_ != nullptr) inline_->run_server(seat.local);
     const bool is_idle = book.behind.empty() && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket;
     ++ticket;
@@ -180,7 +185,9 @@ void Ledger::tend() {
         if (!book.is_rebuilt || !book.behind.empty()) continue;
         book.is_rebuilt = false;
         const bool is_idle = book.env == NO_ENV || envs_[book.env].status == EnvStatus::IDLE;
-        if (book.is_staged && is_idle && done.load(std::memory_order_acquire) == ticket_word(server)) stage(server);
+        if (!book.is_staged || !is_idle || done.load(std::memory_order_acquire) != ticket_word(server)) continue;
+        stage(server);
+        --book.num_begun;  // it is the same once more
     }
 }
 
@@ -256,6 +263,14 @@ void Ledger::stage_spares(nb::handle seeds) {
         if (!seed.is_none() && !book.has_seed) book.seed = book.own_seed, book.has_seed = true;
         stage(server);
     }
+}
+
+void Ledger::stage_again(std::uint32_t server) {
+    const InUse in_use(*this);
+    ServerBook& book = servers_.at(server);
+    if (!book.is_rebuilt) return;  // a reset that was commanded since, or waits behind another, is one of the new object
+    stage(server);
+    --book.num_begun;  // it is the same once more
 }
 
 // An explicit reset of the env: with the seed in its words, or with one that is drawn.

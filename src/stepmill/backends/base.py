@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from stepmill.slab.memory import SharedSlab
@@ -42,12 +42,13 @@ class Backend(Protocol):
             UsageError: the payload cannot travel to the worker.
         """
 
-    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Starts a worker anew, for the envs of the same plan, and lets it serve the slab. Its control words are settled.
 
         Args:
             worker: its number.
-            orders: requests that are done before it serves anything.
+            orders: requests that are done before it serves anything. Not looked at before the worker takes `call`s again:
+                what is set meanwhile is either among them, or comes as a call.
         Raises:
             EnvError: a constructor raised, or an order.
         """

@@ -14,7 +14,7 @@ is the proxy itself: it begins what it sends, and brings what it waits for. That
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -180,7 +180,7 @@ class InlineForeignBackend:
         future.finish(answer(self._proxy, self._built.envs, request, passes=(KeyboardInterrupt,)))
         return future
 
-    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Make the pool anew."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has nothing to revive")
@@ -274,6 +274,9 @@ class Proxy:
 
     def refresh(self) -> None:
         """Nothing is looked up ahead here."""
+
+    def begin_again(self, local: int) -> None:
+        """Nothing is begun ahead of its time."""
 
     def keep_options(self, local: int, options: bytes | None) -> None:
         """Refuse options for automatic resets, which the pool does itself.

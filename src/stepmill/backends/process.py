@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import (
     Future,
@@ -25,6 +25,7 @@ from stepmill.backends.base import (
     too_many_workers,
     warn_of_close,
 )
+from stepmill.backends.hurry import hurried
 from stepmill.backends.launching import LauncherHandle
 from stepmill.backends.link import WorkerLink
 from stepmill.backends.starting import await_answers, read_report
@@ -203,7 +204,7 @@ class ProcessBackend:
             raise self.died(worker, f"its process {old.pid} does not die, not even of SIGKILL, and cannot be replaced")
         old.fail_futures(lambda: self.died(worker, "the call has no result"))
 
-    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Ends what is left of the worker and starts it anew.
 
         Raises:
@@ -212,10 +213,10 @@ class ProcessBackend:
         """
         self.end_worker(worker)
         old = self._links[worker]
-        packed = [dataclasses.replace(order, payload=_pickle_payload(order)) for order in orders]
         fresh = WorkerLink(old.plan, num_posted=old.num_posted, has_trace=self._settings.has_trace)
         self._replace(old, fresh)
         try:
+            packed = [dataclasses.replace(order, payload=_pickle_payload(order)) for order in orders]
             self._launch([fresh], [self._order(fresh.plan)])
             report = self._await_built([fresh])[0]
             self._attach([fresh], packed)
@@ -245,8 +246,9 @@ class ProcessBackend:
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        killed, immortal = self._shut(min(timeout_s, STOP_S))
-        self._tell_end(killed, immortal)
+        stop_s = hurried(min(timeout_s, STOP_S))
+        killed, immortal = self._shut(stop_s)
+        self._tell_end(killed, immortal, stop_s)
 
     def _shut(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         """Ends all processes, frees all descriptors; returns links of those that were killed, and of those that live on."""
@@ -288,13 +290,13 @@ class ProcessBackend:
         for link in self._links:
             link.kill()
 
-    def _tell_end(self, killed: Sequence[WorkerLink], immortal: Sequence[WorkerLink]) -> None:
+    def _tell_end(self, killed: Sequence[WorkerLink], immortal: Sequence[WorkerLink], stop_s: float) -> None:
         for link in self._links:
             warn_of_close(link.plan.worker, link.close_faults)
         for link in killed:
             fate = f"process {link.pid} does not die of SIGKILL either" if link in immortal else "it was killed"
             warnings.warn(
-                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {STOP_S} s, and {fate}; "
+                f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
                 "close() of its envs may not have run",
                 RuntimeWarning,
                 stacklevel=3,

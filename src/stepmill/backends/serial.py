@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stepmill import _native, timers
 from stepmill.backends.base import Future, fault_error, warn_of_close
@@ -49,7 +49,7 @@ class SerialBackend:
         future.finish(answer(self.loop, self._built.envs, request, passes=(KeyboardInterrupt,)))
         return future
 
-    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
 from stepmill.backends.base import (
@@ -27,6 +27,7 @@ from stepmill.backends.base import (
     too_many_workers,
     warn_of_close,
 )
+from stepmill.backends.hurry import hurried
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, join_errors
 from stepmill.worker import settle
@@ -87,7 +88,7 @@ class ThreadBackend:
                 "killed; use backend='process' for envs that hang"
             )
 
-    def revive(self, worker: int, orders: Sequence[Request] = ()) -> WorkerReport:
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Starts a new thread in place of one that has ended.
 
         Raises:
@@ -106,7 +107,7 @@ class ThreadBackend:
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        self._shut(timeout_s)
+        self._shut(hurried(timeout_s))
         self._tell_end()
 
     def _shut(self, timeout_s: float) -> None:

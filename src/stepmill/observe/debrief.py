@@ -105,6 +105,7 @@ def story(capsule: Capsule) -> str:
     place = {
         "construct": "in its constructor",
         "reset": f"in the reset after episode {capsule.episode}" if capsule.is_whole else "in a reset",
+        "call": f"when it was called, after step {capsule.num_steps} of episode {capsule.episode}",
         "step": f"in step {capsule.num_steps + 1} of episode {capsule.episode}",
     }.get(capsule.command, f"between two commands, after step {capsule.num_steps} of episode {capsule.episode}")
     lines = [

@@ -105,7 +105,14 @@ class Witness:
 
 def needs_trust(capsule: Capsule, *, has_env: bool) -> list[str]:
     """Return the names that playing this capsule would import or call; `has_env`: its constructor is not used."""
-    parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
+    parts = [
+        capsule.seed,
+        capsule.options,
+        capsule.command_seed,
+        capsule.command_options,
+        capsule.attributes,
+        capsule.call,
+    ]
     return names_in(parts if has_env else [capsule.constructor, *parts])
 
 
@@ -146,7 +153,8 @@ def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
         UsageError: the env is another one than the capsule's.
     """
     report = Report(differences=_differences(capsule))
-    if not capsule.is_whole and capsule.command in ("step", ""):
+    is_untold = capsule.command == "call" and _payload_of(capsule) is None
+    if is_untold or (not capsule.is_whole and capsule.command in ("step", "call", "")):
         report.verdict = Verdict.NOT_REPLAYABLE
         return report
     backend = BackendName.SERIAL if in_process or capsule.kind not in _NEEDS_PROCESS else BackendName.PROCESS
@@ -228,6 +236,8 @@ class _Run:
                 self._reset(pool, "after", capsule.command_seed, capsule.command_options)
         elif capsule.command == "reset":
             self._reset(pool, "reset", capsule.command_seed, capsule.command_options)
+        elif capsule.command == "call":
+            self._call(pool)
 
     def _play_episode(self, pool: Pool) -> bool:
         """Whether it went on to the end of the log; an episode that differs may be over before."""
@@ -255,6 +265,23 @@ class _Run:
         batch = pool.step(unflatten(pool.spec.action, arrays))
         return bool((batch.terminated | batch.truncated).any())
 
+    def _call(self, pool: Pool) -> None:
+        if self._has_actions() and len(self._capsule.arrays["action.0"]) > self._capsule.num_steps:
+            self._take(pool, self._capsule.num_steps)  # it was under way when the call was made
+        self._command = "call"
+        kind, payload = _payload_of(self._capsule) or ("", None)
+        given = _value("call", payload)
+        if kind == "render":
+            pool.render()
+        elif kind == "get_properties":
+            pool.properties.list()
+        elif kind == "call":
+            name, args, kwargs = given
+            pool.call(name, *args, **kwargs)
+        else:
+            name, values = given
+            (pool.set_attr if kind == "set_attr" else pool.properties.set)(name, list(values))
+
     def _compare(self, pool: Pool, step: int) -> None:
         if self._report.divergence is not None:
             return
@@ -279,7 +306,16 @@ class _Run:
             raise UsageError("this env has another action space than the one of the capsule; give the env that failed")
 
     def _has_actions(self) -> bool:
-        return len(self._capsule.arrays["action.0"]) > 0
+        return len(self._capsule.arrays.get("action.0", ())) > 0
+
+
+def _payload_of(capsule: Capsule) -> tuple[str, object] | None:
+    """Return kind and payload of the call that failed; None if the capsule cannot tell."""
+    call = capsule.call if isinstance(capsule.call, dict) else {}
+    kind, payload = call.get("kind"), call.get("payload")
+    if kind in ("render", "get_properties"):
+        return str(kind), None
+    return (str(kind), payload) if kind in ("call", "set_attr", "set_property") and payload is not None else None
 
 
 def _is_same(capsule: Capsule, error: StepmillError) -> bool:

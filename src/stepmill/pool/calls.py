@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from stepmill import _native, timers
 from stepmill.backends.base import Future
 from stepmill.pool.arguments import check_ids
+from stepmill.pool.capsules import Call
 from stepmill.pool.keepsakes import Keepsakes
 from stepmill.pool.properties import PoolProperties
 from stepmill.pool.start import Running
 from stepmill.pool.timers import read_timers
-from stepmill.spec.errors import StepmillError, UsageError, WorkerDied, join_errors
+from stepmill.spec.errors import EnvError, StepmillError, UsageError, WorkerDied, join_errors
 from stepmill.worker.calls import call_payload, set_payload
-from stepmill.worker.messages import Outcome, Request, RequestKind, Value
+from stepmill.worker.messages import Outcome, Record, Request, RequestKind, Value
 from stepmill.worker.records import env_error
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -33,11 +34,17 @@ class PoolFuture:
         env_ids: Sequence[int],
         parts: Sequence[tuple[Future, Sequence[int]]],
         on_death: Callable[[int], None] = lambda worker: None,
+        on_error: Callable[[EnvError, int], StepmillError] = lambda error, place: error,
     ) -> None:
-        """`parts`: a worker's future, and the places in `env_ids` that it answers for. `on_death` hears of a death told."""
+        """`parts`: a worker's future, and the places in `env_ids` that it answers for.
+
+        `on_death` hears of a death told, `on_error` of what an env raised, once: its place, and the error, which it returns.
+        """
         self.env_ids = tuple(env_ids)
         self._parts = tuple(parts)
         self._on_death = on_death
+        self._on_error = on_error
+        self._errors: dict[int, StepmillError] = {}
 
     @property
     def is_done(self) -> bool:
@@ -61,10 +68,15 @@ class PoolFuture:
                 if isinstance(outcome, Value):
                     values[place] = outcome.value
                 else:
-                    errors.append(env_error(outcome, self.env_ids[place]))
+                    errors.append(self._error_of(outcome, place))
         if errors:
             raise join_errors(errors)
         return tuple(values)
+
+    def _error_of(self, record: Record, place: int) -> StepmillError:
+        if place not in self._errors:
+            self._errors[place] = self._on_error(env_error(record, self.env_ids[place]), place)
+        return self._errors[place].with_traceback(None)
 
     def _outcomes(self, future: Future, timeout_s: float | None) -> tuple[Outcome, ...]:
         try:
@@ -177,4 +189,18 @@ class PoolCalls:
             if running.recovery.replays is not None:
                 running.recovery.replays.note(self._ledger, [servers[place] for place in places], future)
             parts.append((future, places))
-        return PoolFuture(ids, parts, running.recovery.restarts.witness())
+        return PoolFuture(ids, parts, running.recovery.restarts.witness(), self._capsule_keeper(kind, ids, payload_for))
+
+    def _capsule_keeper(
+        self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]
+    ) -> Callable[[EnvError, int], StepmillError]:
+        """Return what writes a crash capsule of what an env raises in this request; reading an attribute needs none."""
+        desk = self._running.recovery.capsules
+        if kind is RequestKind.GET_ATTR or not desk.is_wanted:
+            return lambda error, place: error
+        places = [desk.place_of(env_id) for env_id in ids]
+
+        def keep(error: EnvError, place: int) -> StepmillError:
+            return desk.keep_call(error, ids[place], Call(kind, payload_for([place]), places[place]))
+
+        return keep

@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -28,11 +29,20 @@ from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError,
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.plain import NotPlain, to_plain
 from stepmill.spec.tree import Node, leaves, opaques
-from stepmill.worker.messages import WorkerPlan
+from stepmill.worker.messages import RequestKind, WorkerPlan
 
 MAX_CAPSULES = 100  # of one pool: an env that fails for ever must not fill the disk
 MAX_PART_BYTES = 262_144  # of a constructor, of options, of attributes; as JSON
 _STDERR = 2
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one env: what it was given, and where it stood then (`CapsuleDesk.place_of`)."""
+
+    kind: RequestKind
+    payload: object
+    place: object
 
 
 class CapsuleDesk:
@@ -52,6 +62,11 @@ class CapsuleDesk:
         if self._folder is not None:
             make_folder(self._folder)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there are to be capsules at all."""
+        return self._folder is not None
+
     def attach(self, ledger: _native.Ledger, spec: EnvSpec) -> None:
         """Take the ledger whose logs these are."""
         self._ledger, self._spec = ledger, spec
@@ -65,7 +80,9 @@ class CapsuleDesk:
         self._ledger = None
         self._attributes = _nothing_set
 
-    def keep(self, error: StepmillError, env_id: int, kind: FaultKind | None) -> StepmillError:
+    def keep(
+        self, error: StepmillError, env_id: int, kind: FaultKind | None, call: Call | None = None
+    ) -> StepmillError:
         """Write a capsule of an env's fault, if there are to be any; return the error, which names its path."""
         if self._folder is None or kind is FaultKind.INTERRUPTED:
             return error
@@ -76,7 +93,7 @@ class CapsuleDesk:
             place = self._place(error, env_id)
             if self._told.get(env_id, (None, ""))[0] == place:  # a replay that fails at the same place again
                 return _told(error, self._told[env_id][1])
-            path = write_capsule(self._capsule(error, env_id, kind), self._folder, name)
+            path = write_capsule(self._capsule(error, env_id, kind, call), self._folder, name)
         except Exception as exc:
             return _told(error, None, f"{type(exc).__name__}: {exc}")
         self._num_written += 1
@@ -90,9 +107,20 @@ class CapsuleDesk:
         running = self._ledger.running_env(worker) if self._ledger is not None else -1
         served = self._ledger.envs_of(worker) if self._ledger is not None else ()
         guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
-        late = error.env_id if isinstance(error, EnvTimeout) else None
-        culprit = late if late is not None else running if running >= 0 else guess
-        return self.keep(error, culprit, FaultKind.DIED if late is None else FaultKind.TIMED_OUT)
+        own = error.env_id if isinstance(error, (EnvError, EnvTimeout)) else None
+        culprit = own if own is not None else running if running >= 0 else guess
+        kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
+        return self.keep(error, culprit, kind)
+
+    def keep_call(self, error: StepmillError, env_id: int, call: Call) -> StepmillError:
+        """The same for what an env raised when it was called."""
+        return self.keep(error, env_id, FaultKind.RAISED, call)
+
+    def place_of(self, env_id: int) -> object:
+        """Return where an env stands, for a capsule of a call that is made now; None if there are to be none."""
+        if self._folder is None or self._ledger is None or env_id >= self._num_envs:
+            return None
+        return self._ledger.log_place(self._server_of(env_id))[:2]
 
     def keep_start(self, error: StepmillError) -> StepmillError:
         """The same for a pool that did not come to be."""
@@ -105,13 +133,16 @@ class CapsuleDesk:
 
     # ---- what goes in -------------------------------------------------------------------------------------------
 
-    def _capsule(self, error: StepmillError, env_id: int, kind: FaultKind | None) -> Capsule:
+    def _capsule(self, error: StepmillError, env_id: int, kind: FaultKind | None, call: Call | None) -> Capsule:
         server = self._server_of(env_id)
         plan = next(plan for plan in self._plans if server in plan.env_ids)
         notes: list[str] = []
         trace = self._read_trace(plan.worker, notes, kind)
-        log = self._read_log(env_id)
+        log = None if _is_of_start(error) else self._read_log(env_id)
         episode = self._episode(log, notes)
+        if call is not None:
+            is_settled = episode["command"] != "reset" and call.place == self.place_of(env_id)
+            episode = {**episode, **_describe_call(call, notes, is_settled=is_settled)}
         if isinstance(error, WorkerDied) and not episode["command"]:
             notes.append(f"the worker died while its envs {list(plan.env_ids)} were idle: any of them may be the cause")
         return Capsule(
@@ -134,7 +165,7 @@ class CapsuleDesk:
         log = self._read_log(env_id)
         if log is None or not log["is_whole"]:
             return object()  # no two of these are the same
-        what = error.error_type if isinstance(error, EnvError) else type(error)
+        what = (error.error_type, error.phase) if isinstance(error, EnvError) else type(error)
         return what, log["seed"], log["episode"], log["begins"], log["actions"], log["action"]
 
     def _read_trace(self, worker: int, notes: list[str], kind: FaultKind | None) -> str:
@@ -159,7 +190,7 @@ class CapsuleDesk:
 
     def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
         if log is None or self._spec is None:
-            facts = dict.fromkeys(("seed", "options", "command_seed", "command_options"))
+            facts = dict.fromkeys(("seed", "options", "command_seed", "command_options", "call"))
             return {**facts, "episode": 0, "is_whole": False, "command": "construct", "arrays": {}}
         command = ("reset" if log["begins"] else "step") if log["is_pending"] else ""
         blob = log["blob"] or (None, None, None)
@@ -182,6 +213,7 @@ class CapsuleDesk:
             "command": command,
             "command_seed": _plain("the seed", seed if is_explicit else log["next_seed"], notes),
             "command_options": options if is_explicit else None,
+            "call": None,
             "arrays": arrays,
         }
 
@@ -240,6 +272,20 @@ def _told(error: StepmillError, path: str | None, why_not: str = "") -> Stepmill
     error.args = (error.message,)
     error.capsule = path
     return error
+
+
+def _describe_call(call: Call, notes: list[str], *, is_settled: bool) -> dict[str, object]:
+    told = {"kind": call.kind.name.lower(), "payload": _plain("the call", call.payload, notes)}
+    facts: dict[str, object] = {"command": "call", "call": told}
+    if is_settled:
+        return facts
+    notes.append("the env went on after that call, before its result was asked for: the episode is not in here")
+    return {**facts, "is_whole": False, "arrays": {}}
+
+
+def _is_of_start(error: StepmillError) -> bool:
+    """Whether it is of an env that was being built, so that no episode led to it."""
+    return isinstance(error, (EnvError, EnvTimeout)) and error.phase in ("construct", "restore")
 
 
 def _kind_of(error: StepmillError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from stepmill import _native
@@ -25,14 +26,18 @@ class FaultKind(IntEnum):
 FaultRow = tuple[int, int, "bytes | None"]  # env_id, kind, record
 
 
-def fault_error(row: FaultRow) -> StepmillError:
-    """Return the error for an env that raised, gave rubbish, or took too long."""
+def fault_error(row: FaultRow, lost: Sequence[int] = ()) -> StepmillError:
+    """Return the error for an env that raised, gave rubbish, or took too long; `lost`: the envs of its worker, which is gone."""
     env_id, number, data = row
     kind = kind_of(number)
     if kind is FaultKind.TIMED_OUT:
+        others = [other for other in lost if other != env_id]
+        with_it = f", and with it envs {others}" if others else ""
         return EnvTimeout(
-            f"env {env_id} took longer than its deadline, and its worker was ended; raise the deadline, or restart it with reset()",
+            f"env {env_id} took longer than its deadline, and its worker was ended{with_it}; "
+            "raise the deadline, or bring them back with reset()",
             env_id=env_id,
+            env_ids=[env_id, *others],
         )
     record = _read_record(data)
     if not isinstance(record, dict) or set(record) != {"phase", "type", "message", "traceback"}:

@@ -8,6 +8,7 @@ fault ─► budget left? ─ no ─► error, the env is FAULTED
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 
@@ -15,14 +16,16 @@ from stepmill import _native
 from stepmill.backends.base import Backend
 from stepmill.pool.capsules import CapsuleDesk
 from stepmill.pool.faults import FaultKind, FaultRow, after_attempts, fault_error, fault_info, kind_of
-from stepmill.pool.replays import Replays
+from stepmill.pool.repetitions import Repetitions
+from stepmill.pool.replays import FAILED_BETWEEN, Replays
 from stepmill.pool.restarts import Restarts
 from stepmill.pool.retries import RETRIED, ResetRetries
-from stepmill.spec.errors import EngineBug, StepmillError
-from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.options import EnvState, OnFault, PoolOptions
 from stepmill.worker.messages import WorkerPlan
 
 _DEATHS = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
+MAX_PLAYS = 3  # of one episode, where something else than before fails in between
 
 
 class Recovery:
@@ -33,7 +36,7 @@ class Recovery:
         self.capsules = CapsuleDesk(plans, backend, options)
         self._policy = options.on_fault
         self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
-        self._has_spares = options.spare_envs > 0
+        self._repetitions = Repetitions()
         self._retries = ResetRetries(options)
         has_replays = OnFault.REPLAY in (self._policy, self._own_policy)
         self.replays = Replays(plans, backend, options) if has_replays else None
@@ -48,11 +51,9 @@ class Recovery:
         """The ledger whose faults these are."""
         return self.restarts.ledger
 
-    def is_replayed(self, env_id: int) -> bool:
-        """Whether the env's calls are repeated if its worker dies."""
-        if self.replays is None or self._has_spares:  # with spares calls are not repeated
-            return False
-        return self._policy is OnFault.REPLAY and self.replays.log.is_whole(env_id)
+    def is_replayed(self, server: int) -> bool:
+        """Whether an env object's calls are repeated if its worker dies."""
+        return self._policy is OnFault.REPLAY and self.replays is not None and self.replays.log.is_whole(server)
 
     # ---- from native code ---------------------------------------------------------------------------------------
 
@@ -75,14 +76,22 @@ class Recovery:
         if self._retries.is_in_new_process:
             for worker in sorted({self.ledger.worker_of(row[0]) for row in self.ledger.faults()}):
                 errors.extend(self._retry_resets(worker))
+        rows = self.ledger.faults()
+        tickets = {row[0]: self.ledger.ticket_of(row[0]) for row in rows}
+
+        def is_left(row: FaultRow) -> bool:
+            """Whether it was not dealt with when its worker was replaced for another."""
+            return self.ledger.is_pending(row[0]) and self.ledger.ticket_of(row[0]) == tickets[row[0]]
+
         deaths: dict[int, list[FaultRow]] = {}
-        for row in self.ledger.faults():
+        for row in rows:
             if row[1] in _DEATHS:
                 deaths.setdefault(self.ledger.worker_of(row[0]), []).append(row)
-            else:
+            elif is_left(row):
                 errors.extend(self._absorb_own(row))
-        for worker, rows in deaths.items():
-            errors.extend(self._absorb_death(worker, rows))
+        for worker, lost in deaths.items():
+            left = [row for row in lost if is_left(row)]
+            errors.extend(self._absorb_death(worker, left) if left else ())
         return errors
 
     def revive(self, env_ids: Sequence[int], *, wait: bool = True, anew: bool = False) -> None:
@@ -102,20 +111,32 @@ class Recovery:
                 # Buried now: a command that is sent while its successor starts must not be condemned.
                 self.restarts.end(worker)
             if self.restarts.is_dead(worker):
-                self._write_off(worker)
+                self._write_off(worker, env_ids)
+                if self.replays is not None:
+                    self.replays.begin_anew(worker, self.restarts.orders(worker))
                 if wait:
-                    self.restarts.restart(worker)
+                    self._restart_now(worker)
                 else:
                     self.restarts.begin(worker, 0.0, tries_again=False)
         self.ledger.renew(list(env_ids))
+
+    def _restart_now(self, worker: int) -> None:
+        try:
+            self.restarts.restart(worker)
+        except StepmillError as error:
+            raise self.capsules.keep_start(error).with_traceback(None) from error.__cause__
 
     def told_envs(self) -> set[int]:
         """Return the envs of dead workers that a call has told of: a reset need not tell it again."""
         return {env_id for worker in self.restarts.told for env_id in self.ledger.envs_of(worker)}
 
-    def _write_off(self, worker: int) -> None:
-        """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next."""
-        self.ledger.fail([row[0] for row in self.ledger.faults() if self.ledger.worker_of(row[0]) == worker])
+    def _write_off(self, worker: int, env_ids: Sequence[int]) -> None:
+        """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next.
+
+        A fault of an env that is not one of these is still to be told, by the call that waits for it.
+        """
+        faulted = [row[0] for row in self.ledger.faults() if self.ledger.worker_of(row[0]) == worker]
+        self.ledger.fail([env_id for env_id in faulted if env_id in env_ids])
         self.ledger.fail_worker(worker)
         self.ledger.lose_envs(self.ledger.envs_of(worker), fault_info("neighbour", self.restarts.obituary(worker)))
 
@@ -140,7 +161,7 @@ class Recovery:
     def _retry_resets(self, worker: int) -> list[StepmillError]:
         """Restart a worker in which resets failed, and give them again; its other envs are neighbours of a death."""
         mine = [row for row in self.ledger.faults() if self.ledger.worker_of(row[0]) == worker]
-        failed = [row for row in mine if row[1] in RETRIED and self.ledger.log_place(row[0])[4]]
+        failed = [row for row in mine if row[1] in RETRIED and self.ledger.log_place(self.ledger.server_of(row[0]))[4]]
         if not failed or self.restarts.is_restarting(worker):
             return []
         errors: list[StepmillError] = []
@@ -165,11 +186,12 @@ class Recovery:
         if self._policy is not OnFault.REPLAY:
             self.ledger.lose_envs(self.ledger.envs_of(worker), info)
         try:
-            self.restarts.restart(worker)
+            self.restarts.restart(worker, is_played=self._policy is OnFault.REPLAY)
         except StepmillError as failure:
             self.restarts.note_failure(worker, failure)
             return
         if self._policy is OnFault.REPLAY:
+            self._recall(worker)
             self._replay_all(worker, self.ledger.envs_of(worker), error)
             return
         for row in self.ledger.faults():
@@ -177,11 +199,23 @@ class Recovery:
                 self.ledger.truncate(row[0], info)
 
     def _replay_own(self, env_id: int, error: StepmillError) -> None:
+        self._note_failure(env_id, error)
+        worker = self.ledger.worker_of(env_id)
+        is_marked = self.replays is not None and self.replays.has_marks(self.ledger, env_id)
+        if is_marked and self._policy is OnFault.REPLAY and self.restarts.can_replace_living:
+            self._replace(worker, error)
+            return
         try:
             self._replay(env_id, fault_info("raised", error), is_new=False)
         except BaseException:  # Ctrl-C: where the env stands nobody knows
             self.ledger.abandon(env_id)
             raise
+
+    def _replace(self, worker: int, error: StepmillError) -> None:
+        """End a worker that lives, since no reset makes its env what it was; play all its envs again in a new one."""
+        assert self.replays is not None
+        self.replays.wait_for_calls(worker)
+        self._replay_worker(worker, error, 0.0)
 
     def _absorb_death(self, worker: int, rows: Sequence[FaultRow]) -> list[StepmillError]:
         error = self.restarts.take_failure(worker) or self._death_error(worker, rows)
@@ -202,12 +236,24 @@ class Recovery:
                 self.ledger.fail_worker(worker)
             return [error]
         if self._policy is OnFault.REPLAY:
+            self._note_failure(self._culprit_of(worker, error), error)
             self._replay_worker(worker, error, delay_s)
             return []
+        self._settle(worker)
         self.ledger.lose_envs(self.ledger.envs_of(worker), fault_info("neighbour", error))
         self.restarts.begin(worker, delay_s)
         self._truncate(rows, error)
         return []
+
+    def _settle(self, worker: int) -> None:
+        """See to it that nothing is left of what a dead worker was commanded: its successor would take it for its own.
+
+        Nothing ever is, unless it died over a result, or has scribbled over its words.
+        """
+        states = self.ledger.states()
+        if any(states[env_id] == EnvState.BUSY for env_id in self.ledger.envs_of(worker)):
+            with contextlib.suppress(StepmillError):  # it does not even die of SIGKILL, which its restart will tell
+                self.restarts.end(worker)
 
     def _truncate(self, rows: Sequence[FaultRow], error: StepmillError) -> None:
         for env_id, kind, _ in rows:
@@ -217,11 +263,35 @@ class Recovery:
         if self.restarts.pause(delay_s):
             return
         try:
-            self.restarts.restart(worker)
+            self.restarts.restart(worker, is_played=True)
         except StepmillError as failure:
             self.restarts.note_failure(worker, failure)
             return  # it is still dead: the next round takes from the budget again
+        self._recall(worker)
         self._replay_all(worker, self.ledger.envs_of(worker), error)
+
+    def _culprit_of(self, worker: int, error: StepmillError) -> int | None:
+        """Which env a worker was at when it died; None if it was at none, or could not be started."""
+        running = self.ledger.running_env(worker)
+        if isinstance(error, EnvTimeout):  # a worker that was stopped took no command: then nobody knows who would hang
+            return running if running == error.env_id else None
+        return running if isinstance(error, WorkerDied) and running >= 0 else None
+
+    def _note_failure(self, env_id: int | None, error: StepmillError) -> None:
+        """Note an env's failure in a step. A reset is given again, not played again."""
+        if env_id is None or not self.ledger.is_pending(env_id):
+            return
+        server = self.ledger.server_of(env_id)
+        episode, length, _, _, is_between, _ = self.ledger.log_place(server)
+        if not is_between:
+            self._repetitions.note(env_id, (server, episode, length), error)
+
+    def _recall(self, worker: int) -> None:
+        """Make the env objects of a new worker that play no episode now what they were."""
+        for server, reason in {} if self.replays is None else self.replays.recall(self.ledger, worker).items():
+            self.restarts.restore(worker, [server])
+            text = f"env object {server} was built anew, and is not as it was: {reason}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _replay_all(self, worker: int, env_ids: Sequence[int], error: StepmillError) -> None:
         try:
@@ -239,7 +309,7 @@ class Recovery:
             raise EngineBug("only the policy 'replay' plays episodes again")
         has_log = self.ledger.can_replay(env_id)
         is_waiting = self.ledger.is_pending(env_id)
-        reason = self.replays.play(self.ledger, env_id, is_new=is_new)
+        reason = self._repetitions.take_reason(env_id) or self._play(env_id, is_new=is_new)
         if reason is None:
             return
         if is_new:
@@ -253,6 +323,19 @@ class Recovery:
             text = f"env {env_id} is not replayable: {reason}; its episode is cut short"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
+    def _play(self, env_id: int, *, is_new: bool) -> str | None:
+        """Play an env's episode again, more than once if need be; return why it cannot be."""
+        assert self.replays is not None
+        worker = self.ledger.worker_of(env_id)
+        reason = self.replays.play(self.ledger, env_id, is_new=is_new)
+        for _ in range(MAX_PLAYS - 1):
+            delay_s = self.restarts.budget.take(worker) if reason == FAILED_BETWEEN else None
+            if delay_s is None or self.restarts.pause(delay_s):
+                break
+            # The object has the calls from before the episode by now.
+            reason = self.replays.play(self.ledger, env_id, is_new=False)
+        return reason
+
     def _death_error(self, worker: int, rows: Sequence[FaultRow]) -> StepmillError:
         late = [row for row in rows if row[1] == FaultKind.TIMED_OUT]
-        return fault_error(late[0]) if late else self.restarts.obituary(worker)
+        return fault_error(late[0], self.ledger.envs_of(worker)) if late else self.restarts.obituary(worker)

@@ -8,6 +8,7 @@ The ledger logs actions and results. Here is what else changes an env: `call` an
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from stepmill import _native
 from stepmill.backends.base import Backend, Future
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import PoolOptions
+from stepmill.worker.calls import CHANGING
 from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, dump, load
 
 _REPLAYED, _REPLAY_FAULT = -1, -2  # what Ledger.replay returns beside a step
+FAILED_BETWEEN = "it raised in between"  # which need not happen again
 _SETTERS = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
-_LOGGED = (RequestKind.CALL, *_SETTERS)
 
 
 @dataclass
@@ -47,34 +49,39 @@ class _Call:
 
 
 class CallLog:
-    """The calls and attributes that each env was given since it was constructed, within a bound of memory."""
+    """The calls and attributes that each env object (server) was given since it was constructed, within a bound of memory."""
 
-    def __init__(self, num_envs: int) -> None:
-        self._calls: list[list[_Call]] = [[] for _ in range(num_envs)]
+    def __init__(self, num_servers: int) -> None:
+        self._calls: list[list[_Call]] = [[] for _ in range(num_servers)]
         self._lost: set[int] = set()
         self.size_bytes = 0
 
-    def is_whole(self, env_id: int) -> bool:
-        """Whether all calls of the env are here."""
-        return env_id not in self._lost
+    def is_whole(self, server: int) -> bool:
+        """Whether all calls of the object are here."""
+        return server not in self._lost
 
-    def of(self, env_id: int) -> Sequence[_Call]:
-        """Return the env's calls, in order, but for those that are known not to have happened."""
-        return [call for call in self._calls[env_id] if not call.future.has_failed]
+    def of(self, server: int) -> Sequence[_Call]:
+        """Return the object's calls, in order, but for those that are known not to have happened."""
+        return [call for call in self._calls[server] if not call.future.has_failed]
 
-    def note(self, env_id: int, call: _Call) -> None:
+    def note(self, server: int, call: _Call) -> None:
         """Add a call. An attribute that is set again at the same place replaces what it was set to before."""
-        calls = self._calls[env_id]
+        calls = self._calls[server]
         if calls and _replaces(call, calls[-1]):
             self.size_bytes -= len(calls.pop().payload)
         calls.append(call)
         self.size_bytes += len(call.payload)
 
-    def lose(self, env_id: int) -> None:
-        """Forget an env's calls for good: it cannot be played again any more."""
-        self.size_bytes -= sum(len(call.payload) for call in self._calls[env_id])
-        self._calls[env_id].clear()
-        self._lost.add(env_id)
+    def lose(self, server: int) -> None:
+        """Forget an object's calls for good: it cannot be played again any more."""
+        self.begin_anew(server)
+        self._lost.add(server)
+
+    def begin_anew(self, server: int) -> None:
+        """Forget the calls of an object that is about to be replaced by another, which is not to be given them."""
+        self.size_bytes -= sum(len(call.payload) for call in self._calls[server])
+        self._calls[server].clear()
+        self._lost.discard(server)
 
 
 def _replaces(new: _Call, old: _Call) -> bool:
@@ -88,13 +95,29 @@ class _DiffersError(Exception):
 
 @dataclass(frozen=True)
 class _Stand:
-    """Where an env stands, as `Ledger.log_place` says: the episode, how many of its results were received, and so on."""
+    """Where an env object stands, as `Ledger.log_place` says: the episode, how many of its results were received, and so on."""
 
     episode: int
     length: int
     length_before: int
     is_pending: bool
     is_between: bool
+    is_staged: bool
+
+    @property
+    def next_place(self) -> int:
+        """The place of a call that is made now."""
+        return self.length + 1 if self.is_pending or self.is_staged else self.length
+
+    @property
+    def first(self) -> int:
+        """Up to which place calls come before what is to be played again: a reset that is under way, or else the episode's."""
+        return self.length if self.is_between else 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no result of it is under way, nor has any of its episode been received."""
+        return self.is_between and not self.is_pending
 
     def place(self, call: _Call) -> int:
         """After how many commands of the episode a call comes; 0 is before its reset."""
@@ -110,34 +133,85 @@ class Replays:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         seats = {env_id: (plan.worker, place) for plan in plans for place, env_id in enumerate(plan.env_ids)}
         self._seats = [seats[server] for server in range(len(seats))]
-        self._has_spares = options.spare_envs > 0
+        self._plans = plans
         self._backend = backend
         self._limit_bytes = options.replay_log_bytes
         self._ids = itertools.count(-1, -1)  # of our own requests; those of the user count upwards
         self.log = CallLog(len(self._seats))
 
-    def note(self, ledger: _native.Ledger, env_ids: Sequence[int], future: Future) -> None:
-        """Log a request that was sent for these envs, if it may change them."""
+    def note(self, ledger: _native.Ledger, servers: Sequence[int], future: Future) -> None:
+        """Log a request that was sent for these env objects, if it may change them."""
         request = future.request
-        if request.kind not in _LOGGED:
+        if request.kind not in CHANGING:
             return
-        for position, env_id in enumerate(env_ids):
-            if self._has_spares:  # ids are of servers here: whom they serve changes
-                if request.kind is RequestKind.CALL:
-                    self.log.lose(env_id)
+        for position, server in enumerate(servers):
+            if not self.log.is_whole(server):
                 continue
-            if not self.log.is_whole(env_id):
-                continue
-            stand = _Stand(*ledger.log_place(env_id))
-            place = stand.length + 1 if stand.is_pending else stand.length
+            stand = _Stand(*ledger.log_place(server))
             try:
                 payload = dump(_payload_of_one(request, position))
             except Exception:  # in a thread a call may take what cannot be kept
-                self.log.lose(env_id)
+                self.log.lose(server)
                 continue
-            self.log.note(env_id, _Call(request.kind, payload, stand.episode, place, future, position))
+            self.log.note(server, _Call(request.kind, payload, stand.episode, stand.next_place, future, position))
             if self.log.size_bytes + ledger.log_bytes() > self._limit_bytes:
-                self.log.lose(env_id)
+                self.log.lose(server)
+
+    def begin_anew(self, worker: int, orders: Sequence[Request]) -> None:
+        """A worker's envs are about to be built anew, and not to be played again: they are given these orders alone."""
+        servers = self._plans[worker].env_ids
+        for server in servers:
+            self.log.begin_anew(server)
+        for order in orders:
+            future = Future(order, worker, None, _wait_for_nothing)
+            for position, place in enumerate(order.servers):
+                payload = dump(_payload_of_one(order, position))
+                self.log.note(servers[place], _Call(order.kind, payload, -1, 0, future, position))
+
+    def recall(self, ledger: _native.Ledger, worker: int) -> dict[int, str]:
+        """Give the env objects of a new worker that play no episode now the calls that they were given.
+
+        Comes before anything else is done with that worker.
+
+        Returns:
+            Those for which that cannot be done, with the reason.
+        """
+        failures = {}
+        for server in self._plans[worker].env_ids:
+            stand = _Stand(*ledger.log_place(server))
+            if not stand.is_waiting:
+                continue
+            try:
+                self._recall(ledger, server, stand)
+            except (_DiffersError, StepmillError) as failure:
+                failures[server] = _words_of(failure)
+        return {} if ledger.is_dead(worker) else failures
+
+    def _recall(self, ledger: _native.Ledger, server: int, stand: _Stand) -> None:
+        if not self.log.is_whole(server):
+            raise _DiffersError(_NOT_WHOLE)
+        _, placed = self._placed(ledger, server)
+        for place, call in placed:
+            if place == 0 or not stand.is_staged:
+                self._repeat(server, call)
+        if not stand.is_staged:
+            return
+        ledger.stage_again(server)
+        for place, call in placed:
+            if place > 0:
+                self._send(server, call, ledger.ticket_of_server(server))
+
+    def has_marks(self, ledger: _native.Ledger, env_id: int) -> bool:
+        """Whether an env that lives on was given calls or attributes since its episode began, which no reset takes back."""
+        stand, placed = self._placed(ledger, ledger.server_of(env_id))
+        return any(place > stand.first for place, _ in placed)
+
+    def wait_for_calls(self, worker: int) -> None:
+        """Wait for the calls that a worker's envs still have to answer: who made them need not hear of its replacement."""
+        for server in self._plans[worker].env_ids:
+            for call in self.log.of(server):
+                with contextlib.suppress(StepmillError):
+                    call.future.result()
 
     def play(self, ledger: _native.Ledger, env_id: int, *, is_new: bool) -> str | None:
         """Play an env's episode again; return why that is not possible, or None if it was, or its worker has died again.
@@ -150,57 +224,75 @@ class Replays:
         worker = ledger.worker_of(env_id)
         try:
             reason = self._play(ledger, env_id, is_new=is_new)
-        except _DiffersError as difference:
-            reason = str(difference)
-        except StepmillError as error:
-            reason = f"a call could not be repeated: {error.message}"
+        except (_DiffersError, StepmillError) as failure:
+            reason = _words_of(failure)
         return None if ledger.is_dead(worker) else reason
 
     def _play(self, ledger: _native.Ledger, env_id: int, *, is_new: bool) -> str | None:
-        if not self.log.is_whole(ledger.server_of(env_id)):
-            if self._has_spares:
-                return "its object was called, and with spare_envs calls are not repeated"
-            return "its calls are more than replay_log_bytes hold, or cannot be pickled"
-        stand = _Stand(*ledger.log_place(env_id))
-        is_logged = not stand.is_between and ledger.can_replay(env_id)
-        placed = [(stand.place(call), call) for call in self.log.of(env_id)]
-        first = 0 if is_logged else stand.length
-        for place, call in placed:
-            is_undone = is_logged and call.kind in _SETTERS  # set to something else later on
-            if place <= first and (is_new or is_undone):
-                self._repeat(env_id, call)
-        if stand.is_between and not stand.is_pending:
-            return None  # the next reset finds it as it was
-        if not stand.is_between and not is_logged:
+        server = ledger.server_of(env_id)
+        stand, placed = self._placed(ledger, server)
+        if stand.is_waiting:
+            return None  # `recall` was there, and the next reset finds it as it was
+        if not self.log.is_whole(server):
+            return _NOT_WHOLE
+        if not stand.is_between and not ledger.can_replay(env_id):
             return "its log is not whole: too long, cut short before, or with actions of no fixed size"
-        reason = self._play_log(ledger, env_id, [(place, call) for place, call in placed if place > first])
+        since = [call for place, call in placed if place > stand.first]
+        if not is_new and any(call.kind is RequestKind.CALL for call in since) and not stand.is_between:
+            return "it was called since its episode began, and lives on: only a worker process can be replaced"
+        for place, call in placed:
+            is_undone = not stand.is_between and call.kind in _SETTERS  # set to something else later on
+            if place <= stand.first and (is_new or is_undone):
+                self._repeat(server, call)
+        if not is_new and stand.is_between:
+            for call in since:  # the object had them before the reset that is given again
+                call.place = stand.length
+            placed = []
+        reason = self._play_log(ledger, env_id, [(place, call) for place, call in placed if place > stand.first])
         if reason is None:
             for place, call in placed:
                 if place > stand.length:  # it came after what is under way again
-                    self._send(env_id, call, ledger.ticket_of(env_id))
+                    self._send(server, call, ledger.ticket_of(env_id))
         return reason
 
+    def _placed(self, ledger: _native.Ledger, server: int) -> tuple[_Stand, list[tuple[int, _Call]]]:
+        stand = _Stand(*ledger.log_place(server))
+        return stand, [(stand.place(call), call) for call in self.log.of(server)]
+
     def _play_log(self, ledger: _native.Ledger, env_id: int, placed: Sequence[tuple[int, _Call]]) -> str | None:
+        server = ledger.server_of(env_id)
+
         def between(commands: int, ticket: int) -> None:
             for place, call in placed:
                 if place == commands:
-                    self._repeat(env_id, call, ticket)
+                    self._repeat(server, call, ticket)
 
         outcome = ledger.replay(env_id, sorted({place for place, _ in placed}), between)
         if outcome == _REPLAYED:
             return None
-        return "it raised in between" if outcome == _REPLAY_FAULT else f"step {outcome} gave another result than before"
+        return FAILED_BETWEEN if outcome == _REPLAY_FAULT else f"step {outcome} gave another result than before"
 
-    def _repeat(self, env_id: int, call: _Call, ticket: int = 0) -> None:
-        outcome = self._send(env_id, call, ticket).result()[0]
+    def _repeat(self, server: int, call: _Call, ticket: int = 0) -> None:
+        outcome = self._send(server, call, ticket).result()[0]
         then = call.future.peek()
         if then is not None and isinstance(outcome, Value) is not isinstance(then[call.position], Value):
             raise _DiffersError(f"{call.name!r} of it raised, or no longer did, when it was called again")
 
-    def _send(self, env_id: int, call: _Call, ticket: int) -> Future:
-        worker, server = self._seats[env_id]
-        request = Request(next(self._ids), call.kind, (server,), (ticket,), load(call.payload))
+    def _send(self, server: int, call: _Call, ticket: int) -> Future:
+        worker, place = self._seats[server]
+        request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
         return self._backend.call(worker, request)
+
+
+_NOT_WHOLE = "its calls are more than replay_log_bytes hold, or cannot be pickled"
+
+
+def _wait_for_nothing(future: Future, deadline: float | None) -> None:
+    """Of what a worker does before it serves nobody waits for a reply."""
+
+
+def _words_of(failure: _DiffersError | StepmillError) -> str:
+    return f"a call could not be repeated: {failure.message}" if isinstance(failure, StepmillError) else str(failure)
 
 
 def _payload_of_one(request: Request, position: int) -> object:

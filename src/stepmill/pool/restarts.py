@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Mortal, died_error
+from stepmill.backends.process import ProcessBackend
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
@@ -87,6 +88,11 @@ class Restarts:
         self._memory = memory
 
     @property
+    def can_replace_living(self) -> bool:
+        """Whether a worker can be ended against its will: a process, not a thread."""
+        return isinstance(self._backend, ProcessBackend)
+
+    @property
     def ledger(self) -> _native.Ledger:
         """The ledger whose workers these are."""
         assert self._ledger is not None
@@ -127,15 +133,18 @@ class Restarts:
         finally:  # given up: what its envs were commanded meanwhile becomes faults
             self.ledger.set_restarting(worker, False)
 
-    def restart(self, worker: int) -> None:
+    def restart(self, worker: int, *, is_played: bool = False) -> None:
         """End what is left of a worker and start it anew; wait for it.
 
+        Args:
+            worker: its number.
+            is_played: its envs are to be played again, so that what was set on them is repeated in its place.
         Raises:
             EnvError, EnvTimeout, WorkerDied: it could not be started.
         """
         self.end(worker)
         self.ledger.free_overflow(worker)
-        report = self._backend.revive(worker, self._orders(self.plans[worker].env_ids))
+        report = self._backend.revive(worker, self._late_orders(worker, is_played=is_played))
         if self._memory is not None:
             self._memory.began(report)
         if isinstance(self._backend, Mortal) and self._reaper is not None:
@@ -145,10 +154,16 @@ class Restarts:
         self.told.discard(worker)
         self.ledger.set_restarting(worker, False)
 
-    def _orders(self, env_ids: Sequence[int]) -> Sequence[Request]:
-        if self._memory is None:
+    def _late_orders(self, worker: int, *, is_played: bool) -> Iterator[Request]:
+        yield from self.orders(worker, is_played=is_played)
+
+    def orders(self, worker: int, *, is_played: bool = False) -> Sequence[Request]:
+        """Return what gives a new worker's envs back what the user has set on them, but for those that are played again."""
+        memory = self._memory
+        if memory is None:
             return ()
-        return self._memory.orders([env_id for env_id in env_ids if not self._memory.is_replayed(env_id)])
+        servers = self.plans[worker].env_ids
+        return memory.orders([server for server in servers if not (is_played and memory.is_replayed(server))])
 
     def restore(self, worker: int, env_ids: Sequence[int]) -> None:
         """Give envs of a worker that serves already what the user has set on them."""

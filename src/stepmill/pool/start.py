@@ -31,7 +31,7 @@ from stepmill.worker.settle import DUMP_SIGNAL, uninterrupted
 
 EnvFn = Callable[[], object]
 
-CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
+CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed; less after Ctrl-C
 _SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 
@@ -100,7 +100,8 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, recovery, len(plans)))
         if isinstance(backend, Mortal):
             dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
-            reaper = _native.Reaper(slab.native, options.step_timeout_s, options.reset_timeout_s, dump_signal)
+            limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
+            reaper = _native.Reaper(slab.native, *limits)
             for worker, pidfd in backend.pidfds.items():
                 reaper.watch(worker, pidfd)
         recovery.restarts.attach(ledger, reaper)

@@ -48,7 +48,8 @@ class Capsule:
         constructor: the env_fn in the form of `to_plain`; None if it has none.
         episode, seed, options: of the logged episode. A seed of None: the env's own generator went on.
         is_whole: whether the arrays have the episode from its reset on.
-        command: what failed: "step" (the last of the actions), "reset", "construct", or "" for none.
+        command: what failed: "step" (the last of the actions), "reset", "call", "construct", or "" for none.
+        call: of that call, its kind ("call", "render", "set_attr" ...) and payload in the form of `to_plain`; else None.
         command_seed, command_options: of that reset, or of the reset that follows the step under SAME_STEP.
         attributes: what `set_attr` had set on the env.
         versions, pool: what it all ran on.
@@ -75,6 +76,7 @@ class Capsule:
     command: str
     command_seed: object
     command_options: object
+    call: object
     attributes: dict[str, object]
     versions: dict[str, str]
     pool: dict[str, object]

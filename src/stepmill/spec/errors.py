@@ -149,11 +149,21 @@ class EnvTimeout(StepmillError):
         env_id: the env; None if a whole worker was late.
         phase: "construct", "reset", "step", "call", "render" or "close".
         timeout_s: the deadline that passed, in seconds.
+        env_ids: the envs that are lost, since their worker was ended: the env, and those that shared the worker with it.
     """
 
-    def __init__(self, message: str, *, env_id: int | None = None, phase: str = "", timeout_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        env_id: int | None = None,
+        phase: str = "",
+        timeout_s: float = 0.0,
+        env_ids: Sequence[int] = (),
+    ) -> None:
         super().__init__(message)
         self.env_id = env_id
+        self.env_ids = tuple(env_ids)
         self.phase = phase
         self.timeout_s = timeout_s
 

@@ -13,6 +13,7 @@ from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKin
 from stepmill.worker.records import describe
 
 RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
+CHANGING = (RequestKind.CALL, RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
 _PHASES = {RequestKind.RENDER: "render"}
 
 
@@ -28,6 +29,7 @@ class ServingLoop(Protocol):
 
     def run_until(self, local: int, after_ticket: int) -> object: ...
     def refresh(self) -> object: ...
+    def begin_again(self, local: int) -> object: ...
     def keep_options(self, local: int, options: bytes | None) -> object: ...
 
 
@@ -75,6 +77,8 @@ def answer(
     """
     for server, ticket in zip(request.servers, request.after, strict=True):
         loop.run_until(server, ticket)
+        if request.kind in CHANGING:
+            loop.begin_again(server)
     outcomes = tuple(
         _outcome(loop, envs[server], request, place, passes) for place, server in enumerate(request.servers)
     )

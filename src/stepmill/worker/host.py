@@ -9,7 +9,7 @@ close_envs(…)           ─► the records of envs that raised in close()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol, cast
@@ -164,7 +164,7 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
 
 
 def obey(
-    loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], orders: Sequence[Request]
+    loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], orders: Iterable[Request]
 ) -> tuple[Fault, ...]:
     """Does requests with new envs before the loop serves them; returns the records of those that raised."""
     faults: list[Fault] = []
