@@ -1,0 +1,25 @@
+"""Chaos from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from stepmill.testing.chaos import run_chaos
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m stepmill.testing.chaos", description=run_chaos.__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--round-seconds", type=float, default=10.0)
+    chosen = parser.parse_args(arguments)
+    report = run_chaos(chosen.seconds, chosen.seed, round_s=chosen.round_seconds)
+    sys.stdout.write(f"{report}\n")
+    return 1 if report.num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

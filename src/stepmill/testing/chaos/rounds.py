@@ -1,0 +1,181 @@
+"""One pool, driven until its time is over, while its workers are broken at random.
+
+```
+ mischief ── signals · traps · actions that break · calls ──► workers
+                                                                 │
+   books ── clock + 1, same episode, own action, own memory ◄── results
+```
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.pool.pool import Pool
+from stepmill.spec.capsule import read_capsule
+from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.options import EnvState, OnFault
+from stepmill.testing.chaos.books import Books, named_in
+from stepmill.testing.chaos.envs import RAISE, make_env
+from stepmill.testing.chaos.kinds import Kind
+from stepmill.testing.chaos.mischief import Mischief
+from stepmill.testing.chaos.report import ChaosReport
+
+HANG_GUARD_S = 30.0
+MAX_REPAIRS = 20
+
+
+class Round:
+    """One pool. `is_sync`: driven by step() of all envs; else by send() and recv() of some."""
+
+    def __init__(self, report: ChaosReport, rng: random.Random, kind: Kind, *, is_sync: bool, context: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="stepmill-chaos-")
+        self._report = report
+        self._rng = rng
+        self._kind = kind
+        self._is_sync = is_sync
+        self._books = Books(kind, report)
+        self._traps, self._crashes = (os.path.join(self._folder.name, name) for name in ("traps", "crashes"))
+        os.mkdir(self._traps)
+        self._mischief = Mischief(kind, self._books, report, rng, self._traps)
+        num_objects = kind.num_envs + kind.num_spares
+        env_fns = [partial(make_env, self._traps, identity, kind.rows_each) for identity in range(num_objects)]
+        options = kind.pool_options(context, self._crashes)
+        self._pool = Pool(env_fns, backend="process", num_workers=kind.num_workers, options=options)
+
+    def run(self, until: float) -> None:
+        """Drive the pool until that time of the monotonic clock; close it."""
+        with self._folder, self._pool as pool:
+            self._books.begin(pool.reset(seed=self._rng.randrange(2**31)))
+            try:
+                while time.monotonic() < until:
+                    self._advance()
+                while self._books.pending:
+                    self._receive(len(self._books.pending))
+                self._check_health()
+            except StepmillError as error:
+                self._report.complain(f"{type(error).__name__}: {error}; states {pool.states}")
+            self._report.restarts += pool._running.recovery.restarts.num_done
+            self._read_capsules()
+
+    # ---- driving ------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        self._mischief.strike(self._pool)
+        if self._is_sync:
+            self._step()
+        else:
+            self._exchange()
+        self._mischief.call(self._pool)
+
+    def _draw(self, env_ids: Sequence[int]) -> NDArray[np.int64]:
+        rows_each = self._kind.rows_each
+        actions = self._mischief.actions(len(env_ids) * rows_each)
+        for place, env_id in enumerate(env_ids):
+            self._books.command(env_id, actions[place * rows_each : (place + 1) * rows_each])
+        return np.array(actions, np.int64)
+
+    def _step(self) -> None:
+        actions = self._draw(range(self._kind.num_envs))
+        try:
+            self._books.take(self._pool.step(actions))
+        except StepmillError as error:
+            self._mend(error, unsent=range(self._kind.num_envs))
+            while self._books.pending:
+                self._receive(len(self._books.pending))
+
+    def _exchange(self) -> None:
+        idle = self._books.idle
+        chosen = sorted(self._rng.sample(idle, self._rng.randint(0, len(idle))))
+        if chosen:
+            actions = self._draw(chosen)
+            try:
+                self._pool.send(actions, chosen)
+            except StepmillError as error:
+                self._mend(error, unsent=chosen)
+        if self._rng.random() < 0.3:
+            self._mischief.strike(self._pool)
+        if self._books.pending:
+            self._receive(self._rng.randint(1, len(self._books.pending)))
+
+    def _receive(self, count: int) -> None:
+        try:
+            self._books.take(self._pool.recv(count, timeout_s=HANG_GUARD_S))
+        except StepmillError as error:
+            self._mend(error)
+
+    # ---- under the policy "raise" the user mends ------------------------------------------------------------------
+
+    def _mend(self, error: StepmillError, *, unsent: Sequence[int] = ()) -> None:
+        """Reset what failed. What was not sent (some of `unsent`) is withdrawn, what is pending stays so."""
+        if self._kind.policy is not OnFault.RAISE or isinstance(error, RecvTimeout):
+            raise error
+        if isinstance(error, UsageError) and not unsent:
+            raise error
+        self._report.broken += 1
+        self._report.kinds[type(error).__name__] += 1
+        states = self._pool.states
+        told = named_in(error) | self._books.told | set(self._books.idle)
+        told |= set(unsent) if self._pool._ledger.num_pending() < len(self._books.pending) else set()
+        # Others have a fault that is yet to be told: by the next call that waits for them.
+        faulted = [env_id for env_id in sorted(told) if states[env_id] is EnvState.FAULTED]
+        self._books.told.clear()
+        for env_id in range(self._kind.num_envs):
+            if states[env_id] is EnvState.IDLE and self._books.is_pending(env_id):
+                self._books.withdraw(env_id)
+        for _ in range(MAX_REPAIRS):
+            try:
+                self._reset(faulted)
+            except (EnvError, EnvTimeout, WorkerDied) as again:
+                self._report.kinds[type(again).__name__] += 1
+                continue
+            return
+        raise error
+
+    def _reset(self, env_ids: Sequence[int]) -> None:
+        if env_ids:
+            batch = self._pool.reset(env_ids=env_ids)
+            for env_id in env_ids:
+                self._books.expect_reset(env_id)
+            self._books.take(batch)
+
+    # ---- afterwards -----------------------------------------------------------------------------------------------
+
+    def _check_health(self) -> None:
+        """After all that the pool is whole: a reset of all, and a few steps."""
+        for _ in range(MAX_REPAIRS):
+            try:
+                first = self._pool.reset()
+            except (EnvError, EnvTimeout, WorkerDied) as error:
+                if self._kind.policy is not OnFault.RAISE:
+                    raise
+                self._report.kinds[type(error).__name__] += 1
+                continue
+            break
+        else:
+            self._report.complain("a reset of all envs did not bring the pool back")
+            return
+        if self._kind.rows_each == 1 and first.obs[:, 0].tolist() != list(range(self._kind.num_envs)):
+            self._report.complain(f"a reset of all envs gave {first.obs.tolist()}")
+
+    def _read_capsules(self) -> None:
+        if not self._kind.has_capsules:
+            return
+        for entry in os.scandir(self._crashes):
+            self._report.capsules += 1
+            try:
+                capsule = read_capsule(entry.path)
+            except StepmillError as error:
+                self._report.complain(f"capsule {entry.name}: {error.message}")
+                continue
+            is_fatal = RAISE in self._kind.fatal and capsule.command == "step" and capsule.kind == "raised"
+            if is_fatal and int(capsule.action(-1)[0]) != RAISE:
+                self._report.complain(f"capsule {entry.name} does not hold the action that failed")
