@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.envs.alf_batch import map_nest
 from stepmill.frontends.alf import BatchEnvironmentWrapper, FastParallelEnvironment
+from stepmill.spec.tree import map_nest
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
 from tests.harness.alf_envs import LAST, AlfCounter, GatedAlf, RandomAlf, Reference, Spec, assert_same
