@@ -31,6 +31,7 @@ struct ServerBook {
     bool is_staged = false;      // its next episode was begun: the first observation is in its staging row once that is done
     std::vector<std::pair<bool, std::uint64_t>> behind;  // resets that follow the one that still runs, by has_seed and seed; their tickets are counted already
     bool is_rebuilt = false;     // what is staged is of an object that is gone
+    std::uint32_t lost_with = 0; // the ticket that its worker had when its restart began: not its successor's
     bool is_drawn = false;       // its next episode has its seed
     bool has_seed = false, has_own_seed = false;
     std::uint64_t seed = 0;      // of its next episode
@@ -212,6 +213,11 @@ class Ledger {
     std::uint32_t staging_row(std::uint32_t server) const { return (num_envs_ + server) * batch_size_; }
     std::uint32_t result_row(std::uint32_t id) const { return envs_[id].is_taking ? staging_row(envs_[id].server) : row_of(id); }
     std::uint32_t& ticket_word(std::uint32_t server) { return servers_[server].env == NO_ENV ? servers_[server].ticket : envs_[servers_[server].env].ticket; }
+    void publish_ticket(Seat seat, std::uint32_t ticket) {
+        if (!is_held_[seat.worker]) slab_->words[seat.worker].ticket[seat.local].store(ticket, std::memory_order_release);
+    }
+    void end_restart(std::uint32_t worker);
+    std::uint32_t published_ticket(std::uint32_t server) { return ticket_word(server) - static_cast<std::uint32_t>(servers_[server].behind.size()); }
     bool is_over(std::uint32_t id) const;
     bool takes_staged(std::uint32_t id, Command command) const;
     void relieve(std::uint32_t id);
@@ -259,6 +265,7 @@ class Ledger {
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_, is_plain_, is_recorded_ = false;
     std::vector<std::uint8_t> is_restarting_;  // by worker
+    std::vector<std::uint8_t> is_held_;        // by worker: it is to be replaced and may still live; tickets are its successor's, and held back
     std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;

@@ -122,7 +122,7 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
     words.command[seat.local] = static_cast<std::uint8_t>(command);
     words.slot[seat.local] = static_cast<std::uint8_t>(slot);
     if (command == Command::STEP && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
-    words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
+    publish_ticket(seat, ++env.ticket);
     scanned_ = 0;
     if (inline_ != nullptr || helper_) return;
     ring_worker(*slab_->workers[seat.worker]);
@@ -172,7 +172,7 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
 
 // The worker stays dead: its envs that wait for a command are FAULTED until a reset brings them back.
 void Ledger::mark_failed(std::uint32_t worker) {
-    is_restarting_[worker] = 0;
+    end_restart(worker);
     for (const std::uint32_t id : served_by(worker)) {
         if (envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW) envs_[id].status = EnvStatus::FAULTED;
     }
@@ -187,6 +187,8 @@ void Ledger::fail_worker(std::uint32_t worker) {
 // been commanded is done by now, or lost; what was commanded since its restart began is its successor's.
 void Ledger::mend_words(std::uint32_t worker) {
     if (!slab_) return;
+    note_rebuilt(worker);
+    is_held_[worker] = 0;
     WorkerControl& control = *slab_->workers.at(worker);
     ServerWords& words = slab_->words[worker];
     control.requests.store(num_posted_[worker], std::memory_order_relaxed);
@@ -196,9 +198,9 @@ void Ledger::mend_words(std::uint32_t worker) {
     control.current.store(NO_SERVER, std::memory_order_relaxed);
     const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
     for (std::uint32_t local = 0; local < servers.size(); ++local) {
-        const std::uint32_t ticket = ticket_word(servers[local]) - static_cast<std::uint32_t>(servers_[servers[local]].behind.size());
+        const std::uint32_t ticket = published_ticket(servers[local]);
         const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
-        const bool is_lost = !is_done && !is_restarting_[worker];
+        const bool is_lost = !is_done && (!is_restarting_[worker] || ticket == servers_[servers[local]].lost_with);
         words.ticket[local].store(ticket, std::memory_order_relaxed);
         if (is_lost) {
             words.result[local] = 0;
@@ -234,12 +236,26 @@ void Ledger::renew(nb::handle env_ids) {
     }
 }
 
-// From any thread of the learner, with the GIL: the one that restarts workers is not the one that waits for them.
+// From any thread of the learner, with the GIL: the one that restarts workers is not the one that waits for them. Until
+// mend_words() the one that is to be replaced may live, and must not take what its successor is commanded.
 void Ledger::set_restarting(std::uint32_t worker, bool is_restarting) {
     if (!slab_) return;
-    is_restarting_.at(worker) = is_restarting;
-    if (!is_restarting) note_rebuilt(worker);
-    if (!is_restarting) check_deaths_of(worker);
+    if (!is_restarting) {
+        end_restart(worker);
+        check_deaths_of(worker);
+        return;
+    }
+    is_restarting_.at(worker) = is_held_[worker] = 1;
+    for (const std::uint32_t server : slab_->plan.servers[worker]) servers_[server].lost_with = published_ticket(server);
+}
+
+// There is no successor, or it serves by now.
+void Ledger::end_restart(std::uint32_t worker) {
+    is_restarting_[worker] = 0;
+    if (!is_held_[worker]) return;
+    is_held_[worker] = 0;
+    for (const std::uint32_t server : slab_->plan.servers[worker]) publish_ticket(slab_->seats[server], published_ticket(server));
+    ring_worker(*slab_->workers[worker]);
 }
 
 }  // namespace stepmill

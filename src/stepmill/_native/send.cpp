@@ -180,7 +180,7 @@ void Ledger::dispatch(const Ids& ids, Command command) {
         note_command(id, words, seat.local, command);
         is_touched_[seat.worker] = 1;
         // Tickets grow before the doorbell rings: a worker that wakes early must already see its command.
-        words.ticket[seat.local].store(++env.ticket, std::memory_order_release);
+        publish_ticket(seat, ++env.ticket);
     }
     if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
     if (helper_) {

@@ -26,10 +26,10 @@ bool Ledger::is_over(std::uint32_t id) const {
     return num_ended == batch_size_;  // a batched env leaves as a whole
 }
 
-// What it has staged is of an object that died with its worker.
+// What it has staged is of an object that died with its worker. Of what a successor finds, note_rebuilt() has told.
 bool Ledger::is_gone(std::uint32_t server) {
     const Seat seat = slab_->seats[server];
-    const bool is_dead = is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load(std::memory_order_acquire) != 0;
+    const bool is_dead = is_restarting_[seat.worker] ? is_held_[seat.worker] != 0 : slab_->workers[seat.worker]->dead.load(std::memory_order_acquire) != 0;
     return is_dead && servers_[server].behind.empty() && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket_word(server);
 }
 
@@ -124,7 +124,7 @@ void Ledger::begin_drawn(std::uint32_t server, ServerWords& words, std::uint32_t
     words.seed[local] = book.seed;
 }
 
-// The worker has new env objects. What the old ones have staged nobody is to get.
+// The worker's env objects are gone, and no successor is there yet. What they have staged nobody is to get.
 void Ledger::note_rebuilt(std::uint32_t worker) {
     for (std::uint32_t local = 0; local < slab_->plan.servers[worker].size(); ++local) {
         const std::uint32_t server = slab_->plan.servers[worker][local];
@@ -162,7 +162,7 @@ void Ledger::publish_stage(std::uint32_t server, bool has_seed, std::uint64_t se
     words.row[seat.local] = staging_row(server);
     words.slot[seat.local] = 0;
     words.command[seat.local] = static_cast<std::uint8_t>(Command::RESET);
-    words.ticket[seat.local].store(ticket_word(server) - static_cast<std::uint32_t>(servers_[server].behind.size()), std::memory_order_release);
+    publish_ticket(seat, published_ticket(server));
     if (inline_ != nullptr) return;
     ring_worker(*slab_->workers[seat.worker]);
     check_deaths_of(seat.worker);
@@ -176,7 +176,7 @@ void Ledger::tend() {
         ServerBook& book = servers_[server];
         const Seat seat = slab_->seats[server];
         const Word& done = slab_->words[seat.worker].done[seat.local];
-        while (!book.behind.empty() && done.load(std::memory_order_acquire) == ticket_word(server) - book.behind.size()) {
+        while (!book.behind.empty() && done.load(std::memory_order_acquire) == published_ticket(server)) {
             const auto [has_seed, seed] = book.behind.front();
             book.behind.erase(book.behind.begin());
             publish_stage(server, has_seed, seed);

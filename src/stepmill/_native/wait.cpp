@@ -57,10 +57,10 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
     std::uint64_t deadline = UINT64_MAX;
     bool has_waited = false;
     for (;;) {
-        tend();
-        // This order finds every result, or is woken for it: bell, count, rows, want, count again, wait.
+        // This order finds every result, or is woken for it: bell, count, resets that wait for others, rows, want, count again, wait.
         const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
+        tend();
         bool is_fault = false;
         const std::uint32_t ready = scan(ids, need, is_fault);
         if (is_fault) return WaitResult::FAULT;
