@@ -25,6 +25,9 @@ class FakeLoop:
     def refresh(self) -> None:
         self.log.append(("refresh",))
 
+    def begin_again(self, local: int) -> None:
+        self.log.append(("begin again", local))
+
 
 class Plain:
     """An env without wrappers."""
@@ -76,7 +79,8 @@ def test_a_request_runs_after_the_commands_before_it_and_is_followed_by_a_refres
     reply = answer(loop, envs, Request(7, RequestKind.CALL, (2, 0), (5, 6), payload))
     assert reply.id == 7
     assert reply.outcomes == (Value("hi 2."), Value("hi 0."))
-    assert loop.log == [("run", 2, 5), ("run", 0, 6), ("greet", "2"), ("greet", "0"), ("refresh",)]
+    before = [("run", 2, 5), ("begin again", 2), ("run", 0, 6), ("begin again", 0)]
+    assert loop.log == [*before, ("greet", "2"), ("greet", "0"), ("refresh",)]
 
 
 def test_a_call_passes_arguments_and_returns_an_attribute_that_is_no_method() -> None:
