@@ -78,7 +78,8 @@ NOTEBOOK = """
         first = [int(word) for word in said.split()]
         expect("print(pool.step([1, 2]).reward.sum())", "3.0\\n")
 
-        request = client.execute("pool.step([4, 2])")  # stays in there until it is interrupted
+        # Stays in there until it is interrupted. A kernel aborts what it is sent just after a failure, unless told otherwise.
+        request = client.execute("pool.step([4, 2])", stop_on_error=False)
         wait_until((folder / "inside").exists)
         manager.interrupt_kernel()
         while (message := client.get_shell_msg(timeout=30))["parent_header"].get("msg_id") != request:
