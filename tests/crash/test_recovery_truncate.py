@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stepmill
+from stepmill import _native
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
+from stepmill.testing.chaos.envs import Traps, length_of, make_env
+from stepmill.worker.channel import wait_ready
 
 
 def make(num_envs: int = 4, num_workers: int = 2, backend: str = "process", **options: Any) -> stepmill.Pool:
@@ -112,3 +119,28 @@ def test_all_workers_may_die_at_once() -> None:
 
         assert batch.truncated.tolist() == [True] * 4
         assert pool.step([1] * 4).obs[:, 2].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("when", ["idle", "in its reset"])
+def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when: str, tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), identity, 2) for identity in range(2)]
+    options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", context="fork")
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+        pool.reset(seed=0)
+        for _ in range(length_of(0)):
+            batch = pool.step([1] * 4)
+        assert batch.truncated.tolist() == [True, True, False, False]
+        if when == "idle":
+            pidfd = _native.pidfd_open(pool.stats()["workers"][0]["pid"])
+            _native.pidfd_send_signal(pidfd, signal.SIGKILL)
+            wait_ready({pidfd: select.POLLIN}, 1e12)
+            os.close(pidfd)
+        else:
+            Traps(str(tmp_path)).lay("reset", 1, KILL)
+
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False, False, True, True]  # those end by themselves
+        assert batch.obs[:2, 2].tolist() == [0, 0]
+        assert kinds(batch) == [None] * 4
+        assert pool.step([1] * 4).obs[:2, 2].tolist() == [1, 1]

@@ -8,12 +8,14 @@ import signal
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 import stepmill
 from stepmill import _native
-from stepmill.testing.chaos import ChaosEnv
+from stepmill.testing.chaos import RAISE, ChaosEnv
+from stepmill.testing.chaos.envs import Traps
 from stepmill.worker.channel import wait_ready
 
 
@@ -137,3 +139,73 @@ def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
         replays = pool._recovery.replays
         assert replays is not None
         assert replays.log.size_bytes < 1000
+
+
+class OnceEnv(GainEnv):
+    """Raises once, where a file says so; shows its gain in what it observes, from the reset on."""
+
+    observation_space = gymnasium.spaces.Box(-1, 2**62, (5,), np.int64)
+
+    def __init__(self, folder: str, identity: int) -> None:
+        super().__init__(identity)
+        self._traps = Traps(folder)
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._traps.spring("step", self.identity)
+        return super().step(action)
+
+    def _observe(self) -> Any:
+        return np.array([*super()._observe(), int(100 * self.gain)], np.int64)
+
+
+def make_once(folder: Any, **options: Any) -> stepmill.Pool:
+    chosen = {"on_fault": "replay", "seeding": "per_episode", "max_restarts": 100, "context": "fork", **options}
+    env_fns = [partial(OnceEnv, str(folder), env_id) for env_id in range(4)]
+    arguments = {"backend": "process", "num_workers": 2} if "backend" not in options else {}
+    return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))  # type: ignore[arg-type]
+
+
+def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(tmp_path: Any) -> None:
+    with make_once(tmp_path) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        assert pool.call("amplify", 2.0) == (2.0,) * 4
+        pool.set_attr("offset", 1.0, env_ids=[1])
+        pool.step([1] * 4)
+        Traps(str(tmp_path)).lay("step", 1, RAISE)
+
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.reward.tolist() == [6.0, 7.0, 6.0, 6.0]
+        assert pool.get_attr("gain") == (2.0,) * 4
+
+
+def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp_path: Any) -> None:
+    with make_once(tmp_path, backend="serial") as pool:
+        pool.reset(seed=0)
+        pool.call("amplify", 2.0, env_ids=[1])
+        pool.step([1] * 4)
+        Traps(str(tmp_path)).lay("step", 1, RAISE)
+
+        with pytest.warns(RuntimeWarning, match="only a worker process can be replaced"):
+            batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False, True, False, False]
+        assert pool.get_attr("gain", env_ids=[1]) == (2.0,)
+
+
+def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahead(tmp_path: Any) -> None:
+    with make_once(tmp_path, overlap_resets=True) as pool:
+        pool.reset(seed=0)
+        for _ in range(6):
+            batch = pool.step([1] * 4)
+        assert batch.truncated.tolist() == [True] * 4
+        while pool.stats()["resets"] < 8:  # each has begun its next episode
+            pool.recv_ready()
+
+        pool.call("amplify", 2.0)
+
+        assert pool.step([1] * 4).obs[:, 4].tolist() == [200] * 4
+        kill(pool)
+        assert pool.step([1] * 4).truncated.tolist() == [False] * 4

@@ -112,6 +112,37 @@ def test_what_was_set_is_set_again_before_the_first_reset(on_fault: str) -> None
         assert batch.obs[-2:, 2:].tolist() == [[0, 7], [0, 8]]
 
 
+def test_an_env_that_is_reset_after_all_repairs_has_its_attributes_under_replay_too() -> None:
+    env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
+    with make(env_fns, on_fault="replay", seeding="per_episode", max_restarts=0) as pool:
+        pool.set_attr("level", [5, 6])
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([KILL, 1])
+        pool.recv(1)
+
+        assert pool.reset(env_ids=[0]).obs[0, 2:].tolist() == [0, 5]
+        assert pool.step([1, 1]).truncated.tolist() == [False, False]
+
+
+def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
+    if flag.exists():
+        raise RuntimeError("no second one")
+    return ChaosEnv(env_id)
+
+
+def test_why_a_worker_could_not_be_started_again_is_told_however_late_it_is_asked_for(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    with make([partial(make_fragile, flag, env_id) for env_id in range(2)], max_restarts=2) as pool:
+        pool.reset(seed=0)
+        flag.touch()
+        assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
+        pool._recovery.restarts.wait(0)  # it has given up
+
+        with pytest.raises(stepmill.EnvError, match="no second one"):
+            pool.step([1, 1])
+
+
 def test_an_attribute_that_a_restarted_env_refuses_is_told(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     env_fns = [partial(_refusing, str(flag), env_id) for env_id in range(2)]

@@ -92,5 +92,26 @@ def test_a_revival_that_fails_is_told_by_what_was_commanded(tmp_path: Path) -> N
         assert pool.reset(env_ids=[0]).env_id.tolist() == [0]
 
 
+def test_the_fault_of_an_env_that_was_not_named_in_a_reset_is_still_told() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        pool.send([1, 1, 1], [0, 1, 2])
+        pool.recv(env_ids=[2])
+        pool.send([KILL], [2])
+        with pytest.raises(stepmill.WorkerDied):
+            pool.recv(env_ids=[2])
+        pool.reset(env_ids=[2, 3])
+        pool.send([KILL, 1], [2, 3])
+        while pool.states[3].name != "FAULTED":  # both have a fault, and nobody was told
+            pool.recv_ready() if pool.states[0].name == "READY" else None
+
+        with pytest.warns(RuntimeWarning, match="env 2 failed"):
+            pool.reset(env_ids=[2])
+        with pytest.raises((stepmill.WorkerDied, stepmill.EnvTimeout)):
+            pool.recv(env_ids=[3])
+        assert pool.reset(env_ids=[3]).env_id.tolist() == [3]
+        assert pool.step([1] * 4).obs[:, 2].tolist()[2:] == [1, 1]
+
+
 def _columns(batch: stepmill.Batch) -> tuple[Any, Any]:
     return batch.env_id, batch.obs[:, 2]

@@ -370,7 +370,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         """Wait for what these envs are doing, and drop it, faults too: they are about to be reset. Revive who is FAULTED."""
         while self._ledger.num_pending():
             outcome = self._ledger.wait_for(ids, None)
-            for env_id, kind, _ in self._ledger.faults() if outcome == _FAULT else ():
+            for env_id, kind, _ in [row for row in self._ledger.faults() if outcome == _FAULT and row[0] in ids]:
                 warnings.warn(
                     f"env {env_id} failed (fault {kind}) before this reset, which drops its result",
                     RuntimeWarning,

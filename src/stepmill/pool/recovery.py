@@ -62,7 +62,8 @@ class Recovery:
         if self._policy is OnFault.REPLAY:
             return None
         delay_s = None if self._policy is OnFault.RAISE else self.restarts.budget.take(worker)
-        error = self.capsules.keep_death(self.restarts.obituary(worker), worker, ())
+        error = self.restarts.take_failure(worker) or self.restarts.obituary(worker)
+        error = self.capsules.keep_death(error, worker, ())
         if delay_s is None:
             return error
         self.restarts.begin(worker, delay_s)
