@@ -200,6 +200,24 @@ def test_the_message_names_the_leaf_and_what_was_found(pool_of, kind, words):
         pool.step([0])
 
 
+class _Huge:
+    def __reduce__(self):
+        raise MemoryError
+
+
+class _HugeInfoEnv(CountingEnv):
+    def step(self, action):
+        return *super().step(action)[:4], {"huge": _Huge()}
+
+
+@pytest.mark.parametrize("where", ["serial"])
+def test_an_output_that_cannot_be_kept_is_told_even_if_the_reason_has_no_words(pool_of):
+    pool = pool_of([_HugeInfoEnv])
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.BadOutput, match="output of step: MemoryError; "):
+        pool.step([0])
+
+
 # ---------------------------------------------------------------- envs that cannot be built
 
 

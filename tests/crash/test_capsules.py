@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 import warnings
@@ -228,15 +229,29 @@ def test_the_first_episode_of_a_pool_with_capsules_always_has_a_seed(tmp_path: P
     assert isinstance(the_capsule(tmp_path).seed, int)
 
 
-def test_a_folder_that_vanishes_is_noted_in_the_error_and_the_run_goes_on(tmp_path: Path):
+def test_a_folder_that_vanishes_is_made_again_or_noted_in_the_error_and_the_run_goes_on(tmp_path: Path):
     folder = tmp_path / "new" / "crashes"
     with pool_in(folder, on_fault="truncate") as pool:
         pool.reset(seed=0)
         folder.rmdir()
         batch = run(pool, [crashing.RAISE])
-        assert "no crash capsule could be written: FileNotFoundError" in batch.info["fault"]["message"][1]
+        assert Path(batch.info["fault"]["capsule"][1]).parent == folder
+        shutil.rmtree(folder)
+        folder.write_text("somebody else's")
+        batch = run(pool, [1, crashing.RAISE])
+        assert "no crash capsule could be written: FileExistsError" in batch.info["fault"]["message"][1]
         assert "capsule" not in batch.info["fault"]
         run(pool, [1, 1])
+
+
+def test_a_capsule_has_the_options_of_its_episode_whether_or_not_a_seed_came_with_them(tmp_path: Path):
+    with pool_in(tmp_path) as pool:
+        pool.reset(seed=3)
+        pool.reset(options={"start": 4})
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [1, crashing.RAISE])
+    capsule = the_capsule(tmp_path)
+    assert (capsule.options, capsule.episode, capsule.is_whole) == ({"start": 4}, 1, True)
 
 
 def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path):

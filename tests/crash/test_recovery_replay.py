@@ -55,6 +55,21 @@ class MoodyEnv(ChaosEnv):
         return super().step(action)
 
 
+class LateEnv(ChaosEnv):
+    """What its reset was given shows in the third reward, and not before."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        self._given = (options or {}).get("gain", 0) + self.np_random.random()
+        obs[1] = 0
+        return obs, info
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, info = super().step(action)
+        obs[1] = 0
+        return obs, self._given if self._clock >= 3 else 0.0, terminated, truncated, info
+
+
 def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **options: Any) -> stepmill.Pool:
     chosen = stepmill.PoolOptions(
         on_fault=on_fault, seeding="per_episode", max_restarts=100, restart_window_s=0.02, **options
@@ -189,3 +204,17 @@ def test_what_fails_at_another_place_as_it_is_played_again_is_played_once_more(t
         assert batch.truncated.tolist() == [False] * 4
         assert batch.obs[:, 2].tolist() == [5] * 4
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", [{"options": {"gain": 5}}, {"seed": [2**70, 1, 2**71, 2]}, {}])
+def test_an_episode_begun_by_a_reset_without_a_seed_word_is_played_again_with_what_it_was_given(how: Any) -> None:
+    with make(LateEnv, context="fork") as pool, make(LateEnv, on_fault="raise", context="fork") as calm:
+        for each in (pool, calm):
+            each.reset(seed=0), each.step([1] * 4)
+            each.reset(**how), each.step([1] * 4)
+        for step in range(16):  # over the end of an episode, too
+            if step in (0, 14):
+                kill(pool, 0)
+            ours, theirs = pool.step([1] * 4), calm.step([1] * 4)
+            assert ours.reward.tolist() == theirs.reward.tolist(), step
+            assert "fault" not in ours.info

@@ -247,3 +247,19 @@ def test_infos_can_be_had_row_by_row_as_the_envs_gave_them(backend):
         assert rows_of(batch.info) == [(1, {"action": 1, "note": "x"})]
         assert batch.info["_action"].tolist() == [False, True, False]
         assert rows_of({}) == []
+
+
+def test_an_info_that_contains_itself_is_an_error_that_names_the_env():
+    class Looped(CountingEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            info = {}
+            info["self"] = info
+            return obs, reward, terminated, truncated, info if action else {}
+
+    with Pool([Looped] * 2, backend="serial") as pool:
+        pool.reset(seed=0)
+        batch = pool.step([0, 1])
+        with pytest.raises(BadOutput, match="env 1 is nested too deep"):
+            batch.info["self"]
+        assert pool.step([0, 0]).reward.shape == (2,)

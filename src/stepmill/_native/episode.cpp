@@ -48,7 +48,8 @@ nb::dict Ledger::episode_log(std::uint32_t env_id) {
     log["episode"] = episode;
     log["seed"] = seed_of(env_id, episode);
     log["next_seed"] = seed_of(env_id, begins ? env.episode : env.episode + 1);
-    log["blob"] = env.log.blob && env.episode == 0 ? env.log.blob : nb::none();
+    const nb::object& blob = is_explicit ? env.log.next_blob : env.log.blob;
+    log["blob"] = blob ? blob : nb::none();
     log["actions"] = bytes_of(is_whole ? env.log.actions : std::vector<std::byte>());
     log["action"] = bytes_of(action);
     log["rewards"] = rewards, log["flags"] = flags, log["hashes"] = hashes;

@@ -33,10 +33,12 @@ struct EpisodeLog {
     std::uint64_t length = 0;        // results received of this one, its reset's too; also of one that is not whole
     std::vector<std::byte> actions;  // of each step, leaf by leaf
     std::vector<Outcome> outcomes;   // of the reset, then of each step
-    nb::object blob;                 // options of an explicit reset
+    nb::object blob;                 // seed and options of the explicit reset that began it
+    nb::object next_blob;            // the same of a reset under way
     std::uint64_t episode = 0;       // episodes begun so far
     std::uint64_t length_before = 0;  // the length of the one before
 
+    bool has_next_seed() const { return next_blob && !nb::object(next_blob[0]).is_none(); }  // one that does not fit the seed word
     std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
 };
 

@@ -16,6 +16,7 @@ void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint3
     EnvBook& env = envs_[id];
     const bool is_explicit = command == Command::RESET;
     env.is_reset = is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
+    if (env.is_reset && !is_explicit) env.log.next_blob.reset();
     if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
     env.is_own_reset = !env.is_reset && resets_itself(id);
     servers_[env.server].num_begun += env.is_reset;
@@ -24,8 +25,8 @@ void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint3
         env.base_seed = words.seed[local];
         env.has_seed = true;
         env.episode = 0;
-    } else if (env.is_reset) {
-        ++env.episode;
+    } else if (env.is_reset && !env.log.has_next_seed()) {
+        ++env.episode;  // as its worker counts: a seed that is no word leaves the count as it is
     }
 }
 
@@ -68,6 +69,7 @@ void Ledger::note_episode(EnvBook& env) {
     log_bytes_ -= log.size_bytes();
     log.actions.clear();
     log.outcomes.clear();
+    log.blob = std::exchange(log.next_blob, nb::object());
     log.first = journal_.num_batches();
     log.is_whole = env.has_seed && action_.num_opaques == 0;
 }
@@ -208,7 +210,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     words.flags[seat.local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[seat.local] = env.base_seed;
     words.episode[seat.local] = env.episode;
-    if (env.episode == 0 && env.log.blob) write_blob(env_id, env.log.blob.ptr());
+    if (env.log.blob) write_blob(env_id, env.log.blob.ptr());
     int outcome = REPLAYED;
     try {
         outcome = replay_log(env_id, slot, nb::cast<Ids>(places), between);

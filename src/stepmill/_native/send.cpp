@@ -87,7 +87,7 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
             words.seed[seat.local] = nb::cast<std::uint64_t>(seed);
             words.flags[seat.local] |= FLAG_SEED;
         }
-        envs_[ids[i]].log.blob = blob.is_none() ? nb::object() : blob;
+        envs_[ids[i]].log.next_blob = blob.is_none() ? nb::object() : blob;
         if (!blob.is_none()) write_blob(ids[i], blob.ptr());
         if (num_spares_ != 0) note_own_seed(ids[i], ids.size() == num_envs_);
     }

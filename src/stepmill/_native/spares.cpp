@@ -207,7 +207,7 @@ void Ledger::take(std::uint32_t id) {
     env.has_seed = server.has_seed;
     env.base_seed = server.seed;
     env.episode = 0;
-    env.log.blob.reset();
+    env.log.next_blob.reset();
     server.is_drawn = false;
     ++num_taken_;
     num_late_ += !is_done(id);
@@ -283,7 +283,7 @@ void Ledger::note_own_seed(std::uint32_t id, bool is_whole) {
         book.own_seed = words.seed[seat.local];
         book.has_own_seed = true;
         if ((is_whole && id == 0) || !has_pool_seed_) pool_seed_ = book.own_seed, has_pool_seed_ = true, num_drawn_ = 0;
-    } else if (seeding_ != Seeding::CONTINUE && !(words.flags[seat.local] & FLAG_BLOB)) {
+    } else if (seeding_ != Seeding::CONTINUE && !envs_[id].log.has_next_seed()) {
         draw_seed(envs_[id].server);
         if (!book.has_seed) return;
         words.seed[seat.local] = book.seed;

@@ -93,6 +93,7 @@ class CapsuleDesk:
             place = self._place(error, env_id)
             if self._told.get(env_id, (None, ""))[0] == place:  # a replay that fails at the same place again
                 return _told(error, self._told[env_id][1])
+            os.makedirs(self._folder, exist_ok=True)  # somebody may have tidied up since the start
             path = write_capsule(self._capsule(error, env_id, kind, call), self._folder, name)
         except Exception as exc:
             return _told(error, None, f"{type(exc).__name__}: {exc}")

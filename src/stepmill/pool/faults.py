@@ -47,7 +47,7 @@ def fault_error(row: FaultRow, lost: Sequence[int] = ()) -> StepmillError:
     if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
     return BadOutput(
-        f"env {env_id} gave a wrong {record['phase']}: {record['message']}; correct the env, or the spaces it declares",
+        f"env {env_id} gave a wrong {record['phase']}: {record['message'] or record['type']}; correct the env, or the spaces it declares",
         env_id=env_id,
         phase=record["phase"].removeprefix("output of "),
     )

@@ -58,6 +58,14 @@ def merge(
             leaf=f"info[{unfit.key!r}]",
             phase="info",
         ) from unfit.__cause__
+    except RecursionError:
+        env_id = row if env_ids is None else int(env_ids[row])
+        raise BadOutput(
+            f"the info of env {env_id} is nested too deep, or contains itself; give flatter infos",
+            env_id=env_id,
+            leaf="info",
+            phase="info",
+        ) from None
     return merged
 
 
