@@ -71,16 +71,33 @@ def test_the_data_are_the_same_with_and_without(backend, seeding):
     assert seeding == "continue" or draws == [[row[0] for row in step[0]] for step in early]
 
 
+@pytest.mark.parametrize("seeding", ["continue", "per_episode"])
+def test_a_seed_or_options_throw_away_what_was_begun_early(seeding):
+    with make_pool(True, *[partial(SlowResetEnv)] * 2, backend="thread", seeding=seeding) as pool:
+        first = pool.reset(seed=5).obs[:, 0].tolist()
+        for _ in range(3):
+            pool.step([0, 0])
+        wait_for_resets(pool, 4)  # both next episodes were begun
+        assert pool.reset(seed=5).obs[:, 0].tolist() == first
+        for _ in range(3):
+            pool.step([0, 0])
+        wait_for_resets(pool, 8)
+        assert pool.reset(options={"level": 1}).info["resets"].tolist() == [5, 5]
+
+
+def wait_for_resets(pool, num_resets):
+    deadline = time.monotonic() + 20
+    while pool.stats()["resets"] < num_resets:
+        assert time.monotonic() < deadline
+
+
 @pytest.mark.covers("X-6")
 def test_the_step_after_the_end_does_not_wait_for_a_reset_that_is_done():
     with make_pool(True, partial(SlowResetEnv, RESET_S), partial(SlowResetEnv, RESET_S)) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([0, 0])
-        before = pool.stats()["resets"]
-        deadline = time.monotonic() + 20
-        while pool.stats()["resets"] < before + 2:  # both were begun, though nobody asked
-            assert time.monotonic() < deadline
+        wait_for_resets(pool, pool.stats()["resets"] + 2)  # both were begun, though nobody asked
         assert pool.call("get_wrapper_attr", "num_resets") == (2, 2)
         assert pool.step([0, 0]).obs[:, 1].tolist() == [2.0, 2.0]
 

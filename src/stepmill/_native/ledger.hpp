@@ -143,11 +143,12 @@ class Ledger {
     enum class Asked { STEP, STEP_ALL, RESET };  // STEP_ALL leaves out who is exhausted
     void check_idle(const Ids& ids, Asked asked) const;
     void mask(std::uint32_t id);
-    bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 == budget_; }
+    bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its last episode, or all are over
     void check_workers(const Ids& ids, Command command);
     void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
     void write_blob(std::uint32_t env_id, PyObject* blob);
+    void write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const;
     void choose_slots(const Ids& ids);
     void dispatch(const Ids& ids, Command command);
     void check_deaths_of(std::uint32_t worker);

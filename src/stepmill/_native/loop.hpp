@@ -76,6 +76,7 @@ class Loop {
     bool do_staged();
     std::size_t obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row, std::uint32_t slot) const;
     bool reset_early();
+    bool is_of_early(std::uint32_t local) const;
     bool take_early(std::uint32_t local, Result& result, const char*& phase);
     void drop_early(ServedEnv& served) const;
     void do_command(std::uint32_t local, std::uint32_t ticket);

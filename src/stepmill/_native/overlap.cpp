@@ -27,6 +27,14 @@ bool Loop::reset_early() {
     return false;
 }
 
+// Whether an explicit reset asks for the very episode that was begun early.
+bool Loop::is_of_early(std::uint32_t local) const {
+    const ServedEnv& served = envs_[local];
+    if (words_.flags[local] == 0) return true;
+    const bool is_named = words_.flags[local] == (FLAG_SEED | FLAG_EPISODE);
+    return is_named && served.has_seed && words_.seed[local] == served.base_seed && words_.episode[local] == served.episode;
+}
+
 // What came of the early reset is the result of the command that asks for it, a fault too.
 bool Loop::take_early(std::uint32_t local, Result& result, const char*& phase) {
     ServedEnv& served = envs_[local];

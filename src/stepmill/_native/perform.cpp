@@ -18,7 +18,7 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     phase = "reset";
     std::uint32_t attempts_left = reset_retries_;
     if (served.is_early) {
-        const bool is_wanted = is_due || words_.flags[local] == 0;  // a seed or options ask for another episode than this
+        const bool is_wanted = !is_reset || is_of_early(local);  // a seed or options ask for another episode than this
         const bool is_retried = served.early_error && served.early_phase[0] == 'r' && attempts_left != 0;
         if (is_wanted && !is_retried) return take_early(local, result, phase);
         if (is_wanted) --attempts_left;

@@ -121,7 +121,6 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
     words.row[seat.local] = row_of(id);
     words.command[seat.local] = static_cast<std::uint8_t>(command);
     words.slot[seat.local] = static_cast<std::uint8_t>(slot);
-    if (command == Command::STEP && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
     publish_ticket(seat, ++env.ticket);
     scanned_ = 0;
     if (inline_ != nullptr || helper_) return;

@@ -51,7 +51,7 @@ Outcome Ledger::outcome_of(std::uint32_t id) const {
 // Received. What comes with the results of all other envs is in the journal already.
 void Ledger::note_result(std::uint32_t id, bool is_journaled) {
     EnvBook& env = envs_[id];
-    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id);
+    const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id) && !is_last(env);
     if (begins_next && !env.is_reset) ++env.episode;
     if (log_limit_ == 0) return;
     if (env.is_reset || begins_next) note_episode(env);
@@ -222,7 +222,10 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     }
     words.flags[seat.local] = 0;
     copy_action(env_id, action.data(), false);
-    if (outcome == REPLAYED && is_pending) give(env_id, Command::STEP, env.target);
+    if (outcome == REPLAYED && is_pending) {
+        if (is_last(env)) words.flags[seat.local] = FLAG_LAST;
+        give(env_id, Command::STEP, env.target);
+    }
     return outcome;
 }
 
@@ -231,8 +234,10 @@ int Ledger::replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& plac
     EnvBook& env = envs_[env_id];
     const Seat seat = slab_->seats[env.server];
     const Ids only{env_id};
+    const bool is_counted = env.status == EnvStatus::EXHAUSTED || (env.status != EnvStatus::PENDING && is_ended(env_id));
+    const bool was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
     for (std::size_t step = 0; step < env.log.outcomes.size(); ++step) {
-        if (step == 1) slab_->words[seat.worker].flags[seat.local] = 0;
+        if (step == 1) slab_->words[seat.worker].flags[seat.local] = was_last ? FLAG_LAST : 0;
         if (step > 0) copy_action(env_id, env.log.actions.data() + (step - 1) * action_bytes(), false);
         give(env_id, step == 0 ? Command::RESET : Command::STEP, slot);
         if (wait_ids(only, 1, nb::handle()) != WaitResult::READY) return REPLAY_FAULT;

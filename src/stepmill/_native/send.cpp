@@ -82,16 +82,28 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
         envs_[ids[i]].is_taking = servers_[server].is_staged && envs_[ids[i]].status == EnvStatus::IDLE && seed.is_none() && blob.is_none();
         if (envs_[ids[i]].is_taking) continue;
         servers_[server].is_staged = false;
-        words.flags[seat.local] = 0;
-        if (!seed.is_none()) {
-            words.seed[seat.local] = nb::cast<std::uint64_t>(seed);
-            words.flags[seat.local] |= FLAG_SEED;
-        }
         envs_[ids[i]].log.next_blob = blob.is_none() ? nb::object() : blob;
+        write_reset_seed(ids[i], words, seat.local, seed);
         if (!blob.is_none()) write_blob(ids[i], blob.ptr());
         if (num_spares_ != 0) note_own_seed(ids[i], ids.size() == num_envs_);
     }
     dispatch(ids, Command::RESET);
+}
+
+// The seed of an explicit reset. Where none is given and episodes derive theirs the worker knows it, unless the object is new.
+void Ledger::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const {
+    const EnvBook& env = envs_[id];
+    words.flags[local] = 0;
+    if (!seed.is_none()) {
+        words.seed[local] = nb::cast<std::uint64_t>(seed);
+        words.flags[local] = FLAG_SEED;
+        return;
+    }
+    const bool is_new = env.status != EnvStatus::IDLE || env.is_lost || env.needs_restore;
+    if (!is_new || !env.has_seed || seeding_ == Seeding::CONTINUE || num_spares_ != 0) return;
+    words.flags[local] = FLAG_SEED | FLAG_EPISODE;
+    words.seed[local] = env.base_seed;
+    words.episode[local] = env.episode + (env.log.has_next_seed() ? 0 : 1);
 }
 
 void Ledger::check_idle(const Ids& ids, Asked asked) const {
