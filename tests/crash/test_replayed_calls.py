@@ -209,3 +209,35 @@ def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahe
         assert pool.step([1] * 4).obs[:, 4].tolist() == [200] * 4
         kill(pool)
         assert pool.step([1] * 4).truncated.tolist() == [False] * 4
+
+
+def test_an_env_that_fails_elsewhere_as_it_is_played_again_with_its_calls_is_not_called_twice(tmp_path: Any) -> None:
+    with make_twice(tmp_path) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        assert pool.call("amplify", 2.0) == (2.0,) * 4
+        pool.step([1] * 4)
+        Traps(str(tmp_path)).lay("step", 1, RAISE)
+        Traps(str(tmp_path)).lay("second", 1, RAISE)
+
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.reward.tolist() == [6.0] * 4
+        assert not list(tmp_path.iterdir())  # it did fail twice
+
+
+class TwiceEnv(OnceEnv):
+    """Fails a second time, in the second step of its episode, once it has failed."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        if self._clock == 2:
+            self._traps.spring("second", self.identity)
+        return result
+
+
+def make_twice(folder: Any) -> stepmill.Pool:
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
+    env_fns = [partial(TwiceEnv, str(folder), env_id) for env_id in range(4)]
+    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)

@@ -202,8 +202,7 @@ class Recovery:
     def _replay_own(self, env_id: int, error: StepmillError) -> None:
         self._note_failure(env_id, error)
         worker = self.ledger.worker_of(env_id)
-        is_marked = self.replays is not None and self.replays.has_marks(self.ledger, env_id)
-        if is_marked and self._policy is OnFault.REPLAY and self.restarts.can_replace_living:
+        if self._needs_replacement(env_id):
             self._replace(worker, error)
             return
         try:
@@ -330,12 +329,23 @@ class Recovery:
         worker = self.ledger.worker_of(env_id)
         reason = self.replays.play(self.ledger, env_id, is_new=is_new)
         for _ in range(MAX_PLAYS - 1):
-            delay_s = self.restarts.budget.take(worker) if reason == FAILED_BETWEEN else None
+            if reason != FAILED_BETWEEN:
+                break
+            if self._needs_replacement(env_id):  # which is the business of whoever finds it dead
+                self._repetitions.excuse(env_id)
+                self.restarts.end(worker)
+                return None
+            delay_s = self.restarts.budget.take(worker)
             if delay_s is None or self.restarts.pause(delay_s):
                 break
             # The object has the calls from before the episode by now.
             reason = self.replays.play(self.ledger, env_id, is_new=False)
         return reason
+
+    def _needs_replacement(self, env_id: int) -> bool:
+        """Whether calls have left marks on an env that lives on, which no reset takes back but a new worker does."""
+        can_replace = self._policy is OnFault.REPLAY and self.restarts.can_replace_living
+        return can_replace and self.replays is not None and self.replays.has_marks(self.ledger, env_id)
 
     def _death_error(self, worker: int, rows: Sequence[FaultRow]) -> StepmillError:
         late = [row for row in rows if row[1] == FaultKind.TIMED_OUT]

@@ -18,15 +18,23 @@ class Repetitions:
     def __init__(self) -> None:
         self._last: dict[int, tuple[Place, str, int]] = {}
         self._reasons: dict[int, str] = {}
+        self._excused: set[int] = set()
 
     def note(self, env_id: int, place: Place, error: StepmillError) -> None:
         """An env failed in a step; `place` is the same only if it got no further since."""
+        if env_id in self._excused:
+            self._excused.remove(env_id)
+            return
         what = _name_of(error)
         last_place, last_what, count = self._last.get(env_id, ((), "", 0))
         count = count + 1 if (last_place, last_what) == (place, what) else 1
         if count >= (ENOUGH_FROM_OUTSIDE if what in _FROM_OUTSIDE else ENOUGH):
             self._reasons[env_id] = f"step {place[-1]} failed in the same way when it was played again ({what})"
         self._last[env_id] = place, what, count
+
+    def excuse(self, env_id: int) -> None:
+        """The failure of this env that will be noted next came elsewhere: while it was played again."""
+        self._excused.add(env_id)
 
     def take_reason(self, env_id: int) -> str | None:
         """Return why playing the env's episode once more does not help, once; None if it may."""

@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import time
+from collections.abc import Callable
 
 from stepmill.testing.chaos.envs import HANG, KILL, RAISE, ChaosEnv
 from stepmill.testing.chaos.kinds import KINDS
@@ -20,20 +21,31 @@ __all__ = ["HANG", "KILL", "RAISE", "ChaosEnv", "ChaosReport", "run_chaos"]
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 NUM_FORMS = 2 * len(KINDS)  # each kind in sync and async
+MAX_GROWTH_BYTES = 16 << 20
 
 
-def run_chaos(seconds: float, seed: int = 0, *, round_s: float = 10.0) -> ChaosReport:
+def run_chaos(
+    seconds: float,
+    seed: int = 0,
+    *,
+    round_s: float = 10.0,
+    tell: Callable[[ChaosReport], object] = lambda report: None,
+) -> ChaosReport:
     """Break workers of pools of every kind by turns, each pool for up to `round_s` seconds, and report.
 
     The process must be the only one to signal those workers; what it breaks is drawn from `seed`, when it strikes depends
-    on the machine.
+    on the machine. `tell` hears of the report when each kind has had its turn.
     """
     report = ChaosReport(seed)
     rng = random.Random(seed)
     begin = time.monotonic()
-    held: int | None = None
+    held = Holdings()
     for number in itertools.count():
         now = time.monotonic()
+        report.seconds = now - begin
+        if number % NUM_FORMS == 0 and number != 0:
+            held.compare(report)
+            tell(report)
         if now >= begin + seconds:
             break
         kind, is_sync = KINDS[number // 2 % len(KINDS)], number % 2 == 0
@@ -42,10 +54,24 @@ def run_chaos(seconds: float, seed: int = 0, *, round_s: float = 10.0) -> ChaosR
         report.rounds[kind.name] += 1
         # What one round takes too long the others go without, so that each has its turn.
         length_s = min(round_s, (begin + seconds - now) / max(NUM_FORMS - number, 1))
-        Round(report, rng, kind, is_sync=is_sync, context=context).run(min(now + length_s, begin + seconds))
-        num_fds = len(os.listdir("/proc/self/fd"))
-        held = num_fds if held is None else held
-        if num_fds > held:
-            report.complain(f"{num_fds - held} descriptors are left")
-    report.seconds = time.monotonic() - begin
+        Round(report, rng, kind, is_sync=is_sync, context=context).run(length_s)
     return report
+
+
+class Holdings:
+    """What this process holds between two rounds, when no pool is there: it must not grow from pass to pass."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, int, int] | None = None
+
+    def compare(self, report: ChaosReport) -> None:
+        """Complain of what has grown since the first time."""
+        with open("/proc/self/statm") as file:
+            num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        now = num_bytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        report.held_mib.append(num_bytes >> 20)
+        self._first = now if self._first is None else self._first
+        limits = (self._first[0] + MAX_GROWTH_BYTES, self._first[1], self._first[2])
+        for what, count, limit in zip(("bytes of memory", "descriptors", "threads"), now, limits, strict=True):
+            if count > limit:
+                report.complain(f"{count} {what} are held between two rounds, at most {limit} were expected")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from stepmill.testing.chaos import run_chaos
+from stepmill.testing.chaos import ChaosReport, run_chaos
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,9 +16,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round-seconds", type=float, default=10.0)
     chosen = parser.parse_args(arguments)
-    report = run_chaos(chosen.seconds, chosen.seed, round_s=chosen.round_seconds)
+    report = run_chaos(chosen.seconds, chosen.seed, round_s=chosen.round_seconds, tell=_tell)
     sys.stdout.write(f"{report}\n")
     return 1 if report.num_wrong else 0
+
+
+def _tell(report: ChaosReport) -> None:
+    """What is wrong is known before the night is over."""
+    sys.stderr.write(f"chaos: {report.seconds:.0f} s, {report.transitions} transitions, {report.num_wrong} wrong\n")
 
 
 if __name__ == "__main__":

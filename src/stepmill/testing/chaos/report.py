@@ -18,6 +18,7 @@ class ChaosReport:
         calls, calls_failed: of all kinds; those that failed were told so.
         rounds: how many there were of each kind.
         replays: transitions that were checked where none may be broken.
+        held_mib: memory of this process each time that all kinds have had their turn.
     """
 
     seed: int
@@ -33,6 +34,7 @@ class ChaosReport:
     kinds: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
     capsules: int = 0
+    held_mib: list[int] = field(default_factory=list)
     num_wrong: int = 0
     wrong: list[str] = field(default_factory=list)
     now: str = ""
@@ -49,6 +51,7 @@ class ChaosReport:
             f"inflicted: {dict(self.inflicted)}",
             f"workers restarted: {self.restarts}; episodes ended: {self.episodes}; broken: {self.broken} {dict(self.kinds)}",
             f"calls: {self.calls}, of which told that they failed: {self.calls_failed}; capsules read: {self.capsules}",
+            f"MiB held after each pass: {self.held_mib}",
             f"transitions checked: {self.transitions}, under replay: {self.replays}; wrong: {self.num_wrong}",
             *self.wrong,
         ]

@@ -51,10 +51,11 @@ class Round:
         options = kind.pool_options(context, self._crashes)
         self._pool = Pool(env_fns, backend="process", num_workers=kind.num_workers, options=options)
 
-    def run(self, until: float) -> None:
-        """Drive the pool until that time of the monotonic clock; close it."""
+    def run(self, seconds: float) -> None:
+        """Drive the pool for so long; close it."""
         with self._folder, self._pool as pool:
             self._books.begin(pool.reset(seed=self._rng.randrange(2**31)))
+            until = time.monotonic() + seconds
             try:
                 while time.monotonic() < until:
                     self._advance()
