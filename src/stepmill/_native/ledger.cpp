@@ -1,22 +1,14 @@
 #define NO_IMPORT_ARRAY
 #include "ledger.hpp"
+#include "forks.hpp"
 
 #include <algorithm>
-#include <pthread.h>
 
 namespace stepmill {
 
 namespace {
 
 constexpr std::uint64_t JOURNAL_BYTES = 1 << 20;
-
-std::atomic<std::uint32_t> fork_count{0};
-
-std::uint32_t watch_forks() {
-    static const int once = pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
-    static_cast<void>(once);
-    return fork_count.load();
-}
 
 std::vector<std::size_t> row_sizes(const Tree& tree, std::uint32_t batch_size) {
     std::vector<std::size_t> sizes;

@@ -1,4 +1,7 @@
 #define NO_IMPORT_ARRAY
+#include <unistd.h>
+
+#include "forks.hpp"
 #include "loop.hpp"
 
 namespace stepmill {
@@ -34,6 +37,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       unpickler_(settings["unpickler"]),
       encoder_(nb::object(settings["pickler"]).ptr()),
       overflow_(slab_->result_fds.at(worker), slab_->plan.servers.at(worker).size()),
+      fork_generation_(watch_forks()),
       reset_names_(nb::make_tuple("seed", "options")),
       no_info_(nb::dict()) {
     slab_->check();
@@ -173,6 +177,22 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
     }
     served.done = ticket;
     end_activity(*control_);
+}
+
+// An env forked, and the copy came back from it, as it does where an exception or sys.exit() ends what it had to do: it must not
+// answer commands beside the process whose copy it is.
+void Loop::end_if_copied() {
+    if (is_inline_ || fork_generation_ == fork_count.load(std::memory_order_relaxed)) return;
+    int status = EXIT_STRAY_COPY;
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_SystemExit)) {
+        const nb::object error = nb::steal(raised_exception());
+        const nb::object code = nb::getattr(error, "code", nb::none());
+        status = code.is_none() ? 0 : PyLong_Check(code.ptr()) ? static_cast<int>(PyLong_AsLong(code.ptr())) : 1;
+    } else {
+        if (PyErr_Occurred()) PyErr_PrintEx(0);
+        PySys_WriteStderr("stepmill: a process that an env forked came back from step() or reset(), and is ended here; it should end itself, by os._exit()\n");
+    }
+    _exit(status);
 }
 
 // ---- waiting ----------------------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class Loop {
     bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
+    void end_if_copied();
     std::uint64_t episode_seed(std::uint32_t local) const;
     nb::object kept_options(const ServedEnv& served) const;
     bool unpack_reset(PyObject* returned, Result& result);
@@ -142,6 +143,7 @@ class Loop {
     std::uint32_t group_ = 0;       // results stored but not counted yet
     std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
     Patience patience_;
+    std::uint32_t fork_generation_;
     bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
     nb::object reset_names_;        // ("seed", "options")
     nb::object no_info_;            // an empty dict

@@ -63,6 +63,7 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
         static PyObject* const seed_only = PyTuple_Pack(1, PyUnicode_InternFromString("seed"));
         returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_only));
     }
+    end_if_copied();
     control_->num_resets.store(control_->num_resets.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (!returned) return false;
     return unpack_reset(returned.ptr(), result);
@@ -87,6 +88,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     phase = "step";
     PyObject* args[2] = {nullptr, action.ptr()};  // the slot before the arguments is the callee's to use
     nb::object returned = nb::steal(PyObject_Vectorcall(served.step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    end_if_copied();
     control_->num_steps.store(control_->num_steps.load(std::memory_order_relaxed) + batch_size_, std::memory_order_relaxed);
     if (!returned) return false;
     phase = "output of step";

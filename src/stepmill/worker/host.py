@@ -9,6 +9,7 @@ close_envs(…)           ─► the records of envs that raised in close()
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -28,6 +29,7 @@ Fault = tuple[int | None, Record]  # env_id and what it raised
 
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 _SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
+EXIT_STRAY_COPY = 67  # as in _native/forks.hpp
 _COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
 
 
@@ -151,12 +153,15 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
         num_requests: announced to this worker's predecessors, and not for it.
     """
     num_seen = num_requests
+    own_pid = os.getpid()
     loop.requests_seen(num_seen)
     while loop.run() == _native.LOOP_REQUEST:
         request = mailbox.next()
         if request is None:
             return False
         reply = calls.answer(loop, envs, request)
+        if os.getpid() != own_pid:  # the call forked, and this is the copy: it must not answer a second time
+            os._exit(EXIT_STRAY_COPY)
         num_seen = (num_seen + 1) & _COUNTER_MASK
         loop.requests_seen(num_seen)
         mailbox.reply(reply)
