@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -136,3 +137,26 @@ def test_a_reset_without_a_seed_after_a_death_goes_on_with_the_seeds_of_old(on_f
         for _ in range(3):
             ours, theirs = pool.step([1] * NUM_ENVS), calm.step([1] * NUM_ENVS)
         assert ours.reward.tolist() == theirs.reward.tolist()
+
+
+@pytest.mark.parametrize("on_fault", ["replay", "truncate"])
+def test_a_reset_of_an_exhausted_env_whose_worker_died_leaves_its_neighbour_to_the_policy(on_fault: str) -> None:
+    with make(on_fault) as pool:
+        pool.reset(seed=0)
+        while not pool.exhausted[0]:  # the shortest episodes; worker 0 has envs 0 and 1
+            pool.step([1] * NUM_ENVS)
+        before = pool.num_ended.tolist()
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        wait_for_death(pool)
+
+        pool.reset(env_ids=[0])
+        batch = pool.step([1] * NUM_ENVS)
+
+        assert batch.truncated.tolist() == [False, on_fault == "truncate", False, False]
+        assert pool.num_ended.tolist() == [0, before[1] + (on_fault == "truncate"), *before[2:]]
+
+
+def wait_for_death(pool: stepmill.Pool) -> None:
+    deadline = time.monotonic() + 20
+    while not pool._ledger.is_dead(0):
+        assert time.monotonic() < deadline

@@ -23,7 +23,7 @@ from stepmill.pool.start import has_log, start_pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
-from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
+from stepmill.spec.options import EnvState, OnFault, PoolOptions, Seeding, apply_arguments
 from stepmill.worker.messages import RequestKind
 
 SLOW_S = 30.0  # after this long without an answer a wait tells of it
@@ -380,8 +380,9 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             if outcome != _FAULT:
                 break
         states = self._ledger.states()
-        is_dead = self._ledger.is_dead
-        lost = [env_id for env_id in ids if states[env_id] == EnvState.EXHAUSTED and is_dead(self.worker_of[env_id])]
+        # Under other policies the reset finds the worker dead, and all of its envs are dealt with.
+        over = [i for i in ids if states[i] == EnvState.EXHAUSTED] if self.options.on_fault is OnFault.RAISE else []
+        lost = [env_id for env_id in over if self._ledger.is_dead(self.worker_of[env_id])]
         told = self._recovery.told_envs()
         faulted = [env_id for env_id in ids if states[env_id] == EnvState.FAULTED or env_id in told]
         if lost:
