@@ -54,12 +54,22 @@ inline check_deaths() {
 #endif
 }
 
+/* C++: dispatch (send.cpp), give (recovery.cpp): publish_ticket. What is commanded to a successor its predecessor must not see. */
+#if !REVIVES
+#define PUBLISH(r_) ticket[r_] = PUBLISHED(r_)
+#elif defined(NO_HOLD)
+#define PUBLISH(r_) ADDRESS(r_); ticket[r_] = PUBLISHED(r_)
+#else
+#define PUBLISH(r_) ADDRESS(r_); if :: is_held[(r_) / R] :: else -> ticket[r_] = PUBLISHED(r_) fi
+#endif
+
+#if !SPARES
 #define PLAN(r_) if :: status[r_] == IDLE && books[r_] < T -> is_touched[(r_) / R] = true :: else fi
 #define PLAN_ALL PLAN(0); if :: NR > 1 -> PLAN(1 % NR) :: else fi; if :: NR > 2 -> PLAN(2 % NR); PLAN(3 % NR) :: else fi
 
 inline write_ticket(r_) {
 	if
-	:: atomic { status[r_] == IDLE && books[r_] < T -> status[r_] = PENDING; num_pending++; books[r_]++; ticket[r_] = books[r_] }
+	:: atomic { status[r_] == IDLE && books[r_] < T -> status[r_] = PENDING; num_pending++; books[r_]++; PUBLISH(r_) }
 	:: else
 	fi
 }
@@ -93,12 +103,14 @@ inline dispatch() {
 #endif
 }
 
+#endif
+
 inline scan_row(r_) {
 	if
 	:: status[r_] == PENDING && ready < need ->
 		if
-		:: atomic { done[r_] == books[r_] -> ready++; is_fault = is_fault || fault[r_] }
-		:: done[r_] != books[r_]
+		:: atomic { done[SERVER(r_)] == books[SERVER(r_)] -> ready++; is_fault = is_fault || fault[SERVER(r_)] }
+		:: done[SERVER(r_)] != books[SERVER(r_)]
 		fi
 	:: else
 	fi
@@ -108,16 +120,45 @@ inline scan_row(r_) {
 inline scan() {
 	ready = 0;
 	scan_row(0);
-#if NR > 1
+#if NR - SPARES > 1
 	scan_row(1);
 #endif
-#if NR > 2
+#if NR - SPARES > 2
 	scan_row(2);
 	scan_row(3);
 #endif
 }
 
-/* C++: rest (wait.cpp) */
+#if SCRIBBLES
+/* C++: settle_dead (wait.cpp). What the dead have scrambled is written once more. */
+inline settle_dead_row(r_) {
+	if
+	:: status[r_] == PENDING && done[r_] != books[r_] && !is_restarting[(r_) / R] && dead[(r_) / R] ->
+#ifndef NO_TICKET_AGAIN
+		ticket[r_] = books[r_];
+#endif
+		check_deaths_of((r_) / R);
+#ifndef NO_STATE_AGAIN
+		if
+		:: done[r_] != books[r_] && dead[(r_) / R] == DIED ->
+			state[r_] = STATE(books[r_] - 1, 0);
+			check_deaths_of((r_) / R)
+		:: done[r_] == books[r_] || dead[(r_) / R] != DIED
+		fi
+#endif
+	:: else
+	fi
+}
+
+inline settle_dead() {
+	settle_dead_row(0);
+#if NR > 1
+	settle_dead_row(1)
+#endif
+}
+#endif
+
+/* C++: rest (wait.cpp). It may spin twice, with the GIL and without: that is once, for longer. */
 inline rest() {
 #if SPINNERS
 	spin_for(PARENT_SEAT, bell);
@@ -126,6 +167,13 @@ inline rest() {
 	:: !is_rung -> park(bell, parked, asleep)
 	:: else
 	fi;
+#if SCRIBBLES && !defined(NO_SETTLE_DEAD)
+	if
+	:: atomic { is_slice -> is_slice = false };
+		settle_dead()
+	:: !is_slice
+	fi;
+#endif
 	is_rung = false
 }
 
@@ -133,11 +181,17 @@ inline rest() {
 inline wait_ids() {
 	do
 	::
+#if SPARES && defined(EARLY_TEND)
+		tend();
+#endif
 #ifndef LATE_BELL
 		bell = false;
 #endif
 #ifndef LATE_COUNT
 		counted = count;
+#endif
+#if SPARES && !defined(EARLY_TEND)
+		tend();
 #endif
 #ifdef TRUST_COUNT
 		if
@@ -205,6 +259,7 @@ inline rebase() {
 /* The ghosts of a row whose result was received: nobody may write it any more. What is not read again is forgotten. */
 #define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
+#if !SPARES
 /* C++: settle (gather.cpp), faults (faults.cpp). What is there is received, once and as it was published. */
 inline collect() {
 	do
@@ -212,11 +267,11 @@ inline collect() {
 			r < NR ->
 			if
 			:: status[r] == PENDING && done[r] == books[r] && fault[r] == NONE ->
-				assert(data[r] == books[r] && honest[r] == books[r] && settled[r] < books[r]);
+				assert(IS_SCRIBBLED(r) || (data[r] == books[r] && honest[r] == books[r] && settled[r] < books[r]));
 				status[r] = IDLE;
 				RECEIVE(r)
 			:: status[r] == PENDING && done[r] == books[r] && fault[r] != NONE ->
-				assert(settled[r] == books[r] && honest[r] < books[r]);
+				assert(SCRIBBLES || (settled[r] == books[r] && honest[r] < books[r]));
 				status[r] = FAULTED;
 				RECEIVE(r)
 			:: else
@@ -226,6 +281,8 @@ inline collect() {
 	:: atomic { r == NR -> rebase(); break }
 	od
 }
+
+#endif
 
 /* C++: post_request (ledger.cpp) */
 inline post_request(r_) {
@@ -244,6 +301,13 @@ inline post_request(r_) {
 /* All threads of a process are gone; what it stored has arrived. */
 #define KILL(w_) DRAIN(w_); gone[w_] = true
 
+#if !SPARES
+#if R > 1
+#define NOTE_MORTALS(w_) NOTE_MORTAL(ROW(w_, 0)); NOTE_MORTAL(ROW(w_, 1))
+#else
+#define NOTE_MORTALS(w_) NOTE_MORTAL(ROW(w_, 0))
+#endif
+
 /* A faulted row is commanded again, if its worker lives or is to live again: Ledger::check_workers, Recovery. */
 inline mend() {
 #if KILLS || LIMITS
@@ -257,7 +321,8 @@ inline mend() {
 			/* C++: set_restarting (recovery.cpp) */
 			:: atomic {
 					dead[r / R] && !is_restarting[r / R] && revives ->
-					revives--; is_restarting[r / R] = true; order = r / R; status[r] = IDLE
+					revives--; is_restarting[r / R] = true; is_held[r / R] = true; order = r / R; status[r] = IDLE;
+					NOTE_MORTALS(r / R); RENEW(r / R)
 				}
 #endif
 			:: dead[r / R] && !is_restarting[r / R] && !revives
@@ -271,6 +336,8 @@ inline mend() {
 	skip
 #endif
 }
+
+#endif
 
 /* C++: close (ledger.cpp) */
 inline close(i_) {
@@ -314,6 +381,7 @@ inline finish() {
 #endif
 }
 
+#if !SPARES
 #if REQUESTS
 #define MAYBE_REQUEST if :: posts -> posts--; post_request(0) :: true fi
 #else
@@ -322,7 +390,6 @@ inline finish() {
 
 active proctype Pool() {
 	byte status[NR];
-	byte books[NR];                  /* EnvBook::ticket */
 	byte me = LEARNER, posts = REQUESTS, revives = REVIVES;
 	byte num_pending, need, ready, r, v, t, old, num_settled, counted, wanted;
 	bool is_touched[W];
@@ -363,6 +430,8 @@ active proctype Pool() {
 died:
 	is_over = true
 }
+
+#endif
 
 #if CLOSERS
 active proctype Closer() {

@@ -2,6 +2,45 @@
 
 /* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
+/* C++: mend_words (recovery.cpp). One step: the GIL keeps the learner out, and who could write there is buried. What it was
+ * commanded before its restart began is lost; what it was commanded since is its successor's.
+ */
+inline mend_row(r_) {
+	ticket[r_] = PUBLISHED(r_);
+	if
+	:: done[r_] != PUBLISHED(r_) && IS_LOST(r_) -> SETTLE(r_, PUBLISHED(r_), DIED); done[r_] = PUBLISHED(r_)
+	:: done[r_] != PUBLISHED(r_) && !IS_LOST(r_) -> done[r_] = PUBLISHED(r_) - 1
+	:: else
+	fi;
+	state[r_] = STATE(done[r_], 0);
+	SET_SCRIBBLED(r_, false)
+}
+
+#if !SPARES
+#define NOTE_REBUILT(w_) skip
+#elif R > 2
+#define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0)); NOTE_REBUILT_SERVER(ROW(w_, 1)); NOTE_REBUILT_SERVER(ROW(w_, 2))
+#elif R > 1
+#define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0)); NOTE_REBUILT_SERVER(ROW(w_, 1))
+#else
+#define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0))
+#endif
+inline mend_words(w_) {
+	atomic {
+		is_held[w_] = false;
+		NOTE_REBUILT(w_);
+		requests[w_] = num_posted[w_]; stop[w_] = is_closed; worker_parked[w_] = false; current[w_] = NO_SERVER;
+		mend_row(ROW(w_, 0));
+#if R > 1
+		mend_row(ROW(w_, 1));
+#endif
+#if R > 2
+		mend_row(ROW(w_, 2))
+#endif
+	};
+	ring_pool()
+}
+
 /* Python: restart (pool/restarts.py), revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
 inline replace(w_) {
 #ifndef NO_DECLARE
@@ -12,14 +51,23 @@ inline replace(w_) {
 	fi;
 	UNLOCK;
 #endif
-	atomic { gone[w_] = false; respawn[w_] = true; hung[w_] = false; sigkill[w_] = false };
+	mend_words(w_);
+	atomic { gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true };
 	LOCK;
-	atomic { is_watched[w_] = true; generation[w_]++ };
+	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
 #ifndef KEEP_DEAD
 	dead[w_] = NONE;
 #endif
 	UNLOCK
 }
+
+#ifdef NO_UNHIDE
+#define UNHIDE skip
+#elif R > 1
+#define UNHIDE ticket[ROW(w, 0)] = PUBLISHED(ROW(w, 0)); ticket[ROW(w, 1)] = PUBLISHED(ROW(w, 1))
+#else
+#define UNHIDE ticket[ROW(w, 0)] = PUBLISHED(ROW(w, 0))
+#endif
 
 #if REVIVES
 /* Python: _run (pool/restarts.py) */
@@ -34,9 +82,18 @@ end_waiting:
 		ended[w];
 		if
 		:: replace(w)
+#if !SPARES
 		:: true  /* it does not come up */
+#endif
 		fi;
-		is_restarting[w] = false;
+		/* C++: set_restarting (recovery.cpp), end_restart (recovery.cpp) */
+		atomic {
+			is_restarting[w] = false;
+			if
+			:: is_held[w] -> is_held[w] = false; UNHIDE
+			:: else
+			fi
+		};
 #ifndef NO_LAST_CHECK
 		check_deaths_of(w);
 #endif
@@ -49,93 +106,173 @@ died:
 
 /* ---- the reaper -------------------------------------------------------------------------------------------------- */
 
-/* C++: give_up (reaper.cpp) */
+/* Two looks; the clock says that a limit lies between them. What hangs is what the state names, if there is no progress
+ * after it was read. Blame is just if that ran, or waited, through both looks.
+ */
 #ifdef NO_GIVE_UP_COMPARE
-#define IS_STILL(r_, word_) true
+#define IS_STILL_AT(r_, word_) true
 #else
-#define IS_STILL(r_, word_) (state[r_] == word_)
+#define IS_STILL_AT(r_, word_) (state[r_] == word_)
 #endif
 #ifdef BLAME_TICKET
 #define IS_LATE_COMMAND is_asked
 #define SUSPECT (STATE_TICKET(s) == c -> STATE(c, RUNNING) : s)
 #else
-#define IS_LATE_COMMAND (is_early -> is_asked && STATE_TICKET(s) < c : s == STATE(c, RUNNING))
+#define IS_LATE_COMMAND (is_early -> is_asked && STATE_TICKET(s) + 1 == c : s == STATE(c, RUNNING))
 #define SUSPECT s
 #endif
-#define IS_JUST(r_) assert(began_at[r_] == looked || early_at[w] == looked)
-inline give_up(r_) {
-	STEP(is_asked = (done[r_] != c));
-	if
-	:: atomic { IS_LATE_COMMAND && IS_STILL(r_, SUSPECT) -> state[r_] = STATE(c, CONDEMNED); IS_JUST(r_) }
-	:: atomic { IS_LATE_COMMAND && !IS_STILL(r_, SUSPECT) -> is_hit = false }
-#ifdef BLAME_TICKET
-	:: atomic { !IS_LATE_COMMAND -> IS_JUST(r_) }
+#define IS_JUST(r_) assert(began_at[r_] == looked || early_at[w] == looked || (is_untaken && was_waiting))
+
+/* C++: is_still (reaper.cpp) */
+#ifdef NO_SECOND_PROGRESS
+#define IS_STILL true
 #else
-	:: atomic { !IS_LATE_COMMAND && is_early && !is_asked -> IS_JUST(r_) }
-	:: atomic { !IS_LATE_COMMAND && (!is_early || is_asked) -> is_hit = false }
+#define IS_STILL (progress[w] == looked)
 #endif
-	fi;
+
+/* C++: end_overdue (reaper.cpp), kill (reaper.cpp) */
+inline end_overdue() {
+	STEP(dead[w] = OVERDUE);
+	STEP(sigkill[w] = true);
+	condemn_worker(w, NEIGHBOUR)
+}
+
+/* C++: give_up (reaper.cpp) */
+inline give_up(r_, late_) {
 	if
-	:: is_hit ->
+	:: atomic { IS_STILL_AT(r_, late_) -> state[r_] = STATE(c, CONDEMNED); IS_JUST(r_) };
 #ifndef LATE_OVERDUE
 		STEP(dead[w] = OVERDUE);
 #endif
-		if
-		:: IS_LATE_COMMAND -> settle(r_, c, OVERDUE)
-		:: else
-		fi;
-#ifdef LATE_OVERDUE
-		STEP(dead[w] = OVERDUE);
-#endif
+		settle(r_, c, OVERDUE);
 #ifndef NO_SETTLED_COUNT
-		if
-		:: IS_LATE_COMMAND -> count_results(1)
-		:: else
-		fi;
+		count_results(1);
 #endif
-		STEP(sigkill[w] = true);
-		condemn_worker(w, NEIGHBOUR)
+		end_overdue()
+	:: atomic { !IS_STILL_AT(r_, late_) }
+	fi
+}
+
+/* C++: check_current (reaper.cpp) */
+#if STOPS
+#define BLAME_STUCK(r_) if :: is_hit && !is_early && s == STATE(c, PUBLISHING) -> IS_JUST(r_) :: else fi
+#else
+#define BLAME_STUCK(r_) skip
+#endif
+inline check_current(r_) {
+#if OVERLAP
+	STEP(is_early = (running[w] == EARLY));
+#endif
+	STEP(c = ticket[r_]);
+	STEP(s = state[r_]);
+	STEP(is_hit = IS_STILL; BLAME_STUCK(r_));
+	if
+	:: is_hit -> STEP(is_asked = (done[r_] != c))
+	:: else
+	fi;
+	if
+	:: is_hit && IS_LATE_COMMAND -> give_up(r_, SUSPECT)
+	:: is_hit && is_early && !is_asked -> IS_JUST(r_); end_overdue()
+#if STOPS && !defined(NO_STUCK)
+	/* C++: end_stuck (reaper.cpp). It never comes to an end of publishing: it is robbed when it is buried. */
+	:: is_hit && !IS_LATE_COMMAND && !(is_early && !is_asked) -> stuck[w] = l; end_overdue()
+#endif
 	:: else
 	fi
 }
 
-/* C++: check_deadline (reaper.cpp), check_current (reaper.cpp). Two looks; the clock says that a limit lies between them.
- * The command that hangs is the one that the state names, if there is no progress after it was read.
- */
+/* C++: check_untaken (reaper.cpp) */
+#define IS_WAITING(r_) (ticket[r_] != done[r_])
+#if R > 1
+#define IS_ANY_WAITING(w_) (IS_WAITING(ROW(w_, 0)) || IS_WAITING(ROW(w_, 1)))
+#else
+#define IS_ANY_WAITING(w_) IS_WAITING(ROW(w_, 0))
+#endif
+#ifdef TAKEN_ONLY
+#define IS_UNTAKEN (STATE_TICKET(s) + 1 == c)
+#else
+#define IS_UNTAKEN (STATE_TICKET(s) + 1 == c || s == STATE(c, RUNNING))
+#endif
+inline check_untaken() {
+	l = 0;
+	STEP(is_hit = IS_WAITING(ROW(w, 0)));
+#if R > 1
+	if
+	:: !is_hit -> l = 1; STEP(is_hit = IS_WAITING(ROW(w, 1)))
+	:: else
+	fi;
+#endif
+#ifndef NO_FIRST_LOOK
+	is_hit = is_hit && was_waiting;
+#endif
+	if
+	:: is_hit ->
+		STEP(c = ticket[ROW(w, l)]);
+		STEP(s = state[ROW(w, l)]);
+		STEP(is_hit = IS_STILL);
+		is_untaken = true
+	:: else
+	fi;
+	if
+	:: is_hit && IS_UNTAKEN -> give_up(ROW(w, l), s)
+	:: else
+	fi
+}
+
+/* C++: is_finished (reaper.cpp) */
+inline look_whether_finished(r_) {
+#if OVERLAP
+	STEP(is_early = (running[w] == EARLY));
+#endif
+	if
+	:: !is_early -> STEP(s = state[r_]); STEP(is_untaken = (done[r_] == STATE_TICKET(s)))
+	:: else
+	fi
+}
+
+/* C++: check_deadline (reaper.cpp), check_deadlines (reaper.cpp). The first look notes what the second compares. */
 inline check_deadlines() {
 	LOCK;
-	STEP(looked = progress[w]);
+	STEP(looked = progress[w]; was_waiting = IS_ANY_WAITING(w));
 	UNLOCK;
 	LOCK;
 	STEP(is_hit = is_watched[w] && progress[w] == looked);
 	if
-	:: is_hit -> STEP(l = current[w]; is_hit = (l != NO_SERVER && dead[w] == NONE))
+	:: is_hit -> STEP(l = current[w]; is_hit = (dead[w] == NONE))
 	:: else
 	fi;
 	if
-	:: is_hit ->
-#if OVERLAP
-		STEP(is_early = (running[w] == EARLY));
-#endif
-		STEP(c = ticket[ROW(w, l)]);
-		STEP(s = state[ROW(w, l)]);
-#ifndef NO_SECOND_PROGRESS
-		STEP(is_hit = (progress[w] == looked))
-#endif
+	:: is_hit && l != NO_SERVER -> look_whether_finished(ROW(w, l))
+	:: is_hit && l == NO_SERVER -> is_untaken = true
 	:: else
 	fi;
 	if
-	:: is_hit -> give_up(ROW(w, l))
+#ifndef NO_UNTAKEN
+	:: is_hit && is_untaken -> is_untaken = false; check_untaken()
+#endif
+	:: is_hit && !is_untaken -> check_current(ROW(w, l))
 	:: else
 	fi;
-	atomic { looked = 0; l = 0; c = 0; s = 0; is_hit = false; is_early = false; is_asked = false; UNLOCK }
+	atomic {
+		looked = 0; l = 0; c = 0; s = 0; is_hit = false; is_early = false; is_asked = false; is_untaken = false; was_waiting = false;
+		UNLOCK
+	}
 }
+
+/* What is stuck the reaper looks at once more. Who is stopped is given up after two more looks at most. */
+#if STOPS
+#define IS_STUCK (frozen[0] && IS_ANY_WAITING(0) && looks < 2)
+#define COUNT_LOOK looks++
+#else
+#define IS_STUCK hung[0]
+#define COUNT_LOOK skip
+#endif
 
 /* C++: loop (reaper.cpp), on_event (reaper.cpp) */
 active proctype Reaper() {
-	byte me = REAPER, limits = LIMITS;
+	byte me = REAPER, limits = LIMITS, looks;
 	byte w, l, t, c, s, old, num_settled, death, looked, event_generation;
-	bool is_gone, is_hit, is_early, is_asked;
+	bool is_gone, is_hit, is_early, is_asked, is_untaken, was_waiting;
 
 end_watching:
 	do
@@ -146,7 +283,7 @@ end_watching:
 #if LIMITS
 	:: atomic { limits -> limits = 0 }
 	:: atomic { limits -> limits--; goto on_tick }
-	:: atomic { !limits && hung[0] && !dead[0] && is_watched[0] && !gone[0] -> goto on_tick }
+	:: atomic { !limits && IS_STUCK && !dead[0] && is_watched[0] && !gone[0] -> COUNT_LOOK; goto on_tick }
 #endif
 	:: false ->
 on_event:
@@ -172,6 +309,33 @@ died:
 
 /* ---- what nobody decides ----------------------------------------------------------------------------------------- */
 
+/* What a dying worker may leave in its words. */
+#if SCRIBBLES
+#define WILD 7
+inline scribble_row(r_) {
+	if
+	:: true
+	:: ticket[r_] = done[r_]
+	:: ticket[r_] = WILD
+	fi;
+	if
+	:: true
+	:: state[r_] = STATE(books[r_], CONDEMNED)
+	:: state[r_] = STATE(books[r_], PUBLISHING)
+	:: state[r_] = STATE(WILD, RUNNING)
+	fi;
+	if
+	:: true
+	:: done[r_] = books[r_]
+	:: done[r_] = WILD
+	fi;
+	scribbled[r_] = true
+}
+#define SCRIBBLE if :: scribbles -> scribbles--; scribble_row(R - 1) :: true fi
+#else
+#define SCRIBBLE skip
+#endif
+
 #if CLOSERS
 #define MAY_DIE(w_) (!gone[w_] && !exited[w_] && !ended[w_])
 #else
@@ -179,7 +343,7 @@ died:
 #endif
 
 active proctype Environment() {
-	byte kills = KILLS;
+	byte kills = KILLS, stops = STOPS, scribbles = SCRIBBLES, early_slices = EARLY_SLICES;
 
 end_of_events:
 	do
@@ -196,9 +360,20 @@ end_of_events:
 #endif
 #if KILLS
 	:: atomic { kills -> kills = 0 }
-	:: atomic { kills && MAY_DIE(0) -> kills--; KILL(0) }
+	:: atomic { kills && MAY_DIE(0) -> kills--; SCRIBBLE; KILL(0) }
 #if W > 1
 	:: atomic { kills && MAY_DIE(1) -> kills--; KILL(1) }
+#endif
+#endif
+#if STOPS
+	:: atomic { stops -> stops = 0 }
+	:: atomic { stops && MAY_DIE(0) -> stops--; frozen[0] = true }
+#endif
+#if SLICES
+	:: atomic { timeout && slices && asleep -> slices--; is_slice = true; asleep = false }
+#if EARLY_SLICES
+	:: atomic { early_slices -> early_slices = 0 }
+	:: atomic { early_slices && asleep -> early_slices--; is_slice = true; asleep = false }
 #endif
 #endif
 #if LIMITS && MORTAL

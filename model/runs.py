@@ -45,12 +45,32 @@ BOUNDS = {
         "a reset that nobody asked for hangs",
     ),
     "replace": Bounds(
-        {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "HANGS": 1, "REVIVES": 1, "EAGER": 0},
+        {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "HANGS": 1, "REVIVES": 1, "LIVES": 1, "EAGER": 0},
         "a process that hangs is killed and replaced",
     ),
     "revive": Bounds(
         {"W": 1, "R": 1, "T": 2, "KILLS": 2, "REVIVES": 1, "EAGER": 0},
         "a dead worker is replaced, or is not, and dies again",
+    ),
+    "stop": Bounds(
+        {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "STOPS": 1, "SLICES": 2, "EAGER": 0},
+        "a process is stopped at any point: it takes nothing, or never comes to an end of publishing",
+    ),
+    "scribble": Bounds(
+        {"W": 1, "R": 2, "T": 1, "KILLS": 1, "SCRIBBLES": 1, "REVIVES": 1, "LIVES": 1, "SLICES": 2, "NEED": 1, "EAGER": 0},
+        "a worker writes nonsense over the words of one of its rows as it dies, and is replaced or is not",
+    ),
+    "scribble_twice": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "SCRIBBLES": 1, "REVIVES": 1, "LIVES": 1, "SLICES": 3, "EAGER": 0},
+        "the same with one row, and the commands after that",
+    ),
+    "spare": Bounds(
+        {"W": 1, "R": 2, "T": 3, "SPARES": 1, "RESETS": 1, "LIVES": 1, "EAGER": 0},
+        "an env and a spare take turns; a reset of all comes while the spare is still being reset",
+    ),
+    "spare_death": Bounds(
+        {"W": 1, "R": 2, "T": 2, "SPARES": 1, "OVERS": 1, "KILLS": 1, "REVIVES": 1, "LIVES": 1, "EAGER": 0},
+        "an env and a spare, their worker dies and is replaced",
     ),
     "restart": Bounds(
         {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "EAGER": 0}, "the smallest with a restart", True
@@ -108,6 +128,26 @@ MUTANTS = {
     "NO_SECOND_PROGRESS": ("hang", "progress is not read again"),
     "LATE_PROGRESS": ("hang", "`current` is stored before progress when a command begins"),
     "EARLY_PROGRESS": ("hang", "progress is stored before `current` when a command ends"),
+    # workers that are stopped
+    "NO_UNTAKEN": ("stop", "commands that nobody takes are not looked at"),
+    "NO_FIRST_LOOK": ("stop", "a command that nobody takes is late at the first look"),
+    "TAKEN_ONLY": ("stop", "a command that was taken, and no more, is not late"),
+    "NO_STUCK": ("stop", "who never comes to an end of publishing is left alone"),
+    # words that the dead have scribbled over
+    "NO_SETTLE_DEAD": ("scribble_twice", "the learner does not look after what the dead have scribbled"),
+    "NO_TICKET_AGAIN": ("scribble_twice", "the ticket is not written once more"),
+    "NO_STATE_AGAIN": ("scribble_twice", "the state is not written once more"),
+    "NO_LOST_WITH": ("scribble", "all that is not done when a worker is replaced is taken for its successor's"),
+    # spares
+    "EARLY_TEND": ("spare", "resets that waited for others are commanded before the count is read"),
+    "NO_BEHIND": ("spare", "a reset is commanded while another still runs"),
+    "LATE_ROW": ("spare", "the command words are written after the ticket"),
+    "NO_STAGE_RING": ("spare", "a reset ahead of its time does not ring"),
+    "NO_STAGED": ("spare", "the worker goes to sleep on resets ahead of their time"),
+    "FORGET_STAGED": ("spare", "the worker goes to sleep after one reset ahead of its time"),
+    "NO_STAGED_FLUSH": ("spare", "resets ahead of their time are not counted"),
+    "NO_STAGE_DEATHS": ("spare_death", "`dead` is not read after a reset ahead of its time was commanded"),
+    "RASH_IS_GONE": ("spare_death", "what a successor has staged is taken for its predecessor's"),
     # requests
     "NO_REQUEST_RING": ("request", "a request does not ring"),
     "EARLY_REQUEST_RING": ("request", "the bell is rung before the request is announced"),
@@ -125,6 +165,8 @@ MUTANTS = {
     "NO_GENERATION": ("replace", "the end of the old process is taken for the end of the new"),
     "NO_LAST_CHECK": ("restart", "after a restart that failed, what was commanded meanwhile is not condemned"),
     "NO_LOCK": ("restart", "the reaper and who replaces a worker do not exclude each other"),
+    "NO_HOLD": ("replace", "who is to be replaced sees what its successor is commanded"),
+    "NO_UNHIDE": ("replace", "a restart that fails leaves tickets held back"),
     "KEEP_DEAD": ("restart", "`dead` stays set when a worker is replaced"),
     # spinning
     "NO_SPIN_CLEAR": ("spin", "the reaper leaves a dead worker's permit"),

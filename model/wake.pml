@@ -11,7 +11,7 @@
 /* ---- condemning: by the reaper's thread, and by the learner's after it has written tickets ----------------------- */
 
 /* C++: settle (reaper.cpp) */
-#define SETTLE(r_, ticket_, fault_) assert(settled[r_] < ticket_ && honest[r_] < ticket_ && done[r_] <= ticket_); \
+#define SETTLE(r_, ticket_, fault_) assert(SCRIBBLES || (settled[r_] < ticket_ && honest[r_] < ticket_ && done[r_] <= ticket_)); \
 	fault[r_] = fault_; settled[r_] = ticket_
 inline settle(r_, ticket_, fault_) {
 #ifdef EARLY_DONE
@@ -32,11 +32,11 @@ inline settle(r_, ticket_, fault_) {
 #define IS_PUBLISHING(ticket_) (old == STATE(ticket_, PUBLISHING) && !is_gone)
 #endif
 #ifdef ROB_LATER
-#define IS_LATER(ticket_) false
+#define IS_OTHER(ticket_) false
 #else
-#define IS_LATER(ticket_) (STATE_TICKET(old) > ticket_)
+#define IS_OTHER(ticket_) (STATE_TICKET(old) != ticket_ && STATE_TICKET(old) + 1 != ticket_)
 #endif
-#define IS_OUT_OF_REACH(ticket_) (old == STATE(ticket_, CONDEMNED) || IS_PUBLISHING(ticket_) || IS_LATER(ticket_))
+#define IS_OUT_OF_REACH(ticket_) (old == STATE(ticket_, CONDEMNED) || IS_PUBLISHING(ticket_) || IS_OTHER(ticket_))
 #ifdef NO_TAKE_CAS
 #define IS_SAME(r_) true
 #else
@@ -75,6 +75,9 @@ inline condemn_worker(w_, fault_) {
 #if R > 1
 	condemn_row(ROW(w_, 1), fault_);
 #endif
+#if R > 2
+	condemn_row(ROW(w_, 2), fault_);
+#endif
 #ifndef NO_SETTLED_COUNT
 	if
 	:: num_settled -> count_results(num_settled)
@@ -99,6 +102,13 @@ inline bury(w_) {
 #endif
 #ifndef NO_PARKED_CLEAR
 	STEP(worker_parked[w_] = false);
+#endif
+#if STOPS
+	if
+	:: stuck[w_] != NO_SERVER -> is_gone = true; condemn_row(ROW(w_, stuck[w_]), OVERDUE)
+	:: else
+	fi;
+	atomic { stuck[w_] = NO_SERVER; num_settled = 0 };
 #endif
 #ifndef LATE_DEAD
 	condemn_worker(w_, (death == OVERDUE -> NEIGHBOUR : DIED));
@@ -172,7 +182,25 @@ inline report_end(r_) {
 #else
 #define IS_UNMOVED(r_) (state[r_] == old)
 #endif
-#define TAKE(r_, t_) DRAIN(w); state[r_] = STATE(t_, RUNNING); old = 0; assert(executed[r_] < t_); executed[r_] = t_
+#define TAKE(r_, t_) DRAIN(w); state[r_] = STATE(t_, RUNNING); old = 0; assert(executed[r_] < t_ && IS_NEXT(r_, t_) && IS_ADDRESSED(r_)); executed[r_] = t_; \
+	BEGIN(r_, t_)
+
+/* A command of a server goes where it was to go when it began. No reset is left out. A step is done by an object that was reset. */
+#if SPARES
+#if KILLS
+#define IS_NEXT(r_, t_) true
+#else
+#define IS_NEXT(r_, t_) (executed[r_] + 1 == t_)
+#endif
+#define BEGIN(r_, t_) \
+	goes_to = row[r_]; \
+	if :: kind[r_] == RESET -> reset_life[r_] = my_life :: else -> assert(reset_life[r_] == my_life) fi
+#define WRITE_ROW(r_) assert(row[r_] == goes_to); wrote[r_] = row[r_]
+#else
+#define IS_NEXT(r_, t_) true
+#define BEGIN(r_, t_) skip
+#define WRITE_ROW(r_) skip
+#endif
 
 /* An env may hang, and then only a deadline helps. */
 inline hang() {
@@ -205,7 +233,7 @@ inline publish(r_, t_) {
 #ifdef DONE_BEFORE_DATA
 		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); honest[r_] = t_);
 #endif
-		STEP(OWNS(r_, t_); data[r_] = t_; fault[r_] = NONE);
+		STEP(OWNS(r_, t_); data[r_] = t_; fault[r_] = NONE; WRITE_ROW(r_));
 #ifndef DONE_BEFORE_DATA
 		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); honest[r_] = t_);
 #endif
@@ -235,6 +263,38 @@ inline do_command(r_, t_) {
 	served[(r_) % R] = t_; old = 0
 }
 
+/* C++: do_staged (loop.cpp). Not while others wait, or after some sweeps. */
+#define IS_STAGED(r_) (row[r_] == STAGED)
+#if SPARES
+inline look_for_staged(l_) {
+	if
+	:: !has_staged ->
+		STEP(t = ticket[ROW(w, l_)]);
+		if
+		:: t != served[l_] && IS_STAGED(ROW(w, l_)) ->
+			has_staged = true;
+			do_command(ROW(w, l_), t);
+#ifndef NO_STAGED_FLUSH
+			flush()
+#endif
+		:: else
+		fi
+	:: has_staged
+	fi
+}
+
+inline do_staged() {
+	look_for_staged(0);
+#if R > 1
+	look_for_staged(1);
+#endif
+#if R > 2
+	look_for_staged(2);
+#endif
+	t = 0
+}
+#endif
+
 /* One row of a sweep. */
 inline visit(l_) {
 #if REQUESTS && defined(EARLY_REQUESTS)
@@ -243,6 +303,9 @@ inline visit(l_) {
 	STEP(t = ticket[ROW(w, l_)]);
 	if
 	:: t == served[l_]
+#if SPARES
+	:: t != served[l_] && IS_STAGED(ROW(w, l_))
+#endif
 	:: else ->
 #if REQUESTS && !defined(NO_REQUEST_CHECK)
 #ifndef EARLY_REQUESTS
@@ -264,6 +327,9 @@ inline sweep() {
 	visit(0);
 #if R > 1
 	visit(1);
+#endif
+#if R > 2
+	visit(2);
 #endif
 end_of_sweep:
 	if
@@ -324,6 +390,18 @@ inline look_at_stop() {
 #endif
 }
 
+#if SPARES
+#ifdef FORGET_STAGED
+#define HAS_STAGED false
+#else
+#define HAS_STAGED has_staged
+#endif
+#define FORGET_IT has_staged = false; goes_to = 0
+#else
+#define HAS_STAGED false
+#define FORGET_IT skip
+#endif
+
 /* C++: run (loop.cpp) */
 inline run_loop() {
 	do
@@ -348,14 +426,20 @@ inline run_loop() {
 #ifdef LATE_SEEN
 		STEP(worker_bell[w] = false);
 #endif
+#if SPARES && !defined(NO_STAGED)
 		if
-		:: !has_worked -> wait()
+		:: true -> do_staged()
+		:: has_worked
+		fi;
+#endif
+		if
+		:: !has_worked && !HAS_STAGED -> wait()
 #if OVERLAP
 		:: !has_worked && early -> reset_early()
 #endif
 		:: else
 		fi;
-		has_worked = false; is_interrupted = false
+		has_worked = false; is_interrupted = false; FORGET_IT
 	od
 }
 
@@ -363,6 +447,13 @@ proctype Worker(byte w; byte me) {
 	byte served[R];
 	byte t, old, group, requests_seen, early = OVERLAP;
 	bool has_worked, is_interrupted, is_rung;
+#if SPARES
+	bool has_staged;
+	byte goes_to;
+#endif
+#if LIVES
+	byte my_life;
+#endif
 
 begin:
 	run_loop();
@@ -371,12 +462,12 @@ begin:
 died:
 	atomic {
 		ended[w] = true; before[me] = 255;
-		t = 0; old = 0; group = 0; has_worked = false; is_interrupted = false; is_rung = false
+		t = 0; old = 0; group = 0; has_worked = false; is_interrupted = false; is_rung = false; FORGET_IT
 	};
 end_of_worker:
 	atomic {
 		/* C++: Loop (loop.cpp): a process that is started anew begins behind what is settled. */
-		respawn[w] -> respawn[w] = false; ended[w] = false; requests_seen = requests[w];
+		respawn[w] -> respawn[w] = false; ended[w] = false; requests_seen = requests[w]; BE_RENEWED;
 #ifdef NO_LOOP_DONE
 		served[0] = 0;
 #else
@@ -384,10 +475,16 @@ end_of_worker:
 #if R > 1
 		served[1] = done[ROW(w, 1)];
 #endif
+#if R > 2
+		served[2] = done[ROW(w, 2)];
+#endif
 #endif
 		goto begin
 	}
 }
 
 #include "learner.pml"
+#if SPARES
+#include "spares.pml"
+#endif
 #include "reaper.pml"

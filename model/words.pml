@@ -25,6 +25,24 @@
 #ifndef HANGS
 #define HANGS 0         /* commands that never end */
 #endif
+#ifndef STOPS
+#define STOPS 0         /* workers that are stopped at any point (SIGSTOP), and never go on */
+#endif
+#ifndef SPARES
+#define SPARES 0        /* 1: one server more than envs; T: rounds of commands, RESETS: of them resets of all */
+#endif
+#ifndef RESETS
+#define RESETS 0
+#endif
+#ifndef OVERS
+#define OVERS T         /* episodes that end */
+#endif
+#ifndef SCRIBBLES
+#define SCRIBBLES 0     /* workers that write nonsense over their words as they die */
+#endif
+#ifndef LIVES
+#define LIVES 0         /* 1: of every command it is known to which of a worker's successors it was given */
+#endif
 #ifndef MORTAL
 #define MORTAL 1        /* 1: what is given up may be killed at any point, 0: it is a thread, and goes on */
 #endif
@@ -45,6 +63,12 @@
 #endif
 #ifndef SPURIOUS
 #define SPURIOUS 0      /* returns from a futex without a ring: signals, ends of slices */
+#endif
+#ifndef SLICES
+#define SLICES 0        /* ends of the slices in which the learner sleeps, when nothing else happens any more */
+#endif
+#ifndef EARLY_SLICES
+#define EARLY_SLICES 0  /* and ends of slices at any time */
 #endif
 #ifndef SPINNERS
 #define SPINNERS 0      /* max_spinners; 0: nobody spins */
@@ -99,11 +123,17 @@ byte unseen[NR];                         /* a done word in its writer's store bu
 /* Outside of shared memory */
 bool gone[W + 3];                        /* the pidfd is readable: nothing more is executed. Of the learner's threads: never */
 bool sigkill[W], hung[W], exited[W], ended[W], respawn[W];
+bool frozen[W + 3];                     /* executes nothing more, and lives. Only workers are */
 byte hangs = HANGS;
+byte slices = SLICES;
+bool is_slice;                           /* a slice has ended: the learner looks after what the dead have scribbled */
+byte stuck[W] = NO_SERVER;               /* Watched::stuck: whose result never came to an end */
+byte books[NR];                          /* the ticket of EnvBook, or of ServerBook */
 bool mutex;                              /* Reaper::mutex_ */
 bool is_watched[W] = true;
 byte generation[W];
 bool is_restarting[W];                   /* Ledger::is_restarting_: what is commanded now is the next worker's */
+bool is_held[W];                         /* Ledger::is_held_: and the one before it may still live */
 byte order = NOBODY;                     /* whom to restart */
 bool is_closed, is_over;
 byte spurious = SPURIOUS;
@@ -117,6 +147,50 @@ byte settled[NR];                        /* ticket of the last command that was 
 byte began_at[NR];                       /* the worker's progress number at which the running command began */
 byte early_at[W];                        /* and at which the last early reset began */
 
+#if LIVES
+byte life[W], addressee[NR];             /* how often a worker was to be replaced; for which of its successors a command is meant */
+#define RENEW(w_) life[w_]++
+#define BE_RENEWED my_life = life[w]
+#define ADDRESS(r_) addressee[r_] = life[(r_) / R]
+#define IS_ADDRESSED(r_) (addressee[r_] == my_life)
+#else
+#define RENEW(w_) skip
+#define BE_RENEWED skip
+#define ADDRESS(r_) skip
+#define IS_ADDRESSED(r_) true
+#endif
+#if SCRIBBLES
+bool scribbled[NR];                      /* of such a row nothing is true but that its command comes to an end */
+byte mortal[NR];                         /* ServerBook::lost_with */
+#define IS_SCRIBBLED(r_) scribbled[r_]
+#define SET_SCRIBBLED(r_, is_) scribbled[r_] = is_
+#define NOTE_MORTAL(r_) mortal[r_] = books[r_]
+#ifdef NO_LOST_WITH
+#define IS_LOST(r_) false
+#else
+#define IS_LOST(r_) (mortal[r_] == books[r_])
+#endif
+#else
+#define IS_SCRIBBLED(r_) false
+#define SET_SCRIBBLED(r_, is_) skip
+#define NOTE_MORTAL(r_) skip
+#define IS_LOST(r_) false
+#endif
+#if SPARES
+#define STAGED 9                         /* a row of its own for what nobody asked for yet */
+#define FORWARD 0
+#define RESET 1
+byte row[NR], kind[NR];                  /* where a command's result is to go; what is commanded */
+byte wrote[NR], reset_life[NR] = 255;    /* where the newest result went; which of the workers has reset the env last */
+bool is_staged[NR], is_rebuilt[NR], is_untended;  /* Ledger's, and of ServerBook */
+byte behind[NR];
+#define PUBLISHED(r_) (books[r_] - behind[r_])
+#define SERVER(e_) server[e_]
+#else
+#define PUBLISHED(r_) books[r_]
+#define SERVER(e_) e_
+#endif
+
 #define BIT(seat_) (1 << (seat_))
 #define PARENT_SEAT W
 #define POPCOUNT(bits_) (((bits_) & 1) + (((bits_) >> 1) & 1) + (((bits_) >> 2) & 1))
@@ -127,9 +201,16 @@ byte early_at[W];                        /* and at which the last early reset be
 
 /* STEP(…): a step. if :: WHEN(a) -> … :: WHEN(!a) -> … OR_DIE fi: a step that reads and branches. */
 #if KILLS || LIMITS
-#define STEP(...) if :: atomic { !gone[me] -> __VA_ARGS__ } :: gone[me] -> goto died fi
-#define WHEN(condition_) !gone[me] && (condition_)
-#define OR_DIE :: gone[me] -> goto died
+#if STOPS
+#define RUNS !gone[me] && !frozen[me]
+#define IS_GONE (gone[me] || (frozen[me] && is_over))
+#else
+#define RUNS !gone[me]
+#define IS_GONE gone[me]
+#endif
+#define STEP(...) if :: atomic { RUNS -> __VA_ARGS__ } :: IS_GONE -> goto died fi
+#define WHEN(condition_) RUNS && (condition_)
+#define OR_DIE :: IS_GONE -> goto died
 #else
 #define STEP(...) atomic { __VA_ARGS__ }
 #define WHEN(condition_) (condition_)

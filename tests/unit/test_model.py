@@ -45,6 +45,8 @@ def test_the_model_names_the_functions_that_it_is_about():
     assert names >= {
         "take_command", "claim_result", "ring", "count_results", "park", "acquire_spin", "run", "sweep", "wait", "finish", "flush",
         "dispatch", "check_deaths_of", "wait_ids", "rest", "condemn_worker", "bury", "give_up", "post_request", "close",
+        "check_untaken", "check_current", "is_finished", "end_stuck", "settle_dead", "mend_words", "set_restarting",
+        "stage", "tend", "do_staged", "relieve", "is_gone", "take", "claim_staged", "note_rebuilt", "move_in",
     }  # fmt: skip
 
 

@@ -1,0 +1,260 @@
+/* The learner with a spare: more servers than envs. Part of wake.pml, in place of the Pool of learner.pml.
+ *
+ *   env 0 is served by server 0, ends ──► server 0 is reset, its result stays in its staging row; the spare serves env 0
+ */
+
+#define NO_ENV 255
+#define NE (NR - 1)
+
+/* What the learner is at. A reset of all: what runs is dropped, every env gets its own server back, what is staged there is
+ * dropped too, and then all are reset, the spare as well.
+ */
+#define PLAYING 0
+#define DRAINING 1
+#define CLAIMING 2
+
+/* ---- resets ahead of their time ---------------------------------------------------------------------------------- */
+
+/* C++: stage (spares.cpp), publish_stage (spares.cpp), tend (spares.cpp): what is to be staged, and what could not be at once. */
+#ifdef NO_BEHIND
+#define IS_FREE(s_) true
+#else
+#define IS_FREE(s_) (behind[s_] == 0 && done[s_] == books[s_])
+#endif
+#define IS_IN_USE(s_) (s_ != spare && status[env_of[s_]] != IDLE)
+#define IS_REST_DUE(s_) (behind[s_] > 0 && done[s_] == PUBLISHED(s_))
+#define IS_ANEW_DUE(s_) (is_rebuilt[s_] && behind[s_] == 0)
+/* What the newest worker has reset, and lives, is not to be reset once more. */
+#define IS_OF_THE_DEAD(s_) (dead[(s_) / R] || reset_life[s_] != life[(s_) / R])
+#define STAGE(s_) is_staged[s_] = true; is_rebuilt[s_] = false; is_to_stage[s_] = true; is_untended = true
+inline tend() {
+	if
+	:: is_untended ->
+		atomic { is_untended = false; s = 0 };
+		do
+		:: s == NR -> s = 0; break
+		:: s < NR ->
+			if
+			:: atomic { IS_ANEW_DUE(s) ->
+					is_rebuilt[s] = false;
+					if
+					:: is_staged[s] && !IS_IN_USE(s) && done[s] == books[s] ->
+						assert(IS_OF_THE_DEAD(s));
+						STAGE(s)
+					:: else
+					fi
+				}
+			:: else
+			fi;
+			if
+			:: atomic { is_to_stage[s] && IS_FREE(s) -> is_to_stage[s] = false; books[s]++; is_due = true }
+			:: atomic { is_to_stage[s] && !IS_FREE(s) -> is_to_stage[s] = false; books[s]++; behind[s]++; is_untended = true }
+			:: atomic { !is_to_stage[s] && IS_REST_DUE(s) -> behind[s]--; is_due = true }
+			:: atomic { !is_to_stage[s] && !IS_REST_DUE(s) -> is_untended = is_untended || behind[s] > 0 }
+			fi;
+			if
+			:: is_due ->
+#ifndef LATE_ROW
+				atomic { row[s] = STAGED; kind[s] = RESET };
+#endif
+				atomic { PUBLISH(s) };
+#ifdef LATE_ROW
+				atomic { row[s] = STAGED; kind[s] = RESET };
+#endif
+#ifndef NO_STAGE_RING
+				ring_worker(s / R);
+#endif
+#if KILLS && !defined(NO_STAGE_DEATHS)
+				check_deaths_of(s / R);
+#endif
+				is_due = false  /* and once more: it may be done by now */
+			:: else -> s++
+			fi
+		od
+	:: !is_untended
+	fi
+}
+
+/* C++: relieve (spares.cpp), is_gone (spares.cpp), attach (spares.cpp), detach (spares.cpp). The env's episode is over. */
+#ifdef RASH_IS_GONE
+#define HAS_LOST(s_) ((is_restarting[(s_) / R] || dead[(s_) / R]) && behind[s_] == 0 && done[s_] == books[s_])
+#else
+#define HAS_LOST(s_) ((is_restarting[(s_) / R] -> is_held[(s_) / R] : dead[(s_) / R]) && behind[s_] == 0 && done[s_] == books[s_])
+#endif
+inline relieve() {
+	s = server[e]; server[e] = spare; env_of[spare] = e; spare = s; env_of[s] = NO_ENV; needs_restore[e] = false;
+	STAGE(s);
+	s = server[e];
+	if
+	:: !is_staged[s] -> STAGE(s)
+	:: is_staged[s] && !is_to_stage[s] && HAS_LOST(s) -> assert(IS_OF_THE_DEAD(s)); STAGE(s)
+	:: else
+	fi
+}
+
+/* C++: note_rebuilt (spares.cpp). What is staged is of an object that is gone. */
+#define NOTE_REBUILT_SERVER(s_) \
+	if :: is_staged[s_] && done[s_] == books[s_] && behind[s_] == 0 -> is_rebuilt[s_] = true; is_untended = true :: else fi
+
+/* ---- commands ---------------------------------------------------------------------------------------------------- */
+
+/* C++: take (spares.cpp), takes_staged (spares.cpp), claim_staged (spares.cpp). There is nothing to write. */
+#define TAKE_STAGED is_taking[e] = true; needs_restore[e] = false; status[e] = PENDING; num_pending++
+
+/* C++: dispatch (send.cpp), send_reset (send.cpp). The command words come before the ticket. */
+inline dispatch() {
+	do
+	:: e == NE -> e = 0; break
+	:: atomic { e < NE && !is_reset && status[e] == IDLE && is_staged[server[e]] -> TAKE_STAGED; e++ }
+	:: atomic {
+			e < NE && (is_reset || (status[e] == IDLE && !is_staged[server[e]])) ->
+			assert(status[e] != PENDING);
+			status[e] = PENDING; num_pending++; s = server[e]; is_staged[s] = false;
+			row[s] = e; kind[s] = (is_reset || needs_restore[e] -> RESET : FORWARD); needs_restore[e] = false
+		};
+		atomic { books[s]++; PUBLISH(s); is_touched[s / R] = true; s = 0; e++ }
+	:: e < NE && !is_reset && status[e] != IDLE -> e++
+	od;
+	ring_all_touched();
+	check_deaths();
+	atomic { is_touched[0] = false; is_touched[W - 1] = false }
+}
+
+/* ---- results ----------------------------------------------------------------------------------------------------- */
+
+/* C++: settle (gather.cpp), move_in (spares.cpp), discard (faults.cpp), mark_faulted (faults.cpp) */
+#define HAS_RESULT (status[e] == PENDING && done[server[e]] == books[server[e]])
+#define DROP_STAGED if :: is_taking[e] -> is_taking[e] = false; is_staged[s] = false :: else fi
+inline collect() {
+	do
+	:: atomic { e == NE -> e = 0; s = 0; rebase(); break }
+	:: atomic { e < NE && !HAS_RESULT -> e++ }
+	:: atomic { e < NE && HAS_RESULT && fault[server[e]] == NONE ->
+			s = server[e];
+			assert(data[s] == books[s] && honest[s] == books[s] && settled[s] < books[s]);
+			assert(wrote[s] == (is_taking[e] -> STAGED : e));
+			is_step = !is_taking[e] && kind[s] == FORWARD;
+			status[e] = IDLE;
+			RECEIVE(s);
+			DROP_STAGED;
+			if
+			:: is_step && mode == PLAYING && overs -> overs--; relieve()
+			:: true
+			fi;
+			is_step = false; e++
+		}
+	:: atomic { e < NE && HAS_RESULT && fault[server[e]] != NONE ->
+			s = server[e];
+			assert(settled[s] == books[s] && honest[s] < books[s]);
+			status[e] = FAULTED;
+			RECEIVE(s);
+			DROP_STAGED;
+			e++
+		}
+	od
+}
+
+/* C++: mark_lost (recovery.cpp). Who idles hears of it with its next command. */
+#define IS_WELL(e_) (status[e_] == IDLE || (status[e_] == PENDING && done[server[e_]] == books[server[e_]] && fault[server[e_]] == NONE))
+#define IS_BEGUN(e_) (is_staged[server[e_]] && status[e_] == IDLE)
+inline mark_lost(e_) {
+	if
+	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && (is_to_stage[server[e_]] || done[server[e_]] != books[server[e_]])
+	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && !is_to_stage[server[e_]] && done[server[e_]] == books[server[e_]] ->
+		is_staged[server[e_]] = false; needs_restore[e_] = true
+	:: server[e_] / R == v && IS_WELL(e_) && !IS_BEGUN(e_) -> needs_restore[e_] = true
+	:: else
+	fi
+}
+
+/* A faulted env is commanded a reset, if its worker lives or is to live again: Recovery, C++: truncate (recovery.cpp). */
+inline mend() {
+	do
+	:: atomic { e == NE -> e = 0; v = 0; break }
+	:: atomic {
+			e < NE && status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R]) ->
+			status[e] = IDLE; needs_restore[e] = true; e++
+		}
+#if REVIVES
+	:: atomic {
+			e < NE && status[e] == FAULTED && dead[server[e] / R] && !is_restarting[server[e] / R] && revives ->
+			v = server[e] / R;
+			mark_lost(0);
+#if NR > 2
+			mark_lost(1);
+#endif
+			revives--; is_restarting[v] = true; is_held[v] = true; order = v; RENEW(v); status[e] = IDLE; needs_restore[e] = true; e++
+		}
+#endif
+	:: atomic { e < NE && !(status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R] || revives)) -> e++ }
+	od
+}
+
+/* C++: restore_order (spares.cpp) */
+#define RESTORE(e_) server[e_] = e_; env_of[e_] = e_
+inline restore_order() {
+	RESTORE(0);
+#if NR > 2
+	RESTORE(1);
+#endif
+	spare = NE; env_of[NE] = NO_ENV
+}
+
+active proctype Pool() {
+	byte status[NR];
+	byte server[NE], env_of[NR];
+	bool is_taking[NE], needs_restore[NE], is_to_stage[NR];
+	byte me = LEARNER, revives = REVIVES, resets = RESETS, rounds, overs = OVERS, spare, mode = CLAIMING;
+	byte num_pending, need, ready, r, v, t, s, e, old, num_settled, counted, wanted;
+	bool is_touched[W];
+	bool is_gone, is_fault, is_rung, is_step, is_due, is_reset;
+
+	atomic {
+		if
+		:: EAGER > 0 -> eager = true
+		:: EAGER != 1
+		fi;
+		restore_order();
+		run Worker(0, 0);
+#if W > 1
+		run Worker(1, 1)
+#endif
+	};
+	do
+	:: mode == PLAYING && num_pending == 0 && rounds == T -> break
+	:: else ->
+		tend();
+		/* C++: stage_spares (spares.cpp). Python: recall (pool/resets.py) */
+		if
+		:: mode == PLAYING && rounds < T -> rounds++; dispatch()
+		:: atomic { mode == PLAYING && rounds < T && resets -> resets--; rounds++; mode = DRAINING }
+		:: mode == PLAYING && num_pending > 0
+		:: mode != PLAYING && num_pending > 0
+		:: atomic { mode == DRAINING && num_pending == 0 ->
+				restore_order();
+				mode = CLAIMING;
+				do
+				:: e == NE -> e = 0; break
+				:: e < NE && is_staged[server[e]] -> TAKE_STAGED; e++
+				:: e < NE && !is_staged[server[e]] -> e++
+				od
+			}
+		:: atomic { mode == CLAIMING && num_pending == 0 -> mode = PLAYING; is_reset = true };
+			dispatch();
+			atomic { STAGE(NE); is_reset = false }
+		fi;
+		if
+		:: num_pending == 0 -> need = 0
+		:: num_pending > 0 && mode == PLAYING -> need = 1
+		:: num_pending > 0 && (mode != PLAYING || num_pending > 1) -> need = num_pending
+		fi;
+		if
+		:: need -> wait_ids(); collect()
+		:: else
+		fi;
+		mend()
+	od;
+	finish();
+died:
+	is_over = true
+}
