@@ -16,6 +16,7 @@ import pytest
 import stepmill
 from stepmill import _native
 from stepmill.testing.chaos import ChaosEnv
+from stepmill.testing.envs import BatchedCountingEnv
 from stepmill.worker.channel import wait_ready
 
 
@@ -218,3 +219,21 @@ def test_an_episode_begun_by_a_reset_without_a_seed_word_is_played_again_with_wh
             ours, theirs = pool.step([1] * 4), calm.step([1] * 4)
             assert ours.reward.tolist() == theirs.reward.tolist(), step
             assert "fault" not in ours.info
+
+
+class HalfUnseededEnv(BatchedCountingEnv):
+    """Its second row's reward says who steps it: not replayable."""
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(actions)
+        return obs, np.array([reward[0], float(os.getpid())]), terminated, truncated, info
+
+
+def test_a_batched_env_is_compared_in_all_its_rows() -> None:
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", context="fork")
+    with stepmill.Pool([partial(HalfUnseededEnv, 2)], backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        pool.step([1, 1])
+        kill(pool, 0)
+        with pytest.warns(RuntimeWarning, match="step 1 gave another result"):
+            assert pool.step([1, 1]).truncated.all()

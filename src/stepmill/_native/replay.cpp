@@ -36,14 +36,17 @@ Outcome Ledger::outcome_of(std::uint32_t id) const {
     Outcome outcome;
     outcome.hash = *envs_[id].hash;
     outcome.flags = static_cast<std::uint8_t>(*slab_->terminated(row) | *slab_->truncated(row) << 1);
-    if (is_plain_) {
+    if (is_plain_ && !is_batched_) {
         outcome.reward = slab_->reward_item(row, 0);
         return outcome;
     }
-    for (std::size_t i = 0; i < plan.num_rewards; ++i) outcome.reward = 1.000000119 * outcome.reward + slab_->reward_item(row, i);
-    for (std::size_t agent = 1; agent < plan.num_agents; ++agent) {
-        const int flags = slab_->terminated(row)[agent] | slab_->truncated(row)[agent] << 1;
-        outcome.flags = static_cast<std::uint8_t>(31 * outcome.flags + flags);
+    const std::size_t num_flags = std::max<std::size_t>(plan.num_agents, 1);
+    for (std::uint32_t each = row; each < row + batch_size_; ++each) {
+        for (std::size_t i = 0; i < plan.num_rewards; ++i) outcome.reward = 1.000000119 * outcome.reward + slab_->reward_item(each, i);
+        for (std::size_t agent = each == row ? 1 : 0; agent < num_flags; ++agent) {
+            const int flags = slab_->terminated(each)[agent] | slab_->truncated(each)[agent] << 1;
+            outcome.flags = static_cast<std::uint8_t>(31 * outcome.flags + flags);
+        }
     }
     return outcome;
 }
@@ -105,17 +108,13 @@ void Ledger::write_batch() {
 }
 
 void Ledger::write_outcomes(Outcome* target) const {
-    if (!is_plain_) {
+    if (!is_plain_ || is_batched_) {
         for (const std::uint32_t id : all_) target[id] = outcome_of(id);
         return;
     }
     const double* reward = reinterpret_cast<const double*>(slab_->reward(0));
     const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
-    const std::size_t step = batch_size_;
-    for (const EnvBook& env : envs_) {
-        *target++ = {*reward, *env.hash, static_cast<std::uint8_t>(*terminated | *truncated << 1)};
-        reward += step, terminated += step, truncated += step;
-    }
+    for (const EnvBook& env : envs_) *target++ = {*reward++, *env.hash, static_cast<std::uint8_t>(*terminated++ | *truncated++ << 1)};
 }
 
 // It becomes a part of the journal, unless nobody's log is whole.
