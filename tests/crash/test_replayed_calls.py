@@ -241,3 +241,26 @@ def make_twice(folder: Any) -> stepmill.Pool:
     options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
     env_fns = [partial(TwiceEnv, str(folder), env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
+
+
+def test_an_env_that_is_given_up_has_its_calls_and_the_next_episode_can_be_played_again(tmp_path: Any) -> None:
+    with make() as pool, make("raise") as calm:
+        for each in (pool, calm):
+            each.reset(seed=0)
+            each.call("amplify", 2.0)
+            each.step([1] * 4)
+            each.call("amplify", 2.0)
+        pool._recovery._repetitions._reasons[1] = "it is hopeless"
+        kill(pool)
+        with pytest.warns(RuntimeWarning, match="it is hopeless"):
+            assert pool.step([1] * 4).truncated.tolist() == [False, True, False, False]
+        calm.step([1] * 4)
+        assert pool.get_attr("gain") == calm.get_attr("gain") == (4.0,) * 4
+
+        pool.step([1] * 4)  # env 1 begins anew
+        pool.step([1] * 4)
+        kill(pool)
+
+        batch = pool.step([1] * 4)
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.reward.tolist()[1] == 2 * 4.0

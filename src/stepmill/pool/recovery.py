@@ -284,7 +284,8 @@ class Recovery:
         server = self.ledger.server_of(env_id)
         episode, length, _, _, is_between, _ = self.ledger.log_place(server)
         if not is_between:
-            self._repetitions.note(env_id, (server, episode, length), error)
+            ticket = self.ledger.ticket_of(env_id)
+            self._repetitions.note(env_id, (server, episode, length), ticket, error)
 
     def _recall(self, worker: int) -> None:
         """Make the env objects of a new worker that play no episode now what they were."""
@@ -309,11 +310,15 @@ class Recovery:
             raise EngineBug("only the policy 'replay' plays episodes again")
         has_log = self.ledger.can_replay(env_id)
         is_waiting = self.ledger.is_pending(env_id)
+        self.replays.begin()
         reason = self._repetitions.take_reason(env_id) or self._play(env_id, is_new=is_new)
         if reason is None:
             return
+        server = self.ledger.server_of(env_id)
         if is_new:
-            self.restarts.restore(self.ledger.worker_of(env_id), [self.ledger.server_of(env_id)])
+            self.replays.make_rest(server)
+        with contextlib.suppress(StepmillError):  # it has died again, which the next round finds
+            self.restarts.restore(self.ledger.worker_of(env_id), [server])
         info = {**info, "not_replayable": reason}
         if is_waiting:
             self.ledger.truncate(env_id, info)

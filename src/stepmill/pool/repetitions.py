@@ -17,11 +17,18 @@ class Repetitions:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Place, str, int]] = {}
+        self._tickets: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
         self._excused: set[int] = set()
 
-    def note(self, env_id: int, place: Place, error: StepmillError) -> None:
-        """An env failed in a step; `place` is the same only if it got no further since."""
+    def note(self, env_id: int, place: Place, ticket: int, error: StepmillError) -> None:
+        """An env failed in a step; `place` is the same only if it got no further since.
+
+        A failure is found again, with the same ticket, if its worker died before the env could be played again.
+        """
+        if self._tickets.get(env_id) == ticket:
+            return
+        self._tickets[env_id] = ticket
         if env_id in self._excused:
             self._excused.remove(env_id)
             return

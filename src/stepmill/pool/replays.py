@@ -137,6 +137,7 @@ class Replays:
         self._backend = backend
         self._limit_bytes = options.replay_log_bytes
         self._ids = itertools.count(-1, -1)  # of our own requests; those of the user count upwards
+        self._made: set[int] = set()  # calls (by id) that the object which is played now was given
         self.log = CallLog(len(self._seats))
 
     def note(self, ledger: _native.Ledger, servers: Sequence[int], future: Future) -> None:
@@ -272,7 +273,22 @@ class Replays:
             return None
         return FAILED_BETWEEN if outcome == _REPLAY_FAULT else f"step {outcome} gave another result than before"
 
+    def begin(self) -> None:
+        """The next object has been given no call yet."""
+        self._made.clear()
+
+    def make_rest(self, server: int) -> None:
+        """Give an object whose episode cannot be played again those calls that it lacks: they are in its log.
+
+        Then what comes after this episode can be played again.
+        """
+        for call in self.log.of(server):
+            if id(call) not in self._made:
+                with contextlib.suppress(_DiffersError, StepmillError):
+                    self._repeat(server, call)
+
     def _repeat(self, server: int, call: _Call, ticket: int = 0) -> None:
+        self._made.add(id(call))
         outcome = self._send(server, call, ticket).result()[0]
         then = call.future.peek()
         if then is not None and isinstance(outcome, Value) is not isinstance(then[call.position], Value):
