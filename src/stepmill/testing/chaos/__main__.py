@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tell(report: ChaosReport) -> None:
     """What is wrong is known before the night is over."""
     sys.stderr.write(f"chaos: {report.seconds:.0f} s, {report.transitions} transitions, {report.num_wrong} wrong\n")
+    sys.stderr.writelines(f"  {complaint}\n" for complaint in report.wrong)
 
 
 if __name__ == "__main__":
