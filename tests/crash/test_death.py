@@ -196,13 +196,18 @@ def test_all_workers_killed_at_once_are_all_reported(where, pool_of):
     lost: set[int] = set()
     deadline = time.monotonic() + 5
     is_sent = False
+
+    def use() -> None:
+        nonlocal is_sent
+        if not is_sent:
+            rest = sorted({0, 1, 2, 3} - lost)
+            pool.send([1] * len(rest), rest)  # finds a worker dead already, or does not
+            is_sent = True
+        pool.recv(1)
+
     while lost != {0, 1, 2, 3} and time.monotonic() < deadline:
-        rest = sorted({0, 1, 2, 3} - lost)
         with pytest.raises(stepmill.WorkerDied) as caught:
-            if not is_sent:
-                pool.send([1] * len(rest), rest)  # finds a worker dead already, or does not
-                is_sent = True
-            pool.recv(1)
+            use()
         for error in (caught.value, *caught.value.others):
             lost |= set(error.env_ids)
     assert lost == {0, 1, 2, 3}
