@@ -111,15 +111,15 @@ died:
  */
 #ifdef NO_GIVE_UP_COMPARE
 #define IS_STILL_AT(r_, word_) true
+#elif defined(BLAME_TICKET)
+#define IS_STILL_AT(r_, word_) (state[r_] == (STATE_TICKET(word_) == c -> STATE(c, RUNNING) : word_))
 #else
 #define IS_STILL_AT(r_, word_) (state[r_] == word_)
 #endif
 #ifdef BLAME_TICKET
 #define IS_LATE_COMMAND is_asked
-#define SUSPECT (STATE_TICKET(s) == c -> STATE(c, RUNNING) : s)
 #else
 #define IS_LATE_COMMAND (is_early -> is_asked && STATE_TICKET(s) + 1 == c : s == STATE(c, RUNNING))
-#define SUSPECT s
 #endif
 #define IS_JUST(r_) assert(began_at[r_] == looked || early_at[w] == looked || (is_untaken && was_waiting))
 
@@ -171,7 +171,7 @@ inline check_current(r_) {
 	:: else
 	fi;
 	if
-	:: is_hit && IS_LATE_COMMAND -> give_up(r_, SUSPECT)
+	:: is_hit && IS_LATE_COMMAND -> give_up(r_, s)
 	:: is_hit && is_early && !is_asked -> IS_JUST(r_); end_overdue()
 #if STOPS && !defined(NO_STUCK)
 	/* C++: end_stuck (reaper.cpp). It never comes to an end of publishing: it is robbed when it is buried. */

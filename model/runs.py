@@ -10,6 +10,7 @@ class Bounds:
     sizes: dict[str, int]
     about: str
     is_cycle_search: bool = False  # also search for executions that never end
+    is_for_mutants: bool = False  # too many states to search to the end: mutants fail in them long before
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -19,8 +20,17 @@ class Bounds:
 BOUNDS = {
     "pair": Bounds({"W": 2, "R": 1, "T": 1, "KILLS": 1, "EAGER": 0}, "two workers, one of them dies at any point"),
     "deadline": Bounds(
-        {"W": 1, "R": 2, "T": 2, "LIMITS": 1, "MORTAL": 0, "NEED": 1, "EAGER": 0},
+        {"W": 1, "R": 1, "T": 2, "LIMITS": 1, "MORTAL": 0, "EAGER": 0},
         "a thread is given up by its deadline, and goes on",
+    ),
+    "deadline_group": Bounds(
+        {"W": 1, "R": 2, "T": 1, "LIMITS": 1, "MORTAL": 0, "NEED": 1, "EAGER": 0},
+        "the same with another row beside it, received first or later",
+    ),
+    "deadline_turns": Bounds(
+        {"W": 1, "R": 2, "T": 2, "LIMITS": 1, "MORTAL": 0, "NEED": 1, "EAGER": 0},
+        "the same with two commands each",
+        is_for_mutants=True,
     ),
     "turns": Bounds({"W": 2, "R": 1, "T": 2, "EAGER": 0}, "two workers, two rounds, nobody dies"),
     "group": Bounds({"W": 1, "R": 2, "T": 2, "KILLS": 1, "EAGER": 0}, "results counted in groups, the worker dies"),
@@ -57,7 +67,18 @@ BOUNDS = {
         "a process is stopped at any point: it takes nothing, or never comes to an end of publishing",
     ),
     "scribble": Bounds(
-        {"W": 1, "R": 2, "T": 1, "KILLS": 1, "SCRIBBLES": 1, "REVIVES": 1, "LIVES": 1, "SLICES": 2, "NEED": 1, "EAGER": 0},
+        {
+            "W": 1,
+            "R": 2,
+            "T": 1,
+            "KILLS": 1,
+            "SCRIBBLES": 1,
+            "REVIVES": 1,
+            "LIVES": 1,
+            "SLICES": 2,
+            "NEED": 1,
+            "EAGER": 0,
+        },
         "a worker writes nonsense over the words of one of its rows as it dies, and is replaced or is not",
     ),
     "scribble_twice": Bounds(
@@ -115,7 +136,7 @@ MUTANTS = {
     "EARLY_DONE": ("single", "the reaper stores done before the fault"),
     "ROB_THE_LIVING": ("overdue", "who publishes and may live is condemned"),
     "NO_ROB": ("single", "who died publishing is not condemned"),
-    "ROB_LATER": ("deadline", "a command is condemned by the number of an earlier one"),
+    "ROB_LATER": ("deadline_turns", "a command is condemned by the number of an earlier one"),
     "NO_TAKE_CAS": ("overdue", "commands are condemned by a store, not by CAS"),
     "SETTLE_THE_DONE": ("single", "done is not looked at before a command is condemned"),
     "NO_REAPER_RING": ("single", "the reaper does not ring"),
@@ -125,6 +146,7 @@ MUTANTS = {
     # deadlines
     "NO_GIVE_UP_COMPARE": ("hang", "an overdue command is condemned by a store, not by CAS"),
     "BLAME_TICKET": ("hang", "the ticket, not the state, says what hangs"),
+    "LATE_OVERDUE": ("hang", "a command is given up before its worker is said to be overdue"),
     "NO_SECOND_PROGRESS": ("hang", "progress is not read again"),
     "LATE_PROGRESS": ("hang", "`current` is stored before progress when a command begins"),
     "EARLY_PROGRESS": ("hang", "progress is stored before `current` when a command ends"),
@@ -187,8 +209,4 @@ EQUIVALENTS = {
         "a new worker begins behind what is settled: take_command() would refuse that, one by one",
     ),
     "NO_PARKED_CLEAR": ("single", "the reaper clears a dead worker's `parked`: saves system calls"),
-    "LATE_OVERDUE": (
-        "hang",
-        "give_up() says OVERDUE before it settles: the learner then refuses to use the worker at once",
-    ),
 }
