@@ -228,6 +228,9 @@ class Books:
         memory = self.memories[identity]
         known, memory.bumps = memory.bumps, {bumps}
         memory.num_calls += 1
+        is_between = all(book.is_ended for book in self.rows if book.identity == identity)
+        if is_between and self._kind.policy is not OnFault.REPLAY:
+            memory.bumps = None  # between episodes a death leaves no mark
         is_possible = bumps > 0 if known is None else bumps - 1 in known
         return None if is_possible else f"object {identity} has {bumps} bumps, after one of {known}"
 

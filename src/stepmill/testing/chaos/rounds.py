@@ -119,8 +119,8 @@ class Round:
         """Reset what failed. What was not sent (some of `unsent`) is withdrawn, what is pending stays so."""
         if self._kind.policy is not OnFault.RAISE or isinstance(error, RecvTimeout):
             raise error
-        if isinstance(error, UsageError) and not unsent:
-            raise error
+        if isinstance(error, UsageError) and not unsent and not self._books.told:
+            raise error  # else a call has told of envs that are waited for here
         self._report.broken += 1
         self._report.kinds[type(error).__name__] += 1
         states = self._pool.states
@@ -137,6 +137,9 @@ class Round:
                 self._reset(faulted)
             except (EnvError, EnvTimeout, WorkerDied) as again:
                 self._report.kinds[type(again).__name__] += 1
+                states = self._pool.states  # it may tell of envs that were still at work
+                more = {env_id for env_id in named_in(again) if states[env_id] is EnvState.FAULTED}
+                faulted = sorted({*faulted, *more})
                 continue
             return
         raise error
