@@ -364,7 +364,7 @@ inline reset_early() {
 	report_end(ROW(w, 0))
 }
 
-/* C++: wait (loop.cpp) */
+/* C++: wait (loop.cpp), sleep_on_bell (protocol.hpp) */
 inline wait() {
 #if SPINNERS
 	spin_for(w, worker_bell[w]);

@@ -10,8 +10,6 @@ namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t PARK_SLICE_NS = 1'000'000'000;  // how often a parked proxy looks whether a signal came
-
 template <typename Counter>
 void add(Counter& counter, std::uint64_t amount) {
     counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
@@ -235,19 +233,9 @@ void ForeignLoop::report_progress() {
 }
 
 void ForeignLoop::wait(std::uint32_t seen) {
-    const std::uint64_t began = now_ns();
     PyThreadState* thread = PyEval_SaveThread();
-    const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
-    const bool may_spin = patience_.may_spin(spin_ns, began) && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed);
-    std::uint64_t lost_ns = 0;
-    bool is_rung = may_spin && spin_for(*pool_, worker_, control_->bell, seen, spin_ns, lost_ns);
-    while (!is_rung) {
-        const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);
-        is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
-    }
-    const std::uint64_t ended = now_ns();
-    patience_.note(ended - began, lost_ns, spin_ns, ended);
-    add(control_->wait_ns, ended - began);
+    const std::uint64_t waited_ns = sleep_on_bell(*pool_, *control_, worker_, seen, patience_);
+    add(control_->wait_ns, waited_ns);
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

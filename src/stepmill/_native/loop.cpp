@@ -8,8 +8,7 @@ namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t PARK_SLICE_NS = 1'000'000'000;  // how often a parked worker looks whether a signal came
-constexpr std::uint32_t MAX_PASSED = 64;                // a worker that is never idle does a staged reset after so many sweeps
+constexpr std::uint32_t MAX_PASSED = 64;  // a worker that is never idle does a staged reset after so many sweeps
 
 }  // namespace
 
@@ -198,19 +197,9 @@ void Loop::end_if_copied() {
 // ---- waiting ----------------------------------------------------------------------------------------------------
 
 void Loop::wait(std::uint32_t seen) {
-    const std::uint64_t began = now_ns();
     PyThreadState* thread = PyEval_SaveThread();
-    const std::uint64_t spin_ns = pool_->spin_ns.load(std::memory_order_relaxed);
-    const bool may_spin = patience_.may_spin(spin_ns, began) && worker_ < pool_->num_spin_workers.load(std::memory_order_relaxed);
-    std::uint64_t lost_ns = 0;
-    bool is_rung = may_spin && spin_for(*pool_, worker_, control_->bell, seen, spin_ns, lost_ns);
-    while (!is_rung) {
-        const Woken woken = park(control_->bell, control_->parked, seen, PARK_SLICE_NS);
-        is_rung = control_->bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
-    }
-    const std::uint64_t ended = now_ns();
-    patience_.note(ended - began, lost_ns, spin_ns, ended);
-    control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + ended - began, std::memory_order_relaxed);
+    const std::uint64_t waited_ns = sleep_on_bell(*pool_, *control_, worker_, seen, patience_);
+    control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

@@ -264,4 +264,21 @@ inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t ti
     return woken;
 }
 
+// A worker sleeps until its bell moves from `seen`, or a signal comes; spins first if that is worth its while. Returns how long.
+inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, std::uint32_t worker, std::uint32_t seen, Patience& patience) noexcept {
+    constexpr std::uint64_t SLICE_NS = 1'000'000'000;  // how often a parked worker looks whether a signal came
+    const std::uint64_t began = now_ns();
+    const std::uint64_t spin_ns = pool.spin_ns.load(std::memory_order_relaxed);
+    const bool may_spin = patience.may_spin(spin_ns, began) && worker < pool.num_spin_workers.load(std::memory_order_relaxed);
+    std::uint64_t lost_ns = 0;
+    bool is_rung = may_spin && spin_for(pool, worker, control.bell, seen, spin_ns, lost_ns);
+    while (!is_rung) {
+        const Woken woken = park(control.bell, control.parked, seen, SLICE_NS);
+        is_rung = control.bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
+    }
+    const std::uint64_t ended = now_ns();
+    patience.note(ended - began, lost_ns, spin_ns, ended);
+    return ended - began;
+}
+
 }  // namespace stepmill
