@@ -170,6 +170,7 @@ class Ledger {
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
     bool is_ended(std::uint32_t id) const;
     bool resets_itself(std::uint32_t id) const;
+    bool have_all_ended(std::uint32_t id) const;  // all rows of the env
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id, bool is_journaled);
     void note_episode(EnvBook& env);

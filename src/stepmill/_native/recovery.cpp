@@ -16,7 +16,10 @@ bool Ledger::is_ended(std::uint32_t id) const {
 
 // A batched env whose rows have all ended begins anew with its next step: between episodes there is nothing to cut short.
 bool Ledger::resets_itself(std::uint32_t id) const {
-    if (!is_batched_ || autoreset_ != Autoreset::NEXT_STEP) return false;
+    return is_batched_ && autoreset_ == Autoreset::NEXT_STEP && have_all_ended(id);
+}
+
+bool Ledger::have_all_ended(std::uint32_t id) const {
     const std::uint8_t* over = slab_->over() + row_of(id);
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }

@@ -21,9 +21,7 @@ namespace stepmill {
 
 bool Ledger::is_over(std::uint32_t id) const {
     if (num_spares_ == 0 || envs_[id].status == EnvStatus::EXHAUSTED || autoreset_ == Autoreset::SAME_STEP || (is_batched_ && autoreset_ == Autoreset::DISABLED)) return false;
-    std::uint32_t num_ended = 0;
-    for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) num_ended += slab_->over()[row];
-    return num_ended == batch_size_;  // a batched env leaves as a whole
+    return have_all_ended(id);  // a batched env leaves as a whole
 }
 
 // What it has staged is of an object that died with its worker. Of what a successor finds, note_rebuilt() has told.
