@@ -194,6 +194,9 @@ class Ledger:
     def can_replay(self, env_id: int) -> bool:
         """Whether the episode's log is whole."""
 
+    def limit_logs(self, size_bytes: int) -> None:
+        """From now on the episodes' logs take at most so much memory together."""
+
     def log_bytes(self) -> int:
         """Memory of the episodes' logs."""
 

@@ -114,7 +114,7 @@ def test_killed_workers_change_no_bit(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("log_bytes", [64 << 20, 8000])  # 8000: the journal of all envs holds 15 batches
+@pytest.mark.parametrize("log_bytes", [64 << 20, 8000])  # 8000: some 20 batches to a chunk
 def test_steps_of_all_envs_and_of_some_are_played_again_in_their_order(mode: str, log_bytes: int) -> None:
     rng = random.Random(5)
     with (
@@ -133,19 +133,56 @@ def test_steps_of_all_envs_and_of_some_are_played_again_in_their_order(mode: str
                 assert ours[env_id][1:] == theirs[env_id][1:], step
 
 
+class SteadyEnv(ChaosEnv):
+    """Gives the same reward and nearly the same observation all the time."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, info = super().step(action)
+        obs[2] = self._clock // 50
+        return obs, 1.0, terminated, truncated, info
+
+
+@pytest.mark.parametrize("env_class", [ChaosEnv, SteadyEnv])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
+    env_class: type[ChaosEnv], mode: str
+) -> None:
+    limit = 40_000  # one of 600 steps takes half of it; all results together five times as much
+    env_fns = [partial(env_class, env_id, length) for env_id, length in enumerate((10_000, 7, 1, 90))]
+    options = {"on_fault": "replay", "seeding": "per_episode", "autoreset_mode": mode, "replay_log_bytes": limit}
+    chosen = stepmill.PoolOptions(max_restarts=100, restart_window_s=0.02, **options)
+    calm_options = stepmill.PoolOptions(seeding="per_episode", autoreset_mode=mode)
+    rng = random.Random(7)
+    with (
+        stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen) as pool,
+        stepmill.Pool(env_fns, backend="serial", options=calm_options) as calm,
+    ):
+        assert np.array_equal(pool.reset(seed=1).obs, calm.reset(seed=1).obs)
+        for step in range(600):
+            if step in (300, 599):
+                kill(pool, 0), kill(pool, 1)
+            if step % 10 == 0:
+                actions = [rng.randrange(10) for _ in range(4)]
+            ours, theirs = pool.step(actions), calm.step(actions)
+            assert np.array_equal(ours.obs, theirs.obs), step
+            assert np.array_equal(ours.reward, theirs.reward), step
+            assert np.array_equal(ours.truncated, theirs.truncated), step
+            assert pool.stats()["replay_log_bytes"] <= limit
+
+
 def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
-    with make(replay_log_bytes=800) as pool:  # 24 a reset, 32 a step
+    with make(replay_log_bytes=600) as pool:  # 24 a reset, 32 a step
         pool.reset(seed=0)
         for _ in range(8):
-            pool.send([1, 1], [0, 2])
-            pool.recv(2)
+            pool.send([1], [0])
+            pool.recv(1)
         for _ in range(2):
             pool.step([1] * 4)
         kill(pool, 0)
 
         batch = pool.step([1] * 4)
 
-        assert 0 < pool.stats()["replay_log_bytes"] <= 800
+        assert 0 < pool.stats()["replay_log_bytes"] <= 600
         assert batch.truncated.tolist() == [True, False, False, False]
 
 

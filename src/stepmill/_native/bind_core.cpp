@@ -181,6 +181,7 @@ void bind_ledger(nb::module_& module) {
         .def("is_pending", &Ledger::is_pending, "env_id"_a, "Whether the env was commanded and not received.")
         .def("is_dead", &Ledger::is_dead, "worker"_a, "Whether the reaper found the worker dead.")
         .def("can_replay", &Ledger::can_replay, "env_id"_a, "Whether the episode's log is whole.")
+        .def("limit_logs", &Ledger::limit_logs, "size_bytes"_a, "From now on the episodes' logs take at most so much memory together.")
         .def("log_bytes", &Ledger::log_bytes, "Memory of the episodes' logs.")
         .def("episode_log", &Ledger::episode_log, "env_id"_a, nb::sig("def episode_log(self, env_id: int) -> dict[str, typing.Any]"), "What a crash capsule tells of an env's episode and of the command under way.")
         .def("newest_outcome", &Ledger::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Reward, flags (1 terminated, 2 truncated) and observation hash of an env's last result.")

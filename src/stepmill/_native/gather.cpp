@@ -103,8 +103,8 @@ void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
         if (env.is_masked) {
             env.is_masked = false;
             env.status = EnvStatus::EXHAUSTED;
-            take_log(id);
-            env.log.first = journal_.num_batches() + 1;  // the batch to come says nothing of it
+            take_log(id, journal_.end());
+            env.log.first = journal_.end() + 1;  // the batch to come says nothing of it
             continue;
         }
         if (env.is_taking) move_in(id);

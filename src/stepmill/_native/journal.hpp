@@ -1,7 +1,7 @@
-// What episodes need to be played again. The results of all envs together go to a journal, one copy a batch; each env takes
-// its own from there when somebody asks for its log, or when the journal is full.
+// What episodes need to be played again. The results of all envs together go to a journal, column by column; each env takes
+// its own from there when somebody asks for its log, or when memory is short.
 //
-//     journal:  actions of all envs, leaf by leaf | outcomes of all envs   ── the next batch ──►
+//     journal:  chunk ► chunk ► chunk, each: columns │ ... of a batch: where each of its columns lies
 //     log:      the env's rows of what came before, one after the other
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -29,7 +30,7 @@ struct Outcome {
 // One env's newest episode. Times are steps since its reset.
 struct EpisodeLog {
     bool is_whole = false;           // from the reset on, nothing missing
-    std::uint32_t first = 0;         // its first batch in the journal that is not among the following
+    std::uint64_t first = 0;         // its first batch in the journal that is not among the following
     std::uint64_t length = 0;        // results received of this one, its reset's too; also of one that is not whole
     std::vector<std::byte> actions;  // of each step, leaf by leaf
     std::vector<Outcome> outcomes;   // of the reset, then of each step
@@ -42,57 +43,121 @@ struct EpisodeLog {
     std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
 };
 
+// The batches since the oldest that somebody needs, numbered from 0 on. Fresh memory costs more than all the rest of a log (a page
+// fault every few steps), hence two rules: chunks that nobody needs any more are the next to be used, and a column that is the same
+// as in the batch before is not written again, which flags nearly always are, and rewards often.
 class Journal {
  public:
-    // `leaf_bytes`: of one env's row, for each leaf of the actions. At most `limit_bytes`, but for one batch.
-    Journal(std::size_t num_envs, std::vector<std::size_t> leaf_bytes, std::size_t limit_bytes) : num_envs_(num_envs), leaf_bytes_(std::move(leaf_bytes)) {
-        for (const std::size_t size : leaf_bytes_) row_bytes_ += size;
-        outcomes_at_ = (num_envs_ * row_bytes_ + alignof(Outcome) - 1) / alignof(Outcome) * alignof(Outcome);
-        batch_bytes_ = outcomes_at_ + num_envs_ * sizeof(Outcome);
-        max_batches_ = static_cast<std::uint32_t>(std::max<std::size_t>(limit_bytes / batch_bytes_, 1));
+    // leaf_bytes: of one env's row, for each leaf of the actions.
+    Journal(std::size_t num_envs, const std::vector<std::size_t>& leaf_bytes, std::size_t limit_bytes) : num_envs_(num_envs), row_bytes_(leaf_bytes) {
+        row_bytes_.insert(row_bytes_.end(), {sizeof Outcome::reward, sizeof Outcome::hash, sizeof Outcome::flags});
+        for (const std::size_t size : row_bytes_) batch_bytes_ += aligned(num_envs_ * size);
+        chunk_bytes_ = std::max(std::min<std::size_t>(limit_bytes / 4, 128 << 10), batch_bytes_);
     }
 
-    std::uint32_t num_batches() const noexcept { return num_batches_; }
-    std::size_t size_bytes() const noexcept { return num_batches_ * batch_bytes_; }
-    bool is_full() const noexcept { return num_batches_ == max_batches_; }
+    std::uint64_t end() const noexcept { return end_; }
+    std::size_t size_bytes() const noexcept { return size_bytes_; }                                 // of its batches
+    std::size_t memory_bytes() const noexcept { return (chunks_.size() + spares_.size()) * chunk_bytes_; }
 
-    // Of the batch that comes next. Memory is taken when it is first needed, and kept.
-    std::byte* next_actions() {
-        if (!bytes_) bytes_.reset(static_cast<std::byte*>(::operator new(max_batches_ * batch_bytes_)));
-        return batch(num_batches_);
+    // The batch that comes next: `begin`, its columns in order, and `add` if it is to stay.
+    void begin() {
+        if (chunks_.empty() || is_full()) {
+            if (spares_.empty()) spares_.emplace_back().bytes = std::make_unique_for_overwrite<std::byte[]>(chunk_bytes_);
+            chunks_.push_back(std::move(spares_.back()));
+            spares_.pop_back();
+            chunks_.back().begin_anew(end_);
+        }
+        next_.clear();
+        used_ = chunks_.back().used;
     }
-    Outcome* next_outcomes() { return reinterpret_cast<Outcome*>(next_actions() + outcomes_at_); }
-    void add() noexcept { ++num_batches_; }
-    void clear() noexcept { num_batches_ = 0; }
+    void write(const void* rows) {
+        const Chunk& chunk = chunks_.back();
+        const std::size_t column = next_.size(), size = num_envs_ * row_bytes_[column];
+        if (!chunk.places.empty()) {
+            const std::uint32_t before = chunk.places[chunk.places.size() - row_bytes_.size() + column];
+            if (std::memcmp(chunk.at(before), rows, size) == 0) return next_.push_back(before);
+        }
+        std::memcpy(chunk.bytes.get() + used_, rows, size);
+        next_.push_back(static_cast<std::uint32_t>(used_ / ALIGNMENT));
+        used_ += aligned(size);
+    }
+    void add() {
+        Chunk& chunk = chunks_.back();
+        size_bytes_ -= chunk.size_bytes();
+        chunk.places.insert(chunk.places.end(), next_.begin(), next_.end());
+        chunk.used = used_;
+        chunk.end = ++end_;
+        size_bytes_ += chunk.size_bytes();
+    }
+    bool is_full() const noexcept { return chunk_bytes_ - chunks_.back().used < batch_bytes_; }  // the newest chunk
 
-    // Moves an env's rows to the end of its log.
-    void move_to(EpisodeLog& log, std::size_t env_id) const {
-        for (; log.first < num_batches_; ++log.first) {
-            const std::byte* column = batch(log.first);
-            const Outcome* outcomes = reinterpret_cast<const Outcome*>(column + outcomes_at_);
-            if (log.outcomes.empty()) {
-                log.outcomes.push_back({0.0, outcomes[env_id].hash, 0});  // reward and flags are of the episode before, if that ended in this batch
-                continue;
-            }
-            log.outcomes.push_back(outcomes[env_id]);
-            for (const std::size_t size : leaf_bytes_) {
-                log.actions.insert(log.actions.end(), column + env_id * size, column + (env_id + 1) * size);
-                column += num_envs_ * size;
+    bool is_empty() const noexcept { return chunks_.empty(); }
+    std::uint64_t oldest_end() const noexcept { return chunks_.front().end; }  // of the oldest chunk
+
+    // Nobody needs what came before a batch.
+    void release(std::uint64_t first) {
+        for (; !chunks_.empty() && chunks_.front().end <= first; chunks_.pop_front()) {
+            size_bytes_ -= chunks_.front().size_bytes();
+            spares_.push_back(std::move(chunks_.front()));
+        }
+    }
+    // Gives spare memory back where it is more than this in all.
+    void trim(std::size_t limit_bytes) {
+        while (!spares_.empty() && memory_bytes() > limit_bytes) spares_.pop_back();
+    }
+
+    // Moves an env's rows of the batches before `until` to the end of its log.
+    void move_to(EpisodeLog& log, std::size_t env_id, std::uint64_t until) const {
+        for (const Chunk& chunk : chunks_) {
+            for (; log.first >= chunk.first && log.first < std::min(chunk.end, until); ++log.first) {
+                const std::uint32_t* places = chunk.places.data() + (log.first - chunk.first) * row_bytes_.size();
+                copy_row(chunk, places, env_id, log);
             }
         }
     }
 
  private:
-    struct Free {
-        void operator()(std::byte* bytes) const noexcept { ::operator delete(bytes); }
+    static constexpr std::size_t ALIGNMENT = 8;
+    struct Chunk {
+        std::unique_ptr<std::byte[]> bytes;
+        std::size_t used = 0;
+        std::vector<std::uint32_t> places;  // of each batch's columns, in units of ALIGNMENT
+        std::uint64_t first = 0, end = 0;   // its batches
+
+        std::size_t size_bytes() const noexcept { return used + places.size() * sizeof(std::uint32_t); }
+        const std::byte* at(std::uint32_t place) const noexcept { return bytes.get() + place * ALIGNMENT; }
+        void begin_anew(std::uint64_t batch) {
+            used = 0;
+            places.clear();
+            first = end = batch;
+        }
     };
-    std::byte* batch(std::uint32_t index) const noexcept { return bytes_.get() + index * batch_bytes_; }
+    static constexpr std::size_t aligned(std::size_t size) noexcept { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+    void copy_row(const Chunk& chunk, const std::uint32_t* places, std::size_t env_id, EpisodeLog& log) const {
+        const std::size_t num_leaves = row_bytes_.size() - 3;
+        Outcome outcome;
+        std::memcpy(&outcome.hash, chunk.at(places[num_leaves + 1]) + env_id * sizeof outcome.hash, sizeof outcome.hash);
+        const bool is_first = log.outcomes.empty();  // reward and flags are of the episode before, if that ended in this batch
+        if (!is_first) {
+            std::memcpy(&outcome.reward, chunk.at(places[num_leaves]) + env_id * sizeof outcome.reward, sizeof outcome.reward);
+            std::memcpy(&outcome.flags, chunk.at(places[num_leaves + 2]) + env_id, sizeof outcome.flags);
+            for (std::size_t leaf = 0; leaf < num_leaves; ++leaf) {
+                const std::byte* row = chunk.at(places[leaf]) + env_id * row_bytes_[leaf];
+                log.actions.insert(log.actions.end(), row, row + row_bytes_[leaf]);
+            }
+        }
+        log.outcomes.push_back(outcome);
+    }
 
     std::size_t num_envs_;
-    std::vector<std::size_t> leaf_bytes_;
-    std::size_t row_bytes_ = 0, outcomes_at_ = 0, batch_bytes_ = 0;
-    std::uint32_t max_batches_ = 1, num_batches_ = 0;
-    std::unique_ptr<std::byte, Free> bytes_;
+    std::vector<std::size_t> row_bytes_;  // by column
+    std::size_t batch_bytes_ = 0, chunk_bytes_ = 0, used_ = 0;
+    std::vector<std::uint32_t> next_;  // of the batch that is written
+    std::deque<Chunk> chunks_;         // the oldest first
+    std::vector<Chunk> spares_;
+    std::uint64_t end_ = 0;
+    std::size_t size_bytes_ = 0;
 };
 
 }  // namespace stepmill

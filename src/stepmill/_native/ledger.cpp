@@ -8,8 +8,6 @@ namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t JOURNAL_BYTES = 1 << 20;
-
 std::vector<std::size_t> row_sizes(const Tree& tree, std::uint32_t batch_size) {
     std::vector<std::size_t> sizes;
     for (const Leaf& leaf : tree.leaves) sizes.push_back(leaf.row_bytes * batch_size);
@@ -64,7 +62,10 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       log_limit_(nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
-      journal_(num_envs_, row_sizes(action_, batch_size_), std::min<std::uint64_t>(log_limit_ / 4, JOURNAL_BYTES)),
+      journal_(num_envs_, row_sizes(action_, batch_size_), log_limit_),
+      rewards_(num_envs_),
+      hashes_(num_envs_),
+      flags_(num_envs_),
       budget_(nb::cast<std::uint64_t>(settings["num_episodes"])),
       tracks_episodes_(seeding_ != Seeding::CONTINUE || log_limit_ != 0),
       is_plain_(slab_->plan.outcome.is_plain()),

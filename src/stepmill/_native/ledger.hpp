@@ -109,6 +109,7 @@ class Ledger {
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING; }
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
+    void limit_logs(std::uint64_t size_bytes);
     std::uint64_t log_bytes() const { return log_bytes_ + journal_.size_bytes(); }
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
@@ -176,9 +177,9 @@ class Ledger {
     void note_episode(EnvBook& env);
     void record(std::uint32_t id);
     void write_batch();
-    void write_outcomes(Outcome* target) const;
     void add_batch();
-    void take_log(std::uint32_t id);
+    void mind_limit();
+    void take_log(std::uint32_t id, std::uint64_t until);  // up to a batch of the journal
     void take_logs();
     void drop_log(EpisodeLog& log);
     int replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between);
@@ -264,6 +265,9 @@ class Ledger {
     Seeding seeding_;
     std::uint64_t log_limit_ = 0, log_bytes_ = 0;  // 0: no log
     Journal journal_;                              // the newest part of the logs
+    std::vector<double> rewards_;                  // by env, scratch of write_batch; so are the next two
+    std::vector<std::uint64_t> hashes_;
+    std::vector<std::uint8_t> flags_;
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_, is_plain_, is_recorded_ = false;
     std::vector<std::uint8_t> is_restarting_;  // by worker

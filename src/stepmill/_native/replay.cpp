@@ -73,13 +73,13 @@ void Ledger::note_episode(EnvBook& env) {
     log.actions.clear();
     log.outcomes.clear();
     log.blob = std::exchange(log.next_blob, nb::object());
-    log.first = journal_.num_batches();
+    log.first = journal_.end();
     log.is_whole = env.has_seed && action_.num_opaques == 0;
 }
 
 // A result that came without those of all other envs.
 void Ledger::record(std::uint32_t id) {
-    take_log(id);
+    take_log(id, journal_.end());
     EpisodeLog& log = envs_[id].log;
     Outcome outcome = outcome_of(id);
     log_bytes_ -= log.size_bytes();
@@ -92,57 +92,92 @@ void Ledger::record(std::uint32_t id) {
     }
     log.outcomes.push_back(outcome);
     log_bytes_ += log.size_bytes();
-    if (log_bytes() > log_limit_) take_logs();
+    mind_limit();
 }
 
 // Writes the results of all envs behind the journal's last batch, before anything else is done about them.
 void Ledger::write_batch() {
-    std::byte* target = journal_.next_actions();
-    for (const Leaf& leaf : action_.leaves) {
-        const std::size_t size = num_envs_ * leaf.row_bytes * batch_size_;
-        std::memcpy(target, slab_->base + leaf.column.at(0, 0), size);
-        target += size;
+    journal_.begin();
+    for (const Leaf& leaf : action_.leaves) journal_.write(slab_->base + leaf.column.at(0, 0));
+    if (is_plain_ && !is_batched_) {
+        const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
+        for (std::uint32_t id = 0; id < num_envs_; ++id) {
+            hashes_[id] = *envs_[id].hash;
+            flags_[id] = static_cast<std::uint8_t>(terminated[id] | truncated[id] << 1);
+        }
+        journal_.write(slab_->reward(0));
+    } else {
+        for (std::uint32_t id = 0; id < num_envs_; ++id) {
+            const Outcome outcome = outcome_of(id);
+            rewards_[id] = outcome.reward, hashes_[id] = outcome.hash, flags_[id] = outcome.flags;
+        }
+        journal_.write(rewards_.data());
     }
-    write_outcomes(journal_.next_outcomes());
+    journal_.write(hashes_.data());
+    journal_.write(flags_.data());
     is_recorded_ = false;
-}
-
-void Ledger::write_outcomes(Outcome* target) const {
-    if (!is_plain_ || is_batched_) {
-        for (const std::uint32_t id : all_) target[id] = outcome_of(id);
-        return;
-    }
-    const double* reward = reinterpret_cast<const double*>(slab_->reward(0));
-    const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
-    for (const EnvBook& env : envs_) *target++ = {*reward++, *env.hash, static_cast<std::uint8_t>(*terminated++ | *truncated++ << 1)};
 }
 
 // It becomes a part of the journal, unless nobody's log is whole.
 void Ledger::add_batch() {
     if (!is_recorded_) return;
     journal_.add();
-    if (journal_.is_full() || log_bytes() > log_limit_) take_logs();
+    if (journal_.is_full()) {
+        std::uint64_t first = journal_.end();
+        for (const EnvBook& env : envs_) first = env.log.is_whole ? std::min(first, env.log.first) : first;
+        journal_.release(first);
+    }
+    mind_limit();
+}
+
+// At most so much memory for all logs together, but for the newest batch.
+void Ledger::limit_logs(std::uint64_t size_bytes) {
+    const InUse in_use(*this);
+    log_limit_ = std::max<std::uint64_t>(size_bytes, 1);
+    mind_limit();
+}
+
+void Ledger::mind_limit() {
+    if (log_bytes_ + journal_.memory_bytes() <= log_limit_) return;
+    if (log_bytes() > log_limit_) take_logs();
+    journal_.trim(log_limit_ - std::min(log_bytes_, log_limit_));
 }
 
 // An env's log as a whole.
-void Ledger::take_log(std::uint32_t id) {
+void Ledger::take_log(std::uint32_t id, std::uint64_t until) {
     EpisodeLog& log = envs_[id].log;
     if (!log.is_whole) return;
     log_bytes_ -= log.size_bytes();
-    journal_.move_to(log, id);
+    journal_.move_to(log, id, until);
     log_bytes_ += log.size_bytes();
 }
 
-// Empties the journal. If the logs are too much then, the longest go.
+// Empties the journal, chunk by chunk. Before that the longest logs go, until a quarter of the memory is free.
 void Ledger::take_logs() {
+    const std::size_t row_bytes = action_bytes() + sizeof(Outcome);
+    std::vector<std::pair<std::size_t, std::uint32_t>> sizes;
+    std::size_t total = 0;
     for (const std::uint32_t id : all_) {
-        take_log(id);
-        envs_[id].log.first = 0;
+        const EpisodeLog& log = envs_[id].log;
+        if (!log.is_whole) continue;
+        sizes.emplace_back(log.size_bytes() + (journal_.end() - std::min(log.first, journal_.end())) * row_bytes, id);
+        total += sizes.back().first;
     }
-    journal_.clear();
-    while (log_bytes_ > log_limit_) {
-        const auto longest = std::ranges::max_element(envs_, {}, [](const EnvBook& env) { return env.log.size_bytes(); });
-        drop_log(longest->log);
+    std::ranges::sort(sizes);
+    for (; total > log_limit_ / 4 * 3 && !sizes.empty(); sizes.pop_back()) {
+        total -= sizes.back().first;
+        drop_log(envs_[sizes.back().second].log);
+    }
+    for (const auto& [size, id] : sizes) {
+        EpisodeLog& log = envs_[id].log;
+        log.outcomes.reserve(size / row_bytes + 1);
+        log.actions.reserve((size / row_bytes + 1) * action_bytes());
+    }
+    while (!journal_.is_empty()) {
+        const std::uint64_t until = journal_.oldest_end();
+        for (const auto& [_, id] : sizes) take_log(id, until);
+        journal_.release(until);
+        journal_.trim(log_limit_ - std::min(log_bytes_, log_limit_));
     }
 }
 
@@ -198,7 +233,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
         retry_reset(env_id);  // nothing of the old episode is needed
         return REPLAYED;
     }
-    take_log(env_id);
+    take_log(env_id, journal_.end());
     if (!is_pending && servers_[env.server].is_staged) return REPLAYED;  // `tend` stages its next episode again
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];

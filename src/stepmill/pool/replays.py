@@ -155,8 +155,9 @@ class Replays:
                 self.log.lose(server)
                 continue
             self.log.note(server, _Call(request.kind, payload, stand.episode, stand.next_place, future, position))
-            if self.log.size_bytes + ledger.log_bytes() > self._limit_bytes:
+            if self.log.size_bytes > self._limit_bytes // 2:
                 self.log.lose(server)
+        ledger.limit_logs(self._limit_bytes - self.log.size_bytes)
 
     def begin_anew(self, worker: int, orders: Sequence[Request]) -> None:
         """A worker's envs are about to be built anew, and not to be played again: they are given these orders alone."""
@@ -300,7 +301,7 @@ class Replays:
         return self._backend.call(worker, request)
 
 
-_NOT_WHOLE = "its calls are more than replay_log_bytes hold, or cannot be pickled"
+_NOT_WHOLE = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
 
 
 def _wait_for_nothing(future: Future, deadline: float | None) -> None:
