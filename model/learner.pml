@@ -130,22 +130,19 @@ inline scan() {
 }
 
 #if SCRIBBLES
-/* C++: settle_dead (wait.cpp). What the dead have scrambled is written once more. */
+/* C++: settle_dead (wait.cpp). What the dead have scrambled is written once more, and condemned: its ring ends the rest at once. */
 inline settle_dead_row(r_) {
 	if
-	:: status[r_] == PENDING && done[r_] != books[r_] && !is_restarting[(r_) / R] && dead[(r_) / R] ->
+	:: status[r_] == PENDING && done[r_] != books[r_] && !is_restarting[(r_) / R] && buried[(r_) / R] ->
 #ifndef NO_TICKET_AGAIN
 		ticket[r_] = books[r_];
 #endif
-		check_deaths_of((r_) / R);
 #ifndef NO_STATE_AGAIN
-		if
-		:: done[r_] != books[r_] && dead[(r_) / R] == DIED ->
-			state[r_] = STATE(books[r_] - 1, 0);
-			check_deaths_of((r_) / R)
-		:: done[r_] == books[r_] || dead[(r_) / R] != DIED
-		fi
+		state[r_] = STATE(books[r_] - 1, 0);
 #endif
+		check_deaths_of((r_) / R);
+		/* Or the learner would come here for ever. The thread of a restart that failed may be at it, too: the GIL is not in the model. */
+		assert(done[r_] == books[r_] || state[r_] == STATE(books[r_], CONDEMNED))
 	:: else
 	fi
 }
@@ -167,13 +164,6 @@ inline rest() {
 	:: !is_rung -> park(bell, parked, asleep)
 	:: else
 	fi;
-#if SCRIBBLES && !defined(NO_SETTLE_DEAD)
-	if
-	:: atomic { is_slice -> is_slice = false };
-		settle_dead()
-	:: !is_slice
-	fi;
-#endif
 	is_rung = false
 }
 
@@ -208,6 +198,9 @@ inline wait_ids() {
 		:: is_fault || ready >= need -> break
 		:: else
 		fi;
+#if SCRIBBLES && !defined(NO_SETTLE_DEAD)
+		settle_dead();
+#endif
 #if CLOSERS
 		if
 		:: is_closed -> break

@@ -56,6 +56,9 @@ inline replace(w_) {
 	LOCK;
 	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
 #ifndef KEEP_DEAD
+#if SCRIBBLES
+	buried[w_] = false;
+#endif
 	dead[w_] = NONE;
 #endif
 	UNLOCK
@@ -370,10 +373,10 @@ end_of_events:
 	:: atomic { stops && MAY_DIE(0) -> stops--; frozen[0] = true }
 #endif
 #if SLICES
-	:: atomic { timeout && slices && asleep -> slices--; is_slice = true; asleep = false }
+	:: atomic { timeout && slices && asleep -> slices--; asleep = false }
 #if EARLY_SLICES
 	:: atomic { early_slices -> early_slices = 0 }
-	:: atomic { early_slices && asleep -> early_slices--; is_slice = true; asleep = false }
+	:: atomic { early_slices && asleep -> early_slices--; asleep = false }
 #endif
 #endif
 #if LIMITS && MORTAL

@@ -75,14 +75,13 @@ BOUNDS = {
             "SCRIBBLES": 1,
             "REVIVES": 1,
             "LIVES": 1,
-            "SLICES": 2,
             "NEED": 1,
             "EAGER": 0,
         },
         "a worker writes nonsense over the words of one of its rows as it dies, and is replaced or is not",
     ),
     "scribble_twice": Bounds(
-        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "SCRIBBLES": 1, "REVIVES": 1, "LIVES": 1, "SLICES": 3, "EAGER": 0},
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "SCRIBBLES": 1, "REVIVES": 1, "LIVES": 1, "EAGER": 0},
         "the same with one row, and the commands after that",
     ),
     "spare": Bounds(
@@ -157,6 +156,8 @@ MUTANTS = {
     "NO_STUCK": ("stop", "who never comes to an end of publishing is left alone"),
     # words that the dead have scribbled over
     "NO_SETTLE_DEAD": ("scribble_twice", "the learner does not look after what the dead have scribbled"),
+    "NO_BURIED_RING": ("scribble_twice", "the learner is not woken when the reaper has let go of the dead"),
+    "EARLY_BURIED": ("scribble_twice", "the learner settles what the reaper is about to settle"),
     "NO_TICKET_AGAIN": ("scribble_twice", "the ticket is not written once more"),
     "NO_STATE_AGAIN": ("scribble_twice", "the state is not written once more"),
     "NO_LOST_WITH": ("scribble", "all that is not done when a worker is replaced is taken for its successor's"),

@@ -111,7 +111,17 @@ inline bury(w_) {
 	atomic { stuck[w_] = NO_SERVER; num_settled = 0 };
 #endif
 #ifndef LATE_DEAD
+#if SCRIBBLES && defined(EARLY_BURIED)
+	STEP(buried[w_] = true);
+#endif
 	condemn_worker(w_, (death == OVERDUE -> NEIGHBOUR : DIED));
+#endif
+#if SCRIBBLES && !defined(EARLY_BURIED)
+	/* Where nothing is scrambled nobody needs this, or the ring after it. */
+	STEP(buried[w_] = true);
+#ifndef NO_BURIED_RING
+	ring_pool();
+#endif
 #endif
 	death = 0
 }

@@ -126,7 +126,7 @@ bool sigkill[W], hung[W], exited[W], ended[W], respawn[W];
 bool frozen[W + 3];                     /* executes nothing more, and lives. Only workers are */
 byte hangs = HANGS;
 byte slices = SLICES;
-bool is_slice;                           /* a slice has ended: the learner looks after what the dead have scribbled */
+bool buried[W];
 byte stuck[W] = NO_SERVER;               /* Watched::stuck: whose result never came to an end */
 byte books[NR];                          /* the ticket of EnvBook, or of ServerBook */
 bool mutex;                              /* Reaper::mutex_ */

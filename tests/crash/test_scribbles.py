@@ -42,6 +42,7 @@ class ScribblingEnv(CountingEnv):
         self._spans: Sequence[Span] = ()
         self._seed = 0
         self._words: dict[int, int] = {}
+        self._is_mortal = False
 
     def plan(self, spans: Sequence[Span], seed: int) -> None:
         self._spans, self._seed = spans, seed
@@ -54,6 +55,8 @@ class ScribblingEnv(CountingEnv):
             slab = _memory("stepmill-slab")
             for place, word in self._words.items():
                 os.pwrite(slab, word.to_bytes(4, "little"), place)
+            if self._is_mortal:
+                os._exit(1)
             time.sleep(600)
         return super().step(action)
 
@@ -98,9 +101,9 @@ class ScribblingEnv(CountingEnv):
 
         threading.Thread(target=write, daemon=True).start()
 
-    def hang_with(self, places: dict[int, int]) -> None:
-        """In the next step, write words (uint32) into the slab and hang."""
-        self._words = places
+    def hang_with(self, places: dict[int, int], *, is_mortal: bool = False) -> None:
+        """In the next step, write words (uint32) into the slab and hang, or die."""
+        self._words, self._is_mortal = places, is_mortal
 
 
 class LoquaciousEnv(ScribblingEnv):
@@ -260,12 +263,36 @@ def test_a_worker_that_falsifies_its_own_words_does_not_escape_its_deadline(word
         assert pool.step([1] * 4).truncated.tolist() == [False] * 4
 
 
+@pytest.mark.parametrize("words", [{"state": 0x12345678}, {"done": 77, "state": 0x12345678}, {"ticket": 77}])
+def test_who_never_waits_is_told_of_a_worker_that_falsified_its_words_and_died(words: dict[str, int]) -> None:
+    with make(ScribblingEnv, "raise") as pool:
+        pool.reset(seed=0)
+        control = dict(pool._running.slab.plan)["worker_control"][1]
+        places = {control + offset_of(name): word for name, word in words.items()}
+        pool.call("hang_with", places, is_mortal=True, env_ids=[2])
+        pool.send([1] * 4)
+        assert pool.recv(env_ids=[0, 1]).reward.tolist() == [1, 1]
+
+        begin = time.monotonic()
+        told: list[stepmill.StepmillError] = []
+        while not told and time.monotonic() - begin < ANSWER_S:
+            try:
+                pool.recv(env_ids=[2], timeout_s=0)
+            except stepmill.RecvTimeout:
+                continue
+            except stepmill.StepmillError as error:
+                told.append(error)
+
+        assert [type(error) for error in told] == [stepmill.WorkerDied]
+        heal(pool)
+
+
 def offset_of(name: str) -> int:
     """Where a word of the worker, or of its first server, lies, from the worker's control words on."""
     words = {"current": CURRENT, "running": RUNNING, "serving": SERVING}
     # ServerWords: ticket, row, command, flags, slot, seed, three of blobs, episode, done, state, ...
     server = 4 * LINE
-    return words[name] if name in words else server + {"done": 10 * LINE, "state": 11 * LINE}[name]
+    return words[name] if name in words else server + {"ticket": 0, "done": 10 * LINE, "state": 11 * LINE}[name]
 
 
 def test_a_hole_is_not_taken_for_a_value(tmp_path: Path) -> None:

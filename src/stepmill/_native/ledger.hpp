@@ -161,7 +161,7 @@ class Ledger {
     WaitResult wait_inline(const Ids& ids, std::uint32_t need);
     WaitResult wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
     std::uint64_t deadline_of(nb::handle timeout_s) const;
-    void settle_dead(const Ids& ids);
+    bool settle_dead(const Ids& ids);
     void rest(std::uint32_t seen, std::uint64_t until_ns);
     void mark_lost(const Ids& ids, const nb::object& fault_info);
     void mark_failed(std::uint32_t worker);

@@ -76,6 +76,7 @@ struct alignas(CACHE_LINE) WorkerControl {
     std::atomic<std::uint64_t> num_retries;  // resets that were tried once more
     // The reaper's.
     alignas(CACHE_LINE) Word dead;
+    Word buried;  // 1: it has let go of the dead: nobody but the learner's thread writes these words until a successor is watched
 };
 static_assert(sizeof(WorkerControl) == 4 * CACHE_LINE);
 
@@ -248,7 +249,6 @@ class Patience {
         waited_ns_ = waited_ns;
         if (lost_ns > 2 * spin_ns) rests_until_ns_ = now + RESTS_PER_LOSS * lost_ns;
     }
-    std::uint64_t waited_ns() const noexcept { return waited_ns_; }
 
  private:
     static constexpr std::uint64_t RESTS_PER_LOSS = 64;  // what is lost is at most a part in so many

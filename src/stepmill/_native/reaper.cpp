@@ -145,6 +145,7 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     watched.untaken_ns = 0;
     watched.stuck = NO_SERVER;
     watched.is_watched = true;
+    control.buried.store(0, std::memory_order_release);
     control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
 
     if (pidfd == NO_PIDFD) return;
@@ -238,6 +239,9 @@ void Reaper::bury(std::uint32_t worker) {
     }
     // Of who was killed for being overdue, the culprit has its fault already; what is left are its neighbours.
     condemn_worker(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
+    // Who was woken by that too early, and sleeps again, looks once more: the dead may have scrambled the words that told of them.
+    control.buried.store(1, std::memory_order_seq_cst);
+    ring_pool(*slab_->pool);
 }
 
 void Reaper::check_deadlines() {

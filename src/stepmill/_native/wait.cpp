@@ -65,6 +65,7 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         const std::uint32_t ready = scan(ids, need, is_fault);
         if (is_fault) return WaitResult::FAULT;
         if (ready >= need) return WaitResult::READY;
+        if (settle_dead(ids)) continue;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
         if (!has_waited) deadline = deadline_of(timeout_s);
         if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
@@ -72,25 +73,31 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         pool.want.store(count + (need - ready), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         rest(seen, deadline);
-        if (patience_.waited_ns() >= PARENT_SLICE_NS) settle_dead(ids);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
 }
 
-// A dead worker may have scrambled its own words before it died: what the parent knows is written once more.
-void Ledger::settle_dead(const Ids& ids) {
+// A dead worker may have scrambled its own words before it died: what the parent knows is written once more, and condemned. Only when
+// the reaper has let go of it: until then what is missing is about to be settled. Returns whether anything was.
+bool Ledger::settle_dead(const Ids& ids) {
+    auto is_buried = [&](std::uint32_t worker) { return slab_->workers[worker]->buried.load(std::memory_order_seq_cst) != 0 && !is_restarting_[worker]; };
+    std::uint32_t first = 0;
+    while (first < num_workers_ && !is_buried(first)) ++first;
+    if (first == num_workers_) return false;
+    bool is_any = false;
     for (const std::uint32_t id : ids) {
-        const EnvBook& env = envs_[id];
-        const Seat seat = slab_->seats[env.server];
-        if (!servers_[env.server].behind.empty() || is_done(id) || is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load() == 0) continue;
+        const std::uint32_t server = envs_[id].server;
+        const Seat seat = slab_->seats[server];
+        if (!is_buried(seat.worker)) continue;
         ServerWords& words = slab_->words[seat.worker];
-        words.ticket[seat.local].store(env.ticket, std::memory_order_seq_cst);
+        const std::uint32_t ticket = published_ticket(server);
+        if (words.done[seat.local].load(std::memory_order_acquire) == ticket) continue;
+        words.ticket[seat.local].store(ticket, std::memory_order_seq_cst);
+        words.state[seat.local].store(state_word(ticket - 1, Phase::IDLE), std::memory_order_seq_cst);
         check_deaths_of(seat.worker);
-        if (is_done(id) || slab_->workers[seat.worker]->dead.load() != static_cast<std::uint32_t>(Death::DIED)) continue;
-        // Its state, too, says nothing of this command. The reaper has long let go of this worker.
-        words.state[seat.local].store(state_word(env.ticket - 1, Phase::IDLE), std::memory_order_seq_cst);
-        check_deaths_of(seat.worker);
+        is_any = true;
     }
+    return is_any;
 }
 
 // Spins if that has lately been enough, for a moment with the GIL, then without; else parks for a slice.
