@@ -31,9 +31,15 @@ class GainEnv(ChaosEnv):
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward * self.gain + self.offset, terminated, truncated, info
 
+    def render(self) -> Any:
+        return np.array([self.gain, self.offset])
+
     def amplify(self, by: float) -> float:
         self.gain *= by
         return self.gain
+
+    def end_it_all(self) -> None:
+        os._exit(3)
 
     def fail(self) -> None:
         raise ValueError("this call fails whenever it is made")
@@ -88,6 +94,76 @@ def advance(pool: stepmill.Pool, step: int, *, is_killed: bool) -> stepmill.Batc
     if step in (4, 5, 6):  # after what is under way: in the middle, at the end, and after an automatic reset
         pool.call("amplify", 3.0)
     return pool.recv(4)
+
+
+def _amplify(pool: stepmill.Pool) -> object:
+    return pool.call("amplify", 3.0, env_ids=[1, 2])
+
+
+def _get(pool: stepmill.Pool) -> object:
+    return pool.get_attr("gain")
+
+
+def _set(pool: stepmill.Pool) -> object:
+    return pool.set_attr("offset", [1.0, 2.0, 3.0, 4.0])
+
+
+def _render(pool: stepmill.Pool) -> object:
+    return [frame.tolist() for frame in pool.render()]
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+@pytest.mark.parametrize("act", [_amplify, _get, _set, _render])
+def test_a_call_to_a_worker_that_died_unnoticed_is_answered_as_if_it_lived(act: Any, under_way: bool) -> None:
+    with make() as pool, make("raise") as calm:
+        for each in (pool, calm):
+            each.reset(seed=0)
+            each.call("amplify", 2.0)
+            each.step([1, 2, 3, 4])
+            if under_way:
+                each.send([1, 2, 3, 4])
+        kill(pool)
+
+        answer = act(pool)
+
+        assert answer == act(calm)
+        if not under_way:
+            pool.send([1, 2, 3, 4]), calm.send([1, 2, 3, 4])
+        for _ in range(8):
+            ours, theirs = pool.recv(4), calm.recv(4)
+            assert np.array_equal(ours.obs, theirs.obs)
+            assert ours.reward.tolist() == theirs.reward.tolist()
+            assert ours.truncated.tolist() == theirs.truncated.tolist()
+            pool.send([4, 3, 2, 1]), calm.send([4, 3, 2, 1])
+
+
+def test_a_worker_that_dies_in_a_call_is_told_and_its_envs_are_played_again() -> None:
+    with make() as pool, make("raise") as calm:
+        for each in (pool, calm):
+            each.reset(seed=0)
+            each.step([1, 2, 3, 4])
+        for _ in range(3):  # nobody knows what such a call has done: it is not made again
+            with pytest.raises(stepmill.WorkerDied):
+                pool.call("end_it_all", env_ids=[0])
+
+        assert pool.get_attr("gain") == (1.0,) * 4
+        assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
+
+
+def test_a_call_to_a_dead_worker_is_told_of_it_when_no_repair_is_left() -> None:
+    with make(max_restarts=1) as pool:
+        pool.reset(seed=0)
+        kill(pool)
+        assert pool.get_attr("gain", env_ids=[0]) == (1.0,)
+        kill(pool)
+
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.get_attr("gain", env_ids=[0])
+
+        assert caught.value.env_ids == (0, 1)
+        assert pool.get_attr("gain", env_ids=[2, 3]) == (1.0, 1.0)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([1] * 4)
 
 
 def test_a_call_that_failed_is_made_again_and_fails_again() -> None:

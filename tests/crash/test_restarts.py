@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill import _native
 from stepmill.testing.chaos import KILL, ChaosEnv
 from stepmill.testing.gates import Gate, wait_at
+from stepmill.worker.channel import wait_ready
 
 PROMPT_S = 1.0
 
@@ -27,6 +30,7 @@ class TunedEnv(ChaosEnv):
         super().__init__(identity)
         self.level = 0
         self.is_strict = False
+        self.options: Any = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "level" and getattr(self, "refused", "") and Path(self.refused).exists():
@@ -36,6 +40,7 @@ class TunedEnv(ChaosEnv):
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = super().reset(**arguments)
         obs[3] = self.level
+        self.options = arguments.get("options")
         return obs, info
 
     def refuse(self, path: str) -> None:
@@ -110,6 +115,34 @@ def test_what_was_set_is_set_again_before_the_first_reset(on_fault: str) -> None
             batch = pool.step([1] * 4)
 
         assert batch.obs[-2:, 2:].tolist() == [[0, 7], [0, 8]]
+
+
+@pytest.mark.parametrize("way", ["set_attr", "properties", "reset"])
+def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
+    with make([partial(TunedEnv, env_id) for env_id in range(4)]) as pool:
+        pool.reset(seed=0)
+        pidfd = _native.pidfd_open(pool.stats()["workers"][1]["pid"])
+        _native.pidfd_send_signal(pidfd, signal.SIGKILL)
+        wait_ready({pidfd: select.POLLIN}, 1e12)
+        os.close(pidfd)
+
+        if way == "reset":
+            pool.reset(env_ids=[2], options={"level": 5}, persist_options=True)
+        elif way == "set_attr":
+            pool.set_attr("level", [5, 6, 7, 8])
+        else:
+            pool.properties.set("wind", [5, 6, 7, 8])
+
+        batch = pool.step([1] * 4)
+        assert batch.truncated.tolist() == [False, False, way != "reset", True]
+        assert batch.info["fault"]["kind"][3] == "neighbour"
+        pool.step([1] * 4)
+        if way == "set_attr":
+            assert pool.get_attr("level") == (5, 6, 7, 8)
+        elif way == "reset":
+            assert pool.get_attr("options", env_ids=[2, 3]) == ({"level": 5}, None)
+        else:
+            assert pool.properties.get("wind") == (5, 6, 7, 8)
 
 
 def test_an_env_that_is_reset_after_all_repairs_has_its_attributes_under_replay_too() -> None:

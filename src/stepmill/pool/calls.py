@@ -19,7 +19,8 @@ from stepmill.pool.properties import PoolProperties
 from stepmill.pool.start import Running
 from stepmill.pool.timers import read_timers
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, WorkerDied, join_errors
-from stepmill.worker.calls import call_payload, set_payload
+from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.worker.calls import SETTING, call_payload, set_payload
 from stepmill.worker.messages import Outcome, Record, Request, RequestKind, Value
 from stepmill.worker.records import env_error
 
@@ -35,15 +36,19 @@ class PoolFuture:
         parts: Sequence[tuple[Future, Sequence[int]]],
         on_death: Callable[[int], None] = lambda worker: None,
         on_error: Callable[[EnvError, int], StepmillError] = lambda error, place: error,
+        *,
+        is_kept: bool = False,
     ) -> None:
         """`parts`: a worker's future, and the places in `env_ids` that it answers for.
 
         `on_death` hears of a death told, `on_error` of what an env raised, once: its place, and the error, which it returns.
+        `is_kept`: what was to be done is done to the successors of the dead, which need not be told here.
         """
         self.env_ids = tuple(env_ids)
         self._parts = tuple(parts)
         self._on_death = on_death
         self._on_error = on_error
+        self._is_kept = is_kept
         self._errors: dict[int, StepmillError] = {}
 
     @property
@@ -64,6 +69,8 @@ class PoolFuture:
         values: list[Any] = [None] * len(self.env_ids)
         errors: list[StepmillError] = []
         for future, places in self._parts:
+            if self._is_kept and self._has_died(future, timeout_s):
+                continue
             for place, outcome in zip(places, self._outcomes(future, timeout_s), strict=True):
                 if isinstance(outcome, Value):
                     values[place] = outcome.value
@@ -72,6 +79,13 @@ class PoolFuture:
         if errors:
             raise join_errors(errors)
         return tuple(values)
+
+    def _has_died(self, future: Future, timeout_s: float | None) -> bool:
+        try:
+            future.result(timeout_s)
+        except WorkerDied:
+            return True
+        return False
 
     def _error_of(self, record: Record, place: int) -> StepmillError:
         if place not in self._errors:
@@ -90,6 +104,7 @@ class PoolCalls:
     """The part of `Pool` that makes slow requests. A request to an env runs after the commands sent to it before."""
 
     num_envs: int
+    options: PoolOptions
     _num_spares: int
     _running: Running
     _ledger: _native.Ledger
@@ -172,6 +187,9 @@ class PoolCalls:
 
     def _request(self, kind: RequestKind, ids: Sequence[int], payload_for: Any) -> PoolFuture:
         running = self._running
+        errors = running.recovery.bring_back(self._ledger.worker_of(env_id) for env_id in ids)
+        if errors:
+            raise join_errors(errors)
         servers = [self._server_of(env_id) for env_id in ids]
         places_of: dict[int, list[int]] = {}
         for place in range(len(ids)):
@@ -189,7 +207,10 @@ class PoolCalls:
             if running.recovery.replays is not None:
                 running.recovery.replays.note(self._ledger, [servers[place] for place in places], future)
             parts.append((future, places))
-        return PoolFuture(ids, parts, running.recovery.restarts.witness(), self._capsule_keeper(kind, ids, payload_for))
+        on_death, on_error = running.recovery.restarts.witness(), self._capsule_keeper(kind, ids, payload_for)
+        # Under this policy the next step tells of the death, and who comes then is given what was set.
+        is_kept = kind in SETTING and self.options.on_fault is OnFault.TRUNCATE
+        return PoolFuture(ids, parts, on_death, on_error, is_kept=is_kept)
 
     def _capsule_keeper(
         self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stepmill import _native
 from stepmill.backends.base import Backend
@@ -94,6 +94,33 @@ class Recovery:
             left = [row for row in lost if is_left(row)]
             errors.extend(self._absorb_death(worker, left) if left else ())
         return errors
+
+    def bring_back(self, workers: Iterable[int]) -> list[StepmillError]:
+        """Before a call: under the policy replay, restart those of these workers that have died, and play their envs again.
+
+        One whose repairs are used up stays dead. Returns the errors that tell so, of commands that it was at.
+        """
+        errors: list[StepmillError] = []
+        for worker in sorted(set(workers)) if self._policy is OnFault.REPLAY else ():
+            while self.restarts.is_gone(worker) and not self.restarts.is_restarting(worker):
+                if self._retries.is_in_new_process:
+                    errors.extend(self._retry_resets(worker))
+                if self.restarts.is_dead(worker) and not self._bring_back(worker, errors):
+                    break
+        return errors
+
+    def _bring_back(self, worker: int, errors: list[StepmillError]) -> bool:
+        """Try once; return whether there are repairs left."""
+        rows = [row for row in self.ledger.faults() if row[1] in _DEATHS and self.ledger.worker_of(row[0]) == worker]
+        if rows:
+            told = self._absorb_death(worker, rows)
+            errors.extend(told)
+            return not told
+        delay_s = self.restarts.budget.take(worker)
+        if delay_s is not None:
+            error = self.restarts.take_failure(worker) or self.restarts.obituary(worker)
+            self._replay_worker(worker, self.capsules.keep_death(error, worker, ()), delay_s)
+        return delay_s is not None
 
     def revive(self, env_ids: Sequence[int], *, wait: bool = True, anew: bool = False) -> None:
         """Restart the dead workers of these envs; all envs of such a worker must be reset then. `anew`: the living, too.

@@ -17,12 +17,11 @@ from stepmill import _native
 from stepmill.backends.base import Backend, Future
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import PoolOptions
-from stepmill.worker.calls import CHANGING
+from stepmill.worker.calls import CHANGING, SETTING
 from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, dump, load
 
 _REPLAYED, _REPLAY_FAULT = -1, -2  # what Ledger.replay returns beside a step
 FAILED_BETWEEN = "it raised in between"  # which need not happen again
-_SETTERS = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
 
 
 @dataclass
@@ -85,7 +84,7 @@ class CallLog:
 
 
 def _replaces(new: _Call, old: _Call) -> bool:
-    is_same = new.kind is old.kind and new.kind in _SETTERS and (new.episode, new.place) == (old.episode, old.place)
+    is_same = new.kind is old.kind and new.kind in SETTING and (new.episode, new.place) == (old.episode, old.place)
     return is_same and new.name == old.name
 
 
@@ -243,7 +242,7 @@ class Replays:
         if not is_new and any(call.kind is RequestKind.CALL for call in since) and not stand.is_between:
             return "it was called since its episode began, and lives on: only a worker process can be replaced"
         for place, call in placed:
-            is_undone = not stand.is_between and call.kind in _SETTERS  # set to something else later on
+            is_undone = not stand.is_between and call.kind in SETTING  # set to something else later on
             if place <= stand.first and (is_new or is_undone):
                 self._repeat(server, call)
         if not is_new and stand.is_between:
@@ -313,7 +312,7 @@ def _words_of(failure: _DiffersError | StepmillError) -> str:
 
 
 def _payload_of_one(request: Request, position: int) -> object:
-    if request.kind in _SETTERS and isinstance(request.payload, tuple):
+    if request.kind in SETTING and isinstance(request.payload, tuple):
         name, values = request.payload
         return (name, (values[position],))
     return request.payload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from stepmill.backends.base import Backend, Mortal, died_error
 from stepmill.backends.process import ProcessBackend
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.worker.channel import wait_ready
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
 from stepmill.worker.settle import uninterrupted
 
@@ -192,6 +194,14 @@ class Restarts:
     def is_dead(self, worker: int) -> bool:
         """Whether the worker is gone, or was given up."""
         return self.ledger.is_dead(worker)
+
+    def is_gone(self, worker: int) -> bool:
+        """The same, asked of its process: the reaper, which may not have heard of its death yet, does now."""
+        if not self.is_dead(worker) and isinstance(self._backend, Mortal) and self._reaper is not None:
+            pidfd = self._backend.pidfds.get(worker)
+            if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
+                self._reaper.declare_dead(worker)
+        return self.is_dead(worker)
 
     def witness(self) -> Callable[[int], None]:
         """Return what a call made now tells of the death of one of the workers of now."""

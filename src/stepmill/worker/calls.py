@@ -13,7 +13,8 @@ from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKin
 from stepmill.worker.records import describe
 
 RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
-CHANGING = (RequestKind.CALL, RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
+SETTING = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
+CHANGING = (RequestKind.CALL, *SETTING)
 _PHASES = {RequestKind.RENDER: "render"}
 
 
