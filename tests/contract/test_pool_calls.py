@@ -38,6 +38,19 @@ def test_attributes_are_set_for_all_or_for_each(pool_of):
     assert pool.get_attr("weight") == (1, 2, 3)
 
 
+def test_functions_read_and_set_what_takes_more_than_an_attribute(pool_of):
+    pool = pool_of([CountingEnv] * 3)
+    pool.reset(seed=0)
+
+    def put(env, value):
+        env.unwrapped.pair = (value, value + 1)
+
+    pool.set_attr(put, [1, 5, 9])
+    pool.set_attr(put, 7, env_ids=[1])
+    assert pool.get_attr("pair") == ((1, 2), (7, 8), (9, 10))
+    assert pool.get_attr(lambda env: env.unwrapped.pair[1], env_ids=[2, 0]) == (10, 2)
+
+
 def test_step_and_reset_are_looked_up_again_after_a_call(pool_of):
     pool = pool_of([_TurncoatEnv])
     pool.reset(seed=0)

@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import stepmill
 from stepmill import _native
+from stepmill.spec.capsule import read_capsule
 from stepmill.testing.chaos import KILL, ChaosEnv
 from stepmill.testing.gates import Gate, wait_at
 from stepmill.worker.channel import wait_ready
@@ -143,6 +145,30 @@ def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
             assert pool.get_attr("options", env_ids=[2, 3]) == ({"level": 5}, None)
         else:
             assert pool.properties.get("wind") == (5, 6, 7, 8)
+
+
+def raise_level(env: TunedEnv, value: int) -> None:
+    env.unwrapped.level = value + 1
+
+
+@pytest.mark.parametrize("on_fault", ["truncate", "replay"])
+def test_what_a_function_has_set_is_set_again_on_envs_that_are_built_anew(on_fault: str, tmp_path: Path) -> None:
+    env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
+    chosen = {"on_fault": on_fault, "seeding": "per_episode", "crash_dir": str(tmp_path), "max_restarts": 5}
+    with make(env_fns, **chosen) as pool:
+        pool.set_attr(raise_level, [5, 6])
+        pool.reset(seed=0)
+        pool.set_attr(raise_level, 8, env_ids=[1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # played again it dies again, which is told
+            pool.step([KILL, 1])
+        pool.reset()
+
+        assert pool.get_attr("level") == (6, 9)
+
+        capsules = [read_capsule(str(path)) for path in tmp_path.iterdir()]
+        assert capsules
+        assert all(any("raise_level is not in the capsule" in note for note in capsule.notes) for capsule in capsules)
 
 
 def test_an_env_that_is_reset_after_all_repairs_has_its_attributes_under_replay_too() -> None:

@@ -133,15 +133,20 @@ class PoolCalls:
         payload = call_payload(name, args, kwargs)
         return self._request(RequestKind.CALL, self._named(env_ids), lambda places: payload)
 
-    def get_attr(self, name: str, *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
-        """Return an attribute of envs, through wrappers, one per env."""
+    def get_attr(self, name: str | Callable[[Any], Any], *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
+        """Return an attribute of envs, through wrappers, one per env.
+
+        Instead of a name, a function that is called in the worker with the env, and only reads: unlike what `call` does, it
+        is not repeated when an episode is played again.
+        """
         return self._request(RequestKind.GET_ATTR, self._named(env_ids), lambda places: name).result()
 
-    def set_attr(self, name: str, values: Any, *, env_ids: EnvIds | None = None) -> None:
-        """Set an attribute of envs, on the wrapper that has it.
+    def set_attr(self, name: str | Callable[[Any, Any], object], values: Any, *, env_ids: EnvIds | None = None) -> None:
+        """Set an attribute of envs, on the wrapper that has it. Envs that are built anew are given its newest value.
 
         Args:
-            name: of the attribute.
+            name: of the attribute; or a function, which is called in the worker with the env, outermost wrapper and all,
+                and its value, for what takes more than an attribute. Give the same function object each time.
             values: a list or tuple has one value per env; anything else is for all, spares too.
             env_ids: which envs; None is all. A value of its own stays with the env object, whichever env that serves;
                 a list for all may have one more value for each spare.
@@ -161,7 +166,9 @@ class PoolCalls:
         """Return what each env's `render` gives, one per env."""
         return self._request(RequestKind.RENDER, self._named(env_ids), lambda places: None).result()
 
-    def _set(self, kind: RequestKind, name: str, values: Any, env_ids: EnvIds | None) -> None:
+    def _set(
+        self, kind: RequestKind, name: str | Callable[[Any, Any], object], values: Any, env_ids: EnvIds | None
+    ) -> None:
         ids = self._named(env_ids)
         is_common = not isinstance(values, (list, tuple))
         if env_ids is None and (is_common or len(values) > len(ids)):

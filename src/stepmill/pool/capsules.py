@@ -56,7 +56,7 @@ class CapsuleDesk:
         self._folder = None if options.crash_dir is None else os.path.abspath(os.fspath(options.crash_dir))
         self._ledger: _native.Ledger | None = None
         self._spec: EnvSpec | None = None
-        self._attributes: Callable[[int], Mapping[str, object]] = _nothing_set
+        self._attributes: Callable[[int], Mapping[Any, object]] = _nothing_set
         self._num_written = 0
         self._told: dict[int, tuple[object, str]] = {}  # per env: the place of its last fault, and the capsule's path
         if self._folder is not None:
@@ -71,8 +71,8 @@ class CapsuleDesk:
         """Take the ledger whose logs these are."""
         self._ledger, self._spec = ledger, spec
 
-    def on_attributes(self, attributes: Callable[[int], Mapping[str, object]]) -> None:
-        """`attributes(env_id)` returns what `set_attr` has set on an env."""
+    def on_attributes(self, attributes: Callable[[int], Mapping[Any, object]]) -> None:
+        """`attributes(env_id)` returns what `set_attr` has set on an env, by name or function."""
         self._attributes = attributes
 
     def let_go(self) -> None:
@@ -219,7 +219,13 @@ class CapsuleDesk:
         }
 
     def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
-        values = self._attributes(env_id)
+        given = self._attributes(env_id)
+        notes.extend(
+            f"what set_attr() has set by the function {name.__qualname__} is not in the capsule"
+            for name in given
+            if callable(name)
+        )
+        values = {name: value for name, value in given.items() if isinstance(name, str)}
         plain = {name: _plain(f"the attribute {name}", value, notes) for name, value in values.items()}
         return {name: value for name, value in plain.items() if value is not None or values[name] is None}
 

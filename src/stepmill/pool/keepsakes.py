@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from stepmill.pool.start import Running
 from stepmill.worker.calls import set_payload
 from stepmill.worker.messages import Request, RequestKind, WorkerReport
+
+Name: TypeAlias = "str | Callable[[Any, Any], object]"
+"""Of an attribute, or a function that sets something."""
 
 
 class Keepsakes:
@@ -18,14 +21,14 @@ class Keepsakes:
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        self._values: dict[tuple[RequestKind, str], dict[int, Any]] = {}
+        self._values: dict[tuple[RequestKind, Name], dict[int, Any]] = {}
 
-    def note(self, kind: RequestKind, name: str, ids: Sequence[int], column: Sequence[Any]) -> None:
+    def note(self, kind: RequestKind, name: Name, ids: Sequence[int], column: Sequence[Any]) -> None:
         """Remember the newest value of one thing, per env object (its server)."""
         self._values.setdefault((kind, name), {}).update(zip(ids, column, strict=True))
 
-    def values_of(self, env_id: int) -> dict[str, Any]:
-        """Return the attributes that are set on an env, by name."""
+    def values_of(self, env_id: int) -> dict[Name, Any]:
+        """Return the attributes that are set on an env, by name, and what functions have set, by function."""
         return {
             name: values[env_id]
             for (kind, name), values in self._values.items()

@@ -57,8 +57,11 @@ def call_payload(
     return (name, tuple(args), dict(kwargs or {}))
 
 
-def set_payload(name: str, values: Sequence[object]) -> object:
-    """Returns the payload of a SET_ATTR, SET_PROPERTY or KEEP_OPTIONS request with one value per env of the request."""
+def set_payload(name: str | Callable[..., object], values: Sequence[object]) -> object:
+    """Returns the payload of a SET_ATTR, SET_PROPERTY or KEEP_OPTIONS request with one value per env of the request.
+
+    The name of a SET_ATTR may be a function, to be called with the env and its value.
+    """
     return (name, tuple(values))
 
 
@@ -124,7 +127,7 @@ def _perform(env: object, request: Request, place: int) -> object:
         return get_properties(env)
     if request.kind is RequestKind.TIMERS:
         return timers.snapshot()
-    if request.kind is RequestKind.GET_ATTR and isinstance(payload, str):
+    if request.kind is RequestKind.GET_ATTR and (isinstance(payload, str) or callable(payload)):
         return get_attr(env, payload)
     if request.kind in _SETTERS and isinstance(payload, tuple):
         name, values = payload
@@ -139,19 +142,24 @@ def _perform(env: object, request: Request, place: int) -> object:
     raise TypeError(f"a request of kind {request.kind!r} cannot have a payload of type {type(payload).__name__}")
 
 
-def get_attr(env: object, name: str) -> object:
+def get_attr(env: object, name: str | Callable[[object], object]) -> object:
     """Returns an attribute of an env, looked for through its wrappers where the env offers that.
 
-    "engine.gravity" is the attribute of an attribute.
+    "engine.gravity" is the attribute of an attribute. A function reads what it likes itself.
     """
+    if callable(name):
+        return name(env)
     name, *inner = name.split(".")
     through_wrappers = getattr(env, "get_wrapper_attr", None)
     found: object = through_wrappers(name) if through_wrappers is not None else getattr(env, name)
     return functools.reduce(getattr, inner, found)
 
 
-def set_attr(env: object, name: str, value: object) -> None:
-    """Sets an attribute of an env, on the wrapper that has it where the env offers that."""
+def set_attr(env: object, name: str | Callable[[object, object], object], value: object) -> None:
+    """Sets an attribute of an env, on the wrapper that has it where the env offers that; a function does it itself."""
+    if callable(name):
+        name(env, value)
+        return
     through_wrappers = getattr(env, "set_wrapper_attr", None)
     if through_wrappers is not None:
         through_wrappers(name, value)
