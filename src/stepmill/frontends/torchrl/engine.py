@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.frontends.torchrl.errors import translated
+from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
+from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.spec.errors import StepmillError, UsageError
@@ -44,11 +46,15 @@ class Engine:
         spaces: (observation space, action space) of one env.
         frame_skip: how often `step` repeats an action.
         infos: by key, the newest value that each env gave, [N, ...]; the keys are set by the owner. Never written again.
+        states: of the envs, to be saved and loaded.
         begins_resets: `step` commands resets of the envs that it finds done, for `wait_resets`.
     """
 
-    def __init__(self, open_pool: Callable[[], Pool], *, frame_skip: int = 1) -> None:
+    def __init__(self, open_pool: Callable[[], Pool], *, frame_skip: int = 1, makers: EnvMakers | None = None) -> None:
         self._open_pool = open_pool
+        self._makers = makers  # what `open_pool` makes envs of; None if somebody else has made them
+        self._is_outdated = False  # the pool's envs were made with other arguments than its successor's will be
+        self.states = States()
         self.frame_skip = _checked_skip(frame_skip)
         self._pool: Pool | None = None
         self._seeds: dict[int, int] = {}
@@ -76,17 +82,50 @@ class Engine:
         """Return the pool; make one if it is closed."""
         if self._pool is None:
             pool = self._open_pool()
+            self._check_spaces(pool)
             if pool.options.autoreset_mode is not AutoresetMode.DISABLED:
                 pool.close()
                 raise UsageError("TorchRL resets envs itself; make the pool with autoreset_mode='Disabled'")
             if pool.spec.is_batched:
                 pool.close()
                 raise UsageError("the envs are batched, and TorchRL's masks are of single ones; give single envs")
-            self._pool = pool
+            self._pool, self._is_outdated = pool, False
             self._fresh = np.ones(pool.num_envs, np.bool_)  # never reset so far
             self.terminated = np.zeros(pool.num_envs, np.bool_)
             self.truncated = np.zeros(pool.num_envs, np.bool_)
+            try:
+                self.states.load_again(pool)
+            except BaseException:
+                self.close()
+                raise
         return self._pool
+
+    def _open_for(self, num_resets: int) -> Pool:
+        """Return the pool for a reset of so many envs. If that is all, and `update_kwargs` has been called, a new one."""
+        if self._is_outdated and num_resets == self.num_envs:
+            self.close()
+        return self.open()
+
+    def _check_spaces(self, pool: Pool) -> None:
+        if not self._is_outdated:
+            return
+        spaces = read_spaces(pool.env_specs)[0]
+        if spaces != self.spaces:
+            pool.close()
+            raise UsageError(
+                f"with the new keyword arguments the envs have the spaces {spaces}, and {self.spaces} before; make a new env, "
+                "or call update_kwargs() with arguments that leave them as they were"
+            )
+
+    def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
+        """Change what envs are made with, for the pool that the next reset of all envs makes."""
+        if self._makers is None:
+            raise UsageError(
+                "this env was made of a pool that exists, and how its envs are made is not known here; make a new pool with "
+                "the new arguments, and a new env of it"
+            )
+        self._makers.update(kwargs)
+        self._is_outdated = self._is_outdated or bool(kwargs)
 
     def close(self) -> None:
         """Close the pool. Idempotent."""
@@ -121,9 +160,9 @@ class Engine:
 
     def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
         """Reset the envs of a mask [N], or all; return the newest observations of all envs, fresh arrays."""
-        self.open()
         if mask is None or (self._seeds and self.is_envpool):
             mask = np.ones(self.num_envs, np.bool_)
+        self._open_for(int(mask.sum()))
         ids = [int(env_id) for env_id in np.flatnonzero(mask)]
         seeds = self._take_seeds(ids, seed)
         try:
@@ -136,7 +175,6 @@ class Engine:
 
     def reset_each(self, mask: Mask | None, kwargs: Sequence[Mapping[str, Any]]) -> Any:
         """Reset envs with arguments of their own: `kwargs[i]` has "seed" and "options" of env i."""
-        pool = self.open()
         if len(kwargs) != self.num_envs:
             raise UsageError(f"list_of_kwargs has {len(kwargs)} entries for {self.num_envs} envs; give one for each")
         mask = np.ones(self.num_envs, np.bool_) if mask is None else mask
@@ -144,6 +182,7 @@ class Engine:
         if unknown:
             raise UsageError(f"list_of_kwargs has {unknown}; an env's reset takes seed and options")
         ids = [int(env_id) for env_id in np.flatnonzero(mask)]
+        pool = self._open_for(len(ids))
         for env_id in ids:
             own = kwargs[env_id]
             seeds = self._take_seeds([env_id], None if own.get("seed") is None else {env_id: own["seed"]})
@@ -158,7 +197,7 @@ class Engine:
 
     def reset_async(self, ids: NDArray[np.int64]) -> None:
         """Command resets, whose results the caller receives from the pool."""
-        pool = self.open()
+        pool = self._open_for(len(ids))
         pool.reset_async(seed=self._take_seeds(ids.tolist(), None), env_ids=ids)
 
     def note_reset(self, mask: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options
 from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
+from stepmill.frontends.torchrl.makers import EnvMakers
 from stepmill.frontends.torchrl.specs import (
     ActionReader,
     action_spec,
@@ -53,6 +55,8 @@ class StepmillEnv(EnvBase):
         categorical_action_encoding: actions chosen from a list are numbers; otherwise they are one-hot.
         frame_skip: repeat each action so often, until the episode ends: last observation, summed reward.
         options: everything else; automatic resets are TorchRL's.
+        create_env_kwargs: keyword arguments for the env functions, one mapping for all or one per env; each env is given
+            a deep copy. See `update_kwargs`.
         **base: EnvBase's own: device ("cpu"), allow_done_after_reset, run_type_checks. And info_specs: {key: spec} of
             single envs, for infos that come along under ("info", key): the newest that each env gave.
     Raises:
@@ -74,17 +78,22 @@ class StepmillEnv(EnvBase):
         options: PoolOptions | None = None,
         **base: Any,
     ) -> None:
+        kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
-            opener = pool_once(env_fns)
+            if kwargs:
+                raise UsageError(
+                    "create_env_kwargs are for env functions, and this pool's envs are there; leave them out"
+                )
+            opener, makers = pool_once(env_fns), None
         else:
             options = torchrl_options(options)
-            fns = tuple(env_fns)
+            own = makers = EnvMakers(env_fns, kwargs)
 
             def opener() -> Pool:
-                return Pool(fns, backend=backend, num_workers=num_workers, options=options)
+                return Pool(own.functions(), backend=backend, num_workers=num_workers, options=options)
 
         self._set_up(
-            Engine(opener, frame_skip=frame_skip),
+            Engine(opener, frame_skip=frame_skip, makers=makers),
             is_categorical=categorical_action_encoding,
             **base,
         )
@@ -284,6 +293,52 @@ class StepmillEnv(EnvBase):
 
         ids = np.atleast_1d(np.arange(self.num_workers)[index if isinstance(index, (int, slice)) else list(index)])
         return EnvView(self, ids)
+
+    # ---- what envs keep, and what they are made with ------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
+        """Return what the envs keep beyond an episode: {"worker0": {part: state}, ...}, as `ParallelEnv` does.
+
+        Parts are what envs and wrappers with a `state_dict()` of their own return, and running statistics, such as those of
+        Gymnasium's `NormalizeObservation`, as tensors. See `states.py`. As part of another module (with arguments) this env
+        has nothing to save.
+
+        Raises:
+            EnvError: an env raised.
+        """
+        if args or kwargs:
+            of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
+            return of_module
+        return self._engine.states.read(self._engine.pool, range(self.num_workers))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
+        """Give the envs back what `state_dict` returned, between two steps. An empty dict changes nothing.
+
+        Envs that are built anew later, after a crash, by `update_kwargs` or when the env is opened again, are given it
+        before they are reset. (TorchRL's lose it.)
+
+        Args:
+            state_dict: as `state_dict` returns it; or the state of one env, without "worker0", for all.
+            strict: envs and parts must be those that there are; otherwise those that fit are loaded.
+        Raises:
+            UsageError: they are not. Nothing is loaded.
+            EnvError: an env refused its state. It would when it is built anew, too: load another one, or make a new env.
+        """
+        self._engine.states.load(self._engine.pool, range(self.num_workers), state_dict, strict=strict)
+
+    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Change the keyword arguments of the env functions: the next reset of all envs closes them and makes new ones.
+
+        Until then they run on as they are, and resets by a mask reset the envs that there are. (TorchRL's go on so until
+        they are closed.)
+
+        Args:
+            kwargs: to be added, or to replace those of the same name; one mapping for all, or one per env. Not changed.
+        Raises:
+            UsageError: the number of mappings is wrong, or the env was made of a pool. At the reset: the new envs have
+                other spaces. The env is closed then; another `update_kwargs` and a reset open it again.
+        """
+        self._engine.update_kwargs(kwargs)
 
     def stats(self) -> Mapping[str, Any]:
         """Return where the time went since the start; see `stepmill.Pool.stats`."""

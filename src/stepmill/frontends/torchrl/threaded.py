@@ -9,7 +9,7 @@ C++ side wants (T-B8). Rewards and flags are [N], as there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
 from stepmill.frontends.torchrl.engine import Engine, torchrl_options
 from stepmill.frontends.torchrl.env import StepmillEnv, pool_once
 from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
+from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import MissingExtraError
@@ -85,7 +86,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         num_workers: N.
         env_name: an EnvPool task; "ALE/" in front of it is left out. With another backend an id of Gymnasium's, or a
             function that makes an env.
-        create_env_kwargs: for `envpool.make`, `gymnasium.make`, or the function; not changed.
+        create_env_kwargs: for `envpool.make`, `gymnasium.make`, or the function; not changed. See `update_kwargs`.
         backend: "envpool"; or "thread", "process", "serial" for Python envs.
         options: everything else, for `stepmill.Pool`.
         **kwargs: as for `MultiThreadedEnvWrapper`: device, frame_skip and the rest. EnvPool's own
@@ -102,7 +103,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         num_workers: int = _ABSENT,
         env_name: str | Callable[..., object] = _ABSENT,
         *,
-        create_env_kwargs: Mapping[str, Any] | None = None,
+        create_env_kwargs: Kwargs | Sequence[Kwargs] | None = None,
         backend: str = "envpool",
         options: PoolOptions | None = None,
         disable_env_checker: bool | None = None,
@@ -111,19 +112,23 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         for name, value in (("num_workers", num_workers), ("env_name", env_name)):
             if value is _ABSENT:
                 raise ArgumentTypeError(f"Expected '{name}' to be part of kwargs")
-        own = dict(create_env_kwargs or {})
         is_envpool = backend == BackendName.ENVPOOL.value
         if is_envpool:
             _envpool()
             env_name = str(env_name).removeprefix("ALE/")
-            make: Callable[[], object] = EnvPoolTask(
-                env_name, {"max_num_players": 1, **own}, has_infos=bool(kwargs.get("info_specs"))
-            )
+            bind = partial(_envpool_maker, has_infos=bool(kwargs.get("info_specs")))
         else:
-            make = _gymnasium_maker(env_name, own, disable_env_checker)
+            bind = partial(_gymnasium_maker, disable_env_checker=disable_env_checker)
         self._env_name = env_name if isinstance(env_name, str) else getattr(env_name, "__name__", repr(env_name))
         options = torchrl_options(options)
-        super().__init__(partial(Pool, [make] * num_workers, backend=backend, options=options), **kwargs)
+        makers = EnvMakers([env_name] * num_workers, create_env_kwargs, bind=bind, is_uniform=is_envpool)
+
+        def opener() -> Pool:
+            return Pool(makers.functions(), backend=backend, options=options)
+
+        engine = Engine(opener, frame_skip=kwargs.pop("frame_skip", 1), makers=makers)
+        is_categorical = kwargs.pop("categorical_action_encoding", False)
+        self._set_up(engine, is_categorical=is_categorical, **kwargs)
 
     @property
     def env_name(self) -> str:
@@ -134,14 +139,18 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
 
 
+def _envpool_maker(env_name: str, kwargs: Kwargs, *, has_infos: bool) -> Callable[[], object]:
+    return EnvPoolTask(env_name, {"max_num_players": 1, **kwargs}, has_infos=has_infos)
+
+
 def _gymnasium_maker(
-    env_name: str | Callable[..., object], kwargs: dict[str, Any], disable_env_checker: bool | None
+    env_name: str | Callable[..., object], kwargs: Kwargs, *, disable_env_checker: bool | None
 ) -> Callable[[], object]:
     if callable(env_name):
-        return partial(env_name, **kwargs)
+        return BoundMaker(env_name, kwargs)
     import gymnasium
 
-    return partial(gymnasium.make, env_name, disable_env_checker=disable_env_checker, **kwargs)
+    return BoundMaker(partial(gymnasium.make, env_name, disable_env_checker=disable_env_checker), kwargs)
 
 
 def _envpool() -> Any:
@@ -154,8 +163,6 @@ def _envpool() -> Any:
 def _opener_of(env: Any, *, has_infos: bool) -> Callable[[], Pool]:
     if isinstance(env, Pool):
         return pool_once(env)
-    if isinstance(env, partial) and env.func is Pool:
-        return env
     envpool = _envpool()
     if not isinstance(env, envpool.python.envpool.EnvPoolMixin):
         raise ArgumentTypeError("env is not of type 'envpool.python.envpool.EnvPoolMixin'.")

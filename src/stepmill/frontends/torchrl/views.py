@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,19 @@ class EnvView(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self._whole[0]._engine.set_seed({env_id: seed + place for place, env_id in enumerate(self.env_ids)})
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
+        """Return what these envs keep beyond an episode, "worker0" for the first; see `StepmillEnv.state_dict`."""
+        if args or kwargs:
+            of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
+            return of_module
+        engine = self._whole[0]._engine
+        return engine.states.read(engine.pool, self.env_ids)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
+        """Give these envs back what `state_dict` returned; see `StepmillEnv.load_state_dict`."""
+        engine = self._whole[0]._engine
+        engine.states.load(engine.pool, self.env_ids, state_dict, strict=strict)
 
     def _wrap(self, tensors: dict[str, Any]) -> TensorDictBase:
         return TensorDict(tensors, batch_size=self.batch_size, device=self.device)
