@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
 import stepmill
 from stepmill.frontends.torchrl import StepmillEnv
+from stepmill.spec.errors import SpecMismatch
 from stepmill.testing import CountingEnv
 from stepmill.testing.faulty import DyingEnv
+from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
 from tests.frontends.torchrl.makers import BACKENDS, counting
 
 
@@ -67,6 +73,86 @@ def test_each_env_has_reset_arguments_of_its_own():
     with pytest.raises(stepmill.UsageError, match="2 entries for 3 envs"):
         env.reset(list_of_kwargs=[{}, {}])
     env.close()
+
+
+class Bounded(gymnasium.Env):
+    """Observations and pushes within bounds, and a choice of some; it checks what it is given."""
+
+    def __init__(self, high, num, *, size=2):
+        self.observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-high, high, (size,), np.float32)})
+        self.action_space = gymnasium.spaces.Dict(
+            {
+                "push": gymnasium.spaces.Box(-high, high, (2,), np.float32),
+                "pick": gymnasium.spaces.Discrete(num),
+                "keys": gymnasium.spaces.MultiDiscrete([num, 3]),
+            }
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"x": self.observation_space["x"].high}, {}
+
+    def step(self, action):
+        if action not in self.action_space:
+            raise ValueError(f"{action} is not in {self.action_space}")
+        return {"x": self.observation_space["x"].high}, 0.0, False, False, {}
+
+
+@pytest.mark.covers("T-12")
+def test_envs_of_different_bounds_and_numbers_of_choices_have_each_its_own_spec():
+    fns = [partial(Bounded, 1, 3), partial(Bounded, 5, 2), partial(Bounded, 9, 7)]
+    env = StepmillEnv(fns, backend="serial", categorical_action_encoding=True)
+    check_env_specs(env)
+    assert env.observation_spec["x"].space.high[:, 0].tolist() == [1, 5, 9]
+    assert env.full_action_spec["action", "pick"].space.high.tolist() == [2, 1, 6]
+    env.rollout(100)  # random actions are legal, each for its env
+    check_env_specs(env[1:])
+    assert env[2].full_action_spec["action", "keys"].space.high.tolist() == [[6, 2]]
+    assert env[2].rand_action()["action", "pick"] <= 6
+    env.close()
+
+
+@pytest.mark.covers("T-12")
+def test_envs_that_have_no_spec_in_common_are_refused_with_a_way_out():
+    with pytest.raises(stepmill.UsageError, match=r"env 1 has the action space .* categorical_action_encoding=True"):
+        StepmillEnv([partial(Bounded, 1, 3), partial(Bounded, 1, 2)], backend="serial")
+    with pytest.raises(SpecMismatch, match=r"env 1 has another .* Make a StepmillEnv of each kind") as caught:
+        StepmillEnv([partial(Bounded, 1, 3), partial(Bounded, 1, 3, size=4)], backend="serial")
+    assert len(caught.value.specs) == 2
+
+
+@pytest.mark.covers("T-12")
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_a_deadline_is_taken_from_the_environment_where_options_set_none(where, monkeypatch):
+    monkeypatch.setenv("BATCHED_PIPE_TIMEOUT", "0.5")
+    with Gate() as gate:
+        fns = [CountingEnv, partial(GateEnv, gate.path)]
+        env = StepmillEnv(fns, **{**BACKENDS[where], "categorical_action_encoding": True})
+        assert env.pool.options.step_timeout_s == env.pool.options.reset_timeout_s == 0.5
+        td = env.reset()
+        with pytest.raises(RuntimeError, match=r"Failed to run all workers within the time limit\.") as caught:
+            env.step(act(env, td, 1, GATED_ACTION))
+        assert isinstance(caught.value, stepmill.EnvTimeout)
+        assert caught.value.env_id == 1
+        gate.close()
+        env.close()
+
+
+@pytest.mark.covers("T-12")
+def test_the_environments_deadline_gives_way_to_options_and_to_backends_without_deadlines(monkeypatch):
+    monkeypatch.setenv("BATCHED_PIPE_TIMEOUT", "7")
+    for chosen, limits in (
+        ({"backend": "thread", "options": stepmill.PoolOptions(step_timeout_s=3.0)}, (3.0, None)),
+        ({"backend": "serial"}, (None, None)),
+        ({"backend": "thread"}, (7.0, 7.0)),
+    ):
+        env = StepmillEnv([CountingEnv], **chosen)
+        assert (env.pool.options.step_timeout_s, env.pool.options.reset_timeout_s) == limits
+        env.close()
+    for text in ("soon", "-1"):
+        monkeypatch.setenv("BATCHED_PIPE_TIMEOUT", text)
+        with pytest.raises(stepmill.UsageError):
+            StepmillEnv([CountingEnv] * 2, backend="thread")
 
 
 @pytest.mark.covers("T-12")

@@ -6,6 +6,7 @@ step of an env whose episode is over is refused, so that no empty transition get
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +20,9 @@ from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
-from stepmill.spec.errors import StepmillError, UsageError
-from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions
+from stepmill.pool.start import choose_backend
+from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
+from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, apply_arguments
 
 Mask = NDArray[np.bool_]
 Rows = tuple[Any, NDArray[np.float64], Mask, Mask]  # observations, rewards, terminated, truncated: [N, ...] each
@@ -38,12 +40,33 @@ def torchrl_options(options: PoolOptions | None) -> PoolOptions:
     return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
 
 
+def with_deadlines(
+    options: PoolOptions, num_envs: int, *, backend: object = "auto", num_workers: int | None = None
+) -> PoolOptions:
+    """Return options with the deadlines that BATCHED_PIPE_TIMEOUT sets, if they set none and the backend can keep them.
+
+    Raises:
+        UsageError: it is no number of seconds.
+    """
+    text = os.environ.get("BATCHED_PIPE_TIMEOUT", "")
+    if not text or options.step_timeout_s is not None or options.reset_timeout_s is not None:
+        return options
+    choice = choose_backend(num_envs, apply_arguments(options, backend=backend, num_workers=num_workers))
+    if choice not in (BackendName.THREAD, BackendName.PROCESS):
+        return options
+    try:
+        limit_s = float(text)
+        return replace(options, step_timeout_s=limit_s, reset_timeout_s=limit_s)
+    except ValueError as exc:
+        raise UsageError(f"the environment variable BATCHED_PIPE_TIMEOUT is {text!r}; give seconds, above 0") from exc
+
+
 class Engine:
     """A pool that can be opened again, and the newest rows of all its envs.
 
     Attributes:
         num_envs: N.
-        spaces: (observation space, action space) of one env.
+        spaces: (observation space, action space) of each env.
         frame_skip: how often `step` repeats an action.
         infos: by key, the newest value that each env gave, [N, ...]; the keys are set by the owner. Never written again.
         states: of the envs, to be saved and loaded.
@@ -63,7 +86,7 @@ class Engine:
         self._resetting: Mask | None = None
         pool = self.open()
         self.num_envs = pool.num_envs
-        self.spaces = read_spaces(pool.env_specs)[0]
+        self.spaces = read_spaces(pool.env_specs)
 
     # ---- open and closed ------------------------------------------------------------------------------------------
 
@@ -81,7 +104,10 @@ class Engine:
     def open(self) -> Pool:
         """Return the pool; make one if it is closed."""
         if self._pool is None:
-            pool = self._open_pool()
+            try:
+                pool = self._open_pool()
+            except SpecMismatch as exc:
+                raise translated(exc) from None
             self._check_spaces(pool)
             if pool.options.autoreset_mode is not AutoresetMode.DISABLED:
                 pool.close()
@@ -109,11 +135,16 @@ class Engine:
     def _check_spaces(self, pool: Pool) -> None:
         if not self._is_outdated:
             return
-        spaces = read_spaces(pool.env_specs)[0]
-        if spaces != self.spaces:
+        differing = [
+            (env_id, now, before)
+            for env_id, (now, before) in enumerate(zip(read_spaces(pool.env_specs), self.spaces, strict=True))
+            if now != before
+        ]
+        if differing:
             pool.close()
+            env_id, now, before = differing[0]
             raise UsageError(
-                f"with the new keyword arguments the envs have the spaces {spaces}, and {self.spaces} before; make a new env, "
+                f"with the new keyword arguments env {env_id} has the spaces {now}, and {before} before; make a new env, "
                 "or call update_kwargs() with arguments that leave them as they were"
             )
 

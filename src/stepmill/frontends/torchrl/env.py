@@ -14,7 +14,7 @@ from torchrl._utils import seed_generator
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options
+from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
 from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
 from stepmill.frontends.torchrl.makers import EnvMakers
 from stepmill.frontends.torchrl.specs import (
@@ -86,11 +86,12 @@ class StepmillEnv(EnvBase):
                 )
             opener, makers = pool_once(env_fns), None
         else:
-            options = torchrl_options(options)
             own = makers = EnvMakers(env_fns, kwargs)
+            where: dict[str, Any] = {"backend": backend, "num_workers": num_workers}
+            options = with_deadlines(torchrl_options(options), len(own.functions()), **where)
 
             def opener() -> Pool:
-                return Pool(own.functions(), backend=backend, num_workers=num_workers, options=options)
+                return Pool(own.functions(), **where, options=options)
 
         self._set_up(
             Engine(opener, frame_skip=frame_skip, makers=makers),
@@ -110,10 +111,12 @@ class StepmillEnv(EnvBase):
         try:
             super().__init__(device=device, batch_size=torch.Size([engine.num_envs]), **base)
             self._engine = engine
-            observation, action = engine.spaces
-            self.action_spec = action_spec(action, engine.num_envs, self.device, is_categorical=is_categorical)
+            observation, action = engine.spaces[0]
+            self.action_spec = action_spec(
+                [own for _, own in engine.spaces], self.device, is_categorical=is_categorical
+            )
             self.observation_spec = with_infos(
-                observation_spec(observation, engine.num_envs, self.device), info_specs or {}, engine.num_envs
+                observation_spec([own for own, _ in engine.spaces], self.device), info_specs or {}, engine.num_envs
             )
             engine.infos = {key: spec.zero((engine.num_envs,)).numpy() for key, spec in (info_specs or {}).items()}
             self._make_flag_specs(engine.num_envs)

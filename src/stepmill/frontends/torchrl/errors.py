@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from stepmill.spec.errors import BusyEnvError, EnvError, MissingExtraError, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import (
+    BusyEnvError,
+    EnvError,
+    EnvTimeout,
+    MissingExtraError,
+    SpecMismatch,
+    StepmillError,
+    UsageError,
+    WorkerDied,
+)
 
 
 class ArgumentTypeError(UsageError, TypeError):
@@ -19,6 +28,10 @@ class StillBusyError(BusyEnvError, RuntimeError):
 
 class DeadWorkerError(WorkerDied, RuntimeError):
     """A worker is gone, and with it its envs."""
+
+
+class LateWorkerError(EnvTimeout, RuntimeError):
+    """An env took longer than its deadline, and its worker was ended."""
 
 
 class StepOutputError(EnvError, TypeError):
@@ -45,6 +58,20 @@ def translated(error: StepmillError) -> StepmillError:
             env_ids=error.env_ids,
             exit_code=error.exit_code,
             signal_name=error.signal_name,
+        )
+    elif isinstance(error, EnvTimeout):
+        dead = LateWorkerError(
+            f"Failed to run all workers within the time limit. {error.message}",
+            env_id=error.env_id,
+            phase=error.phase,
+            timeout_s=error.timeout_s,
+            env_ids=error.env_ids,
+        )
+    elif isinstance(error, SpecMismatch):
+        return SpecMismatch(
+            f"{error.message}. (TorchRL would stack such envs lazily.) Make a StepmillEnv of each kind and a collector for each, "
+            "or bring their spaces to one shape by a wrapper that pads",
+            specs=error.specs,
         )
     elif isinstance(error, EnvError) and error.error_type == "TypeError" and "only 4 or 5 are supported" in str(error):
         dead = StepOutputError(

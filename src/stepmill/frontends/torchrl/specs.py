@@ -8,7 +8,7 @@ unless `is_categorical`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,21 +28,24 @@ RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "ne
 # ---- specs --------------------------------------------------------------------------------------------------------------
 
 
-def observation_spec(space: Space, num_envs: int, device: torch.device | None) -> Any:
+def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
     """Return the Composite of N observations, each leaf [N, ...].
 
+    Args:
+        each: the observation space of each env; bounds and numbers of choices may differ.
+        device: of the spec.
     Raises:
         UsageError: a part has no fixed size, or its key is one that TorchRL needs itself.
     """
-    spec = _spec_of(space, ("observation",), is_one_hot=False)
-    if not isinstance(space, spaces.Dict):
-        return Composite(observation=spec, device=device).expand(num_envs)
+    spec = _joined([_spec_of(space, ("observation",), is_one_hot=False) for space in _runs(each)], each, "observation")
+    if not isinstance(each[0], spaces.Dict):
+        return Composite(observation=spec, shape=(len(each),), device=device)
     taken = sorted(RESERVED & set(spec.keys()))
     if taken:
         raise UsageError(
             f"the observation space has keys {taken}, which TorchRL uses itself; rename them, for example by a wrapper"
         )
-    return spec.to(device).expand(num_envs) if device is not None else spec.expand(num_envs)
+    return spec if device is None else spec.to(device)
 
 
 def with_infos(spec: Any, info_specs: Mapping[str, Any], num_envs: int) -> Any:
@@ -65,10 +68,90 @@ def with_infos(spec: Any, info_specs: Mapping[str, Any], num_envs: int) -> Any:
     return spec
 
 
-def action_spec(space: Space, num_envs: int, device: torch.device | None, *, is_categorical: bool) -> Any:
-    """Return the Composite of N actions under the key "action", each leaf [N, ...]."""
-    spec = _spec_of(space, ("action",), is_one_hot=not is_categorical)
-    return Composite(action=spec, device=device).expand(num_envs)
+def action_spec(each: Sequence[Space], device: torch.device | None, *, is_categorical: bool) -> Any:
+    """Return the Composite of N actions under the key "action", each leaf [N, ...].
+
+    Args:
+        each: the action space of each env; bounds may differ, and with `is_categorical` the numbers of choices, too.
+        device: of the spec.
+        is_categorical: actions chosen from a list are numbers.
+    Raises:
+        UsageError: a part has no fixed size; or the spaces differ in what has no room in one tensor.
+    """
+    distinct = _runs(each)
+    if not is_categorical and len(distinct) > 1:
+        _check_choices(each)
+    spec = _joined([_spec_of(space, ("action",), is_one_hot=not is_categorical) for space in distinct], each, "action")
+    return Composite(action=spec, shape=(len(each),), device=device)
+
+
+def _runs(each: Sequence[Space]) -> list[Space]:
+    """Return the spaces of envs that differ as objects, in the order of the first env that has them."""
+    return list({id(space): space for space in each}.values())
+
+
+def _check_choices(each: Sequence[Space]) -> None:
+    """Refuse one-hot actions of envs that have not the same choices."""
+    for env_id, space in enumerate(each):
+        if [_choices(leaf) for leaf in _leaf_spaces(space)] != [_choices(leaf) for leaf in _leaf_spaces(each[0])]:
+            raise UsageError(
+                f"env {env_id} has the action space {space}, env 0 {each[0]}: one-hot vectors of them are not equally long, or "
+                "mean something else; make the env with categorical_action_encoding=True"
+            )
+
+
+def _choices(leaf: Space) -> Space | None:
+    return leaf if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)) else None
+
+
+def _leaf_spaces(space: Space) -> Iterator[Space]:
+    children = _children(space)
+    if children is None:
+        yield space
+    for _, _, child in children or ():
+        yield from _leaf_spaces(child)
+
+
+def _joined(distinct: Sequence[Any], each: Sequence[Space], what: str) -> Any:
+    """Return one spec [N, ...] of the specs of single envs."""
+    place = {id(space): place for place, space in enumerate(_runs(each))}
+    return _join([distinct[place[id(space)]] for space in each], what)
+
+
+def _join(specs: Sequence[Any], what: str) -> Any:
+    first, num = specs[0], len(specs)
+    if all(spec is first or spec == first for spec in specs):
+        return first.expand(num, *first.shape)
+    if isinstance(first, Composite):
+        keys = list(first.keys())
+        return Composite({key: _join([spec[key] for spec in specs], f"{what}.{key}") for key in keys}, shape=(num,))
+    if what.startswith("observation") and any(isinstance(spec, Unbounded) for spec in specs):
+        return Unbounded((num, *first.shape), dtype=first.dtype)
+    bounds = [_bounds(spec) for spec in specs]
+    lows, highs = ([own[side] for own in bounds if own is not None] for side in (0, 1))
+    if len(lows) != num:
+        raise UsageError(
+            f"{what} has the specs {_names(specs)} in envs of one pool, which have no spec in common; make the envs alike in it, "
+            "by a wrapper, or make a StepmillEnv of each kind"
+        )
+    return Bounded(torch.stack(lows), torch.stack(highs), (num, *first.shape), dtype=first.dtype)
+
+
+def _names(specs: Sequence[Any]) -> str:
+    return ", ".join(sorted({type(spec).__name__ for spec in specs}))
+
+
+def _bounds(spec: Any) -> tuple[Any, Any] | None:
+    """Return the lowest and the highest value of a spec, in its shape and dtype; None if it has none."""
+    if isinstance(spec, Bounded):
+        low, high = spec.space.low, spec.space.high
+    elif isinstance(spec, MultiCategorical):
+        low, high = torch.zeros(spec.shape), spec.nvec - 1
+    elif isinstance(spec, Categorical) and spec.dtype is not torch.bool:
+        low, high = torch.zeros(spec.shape), torch.tensor(spec.space.n - 1)
+    else:
+        return None
+    return low.to(spec.dtype).expand(spec.shape), high.to(spec.dtype).expand(spec.shape)
 
 
 def _spec_of(space: Space, path: Key, *, is_one_hot: bool) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from torchrl._utils import logger
 
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
-from stepmill.frontends.torchrl.engine import Engine, torchrl_options
+from stepmill.frontends.torchrl.engine import Engine, torchrl_options, with_deadlines
 from stepmill.frontends.torchrl.env import StepmillEnv, pool_once
 from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
 from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
@@ -120,7 +120,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         else:
             bind = partial(_gymnasium_maker, disable_env_checker=disable_env_checker)
         self._env_name = env_name if isinstance(env_name, str) else getattr(env_name, "__name__", repr(env_name))
-        options = torchrl_options(options)
+        options = with_deadlines(torchrl_options(options), num_workers, backend=backend)
         makers = EnvMakers([env_name] * num_workers, create_env_kwargs, bind=bind, is_uniform=is_envpool)
 
         def opener() -> Pool:
