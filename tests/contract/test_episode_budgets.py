@@ -176,3 +176,18 @@ def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, whe
         batch = pool.reset(seed=0)
     assert batch.env_id.tolist() == [0, 1]
     assert drive(pool).tolist() == [1, 1]
+
+
+def test_a_worker_that_is_played_again_does_not_step_those_that_are_exhausted():
+    options = {"num_episodes": 1, "num_workers": 1, "on_fault": "replay", "seeding": "per_episode"}
+    with make_pool("fork", [partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 9)], **options) as pool:
+        pool.reset(seed=0)
+        last = pool.step([1, 1]).obs[0].tolist()
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+
+        for t in (2, 3):
+            batch = pool.step([7, 7])
+            assert batch.obs.tolist() == [last, [1, 0, t]]
+            assert batch.reward.tolist() == [0.0, 7.0]
+            assert not batch.terminated.any()
+        assert pool.get_attr("num_steps") == (1, 3)

@@ -144,3 +144,89 @@ def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when
         assert batch.obs[:2, 2].tolist() == [0, 0]
         assert kinds(batch) == [None] * 4
         assert pool.step([1] * 4).obs[:2, 2].tolist() == [1, 1]
+
+
+def kill(pool: stepmill.Pool, worker: int) -> None:
+    pid = pool.stats()["workers"][worker]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    while not pool.stats()["workers"][worker]["is_dead"]:
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_an_episode_that_breaks_in_its_first_step_has_no_return_and_no_length(mode: str, backend: str) -> None:
+    with make(2, 1, backend, context="fork", autoreset_mode=mode) as pool:
+        pool.reset(seed=0)
+        while not (batch := pool.step([1, 1])).truncated[0]:
+            pass
+        assert batch.info["episode"]["l"][0] == 12
+        if mode == "NextStep":
+            pool.step([1, 1])
+        if mode == "Disabled":
+            pool.reset()
+
+        batch = pool.step([RAISE, 1])
+
+        assert batch.truncated.tolist() == [True, False]
+        assert batch.info["_episode"].tolist() == [True, False]
+        assert (batch.info["episode"]["l"][0], batch.info["episode"]["r"][0]) == (0, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_an_episode_that_breaks_later_has_the_return_and_length_of_its_good_steps(mode: str) -> None:
+    with make(2, 1, "serial", autoreset_mode=mode) as pool:
+        pool.reset(seed=0)
+        for _ in range(3):
+            pool.step([1, 1])
+
+        batch = pool.step([RAISE, 1])
+
+        assert (batch.info["episode"]["l"][0], batch.info["episode"]["r"][0]) == (3, 6.0)
+
+
+def test_with_same_step_an_env_that_dies_right_after_its_episodes_end_is_marked() -> None:
+    with make(2, 1, context="fork", autoreset_mode="SameStep") as pool:
+        pool.reset(seed=0)
+        while not (batch := pool.step([1, 1])).truncated.all():
+            pass
+        begun = batch.obs.copy()
+        kill(pool, 0)
+
+        batch = pool.step([1, 1])
+
+        assert batch.truncated.all()
+        assert np.array_equal(np.stack(batch.info["final_obs"]), begun)
+        assert all("SIGKILL" in str(text) for text in batch.info["final_info"]["fault"]["message"])
+
+
+def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_again() -> None:
+    with make(2, 1, context="fork", autoreset_mode="SameStep") as pool:
+        pool.reset(seed=0)
+        pool.send([RAISE], [0])
+        pool._wait_for([0], None)  # the next episode has begun, and nobody has received it
+        kill(pool, 0)
+        pool.send([1], [1])
+        pool.recv(env_ids=[1])
+
+        first = pool.recv(env_ids=[0])
+        assert first.truncated.tolist() == [True]
+        batch = pool.step([1, 1])
+
+        assert batch.truncated[0]
+        assert np.array_equal(batch.info["final_obs"][0], first.obs[0])
+
+
+def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observations_by_row(tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), identity, 2, mode="SameStep") for identity in range(2)]
+    options = stepmill.PoolOptions(on_fault="truncate", autoreset_mode="SameStep")
+    with stepmill.Pool(env_fns, backend="serial", options=options) as pool:
+        pool.reset(seed=0)
+        for _ in range(length_of(0) - 1):
+            good = pool.step([1] * 4).obs.copy()
+
+        batch = pool.step([1, 1, RAISE, 1])
+
+        assert batch.truncated.tolist() == [True] * 4
+        assert [final[2] for final in batch.info["final_obs"]] == [8, 8, 7, 7]
+        assert np.array_equal(np.stack(batch.info["final_obs"][2:]), good[2:])

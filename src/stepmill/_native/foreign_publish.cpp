@@ -212,6 +212,7 @@ void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t
     slab_->over()[at] = is_end;
     if (seat.is_reset || seat.needs_reset) {
         seat.episode_return = 0.0, seat.episode_length = 0;
+        if (autoreset_ != Autoreset::SAME_STEP) slab_->clear_episode(at);
     } else {
         seat.episode_return += reward;
         ++seat.episode_length;

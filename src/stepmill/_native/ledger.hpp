@@ -51,6 +51,7 @@ struct alignas(CACHE_LINE) EnvBook {
     bool is_reset = false;       // the command under way begins an episode
     bool is_own_reset = false;   // the command under way is a step in which a batched env begins an episode in each of its rows
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
+    bool has_turned = false;     // SAME_STEP: the newest result ended an episode of one of its rows, and began the next
     bool is_taking = false;      // the result to come is what its server has staged
     std::uint32_t ticket = 0;
     std::uint32_t server = 0;
@@ -106,7 +107,7 @@ class Ledger {
     void abandon(std::uint32_t env_id);
     void free_overflow(std::uint32_t worker);
     void mend_words(std::uint32_t worker);
-    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING; }
+    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING && !envs_[env_id].is_masked; }
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
     void limit_logs(std::uint64_t size_bytes);
@@ -143,6 +144,7 @@ class Ledger {
     const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
     enum class Asked { STEP, STEP_ALL, RESET };  // STEP_ALL leaves out who is exhausted
     void check_idle(const Ids& ids, Asked asked) const;
+    void empty_row(std::uint32_t id);
     void mask(std::uint32_t id);
     bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its last episode, or all are over
     void check_workers(const Ids& ids, Command command);
@@ -172,6 +174,7 @@ class Ledger {
     bool is_ended(std::uint32_t id) const;
     bool resets_itself(std::uint32_t id) const;
     bool have_all_ended(std::uint32_t id) const;  // all rows of the env
+    bool has_any_ended(std::uint32_t id) const;   // one of them
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id, bool is_journaled);
     void note_episode(EnvBook& env);

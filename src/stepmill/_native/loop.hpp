@@ -101,6 +101,7 @@ class Loop {
     bool write_result(std::uint32_t local, Result& result);
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
     bool write_info(std::uint32_t row, Result& result);
+    bool is_stand_in(std::uint32_t local) const;
     void write_reset(ServedEnv& served, std::uint32_t row, const Result& result);
     bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);

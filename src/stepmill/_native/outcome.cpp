@@ -184,6 +184,11 @@ void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
     if (is_end) env.episode_length[k] = 0;
 }
 
+// With SAME_STEP a reset that nobody asked for stands in for a step whose episode was cut short: its result tells of that one.
+bool Loop::is_stand_in(std::uint32_t local) const {
+    return autoreset_ == Autoreset::SAME_STEP && (words_.flags[local] & FLAG_AUTO);
+}
+
 void Loop::write_reset(ServedEnv& served, std::uint32_t row, const Result& result) {
     slab_->clear_outcome(row);
     std::ranges::fill(served.episode_return, 0.0);
@@ -199,6 +204,7 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET) || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
     if (is_reset) {
         write_reset(served, row, result);
+        if (!is_stand_in(local)) slab_->clear_episode(row);
         return true;
     }
     if (result.reward) {
@@ -232,6 +238,7 @@ bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& r
         for (std::uint32_t k = 0; k < batch_size_; ++k) {
             if (mask && !items(mask)[k]) continue;
             slab_->clear_outcome(row + k);
+            if (!is_stand_in(local)) slab_->clear_episode(row + k);
             std::fill_n(served.episode_return.begin() + std::ptrdiff_t{k} * num_rewards, num_rewards, 0.0);
             served.episode_length[k] = 0, served.ended[k] = 0;
         }
@@ -245,7 +252,8 @@ bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& r
         *slab_->truncated(row + k) = items(truncated)[k] != 0;
         slab_->over()[row + k] = items(terminated)[k] || items(truncated)[k];
         const bool is_reset = served.ended[k] && autoreset_ == Autoreset::NEXT_STEP;
-        if (!is_reset) note_episode(served, row + k, k);
+        if (is_reset) slab_->clear_episode(row + k);
+        else note_episode(served, row + k, k);
         served.ended[k] = slab_->over()[row + k];
     }
     return true;

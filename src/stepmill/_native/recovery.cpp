@@ -24,6 +24,11 @@ bool Ledger::have_all_ended(std::uint32_t id) const {
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
 
+bool Ledger::has_any_ended(std::uint32_t id) const {
+    const std::uint8_t* over = slab_->over() + row_of(id);
+    return std::any_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
+}
+
 void Ledger::mark_truncated(std::uint32_t id) {
     const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: who is alive is so in the next episode
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
@@ -57,6 +62,9 @@ void Ledger::cut_short(std::uint32_t id) {
     if (env.is_lost) env.fault_info = env.lost_info;
     env.is_lost = false;
     env.needs_restore = true;
+    for (std::uint32_t row = row_of(id); (env.has_turned || is_batched_) && row < row_of(id) + batch_size_; ++row) {
+        if (slab_->over()[row] != 0) slab_->clear_episode(row);  // what they say is of the episode that ended, and told
+    }
     if (autoreset_ == Autoreset::SAME_STEP) return;  // keep_final_obs() was there
     const Seat seat = slab_->seats[env.server];
     slab_->words[seat.worker].fault[seat.local].store(0, std::memory_order_relaxed);
@@ -65,12 +73,16 @@ void Ledger::cut_short(std::uint32_t id) {
     book_->pin(env.target);
 }
 
+void Ledger::empty_row(std::uint32_t id) {
+    slab_->clear_outcome(row_of(id));
+    std::memset(slab_->alive(row_of(id)), 0, slab_->plan.outcome.alive.row_bytes);
+}
+
 // An exhausted env in a step of all: it is given no command, and its row says that nothing happened.
 void Ledger::mask(std::uint32_t id) {
     EnvBook& env = envs_[id];
     env.is_masked = true;
-    slab_->clear_outcome(row_of(id));
-    std::memset(slab_->alive(row_of(id)), 0, slab_->plan.outcome.alive.row_bytes);
+    empty_row(id);
     book_->unpin(env.target);
     env.target = env.latest;
     book_->pin(env.target);
@@ -135,13 +147,13 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
 void Ledger::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local) {
     EnvBook& env = envs_[id];
     env.needs_restore = false;
-    words.flags[local] = 0;
+    words.flags[local] = autoreset_ == Autoreset::SAME_STEP ? FLAG_AUTO : 0;
     if (num_spares_ != 0) {
         begin_drawn(env.server, words, local);
         return;
     }
     if (!env.has_seed || seeding_ == Seeding::CONTINUE) return;
-    words.flags[local] = FLAG_SEED | FLAG_EPISODE;
+    words.flags[local] = static_cast<std::uint8_t>(words.flags[local] | FLAG_SEED | FLAG_EPISODE);
     words.seed[local] = env.base_seed;
     words.episode[local] = env.episode + 1;
 }
@@ -159,14 +171,16 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
         const bool is_settled = env.status == EnvStatus::IDLE || (env.status == EnvStatus::PENDING && is_done(id) && !has_fault(id));
-        if (!is_settled) continue;
+        if (!is_settled || env.is_masked) continue;
         ServerBook& server = servers_[env.server];
         if (server.is_staged && env.status == EnvStatus::IDLE) {
             if (!is_done(id)) continue;  // its worker's successor will do it
             server.is_staged = false;
         }
         env.needs_restore = true;
-        if (is_ended(id) || resets_itself(id) || env.fault_info) continue;
+        // Under SAME_STEP no env is between episodes: with the end of one the beginning of the next was told, or will be.
+        const bool is_between = is_ended(id) || resets_itself(id) || env.fault_info;
+        if (is_between && autoreset_ != Autoreset::SAME_STEP) continue;
         env.is_lost = true;
         env.lost_info = fault_info;
     }

@@ -213,7 +213,7 @@ nb::tuple Ledger::log_place(std::uint32_t server) const {
     const ServerBook& book = servers_.at(server);
     if (book.env == NO_ENV) return nb::make_tuple(book.num_begun, 0, UINT64_MAX, false, true, book.is_staged);
     const EnvBook& env = envs_[book.env];
-    const bool is_pending = env.status == EnvStatus::PENDING;
+    const bool is_pending = env.status == EnvStatus::PENDING && !env.is_masked;
     const bool is_staged = book.is_staged && !is_pending;
     const bool is_beginning = is_staged || (is_pending && env.is_reset);
     const bool is_between = is_beginning || env.status == EnvStatus::NEW || env.status == EnvStatus::FAULTED;
@@ -228,7 +228,7 @@ nb::tuple Ledger::log_place(std::uint32_t server) const {
 int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) {
     const InUse in_use(*this);
     EnvBook& env = envs_.at(env_id);
-    const bool is_pending = env.status == EnvStatus::PENDING;
+    const bool is_pending = env.status == EnvStatus::PENDING && !env.is_masked;  // else nothing is under way
     if (is_pending && env.is_reset) {
         retry_reset(env_id);  // nothing of the old episode is needed
         return REPLAYED;
@@ -256,6 +256,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     }
     words.flags[seat.local] = 0;
     copy_action(env_id, action.data(), false);
+    if (env.is_masked) empty_row(env_id);  // what it says is that nothing happened, once more
     if (outcome == REPLAYED && is_pending) {
         if (is_last(env)) words.flags[seat.local] = FLAG_LAST;
         give(env_id, Command::STEP, env.target);
@@ -268,7 +269,7 @@ int Ledger::replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& plac
     EnvBook& env = envs_[env_id];
     const Seat seat = slab_->seats[env.server];
     const Ids only{env_id};
-    const bool is_counted = env.status == EnvStatus::EXHAUSTED || (env.status != EnvStatus::PENDING && is_ended(env_id));
+    const bool is_counted = env.status == EnvStatus::EXHAUSTED || env.is_masked || (env.status != EnvStatus::PENDING && is_ended(env_id));
     const bool was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
     for (std::size_t step = 0; step < env.log.outcomes.size(); ++step) {
         if (step == 1) slab_->words[seat.worker].flags[seat.local] = was_last ? FLAG_LAST : 0;

@@ -159,6 +159,11 @@ class Slab {
         std::memset(alive(row), 1, outcome.alive.row_bytes);
         over()[row] = 0;
     }
+    // No step of the episode yet.
+    void clear_episode(std::size_t row) const noexcept {
+        std::memset(episode_return(row), 0, plan.outcome.episode_return.row_bytes);
+        episode_length()[row] = 0;
+    }
     std::int64_t* episode_length() const noexcept { return reinterpret_cast<std::int64_t*>(base + plan.episode_length); }
     std::byte* blob(std::size_t server) const noexcept { return base + plan.blob + server * plan.blob_row_bytes; }
     std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }

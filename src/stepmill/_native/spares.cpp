@@ -223,6 +223,7 @@ void Ledger::move_in(std::uint32_t id) {
     const std::size_t alive_bytes = slab_->plan.outcome.alive.row_bytes;
     for (std::uint32_t k = 0; k < batch_size_; ++k) {
         slab_->clear_outcome(row_of(id) + k);
+        slab_->clear_episode(row_of(id) + k);
         std::memcpy(slab_->alive(row_of(id) + k), slab_->alive(staged + k), alive_bytes);
     }
     for (const Column& column : slab_->plan.info) {

@@ -93,12 +93,12 @@ def _add_rows(merged: dict[Any, Any], info: Mapping[Any, Any], rows: slice, num:
     for key, value in info.items():
         if _is_mask(info, key):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != _FINAL_OBS:
             column = _inner(merged, key, value)
             if value:
                 _add_rows(column, value, rows, num)
         else:
-            values = _as_rows(value, rows.stop - rows.start)
+            values = _as_rows(value, rows.stop - rows.start, is_split=key == _FINAL_OBS)
             if key in merged:
                 column = merged[key]
             elif values.dtype == object:
@@ -115,8 +115,17 @@ def _is_mask(info: Mapping[Any, Any], key: object) -> bool:
     return isinstance(key, str) and key.startswith("_") and key[1:] in info
 
 
-def _as_rows(value: object, num_rows: int) -> NDArray[Any]:
-    """Return a batched env's value as an array [num_rows, ...]; what is none is given to every row as it is."""
+def _as_rows(value: object, num_rows: int, *, is_split: bool = False) -> NDArray[Any]:
+    """Return a batched env's value as an array [num_rows, ...]; what is none is given to every row as it is.
+
+    `is_split`: as an array of objects, one for each row. The env itself gives such a one; an episode that was cut short
+    has the observation of all rows, in the structure of its space.
+    """
+    if is_split and not (isinstance(value, np.ndarray) and value.dtype == object):
+        split = np.full(num_rows, None, dtype=object)
+        for row in range(num_rows):
+            split[row] = _row_of(value, row)
+        return split
     if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == num_rows:
         return value
     values = value if isinstance(value, (list, tuple)) and len(value) == num_rows else [value] * num_rows
@@ -124,6 +133,17 @@ def _as_rows(value: object, num_rows: int) -> NDArray[Any]:
     for place, single in enumerate(values):
         column[place] = single
     return column
+
+
+def _row_of(obs: Any, row: int) -> Any:
+    """Return one row of an observation of several."""
+    if isinstance(obs, dict):
+        return {key: _row_of(child, row) for key, child in obs.items()}
+    if isinstance(obs, np.ndarray):
+        return obs[row]
+    if isinstance(obs, tuple) and hasattr(obs, "_fields"):
+        return type(obs)(*(_row_of(child, row) for child in obs))
+    return tuple(_row_of(child, row) for child in obs) if isinstance(obs, tuple) else obs
 
 
 def _inner(merged: dict[Any, Any], key: object, value: dict[Any, Any]) -> Any:

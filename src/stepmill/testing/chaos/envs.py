@@ -31,9 +31,10 @@ class ChaosEnv(gymnasium.Env[Obs, np.int64]):
     observation_space = gymnasium.spaces.Box(-1, 2**62, (4,), np.int64)
     action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
 
-    def __init__(self, identity: int = 0, length: int = LENGTH) -> None:
+    def __init__(self, identity: int = 0, length: int = LENGTH, hang_s: float = HANG_S) -> None:
         self.identity = identity
         self._length = length
+        self._hang_s = hang_s
         self._tag = self._clock = self._action = -1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
@@ -43,7 +44,7 @@ class ChaosEnv(gymnasium.Env[Obs, np.int64]):
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         if action >= KILL:
-            break_down(int(action))
+            break_down(int(action), self._hang_s)
         self._clock += 1
         self._action = int(action)
         return self._observe(), float(self._clock), False, self._clock >= self._length, {}
@@ -56,23 +57,24 @@ class ChaosEnv(gymnasium.Env[Obs, np.int64]):
         return np.array([self.identity, self._tag, self._clock, self._action], np.int64)
 
 
-def break_down(how: int) -> None:
-    """Do what one of the breaking actions says."""
+def break_down(how: int, hang_s: float = HANG_S) -> None:
+    """Do what one of the breaking actions says. Who hung goes on afterwards: what a thread that was given up says counts no more."""
     if how == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == HANG:
-        time.sleep(HANG_S)
-    raise ValueError("this env was told to raise")
+    if how == RAISE:
+        raise ValueError("this env was told to raise")
+    time.sleep(hang_s)
 
 
 class Traps:
-    """Files that each break one env once, in whatever process: a step or reset that finds its trap takes it away, and fails."""
+    """Files that each break one env once, in whatever process: a step, reset or call that finds its trap takes it away, and fails."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, hang_s: float = HANG_S) -> None:
         self._folder = Path(folder)
+        self._hang_s = hang_s
 
     def lay(self, where: str, identity: int, how: int) -> None:
-        """Break the next "step" or "reset" of that env object."""
+        """Break the next "step", "reset" or "call" of that env object."""
         fresh = self._folder / "fresh"
         fresh.write_text(str(how))
         fresh.rename(self._folder / f"{where}-{identity}")
@@ -85,50 +87,79 @@ class Traps:
         except FileNotFoundError:
             return
         trap.unlink()
-        break_down(how)
+        break_down(how, self._hang_s)
 
 
 class TrappedEnv(ChaosEnv):
-    """Springs traps, and has a memory that calls change; obs [6]: two columns more, the attribute `level` and the bumps."""
+    """Springs traps, and has a memory that calls change; obs [6]: two columns more, the attribute `level` and the bumps.
+
+    Its infos say `at` [3]: the first three columns of the observation that they come with.
+    """
 
     observation_space = gymnasium.spaces.Box(-1, 2**62, (6,), np.int64)
 
-    def __init__(self, folder: str, identity: int, length: int) -> None:
-        super().__init__(identity, length)
-        self._traps = Traps(folder)
+    def __init__(self, folder: str, identity: int, length: int, hang_s: float) -> None:
+        super().__init__(identity, length, hang_s)
+        self._traps = Traps(folder, hang_s)
         self.level = 0
         self._bumps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         self._traps.spring("reset", self.identity)
-        return super().reset(seed=seed, options=options)
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"at": obs[: CLOCK + 1]}
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         self._traps.spring("step", self.identity)
-        return super().step(action)
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"at": obs[: CLOCK + 1]}
 
     def bump(self) -> tuple[int, int]:
         """Count a call; return the identity, and how many there were. No reset takes them back."""
-        self._bumps += 1
+        self._bumps += 1  # before it may fail: what is called again must come to the same
+        self._traps.spring("call", self.identity)
         return self.identity, self._bumps
+
+    def stumble(self) -> None:
+        """Count a call, and fail, whenever it is made."""
+        self._bumps += 1
+        raise ValueError("this call fails")
 
     def render(self) -> Obs:
         """Return what was observed last."""
+        self._traps.spring("call", self.identity)
         return self._observe()
 
     def _observe(self) -> Obs:
         return np.array([*super()._observe(), self.level, self._bumps], np.int64)
 
 
-def length_of(identity: int, rows_each: int = 1) -> int:
-    """How long the episodes of an env object are: rows of one env end together, envs do not."""
-    return 8 + identity // rows_each % 5
+def length_of(row: int, rows_each: int = 1, *, is_ragged: bool = False) -> int:
+    """How long the episodes of a row of the env objects are: rows of one end together, unless they are ragged."""
+    return 8 + (row if is_ragged else row // rows_each) % 5
 
 
-def make_env(folder: str, identity: int, rows_each: int) -> object:
-    """Make env object `identity`, with one row, or with several: row k is number `identity * rows_each + k`."""
+def make_env(
+    folder: str,
+    identity: int,
+    rows_each: int,
+    *,
+    mode: str = "NextStep",
+    hang_s: float = HANG_S,
+    is_ragged: bool = False,
+) -> object:
+    """Make env object `identity`, with one row, or with several: row k is number `identity * rows_each + k`.
+
+    Args:
+        folder: of the traps.
+        identity: number of the object.
+        rows_each: how many rows it has.
+        mode: of autoreset, which objects with several rows see to themselves.
+        hang_s: how long one that hangs does so.
+        is_ragged: whether its rows end at different times.
+    """
     if rows_each == 1:
-        return TrappedEnv(folder, identity, length_of(identity))
+        return TrappedEnv(folder, identity, length_of(identity), hang_s)
     rows = range(identity * rows_each, (identity + 1) * rows_each)
-    makers = [partial(TrappedEnv, folder, row, length_of(row, rows_each)) for row in rows]
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
+    makers = [partial(TrappedEnv, folder, row, length_of(row, rows_each, is_ragged=is_ragged), hang_s) for row in rows]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
