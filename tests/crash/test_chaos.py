@@ -13,7 +13,7 @@ from stepmill.testing.chaos.report import ChaosReport
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_transition_is_right_while_workers_die_stop_and_hang() -> None:
-    report = run_chaos(25.0, seed=1)
+    report = run_chaos(30.0, seed=1)
 
     assert report.num_wrong == 0, str(report)
     assert set(report.rounds) == {kind.name for kind in KINDS}, report
@@ -23,36 +23,65 @@ def test_every_transition_is_right_while_workers_die_stop_and_hang() -> None:
     assert report.transitions > 500, report
     assert report.replays > 100, report
     assert report.calls > report.calls_failed, report
+    assert report.revivals > 0, report
 
 
 # ---- the examiner is examined ---------------------------------------------------------------------------------------
 
 OBS = [3, 777, 5, 2, 0, 0]  # identity, tag, clock, action, level, bumps
 NEXT = [3, 777, 6, 4, 0, 0]
+LAST = [3, 777, 10, 2, 0, 0]  # but one: row 3 has episodes of 11 steps
+END = [3, 777, 11, 4, 0, 0]
 FIRST = [3, 888, 0, -1, 0, 0]
+BROKEN = {"truncated": True, "fault": "died", "at": None, "episode": (15.0, 5)}
+TURN = {"after": LAST, "truncated": True, "final_obs": END, "final_at": (3, 777, 11), "episode": (66.0, 11)}
+BATCHED = {"kind": "ragged", "is_ended": True}
 
 
 def complaint_of(
-    obs: list[int], reward: float, *, kind: str = "truncate", is_ended: bool = False, **flags: object
+    obs: list[int],
+    reward: float,
+    *,
+    kind: str = "truncate",
+    after: list[int] = OBS,
+    is_ended: bool = False,
+    num_ended: int = 0,
+    **flags: object,
 ) -> str:
-    """What the books say of a result of row 3, which was at OBS and told action 4."""
+    """What the books say of a result of row 3, which was at `after` and told action 4."""
     books = Books(kind_of(kind), ChaosReport(0))
     books.rows = [Book(np.array([row, 0, 0, 0, 0, 0])) for row in range(8)]
-    books.rows[3] = Book(np.array(OBS), is_ended=is_ended)
-    books.command(3, [4])
-    chosen = {"terminated": False, "truncated": False, "fault": None, **flags}
-    return books._find_wrong(books.rows[3], Result(3, np.array(obs), reward, **chosen)) or ""  # type: ignore[arg-type]
+    exhausted = num_ended == books._kind.budget
+    books.rows[3] = Book(np.array(after), is_ended=is_ended, num_ended=num_ended, is_exhausted=exhausted)
+    books.command(3 // books._kind.rows_each, [4] * books._kind.rows_each)
+    chosen = {"terminated": False, "truncated": False, "fault": None, "at": tuple(obs[:3]), **flags}
+    if chosen.get("final_obs") is not None:
+        chosen["final_obs"] = np.array(chosen["final_obs"])
+    return books.find_wrong(books.rows[3], Result(3, np.array(obs), reward, **chosen)) or ""  # type: ignore[arg-type]
 
 
 def kind_of(name: str) -> Kind:
     return next(kind for kind in KINDS if kind.name == name)
 
 
-def test_the_checks_of_chaos_let_right_results_pass() -> None:
-    assert complaint_of(NEXT, 6.0) == ""
-    assert complaint_of(FIRST, 0.0, is_ended=True) == ""
-    assert complaint_of(OBS, 0.0, truncated=True, fault="died") == ""
-    assert complaint_of([9, *FIRST[1:]], 0.0, is_ended=True, kind="spares") == ""
+@pytest.mark.parametrize(
+    ("obs", "reward", "flags"),
+    [
+        (NEXT, 6.0, {}),
+        (FIRST, 0.0, {"is_ended": True}),
+        (OBS, 0.0, BROKEN),
+        (OBS, 0.0, {**BROKEN, "episode": (21.0, 6)}),  # its worker died over the result of one step more
+        ([9, *FIRST[1:]], 0.0, {"is_ended": True, "kind": "spares"}),
+        (END, 11.0, {"after": LAST, "truncated": True, "episode": (66.0, 11)}),
+        (FIRST, 11.0, {**TURN, "kind": "same step"}),
+        (FIRST, 0.0, {**BROKEN, "kind": "same step", "final_obs": OBS, "at": (3, 888, 0)}),
+        (END, 11.0, {**TURN, "kind": "budget, same step", "num_ended": 2, "at": None}),
+        (OBS, 0.0, {"kind": "budget", "num_ended": 3, "at": None}),
+        (OBS, 0.0, {**BROKEN, **BATCHED, "episode": (0.0, 0)}),  # marked again together with the other row
+    ],
+)
+def test_the_checks_of_chaos_let_right_results_pass(obs: list[int], reward: float, flags: dict[str, object]) -> None:
+    assert complaint_of(obs, reward, **flags) == ""  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +95,36 @@ def test_the_checks_of_chaos_let_right_results_pass() -> None:
         (NEXT, 5.0, {}),
         (NEXT, 6.0, {"truncated": True}),
         (NEXT, 6.0, {"terminated": True}),
+        (NEXT, 6.0, {"at": (4, 777, 6)}),  # another env's info
+        (NEXT, 6.0, {"at": None}),
+        (NEXT, 6.0, {"final_obs": OBS}),
+        (NEXT, 6.0, {"episode": (21.0, 6)}),
         ([*NEXT[:4], 1, 0], 6.0, {}),  # an attribute that nobody has set
         ([*NEXT[:4], 0, 1], 6.0, {}),  # a call that nobody has made
         (NEXT, 6.0, {"fault": "died"}),  # broken, and not marked
-        (OBS, 0.0, {"fault": "died", "truncated": True, "kind": "replay"}),  # broken, and must not be
+        (NEXT, 0.0, BROKEN),  # not the last good observation
+        (OBS, 0.0, {**BROKEN, "episode": (55.0, 10)}),  # of the episode before
+        (OBS, 0.0, {**BROKEN, "kind": "replay"}),  # broken, and must not be
+        (OBS, 0.0, {**BROKEN, "kind": "replay, ragged"}),
+        (OBS, 0.0, {**BROKEN, "kind": "serial, replay", "why": "not_replayable"}),  # nobody had called it
+        (OBS, 0.0, {**BROKEN, "is_ended": True}),  # nothing was there to be broken
         (NEXT, 6.0, {"is_ended": True}),  # the old episode goes on
         ([4, *FIRST[1:]], 0.0, {"is_ended": True}),
         ([5, *FIRST[1:]], 0.0, {"is_ended": True, "kind": "spares"}),  # its object serves another env
+        (END, 11.0, {"after": LAST, "truncated": True, "episode": (3.0, 2)}),
+        (FIRST, 0.0, {"kind": "same step"}),  # lost without a word
+        (FIRST, 11.0, {**TURN, "kind": "same step", "final_obs": None}),
+        (FIRST, 11.0, {**TURN, "kind": "same step", "final_obs": [4, *END[1:]]}),
+        (FIRST, 11.0, {**TURN, "kind": "same step", "final_at": (4, 777, 11)}),
+        (FIRST, 11.0, {**TURN, "kind": "same step", "at": (3, 777, 11)}),
+        ([4, *FIRST[1:]], 11.0, {**TURN, "kind": "same step"}),
+        (END, 11.0, {**TURN, "kind": "same step"}),  # no next episode
+        (OBS, 0.0, {**BROKEN, "kind": "same step", "final_obs": OBS}),
+        (FIRST, 0.0, {**BROKEN, "kind": "same step", "final_obs": NEXT, "at": (3, 888, 0)}),
+        (FIRST, 11.0, {**TURN, "kind": "budget, same step", "num_ended": 2}),  # nobody will play it
+        (NEXT, 6.0, {"kind": "budget", "num_ended": 3}),  # it is exhausted, and was stepped
+        (OBS, 5.0, {"kind": "budget", "num_ended": 3, "at": None}),
+        (OBS, 0.0, {**BROKEN, **BATCHED}),  # return and length are told twice
     ],
 )
 def test_the_checks_of_chaos_find_wrong_results(obs: list[int], reward: float, flags: dict[str, object]) -> None:

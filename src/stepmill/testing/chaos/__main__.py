@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from stepmill.testing.chaos import ChaosReport, run_chaos
+from stepmill.testing.chaos.kinds import KINDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,8 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round-seconds", type=float, default=10.0)
+    names = [kind.name for kind in KINDS]
+    parser.add_argument("--kind", action="append", choices=names, help="only rounds of this kind; may be repeated")
     chosen = parser.parse_args(arguments)
-    report = run_chaos(chosen.seconds, chosen.seed, round_s=chosen.round_seconds, tell=_tell)
+    kinds = [kind for kind in KINDS if chosen.kind is None or kind.name in chosen.kind]
+    report = run_chaos(chosen.seconds, chosen.seed, round_s=chosen.round_seconds, kinds=kinds, tell=_tell)
     sys.stdout.write(f"{report}\n")
     return 1 if report.num_wrong else 0
 

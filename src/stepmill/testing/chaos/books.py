@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import StepmillError
-from stepmill.spec.options import OnFault
+from stepmill.spec.options import AutoresetMode
 from stepmill.testing.chaos.envs import ACTION, BUMPS, CLOCK, IDENTITY, LEVEL, TAG, length_of
 from stepmill.testing.chaos.kinds import Kind
 from stepmill.testing.chaos.report import ChaosReport
@@ -43,15 +43,31 @@ class Book:
     is_ended: bool = False
     action: int | None = None
     memory: Memory | None = None  # of the object when the command was given; None where the episode is yet to begin
+    num_ended: int = 0
+    num_calls: int = 0  # that the object had been given when the action was
+    calls_before: int = 0  # the same for the action that began the episode
+    is_between: bool = False  # whether all rows of its env had ended when the action was given
+    is_exhausted: bool = False  # and gets no command: its row is to be empty
 
     @property
     def identity(self) -> int:
         return int(self.obs[IDENTITY])
 
 
+Numbers = tuple[int | float, ...]
+
+
 @dataclass(frozen=True)
 class Result:
-    """One row of a batch."""
+    """One row of a batch.
+
+    Attributes:
+        at: what the info says, which belongs to the observation.
+        final_obs, final_at: with SAME_STEP of the episode that ended.
+        episode: return and length of an episode that ended.
+        fault: what kind it was.
+        why: what else is said of it.
+    """
 
     row: int
     obs: NDArray[np.int64]
@@ -60,15 +76,29 @@ class Result:
     truncated: bool
     fault: str | None
     why: str = ""
+    at: Numbers | None = None
+    final_obs: NDArray[np.int64] | None = None
+    final_at: Numbers | None = None
+    episode: Numbers | None = None
+
+
+def _entry(info: Mapping[str, Any], key: str, i: int) -> Any:
+    """What a merged info says of a row under a key; None if it says nothing."""
+    mask = info.get(f"_{key}")
+    if mask is None or not mask[i]:
+        return None
+    values = info[key]
+    return {name: values[name][i] for name in values if name[0] != "_"} if isinstance(values, dict) else values[i]
 
 
 def results_of(batch: Batch, rows_each: int) -> Iterator[Result]:
     """Take a batch apart."""
     info: Mapping[str, Any] = batch.info
-    count = len(batch.env_id)
-    has_fault = info["_fault"] if "fault" in info else np.zeros(count, bool)
-    for i in range(count):
-        fault = {key: values[i] for key, values in info["fault"].items() if key[0] != "_"} if has_fault[i] else {}
+    finals: Mapping[str, Any] = info.get("final_info", {})
+    for i in range(len(batch.env_id)):
+        final_obs, episode = _entry(info, "final_obs", i), _entry(info, "episode", i)
+        fault = _entry(info, "fault", i) or _entry(finals, "fault", i)
+        at, final_at = _entry(info, "at", i), _entry(finals, "at", i)
         yield Result(
             int(batch.env_id[i]) * rows_each + i % rows_each,
             np.array(batch.obs[i]),
@@ -76,8 +106,17 @@ def results_of(batch: Batch, rows_each: int) -> Iterator[Result]:
             bool(batch.terminated[i]),
             bool(batch.truncated[i]),
             str(fault["kind"]) if fault else None,
-            str(fault),
+            str(fault) if fault else "",
+            None if at is None else tuple(at.tolist()),
+            None if final_obs is None else np.array(final_obs),
+            None if final_at is None else tuple(final_at.tolist()),
+            None if episode is None else (float(episode["r"]), int(episode["l"])),
         )
+
+
+def _episode_of(length: int) -> Numbers:
+    """Return and length of an episode of so many steps, whose rewards are 1, 2, 3 and so on."""
+    return length * (length + 1) / 2, length
 
 
 def named_in(error: StepmillError) -> set[int]:
@@ -127,11 +166,24 @@ class Books:
         """The envs that have none."""
         return [env_id for env_id in range(self._kind.num_envs) if not self.is_pending(env_id)]
 
+    @property
+    def ended(self) -> list[int]:
+        """The envs that the user has to reset before they are stepped: with autoreset off."""
+        is_off = self._kind.mode is AutoresetMode.DISABLED
+        return [env_id for env_id in self.idle if self.rows_of(env_id)[0].is_ended] if is_off else []
+
+    @property
+    def exhausted(self) -> list[int]:
+        """The envs that have played their budget."""
+        return [env_id for env_id in self.idle if self.rows_of(env_id)[0].is_exhausted]
+
     def command(self, env_id: int, actions: Sequence[int]) -> None:
         """Note what an env is about to be told, an action per row."""
         for book, action in zip(self.rows_of(env_id), actions, strict=True):
             book.action = action
+            book.is_between = all(row.is_ended for row in self.rows_of(env_id))
             book.memory = None if book.is_ended else self.memories[book.identity].copy()
+            book.num_calls = self.memories[book.identity].num_calls
 
     def withdraw(self, env_id: int) -> None:
         """The env was not told after all."""
@@ -139,61 +191,134 @@ class Books:
             book.action = book.memory = None
 
     def expect_reset(self, env_id: int) -> None:
-        """The env has a fault that was told; what comes next of it begins an episode."""
+        """What comes next of the env begins an episode: it was told to, or has a fault that was told."""
         for book in self.rows_of(env_id):
-            book.is_ended, book.action, book.memory = True, RESET, None
-            if self._kind.policy is not OnFault.REPLAY:
+            book.is_ended, book.is_between, book.action, book.memory = True, True, RESET, None
+            book.num_calls = self.memories[book.identity].num_calls
+            book.num_ended = 0 if book.is_exhausted else book.num_ended
+            book.is_exhausted = False
+            if not self._kind.is_replayed:
                 self.memories[book.identity].bumps = None  # calls are not made again
 
     def take(self, batch: Batch) -> None:
         """Hold each row of a batch against its book."""
         for result in results_of(batch, self._kind.rows_each):
-            book = self.rows[result.row]
-            complaint = self._find_wrong(book, result)
-            if complaint is not None:
-                self._report.complain(
-                    f"row {result.row}, action {book.action}, after {book.obs.tolist()}: {complaint}: {result}"
-                )
-            if result.fault is not None:
-                self._report.broken += 1
-                self._report.kinds[result.fault] += 1
-            self._report.transitions += 1
-            self._report.replays += self._kind.policy is OnFault.REPLAY
-            self._report.episodes += result.truncated
-            self._learn(book, result)
-            if result.truncated and self._kind.policy is not OnFault.REPLAY:
-                self.memories[book.identity].bumps = None  # between episodes a death leaves no mark
-            book.obs, book.is_ended, book.action = result.obs, result.truncated, None
+            self._take(self.rows[result.row], result)
 
-    def _find_wrong(self, book: Book, result: Result) -> str | None:
+    def _take(self, book: Book, result: Result) -> None:
+        complaint = self.find_wrong(book, result)
+        if complaint is not None:
+            with np.printoptions(linewidth=1000):
+                text = f"row {result.row}, action {book.action}, after {book.obs.tolist()}: {complaint}: {result}"
+            self._report.complain(text)
+        if result.fault is not None:
+            self._report.broken += 1
+            self._report.kinds[result.fault] += 1
+        self._report.transitions += 1
+        self._report.replays += self._kind.is_replayed
+        self._report.episodes += result.truncated
+        book.action = None if book.is_exhausted else book.action
+        if book.action is None:
+            return
+        self._learn(book, result)
+        book.obs, book.action = result.obs, None
+        book.num_ended += result.truncated
+        book.is_exhausted = self._kind.budget is not None and book.num_ended >= self._kind.budget
+        is_turned = self._kind.mode is AutoresetMode.SAME_STEP and not book.is_exhausted
+        book.is_ended = result.truncated and not is_turned
+
+    # ---- what is wrong ------------------------------------------------------------------------------------------
+
+    def find_wrong(self, book: Book, result: Result) -> str | None:
+        """Return what is wrong with a result, in words; None if nothing is."""
         if book.action is None:
             return "it had no command; doubled"
-        if result.fault is not None and self._kind.policy is OnFault.REPLAY:
-            return "broken, and should have been played again"
+        if book.is_exhausted:
+            is_empty = not (result.truncated or result.terminated or result.fault or result.at) and result.reward == 0.0
+            return (
+                None if is_empty and np.array_equal(result.obs, book.obs) else "not the empty row of an exhausted env"
+            )
+        if result.fault is not None:
+            return self._find_wrong_in_broken(book, result)
         if book.is_ended:
             return self._find_wrong_in_first(book, result)
-        if result.fault is not None:
-            is_marked = result.truncated and not result.terminated and result.reward == 0.0
-            return None if is_marked and np.array_equal(result.obs, book.obs) else "not marked as broken"
-        clock = book.obs[CLOCK] + 1
+        if self._kind.mode is AutoresetMode.SAME_STEP and result.truncated:
+            return self._find_wrong_in_turn(book, result)
+        if result.final_obs is not None:
+            return "a last observation, and no end"
+        return self._find_wrong_in_next(book, result, result.obs, result.at)
+
+    def _find_wrong_in_broken(self, book: Book, result: Result) -> str | None:
+        if self._kind.is_replayed and not self._may_break(book, result):
+            return "broken, and should have been played again"
+        if book.is_between:
+            return "nothing was there to be broken"
+        if not result.truncated or result.terminated or result.reward != 0.0:
+            return "not marked as broken"
+        # A worker may have died over the result of one step more.
+        length = int(book.obs[CLOCK])
+        lengths = (0,) if book.is_ended else (length, length + 1)
+        if result.episode not in [_episode_of(length) for length in lengths]:
+            return "wrong return or length of what was broken"
+        if self._kind.mode is not AutoresetMode.SAME_STEP:
+            is_last = np.array_equal(result.obs, book.obs) and result.at is None and result.final_obs is None
+            return None if is_last else "not the last good observation"
+        if result.final_obs is None or not np.array_equal(result.final_obs, book.obs):
+            return "not the last good observation"
+        return self._find_wrong_in_new(book, result)
+
+    def _may_break(self, book: Book, result: Result) -> bool:
+        """Where no process can be ended, marks of calls are not undone."""
+        is_called = self.memories[book.identity].num_calls > book.calls_before
+        return self._kind.backend != "process" and is_called and "not_replayable" in result.why
+
+    def _find_wrong_in_turn(self, book: Book, result: Result) -> str | None:
+        """SAME_STEP: one episode ends and the next begins, or none does if it was the last."""
+        if result.final_obs is None:
+            return "an end without its last observation"
+        wrong = self._find_wrong_in_next(book, result, result.final_obs, result.final_at)
+        if wrong is not None:
+            return wrong
+        if self._is_last(book):
+            is_last = np.array_equal(result.obs, result.final_obs) and result.at is None
+            return None if is_last else "an episode was begun that nobody will play"
+        return self._find_wrong_in_new(book, result)
+
+    def _is_last(self, book: Book) -> bool:
+        return self._kind.budget is not None and book.num_ended + 1 == self._kind.budget
+
+    def _find_wrong_in_next(self, book: Book, result: Result, obs: NDArray[np.int64], at: Numbers | None) -> str | None:
+        clock = int(book.obs[CLOCK]) + 1
         expected = [book.identity, book.obs[TAG], clock, book.action]
-        if result.obs[: ACTION + 1].tolist() != expected or result.reward != float(clock):
+        if obs[: ACTION + 1].tolist() != expected or result.reward != float(clock):
             return "not the next transition"
-        is_over = bool(clock >= length_of(book.identity, self._kind.rows_each))
-        if result.truncated != is_over or result.terminated:
+        if at != tuple(expected[: CLOCK + 1]):
+            return f"its info is of {at}"
+        length = length_of(book.identity, self._kind.rows_each, is_ragged=self._kind.is_ragged)
+        if result.truncated != (clock >= length) or result.terminated:
             return "wrong flags"
+        if result.episode != (_episode_of(clock) if result.truncated else None):
+            return "wrong return or length"
         memory = book.memory
-        if memory is not None and int(result.obs[LEVEL]) not in memory.levels:
+        if memory is not None and int(obs[LEVEL]) not in memory.levels:
             return f"its level must be one of {memory.levels}"
-        if memory is not None and memory.bumps is not None and int(result.obs[BUMPS]) not in memory.bumps:
+        if memory is not None and memory.bumps is not None and int(obs[BUMPS]) not in memory.bumps:
             return f"its bumps must be one of {memory.bumps}"
         return None
 
     def _find_wrong_in_first(self, book: Book, result: Result) -> str | None:
-        is_first = result.obs[CLOCK] == 0 and result.obs[ACTION] == -1 and result.obs[TAG] != book.obs[TAG]
-        is_plain = not (result.terminated or result.truncated or result.fault) and result.reward == 0.0
-        if not (is_first and is_plain):
+        """The result of a reset says no more than that."""
+        is_plain = not (result.terminated or result.truncated or result.episode) and result.reward == 0.0
+        if not is_plain or result.final_obs is not None:
             return "not the first of an episode"
+        return self._find_wrong_in_new(book, result)
+
+    def _find_wrong_in_new(self, book: Book, result: Result) -> str | None:
+        is_first = result.obs[CLOCK] == 0 and result.obs[ACTION] == -1 and result.obs[TAG] != book.obs[TAG]
+        if not is_first:
+            return "not the first of an episode"
+        if result.at != tuple(result.obs[: CLOCK + 1].tolist()):
+            return f"its info is of {result.at}"
         identity = int(result.obs[IDENTITY])
         if self._kind.num_spares == 0:
             return None if identity == result.row else "attributed to the wrong env"
@@ -206,13 +331,17 @@ class Books:
         if not 0 <= result.obs[IDENTITY] < len(self.memories):
             return
         memory = self.memories[result.obs[IDENTITY]]
-        if result.fault is not None or book.is_ended:
-            if self._kind.policy is not OnFault.REPLAY:
-                memory.bumps = None  # it may have been built anew, and calls are not made again
-            return
-        if book.memory is not None and book.memory.num_calls == memory.num_calls:
+        is_known = book.memory is not None and book.memory.num_calls == memory.num_calls
+        is_new = book.is_ended or (result.truncated and self._kind.mode is AutoresetMode.SAME_STEP)
+        if is_new:
+            book.calls_before = book.num_calls
+        if result.fault is None and not book.is_ended and is_known:
             memory.levels = {int(result.obs[LEVEL])}
             memory.bumps = {int(result.obs[BUMPS])}
+        # An object may have been built anew, where calls are not made again; between episodes a death leaves no mark.
+        is_over = result.truncated and not is_new
+        if not self._kind.is_replayed and (result.fault is not None or book.is_ended or is_over):
+            memory.bumps = None
 
     # ---- calls --------------------------------------------------------------------------------------------------
 
@@ -229,7 +358,7 @@ class Books:
         known, memory.bumps = memory.bumps, {bumps}
         memory.num_calls += 1
         is_between = all(book.is_ended for book in self.rows if book.identity == identity)
-        if is_between and self._kind.policy is not OnFault.REPLAY:
+        if is_between and not self._kind.is_replayed:
             memory.bumps = None  # between episodes a death leaves no mark
         is_possible = bumps > 0 if known is None else bumps - 1 in known
         return None if is_possible else f"object {identity} has {bumps} bumps, after one of {known}"

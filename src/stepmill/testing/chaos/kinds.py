@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepmill.spec.options import OnFault, PoolOptions
-from stepmill.testing.chaos.envs import HANG, KILL, RAISE
+from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
+from stepmill.testing.chaos.envs import HANG, HANG_S, KILL, RAISE
 
 STEP_TIMEOUT_S = 0.4
 CALL_TIMEOUT_S = 3.0
+THREAD_HANG_S = 0.7  # longer than the deadline, and shorter than close() waits
 NUM_ROWS = 8
 
 
@@ -21,7 +22,9 @@ class Kind:
         options: of the pool, beyond those that all rounds have.
         fatal: actions that break an env whenever it is given them. Under replay there are none: playing again helps only
             against what does not happen again.
-        steps, resets: how traps break a step, or a reset, once.
+        steps, resets, calls: how traps break a step, a reset, or a call, once.
+        rows_each, is_ragged: rows of each env object, and whether they end at different times.
+        backend: only processes are signalled; who hangs in a thread goes on after a while.
         has_capsules: whether a crash capsule of each fault is written, and read.
     """
 
@@ -30,7 +33,10 @@ class Kind:
     fatal: tuple[int, ...] = (KILL, RAISE, HANG)
     steps: tuple[int, ...] = ()
     resets: tuple[int, ...] = ()
+    calls: tuple[int, ...] = (RAISE,)
     rows_each: int = 1
+    is_ragged: bool = False
+    backend: str = "process"
     num_workers: int = 3
     has_capsules: bool = False
 
@@ -38,6 +44,26 @@ class Kind:
     def policy(self) -> OnFault:
         """What becomes of faults."""
         return OnFault(self.options.get("on_fault", OnFault.TRUNCATE))
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether no episode may be broken."""
+        return self.policy is OnFault.REPLAY
+
+    @property
+    def mode(self) -> AutoresetMode:
+        """When ended envs are reset."""
+        return AutoresetMode(self.options.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+
+    @property
+    def budget(self) -> int | None:
+        """After how many episodes an env is exhausted."""
+        return self.options.get("num_episodes")
+
+    @property
+    def hang_s(self) -> float:
+        """How long an env hangs that does."""
+        return HANG_S if self.backend == "process" else THREAD_HANG_S
 
     @property
     def num_spares(self) -> int:
@@ -55,8 +81,9 @@ class Kind:
             "on_fault": self.policy,
             "seeding": "per_episode",
             "context": context,
-            "step_timeout_s": STEP_TIMEOUT_S,
-            "reset_timeout_s": STEP_TIMEOUT_S,
+            "autoreset_mode": self.mode,
+            "step_timeout_s": None if self.backend == "serial" else STEP_TIMEOUT_S,
+            "reset_timeout_s": None if self.backend == "serial" else STEP_TIMEOUT_S,
             "call_timeout_s": CALL_TIMEOUT_S,
             "crash_dir": crash_dir if self.has_capsules else None,
             "max_restarts": 1_000_000,
@@ -67,7 +94,18 @@ class Kind:
 
 
 _ONCE = (RAISE, RAISE, KILL, HANG)
-KINDS = (
+_IN_THREADS = (RAISE,)
+_SAME = {"autoreset_mode": "SameStep"}
+_DISABLED = {"autoreset_mode": "Disabled"}
+_REPLAY = {"on_fault": "replay"}
+
+
+def _replayed(name: str, *, ways: tuple[int, ...] = _ONCE, **fields: Any) -> Kind:
+    # Calls that fail once, and not again, cannot be repeated.
+    return Kind(name=name, fatal=(), steps=ways, resets=ways, calls=(), **fields)
+
+
+_TRUNCATED = (
     Kind(name="truncate"),
     Kind(name="overlap", options={"overlap_resets": True}, resets=_ONCE, has_capsules=True),
     Kind(name="spares", options={"spare_envs": 3}, resets=_ONCE),
@@ -78,16 +116,44 @@ KINDS = (
         resets=_ONCE,
     ),
     Kind(name="batched", rows_each=2, steps=_ONCE),
-    Kind(name="raise", options={"on_fault": "raise"}),
-    Kind(name="replay", options={"on_fault": "replay"}, fatal=(), steps=_ONCE, resets=_ONCE, has_capsules=True),
-    Kind(
-        name="replay with overlap",
-        options={"on_fault": "replay", "overlap_resets": True},
-        fatal=(),
-        steps=_ONCE,
-        resets=_ONCE,
-    ),
-    Kind(
-        name="replay with spares", options={"on_fault": "replay", "spare_envs": 3}, fatal=(), steps=_ONCE, resets=_ONCE
-    ),
+    Kind(name="ragged", rows_each=2, is_ragged=True, steps=_ONCE, resets=_ONCE),
+    Kind(name="batched, same step", rows_each=2, options=_SAME, steps=_ONCE, resets=_ONCE),
+    Kind(name="same step", options=_SAME, resets=_ONCE, has_capsules=True),
+    Kind(name="disabled", options=_DISABLED, resets=_ONCE),
+    Kind(name="disabled, spares", options={**_DISABLED, "spare_envs": 3}, resets=_ONCE),
+    Kind(name="budget", options={"num_episodes": 3}, resets=_ONCE),
+    Kind(name="budget, same step", options={**_SAME, "num_episodes": 3}, resets=_ONCE),
 )
+_RAISED = (
+    Kind(name="raise", options={"on_fault": "raise"}),
+    Kind(name="raise, same step", options={**_SAME, "on_fault": "raise"}, resets=_ONCE),
+    Kind(name="raise, disabled", options={**_DISABLED, "on_fault": "raise"}, resets=_ONCE),
+)
+_REPLAYED = (
+    _replayed("replay", options=_REPLAY, has_capsules=True),
+    _replayed("replay with overlap", options={**_REPLAY, "overlap_resets": True}),
+    _replayed("replay with spares", options={**_REPLAY, "spare_envs": 3}),
+    _replayed("replay, same step", options={**_REPLAY, **_SAME}),
+    _replayed("replay, disabled", options={**_REPLAY, **_DISABLED}),
+    _replayed("replay, budget", options={**_REPLAY, "num_episodes": 3}),
+    _replayed("replay, batched", options=_REPLAY, rows_each=2),
+    _replayed("replay, ragged", options=_REPLAY, rows_each=2, is_ragged=True),
+)
+_ELSEWHERE = (
+    Kind(name="threads", backend="thread", fatal=(RAISE,), resets=_IN_THREADS, calls=_IN_THREADS),
+    Kind(
+        name="threads, same step",
+        backend="thread",
+        options=_SAME,
+        fatal=(RAISE,),
+        resets=_IN_THREADS,
+        calls=_IN_THREADS,
+    ),
+    Kind(name="threads, raise", backend="thread", options={"on_fault": "raise"}, fatal=(RAISE,), resets=_IN_THREADS),
+    _replayed("threads, replay", backend="thread", options=_REPLAY, ways=_IN_THREADS),
+    Kind(name="serial", backend="serial", fatal=(RAISE,), resets=(RAISE,)),
+    Kind(name="serial, disabled", backend="serial", options=_DISABLED, fatal=(RAISE,), resets=(RAISE,)),
+    Kind(name="serial, raise", backend="serial", options={"on_fault": "raise"}, fatal=(RAISE,), resets=(RAISE,)),
+    _replayed("serial, replay", backend="serial", options=_REPLAY, ways=(RAISE,)),
+)
+KINDS = (*_TRUNCATED, *_RAISED, *_REPLAYED, *_ELSEWHERE)

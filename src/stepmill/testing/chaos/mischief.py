@@ -14,6 +14,7 @@ from stepmill.testing.chaos.kinds import Kind
 from stepmill.testing.chaos.report import ChaosReport
 
 _NAMES = {KILL: "killed itself", RAISE: "raised", HANG: "hung"}
+_WEIGHTS = {KILL: 5, RAISE: 5, HANG: 1}
 
 
 class Mischief:
@@ -32,7 +33,7 @@ class Mischief:
         """Draw actions, of which one may break its env."""
         actions = [self._rng.randrange(10) for _ in range(num_rows)]
         if self._kind.fatal and self._rng.random() < 0.04:
-            action = self._rng.choices(self._kind.fatal, [5, 5, 1])[0]
+            action = self._rng.choices(self._kind.fatal, [_WEIGHTS[how] for how in self._kind.fatal])[0]
             actions[self._rng.randrange(num_rows)] = action
             self._report.inflicted[_NAMES[action]] += 1
         return actions
@@ -40,9 +41,10 @@ class Mischief:
     def strike(self, pool: Pool) -> None:
         """Signal workers, or lay a trap."""
         self._loops += 1
-        if self._rng.random() < 0.02:
+        if self._kind.backend == "process" and self._rng.random() < 0.02:
             self._signal(pool)
-        for where, ways in (("step", self._kind.steps), ("reset", self._kind.resets)):
+        traps = (("step", self._kind.steps), ("reset", self._kind.resets), ("call", self._kind.calls))
+        for where, ways in traps:
             if ways and self._rng.random() < 0.02:
                 self._lay(where, self._rng.choice(ways))
 
@@ -71,7 +73,7 @@ class Mischief:
         """Call, render, or set an attribute of envs."""
         if self._kind.rows_each > 1 or self._rng.random() > 0.03:
             return
-        what = self._rng.choice([self._bump, self._bump, self._render, self._set_level])
+        what = self._rng.choice([self._bump, self._bump, self._stumble, self._render, self._set_level])
         self._report.calls += 1
         try:
             complaint = what(pool, self._rng.randrange(self._kind.num_envs))
@@ -91,6 +93,11 @@ class Mischief:
         if not self._books.check_identity(env_id, identity):
             return f"a call of env {env_id} was answered by object {identity}"
         return self._books.note_bump(identity, bumps)
+
+    def _stumble(self, pool: Pool, env_id: int) -> str | None:
+        self._books.doubt_bump(env_id)
+        pool.call("stumble", env_ids=[env_id])
+        return f"a call of env {env_id} that fails has not"
 
     def _render(self, pool: Pool, env_id: int) -> str | None:
         seen = pool.render(env_ids=[env_id])[0]

@@ -33,6 +33,7 @@ class ChaosReport:
     inflicted: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
+    revivals: int = 0
     capsules: int = 0
     held_mib: list[int] = field(default_factory=list)
     num_wrong: int = 0
@@ -49,7 +50,7 @@ class ChaosReport:
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s, rounds: {dict(self.rounds)}",
             f"inflicted: {dict(self.inflicted)}",
-            f"workers restarted: {self.restarts}; episodes ended: {self.episodes}; broken: {self.broken} {dict(self.kinds)}",
+            f"workers restarted: {self.restarts}; revivals asked for: {self.revivals}; episodes ended: {self.episodes}; broken: {self.broken} {dict(self.kinds)}",
             f"calls: {self.calls}, of which told that they failed: {self.calls_failed}; capsules read: {self.capsules}",
             f"MiB held after each pass: {self.held_mib}",
             f"transitions checked: {self.transitions}, under replay: {self.replays}; wrong: {self.num_wrong}",

@@ -22,15 +22,16 @@ from numpy.typing import NDArray
 from stepmill.pool.pool import Pool
 from stepmill.spec.capsule import read_capsule
 from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
-from stepmill.spec.options import EnvState, OnFault
+from stepmill.spec.options import AutoresetMode, EnvState, OnFault
 from stepmill.testing.chaos.books import Books, named_in
 from stepmill.testing.chaos.envs import RAISE, make_env
-from stepmill.testing.chaos.kinds import Kind
+from stepmill.testing.chaos.kinds import THREAD_HANG_S, Kind
 from stepmill.testing.chaos.mischief import Mischief
 from stepmill.testing.chaos.report import ChaosReport
 
 HANG_GUARD_S = 30.0
 MAX_REPAIRS = 20
+_FAULTS = (EnvError, EnvTimeout, WorkerDied)
 
 
 class Round:
@@ -47,9 +48,11 @@ class Round:
         os.mkdir(self._traps)
         self._mischief = Mischief(kind, self._books, report, rng, self._traps)
         num_objects = kind.num_envs + kind.num_spares
-        env_fns = [partial(make_env, self._traps, identity, kind.rows_each) for identity in range(num_objects)]
+        make = partial(make_env, mode=kind.mode.value, hang_s=kind.hang_s, is_ragged=kind.is_ragged)
+        env_fns = [partial(make, self._traps, identity, kind.rows_each) for identity in range(num_objects)]
         options = kind.pool_options(context, self._crashes)
-        self._pool = Pool(env_fns, backend="process", num_workers=kind.num_workers, options=options)
+        num_workers = None if kind.backend == "serial" else kind.num_workers
+        self._pool = Pool(env_fns, backend=kind.backend, num_workers=num_workers, options=options)
 
     def run(self, seconds: float) -> None:
         """Drive the pool for so long; close it."""
@@ -71,11 +74,37 @@ class Round:
 
     def _advance(self) -> None:
         self._mischief.strike(self._pool)
+        self._reset_some()
         if self._is_sync:
             self._step()
         else:
             self._exchange()
         self._mischief.call(self._pool)
+
+    def _reset_some(self) -> None:
+        """Reset what the user must, some of what is exhausted, and now and then somebody in mid-episode."""
+        chosen = set(self._books.ended)
+        exhausted = self._books.exhausted
+        if len(exhausted) == self._kind.num_envs or (exhausted and self._rng.random() < 0.2):
+            chosen.add(self._rng.choice(exhausted))
+        # Under the policy "raise" a reset that was refused leaves an episode of which nobody knows whether it goes on.
+        if self._kind.policy is not OnFault.RAISE and self._books.idle and self._rng.random() < 0.03:
+            chosen.add(self._rng.choice(self._books.idle))
+        if not chosen:
+            return
+        ids = sorted(chosen)
+        self._expect_resets(ids)
+        try:
+            if self._rng.random() < 0.5:
+                self._books.take(self._pool.reset(env_ids=ids))
+            else:
+                self._pool.reset_async(env_ids=ids)
+                if self._is_sync:
+                    self._receive(len(ids))
+        except StepmillError as error:
+            self._mend(error, unsent=ids)
+        while self._is_sync and self._books.pending:
+            self._receive(len(self._books.pending))
 
     def _draw(self, env_ids: Sequence[int]) -> NDArray[np.int64]:
         rows_each = self._kind.rows_each
@@ -85,6 +114,8 @@ class Round:
         return np.array(actions, np.int64)
 
     def _step(self) -> None:
+        if self._books.ended:
+            return  # somebody's reset has failed, or was broken: it is reset again first
         actions = self._draw(range(self._kind.num_envs))
         try:
             self._books.take(self._pool.step(actions))
@@ -94,7 +125,7 @@ class Round:
                 self._receive(len(self._books.pending))
 
     def _exchange(self) -> None:
-        idle = self._books.idle
+        idle = sorted({*self._books.idle} - {*self._books.ended, *self._books.exhausted})
         chosen = sorted(self._rng.sample(idle, self._rng.randint(0, len(idle))))
         if chosen:
             actions = self._draw(chosen)
@@ -135,21 +166,37 @@ class Round:
         for _ in range(MAX_REPAIRS):
             try:
                 self._reset(faulted)
-            except (EnvError, EnvTimeout, WorkerDied) as again:
+            except _FAULTS as again:
                 self._report.kinds[type(again).__name__] += 1
                 states = self._pool.states  # it may tell of envs that were still at work
                 more = {env_id for env_id in named_in(again) if states[env_id] is EnvState.FAULTED}
                 faulted = sorted({*faulted, *more})
                 continue
+            except UsageError:
+                if self._kind.backend != "thread":
+                    raise
+                time.sleep(THREAD_HANG_S / 10)  # it hangs, and cannot be ended
+                continue
             return
         raise error
 
     def _reset(self, env_ids: Sequence[int]) -> None:
-        if env_ids:
+        """Reset these envs; or revive them first, and leave the results of their resets to be received with the others'."""
+        if not env_ids:
+            return
+        if self._rng.random() < 0.5:
             batch = self._pool.reset(env_ids=env_ids)
-            for env_id in env_ids:
-                self._books.expect_reset(env_id)
+            self._expect_resets(env_ids)
             self._books.take(batch)
+            return
+        self._report.revivals += 1
+        self._pool.revive(env_ids, wait=self._rng.random() < 0.5)
+        self._pool.reset_async(env_ids=env_ids)
+        self._expect_resets(env_ids)
+
+    def _expect_resets(self, env_ids: Sequence[int]) -> None:
+        for env_id in env_ids:
+            self._books.expect_reset(env_id)
 
     # ---- afterwards -----------------------------------------------------------------------------------------------
 
@@ -158,7 +205,7 @@ class Round:
         for _ in range(MAX_REPAIRS):
             try:
                 first = self._pool.reset()
-            except (EnvError, EnvTimeout, WorkerDied) as error:
+            except _FAULTS as error:
                 if self._kind.policy is not OnFault.RAISE:
                     raise
                 self._report.kinds[type(error).__name__] += 1
@@ -180,6 +227,7 @@ class Round:
             except StepmillError as error:
                 self._report.complain(f"capsule {entry.name}: {error.message}")
                 continue
-            is_fatal = RAISE in self._kind.fatal and capsule.command == "step" and capsule.kind == "raised"
+            is_trapped = self._kind.steps or self._kind.mode is AutoresetMode.SAME_STEP
+            is_fatal = not is_trapped and capsule.command == "step" and capsule.kind == "raised"
             if is_fatal and int(capsule.action(-1)[0]) != RAISE:
                 self._report.complain(f"capsule {entry.name} does not hold the action that failed")
