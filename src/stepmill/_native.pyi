@@ -191,6 +191,9 @@ class Ledger:
     def is_dead(self, worker: int) -> bool:
         """Whether the reaper found the worker dead."""
 
+    def died_in_request(self, worker: int) -> bool:
+        """Whether a dead worker was at a slow request, and at no command."""
+
     def can_replay(self, env_id: int) -> bool:
         """Whether the episode's log is whole."""
 

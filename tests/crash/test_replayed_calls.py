@@ -51,9 +51,25 @@ class GainEnv(ChaosEnv):
             raise ValueError("once")
 
 
-def make(on_fault: str = "replay", **options: Any) -> stepmill.Pool:
+class TouchyEnv(GainEnv):
+    """Dies of an offset below 0, and refuses one over 99."""
+
+    @property  # type: ignore[override]
+    def offset(self) -> float:
+        return self._offset
+
+    @offset.setter
+    def offset(self, value: float) -> None:
+        if value < 0:
+            os._exit(3)
+        if value > 99:
+            raise ValueError("too large")
+        self._offset = value
+
+
+def make(on_fault: str = "replay", env_class: type[GainEnv] = GainEnv, **options: Any) -> stepmill.Pool:
     chosen = {"on_fault": on_fault, "seeding": "per_episode", "max_restarts": 100, "context": "fork", **options}
-    env_fns = [partial(GainEnv, env_id) for env_id in range(4)]
+    env_fns = [partial(env_class, env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(**chosen))
 
 
@@ -205,6 +221,29 @@ def test_calls_beyond_the_bound_of_memory_end_in_a_cut_episode_with_the_reason()
         assert batch.truncated.tolist() == [True, False, False, False]
         assert "replay_log_bytes" in batch.info["fault"]["not_replayable"][0]
         assert pool.get_attr("offset") == (2.0,) * 4
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
+@pytest.mark.parametrize("value", [-1.0, 100.0])
+def test_an_attribute_is_what_it_was_when_setting_it_again_has_failed(value: float, on_fault: str) -> None:
+    with make(on_fault, TouchyEnv) as pool:
+        pool.reset(seed=0)
+        pool.set_attr("offset", 5.0)
+        with pytest.raises((stepmill.WorkerDied, stepmill.EnvError)):
+            pool.set_attr("offset", value, env_ids=[0])
+        if value > 0:
+            kill(pool)
+        if on_fault == "truncate":
+            assert pool.step([1] * 4).truncated.tolist() == [True, True, False, False]
+        if on_fault == "raise":
+            pool.revive([0, 1])
+        if on_fault != "replay":
+            pool.reset()
+
+        batch = pool.step([1] * 4)
+
+        assert batch.reward.tolist() == [6.0] * 4
+        assert pool.get_attr("offset") == (5.0,) * 4
 
 
 def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:

@@ -57,4 +57,10 @@ void Ledger::discard(nb::handle env_ids) {
     settle(done_ids, std::move(rest), false);
 }
 
+// The reaper need not have heard of it yet.
+bool Ledger::died_in_request(std::uint32_t worker) const {
+    const WorkerControl& control = *slab_->workers.at(worker);
+    return control.serving.load(std::memory_order_acquire) != 0 && control.current.load(std::memory_order_acquire) == NO_SERVER;
+}
+
 }  // namespace stepmill

@@ -37,17 +37,20 @@ class PoolFuture:
         on_death: Callable[[int], None] = lambda worker: None,
         on_error: Callable[[EnvError, int], StepmillError] = lambda error, place: error,
         *,
+        died_of: Callable[[int], bool] = lambda worker: True,
         is_kept: bool = False,
     ) -> None:
         """`parts`: a worker's future, and the places in `env_ids` that it answers for.
 
         `on_death` hears of a death told, `on_error` of what an env raised, once: its place, and the error, which it returns.
-        `is_kept`: what was to be done is done to the successors of the dead, which need not be told here.
+        `died_of` says whether a worker that is dead has died of its part, and not before it came to that. If not, and
+        `is_kept`, then what was to be done is done to its successor, and its death need not be told here.
         """
         self.env_ids = tuple(env_ids)
         self._parts = tuple(parts)
         self._on_death = on_death
         self._on_error = on_error
+        self._died_of = died_of
         self._is_kept = is_kept
         self._errors: dict[int, StepmillError] = {}
 
@@ -69,7 +72,7 @@ class PoolFuture:
         values: list[Any] = [None] * len(self.env_ids)
         errors: list[StepmillError] = []
         for future, places in self._parts:
-            if self._is_kept and self._has_died(future, timeout_s):
+            if self._is_kept and self._died_before(future, timeout_s):
                 continue
             for place, outcome in zip(places, self._outcomes(future, timeout_s), strict=True):
                 if isinstance(outcome, Value):
@@ -80,11 +83,24 @@ class PoolFuture:
             raise join_errors(errors)
         return tuple(values)
 
-    def _has_died(self, future: Future, timeout_s: float | None) -> bool:
+    def refused(self) -> list[int]:
+        """Return the places of the envs that are known not to have done it: they raised, or their worker died of it."""
+        refused = []
+        for future, places in self._parts:
+            outcomes = future.peek()
+            if outcomes is not None:
+                refused += [
+                    place for place, outcome in zip(places, outcomes, strict=True) if not isinstance(outcome, Value)
+                ]
+            elif future.has_failed and self._died_of(future.worker):
+                refused += places
+        return refused
+
+    def _died_before(self, future: Future, timeout_s: float | None) -> bool:
         try:
             future.result(timeout_s)
         except WorkerDied:
-            return True
+            return not self._died_of(future.worker)
         return False
 
     def _error_of(self, record: Record, place: int) -> StepmillError:
@@ -178,8 +194,14 @@ class PoolCalls:
             raise UsageError(
                 f"{name!r} is to be set to {len(column)} values on {len(ids)} envs; give one per env, or one for all"
             )
-        self._keepsakes.note(kind, name, [self._server_of(env_id) for env_id in ids], column)
-        self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places])).result()
+        servers = [self._server_of(env_id) for env_id in ids]
+        before = self._keepsakes.note(kind, name, servers, column)
+        future = self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places]))
+        try:
+            future.result()
+        except StepmillError:
+            self._keepsakes.take_back(kind, name, [servers[place] for place in future.refused()], before)
+            raise
 
     def _read_properties(self, env_ids: EnvIds | None) -> tuple[dict[str, Any], ...]:
         return self._request(RequestKind.GET_PROPERTIES, self._named(env_ids), lambda places: None).result()
@@ -217,7 +239,7 @@ class PoolCalls:
         on_death, on_error = running.recovery.restarts.witness(), self._capsule_keeper(kind, ids, payload_for)
         # Under this policy the next step tells of the death, and who comes then is given what was set.
         is_kept = kind in SETTING and self.options.on_fault is OnFault.TRUNCATE
-        return PoolFuture(ids, parts, on_death, on_error, is_kept=is_kept)
+        return PoolFuture(ids, parts, on_death, on_error, died_of=self._ledger.died_in_request, is_kept=is_kept)
 
     def _capsule_keeper(
         self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]

@@ -23,9 +23,19 @@ class Keepsakes:
         self._running = running
         self._values: dict[tuple[RequestKind, Name], dict[int, Any]] = {}
 
-    def note(self, kind: RequestKind, name: Name, ids: Sequence[int], column: Sequence[Any]) -> None:
-        """Remember the newest value of one thing, per env object (its server)."""
-        self._values.setdefault((kind, name), {}).update(zip(ids, column, strict=True))
+    def note(self, kind: RequestKind, name: Name, ids: Sequence[int], column: Sequence[Any]) -> dict[int, Any]:
+        """Remember the newest value of one thing, per env object (its server); return those that were known before."""
+        values = self._values.setdefault((kind, name), {})
+        before = {env_id: values[env_id] for env_id in ids if env_id in values}
+        values.update(zip(ids, column, strict=True))
+        return before
+
+    def take_back(self, kind: RequestKind, name: Name, ids: Sequence[int], before: dict[int, Any]) -> None:
+        """Remember again what `note` returned, for env objects that did not take the newest value."""
+        values = self._values[kind, name]
+        for env_id in ids:
+            values.pop(env_id, None)
+        values.update({env_id: before[env_id] for env_id in ids if env_id in before})
 
     def values_of(self, env_id: int) -> dict[Name, Any]:
         """Return the attributes that are set on an env, by name, and what functions have set, by function."""

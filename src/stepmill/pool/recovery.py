@@ -138,7 +138,7 @@ class Recovery:
             if anew or is_known or worker in self.restarts.told:
                 # Buried now: a command that is sent while its successor starts must not be condemned.
                 self.restarts.end(worker)
-            if self.restarts.is_dead(worker):
+            if self.restarts.is_gone(worker):
                 self._write_off(worker, env_ids)
                 if self.replays is not None:
                     self.replays.begin_anew(worker, self.restarts.orders(worker))

@@ -64,10 +64,10 @@ class CallLog:
         return [call for call in self._calls[server] if not call.future.has_failed]
 
     def note(self, server: int, call: _Call) -> None:
-        """Add a call. An attribute that is set again at the same place replaces what it was set to before."""
+        """Add a call. Of an attribute that was set again at the same place, what it was set to before is let go."""
         calls = self._calls[server]
-        if calls and _replaces(call, calls[-1]):
-            self.size_bytes -= len(calls.pop().payload)
+        if len(calls) > 1 and _replaces(calls[-1], calls[-2]):
+            self.size_bytes -= len(calls.pop(-2).payload)
         calls.append(call)
         self.size_bytes += len(call.payload)
 
@@ -84,8 +84,10 @@ class CallLog:
 
 
 def _replaces(new: _Call, old: _Call) -> bool:
+    """Whether nothing is left of an older call. Until the newer is known to have been done, something may be."""
     is_same = new.kind is old.kind and new.kind in SETTING and (new.episode, new.place) == (old.episode, old.place)
-    return is_same and new.name == old.name
+    outcomes = new.future.peek() if is_same and new.name == old.name else None
+    return outcomes is not None and isinstance(outcomes[new.position], Value)
 
 
 class _DiffersError(Exception):
