@@ -77,7 +77,7 @@ def kind_of(name: str) -> Kind:
         (FIRST, 0.0, {**BROKEN, "kind": "same step", "final_obs": OBS, "at": (3, 888, 0)}),
         (END, 11.0, {**TURN, "kind": "budget, same step", "num_ended": 2, "at": None}),
         (OBS, 0.0, {"kind": "budget", "num_ended": 3, "at": None}),
-        (OBS, 0.0, {**BROKEN, **BATCHED, "episode": (0.0, 0)}),  # marked again together with the other row
+        (OBS, 0.0, {**BATCHED, "fault": "died", "at": None}),  # the other row was broken: it waits on
     ],
 )
 def test_the_checks_of_chaos_let_right_results_pass(obs: list[int], reward: float, flags: dict[str, object]) -> None:
@@ -124,7 +124,8 @@ def test_the_checks_of_chaos_let_right_results_pass(obs: list[int], reward: floa
         (FIRST, 11.0, {**TURN, "kind": "budget, same step", "num_ended": 2}),  # nobody will play it
         (NEXT, 6.0, {"kind": "budget", "num_ended": 3}),  # it is exhausted, and was stepped
         (OBS, 5.0, {"kind": "budget", "num_ended": 3, "at": None}),
-        (OBS, 0.0, {**BROKEN, **BATCHED}),  # return and length are told twice
+        (OBS, 0.0, {**BROKEN, **BATCHED, "episode": None}),  # its end is told twice
+        (OBS, 0.0, {**BATCHED, "fault": "died", "at": None, "episode": (15.0, 5)}),  # its return and length are
     ],
 )
 def test_the_checks_of_chaos_find_wrong_results(obs: list[int], reward: float, flags: dict[str, object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
-from stepmill import _native
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
-from stepmill.testing.chaos.envs import Traps, length_of, make_env
-from stepmill.worker.channel import wait_ready
+from stepmill.testing.chaos.envs import TrappedEnv, Traps, length_of, make_env
 
 
 def make(num_envs: int = 4, num_workers: int = 2, backend: str = "process", **options: Any) -> stepmill.Pool:
@@ -131,10 +129,7 @@ def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when
             batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [True, True, False, False]
         if when == "idle":
-            pidfd = _native.pidfd_open(pool.stats()["workers"][0]["pid"])
-            _native.pidfd_send_signal(pidfd, signal.SIGKILL)
-            wait_ready({pidfd: select.POLLIN}, 1e12)
-            os.close(pidfd)
+            kill(pool, 0)
         else:
             Traps(str(tmp_path)).lay("reset", 1, KILL)
 
@@ -147,6 +142,7 @@ def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when
 
 
 def kill(pool: stepmill.Pool, worker: int) -> None:
+    pool._recovery.restarts.wait(worker)
     pid = pool.stats()["workers"][worker]["pid"]
     os.kill(pid, signal.SIGKILL)
     while not pool.stats()["workers"][worker]["is_dead"]:
@@ -230,3 +226,72 @@ def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observation
         assert batch.truncated.tolist() == [True] * 4
         assert [final[2] for final in batch.info["final_obs"]] == [8, 8, 7, 7]
         assert np.array_equal(np.stack(batch.info["final_obs"][2:]), good[2:])
+
+
+def make_rows(folder: str, identity: int, lengths: tuple[int, int] = (3, 6)) -> SyncVectorEnv:
+    """Two rows, whose episodes last so many steps."""
+    rows = [partial(TrappedEnv, folder, 2 * identity + row, length, 1.0) for row, length in enumerate(lengths)]
+    return SyncVectorEnv(rows, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+@pytest.mark.parametrize("how", ["dies idle", "dies in a step", "raises in a step", "dies idle, twice"])
+def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(how: str, tmp_path: Path) -> None:
+    env_fns = [partial(make_rows, str(tmp_path), identity) for identity in range(2)]
+    options = stepmill.PoolOptions(
+        on_fault="truncate", seeding="per_episode", context="fork", episode_stats=True, max_restarts_total=2
+    )
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+        pool.reset(seed=0)
+        batches = [pool.step([1] * 4) for _ in range(3)]
+        assert batches[-1].truncated.tolist() == [True, False] * 2
+        last = batches[-1].obs
+        if "idle" in how:
+            kill(pool, 0)
+        else:
+            Traps(str(tmp_path)).lay("step", 1, KILL if "dies" in how else RAISE)
+
+        batches.append(pool.step([1] * 4))
+
+        assert batches[-1].truncated.tolist() == [False, True, False, False]
+        assert batches[-1].info["episode"]["_r"].tolist() == [False, True, False, False]
+        assert [kind is not None for kind in kinds(batches[-1])] == [True, True, False, False]
+        assert np.array_equal(batches[-1].obs[:2], last[:2])
+        if "twice" in how:
+            kill(pool, 0)
+        batches += [pool.step([1] * 4) for _ in range(2)]
+        assert batches[-1].obs[:, 2].tolist() == [1, 1, 2, 6]
+        ends = sum((batch.terminated | batch.truncated).astype(int) for batch in batches)
+        assert ends.tolist() == [1, 1, 1, 1]
+
+
+def test_a_batched_env_that_has_just_begun_anew_is_cut_short_with_its_neighbour(tmp_path: Path) -> None:
+    env_fns = [partial(make_rows, str(tmp_path), i, lengths) for i, lengths in enumerate([(3, 3), (6, 6)])]
+    options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", context="fork")
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        for _ in range(3):
+            pool.step([1] * 4)
+        Traps(str(tmp_path)).lay("step", 2, KILL)
+
+        clocks, ends = [], []
+        for _ in range(4):
+            batch = pool.step([1] * 4)
+            clocks.append(batch.obs[:, 2].tolist())
+            ends.append(batch.truncated.tolist())
+
+        assert clocks == [[0, 0, 3, 3], [0, 0, 0, 0], [0, 0, 1, 1], [1, 1, 2, 2]]
+        assert ends == [[False, False, True, True], [True, True, False, False], [False] * 4, [False] * 4]
+
+
+def test_a_rollout_takes_no_transition_of_a_row_that_waited_for_its_next_episode_twice(tmp_path: Path) -> None:
+    options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode")
+    with stepmill.Pool([partial(make_rows, str(tmp_path), 0)], backend="serial", options=options) as pool:
+        rollout = stepmill.Rollout(pool, num_steps=3)
+        rollout.reset(seed=0)
+        rollout.collect(lambda obs, env_ids: np.ones(len(obs), np.int64))
+        Traps(str(tmp_path)).lay("step", 1, RAISE)
+
+        batch = rollout.collect(lambda obs, env_ids: np.ones(len(obs), np.int64))
+
+        assert batch.valid.T.tolist() == [[False, False, True], [True, False, True]]
+        assert batch.obs[:, :, 2].T.tolist() == [[3, 3, 0, 1], [3, 3, 0, 1]]

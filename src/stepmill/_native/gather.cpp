@@ -109,6 +109,7 @@ void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
         }
         if (env.is_taking) move_in(id);
         if (env.fault_info) mark_truncated(id);
+        if (is_batched_) note_ended(id, static_cast<bool>(env.fault_info));
         if (autoreset_ == Autoreset::SAME_STEP) env.has_turned = has_any_ended(id);
         if (tracks_episodes_) note_result(id, is_journaled);
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;

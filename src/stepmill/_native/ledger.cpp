@@ -85,6 +85,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       fork_generation_(watch_forks()) {
     form_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     envs_.resize(num_envs_);
+    ended_.resize(std::size_t{num_envs_} * batch_size_);
     servers_.resize(slab_->seats.size());
     num_spares_ = static_cast<std::uint32_t>(servers_.size()) - num_envs_;
     for (std::uint32_t server = num_envs_; server < servers_.size(); ++server) {

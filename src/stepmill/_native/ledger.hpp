@@ -173,8 +173,8 @@ class Ledger {
     void cut_short(std::uint32_t id);
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
     bool is_ended(std::uint32_t id) const;
-    bool resets_itself(std::uint32_t id) const;
-    bool have_all_ended(std::uint32_t id) const;  // all rows of the env
+    bool resets_itself(std::uint32_t id, bool is_received = true) const;
+    bool have_all_ended(std::uint32_t id, bool is_received = true) const;  // all rows of the env, in the newest result; or in one to be received
     bool has_any_ended(std::uint32_t id) const;   // one of them
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id, bool is_journaled);
@@ -192,6 +192,7 @@ class Ledger {
     void copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const;
     std::size_t action_bytes() const;
     void mark_truncated(std::uint32_t id);
+    void note_ended(std::uint32_t id, bool is_cut);
     Outcome outcome_of(std::uint32_t id) const;
     nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
     void settle(const Ids& ids, Ids rest, bool is_seen = true);    // received: they are idle, their targets the latest; the rest is pending
@@ -264,6 +265,7 @@ class Ledger {
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
     Ids all_, pending_;  // pending: in order of send, ties by env id
     std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
+    std::vector<std::uint8_t> ended_;        // by row, of batched envs: the end of its episode was received, and nothing after that
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;
     Seeding seeding_;

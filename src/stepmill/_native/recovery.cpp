@@ -15,12 +15,12 @@ bool Ledger::is_ended(std::uint32_t id) const {
 }
 
 // A batched env whose rows have all ended begins anew with its next step: between episodes there is nothing to cut short.
-bool Ledger::resets_itself(std::uint32_t id) const {
-    return is_batched_ && autoreset_ == Autoreset::NEXT_STEP && have_all_ended(id);
+bool Ledger::resets_itself(std::uint32_t id, bool is_received) const {
+    return is_batched_ && autoreset_ == Autoreset::NEXT_STEP && have_all_ended(id, is_received);
 }
 
-bool Ledger::have_all_ended(std::uint32_t id) const {
-    const std::uint8_t* over = slab_->over() + row_of(id);
+bool Ledger::have_all_ended(std::uint32_t id, bool is_received) const {
+    const std::uint8_t* over = (is_batched_ && is_received ? ended_.data() : slab_->over()) + row_of(id);
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
 
@@ -29,6 +29,14 @@ bool Ledger::has_any_ended(std::uint32_t id) const {
     return std::any_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
 
+// Asked of the books, not of the slab: who died over a result may have written half of it.
+void Ledger::note_ended(std::uint32_t id, bool is_cut) {
+    std::uint8_t* ended = ended_.data() + row_of(id);
+    if (is_cut) std::fill_n(ended, batch_size_, autoreset_ != Autoreset::SAME_STEP);
+    else std::copy_n(slab_->over() + row_of(id), batch_size_, ended);
+}
+
+// Each row says so, but for one whose episode had ended before, and whose next one was to begin now: it waits once more.
 void Ledger::mark_truncated(std::uint32_t id) {
     const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: who is alive is so in the next episode
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
@@ -36,6 +44,10 @@ void Ledger::mark_truncated(std::uint32_t id) {
         const Column& alive = slab_->plan.outcome.alive;
         const std::vector<std::uint8_t> before(slab_->alive(row), slab_->alive(row) + alive.row_bytes);
         slab_->clear_outcome(row);
+        if (is_batched_ && ended_[row] && autoreset_ != Autoreset::SAME_STEP) {
+            std::memset(slab_->alive(row), 0, alive.row_bytes);
+            continue;
+        }
         std::memset(slab_->truncated(row), 1, flags.row_bytes);
         const bool is_any = std::ranges::any_of(before, [](std::uint8_t flag) { return flag != 0; });
         if (is_any) std::memcpy(slab_->truncated(row), before.data(), before.size());  // the dead do not end twice
@@ -179,7 +191,7 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
         }
         env.needs_restore = true;
         // Under SAME_STEP no env is between episodes: with the end of one the beginning of the next was told, or will be.
-        const bool is_between = is_ended(id) || resets_itself(id) || env.fault_info;
+        const bool is_between = is_ended(id) || resets_itself(id, env.status == EnvStatus::IDLE) || env.fault_info;
         if (is_between && autoreset_ != Autoreset::SAME_STEP) continue;
         env.is_lost = true;
         env.lost_info = fault_info;

@@ -209,6 +209,8 @@ class Rollout:
         is_next_step = self.pool.options.autoreset_mode is AutoresetMode.NEXT_STEP
         self._is_over[group.rows] = over if is_next_step else False
         if over.any():
+            if is_next_step and self.pool.spec.is_batched and "fault" in batch.info:
+                self._is_over[group.rows] |= batch.info["_fault"]  # rows that had ended before, too
             self._note_ends(step, group.rows.start, batch, found)
 
     def _note_ends(self, step: int, first_row: int, batch: Batch, found: _Found) -> None:

@@ -225,7 +225,8 @@ class Books:
         book.num_ended += result.truncated
         book.is_exhausted = self._kind.budget is not None and book.num_ended >= self._kind.budget
         is_turned = self._kind.mode is AutoresetMode.SAME_STEP and not book.is_exhausted
-        book.is_ended = result.truncated and not is_turned
+        waits_on = book.is_ended and result.fault is not None
+        book.is_ended = waits_on or (result.truncated and not is_turned)
 
     # ---- what is wrong ------------------------------------------------------------------------------------------
 
@@ -253,12 +254,13 @@ class Books:
             return "broken, and should have been played again"
         if book.is_between:
             return "nothing was there to be broken"
+        if book.is_ended:
+            return self._find_wrong_in_waiting(book, result)
         if not result.truncated or result.terminated or result.reward != 0.0:
             return "not marked as broken"
         # A worker may have died over the result of one step more.
         length = int(book.obs[CLOCK])
-        lengths = (0,) if book.is_ended else (length, length + 1)
-        if result.episode not in [_episode_of(length) for length in lengths]:
+        if result.episode not in [_episode_of(length), _episode_of(length + 1)]:
             return "wrong return or length of what was broken"
         if self._kind.mode is not AutoresetMode.SAME_STEP:
             is_last = np.array_equal(result.obs, book.obs) and result.at is None and result.final_obs is None
@@ -266,6 +268,12 @@ class Books:
         if result.final_obs is None or not np.array_equal(result.final_obs, book.obs):
             return "not the last good observation"
         return self._find_wrong_in_new(book, result)
+
+    def _find_wrong_in_waiting(self, book: Book, result: Result) -> str | None:
+        """Its env broke over other rows: this one waits once more for its next episode, and ends no second time."""
+        is_plain = not (result.truncated or result.terminated or result.episode or result.at) and result.reward == 0.0
+        is_last = np.array_equal(result.obs, book.obs) and result.final_obs is None
+        return None if is_plain and is_last else "marked as broken between two episodes"
 
     def _may_break(self, book: Book, result: Result) -> bool:
         """Where no process can be ended, marks of calls are not undone."""
