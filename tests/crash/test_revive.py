@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import KILL, ChaosEnv
+from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
 
 
 def make() -> stepmill.Pool:
@@ -111,6 +114,86 @@ def test_the_fault_of_an_env_that_was_not_named_in_a_reset_is_still_told() -> No
             pool.recv(env_ids=[3])
         assert pool.reset(env_ids=[3]).env_id.tolist() == [3]
         assert pool.step([1] * 4).obs[:, 2].tolist()[2:] == [1, 1]
+
+
+def make_short() -> stepmill.Pool:
+    """Worker 0 has envs 0, whose episodes last 2 steps, and 1; each plays one episode."""
+    env_fns = [partial(ChaosEnv, env_id, 2 if env_id == 0 else 50) for env_id in range(4)]
+    options = stepmill.PoolOptions(num_episodes=1, context="fork")
+    return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
+
+
+def kill(pool: stepmill.Pool) -> None:
+    """Kill worker 0, and wait until the pool could know."""
+    os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while not pool.stats()["workers"][0]["is_dead"]:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("state", ["EXHAUSTED", "FAULTED"])
+def test_a_reset_tells_of_a_death_that_cost_a_neighbour_its_episode(state: str) -> None:
+    with make_short() as pool:
+        pool.reset(seed=0)
+        if state == "EXHAUSTED":
+            pool.step([1] * 4), pool.step([1] * 4)
+        else:
+            with pytest.raises(stepmill.EnvError):
+                pool.step([RAISE, 1, 1, 1])
+            pool.recv(3)
+        steps = int(pool.step([1] * 4).obs[2, 2]) if state == "EXHAUSTED" else 1
+        kill(pool)
+
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.reset(env_ids=[0])
+
+        assert caught.value.env_ids == (0, 1)
+        assert [each.name for each in pool.states] == [state, "FAULTED", "IDLE", "IDLE"]
+        pool.reset(env_ids=[0])  # told once
+        pool.reset(env_ids=[1])
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, steps + 1, steps + 1]
+
+
+def test_a_reset_of_all_whom_a_death_concerns_tells_nobody_of_it() -> None:
+    with make_short() as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4), pool.step([1] * 4)
+        kill(pool)
+
+        with pytest.warns(RuntimeWarning, match=r"worker of envs \[0\], which were exhausted"):
+            pool.reset(env_ids=[0, 1])
+
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 3, 3]
+
+
+def test_a_revival_names_those_whose_episodes_a_death_has_cost() -> None:
+    with make_short() as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4), pool.step([1] * 4)
+        kill(pool)
+
+        with pytest.warns(RuntimeWarning, match=r"worker 0 has died since .* the episodes of envs \[1\]"):
+            pool.revive([0])
+
+        assert [each.name for each in pool.states][1] == "FAULTED"
+        pool.reset(env_ids=[0, 1])
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 3, 3]
+
+
+def test_a_death_is_told_once_though_a_result_was_received_after_it() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        pool.send([1], [2])
+        while not pool.ready_ids:
+            pass
+        pool.send([KILL], [3])
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            pool.recv(env_ids=[3])
+        assert caught.value.env_ids == (2, 3)
+        pool.recv(env_ids=[2])
+
+        assert pool.reset(env_ids=[2, 3]).env_id.tolist() == [2, 3]
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1] * 4
 
 
 def _columns(batch: stepmill.Batch) -> tuple[Any, Any]:

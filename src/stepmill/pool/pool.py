@@ -23,7 +23,7 @@ from stepmill.pool.start import has_log, start_pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
-from stepmill.spec.options import EnvState, OnFault, PoolOptions, Seeding, apply_arguments
+from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
 from stepmill.worker.messages import RequestKind
 
 SLOW_S = 30.0  # after this long without an answer a wait tells of it
@@ -271,7 +271,10 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
         """
-        self._recovery.revive(self._named(env_ids), wait=wait, anew=anew)
+        ids = self._named(env_ids)
+        if not anew:
+            self._recovery.tidings.warn_of(ids)
+        self._recovery.revive(ids, wait=wait, anew=anew)
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -379,17 +382,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             self._ledger.discard(ids)
             if outcome != _FAULT:
                 break
-        states = self._ledger.states()
-        # Under other policies the reset finds the worker dead, and all of its envs are dealt with.
-        over = [i for i in ids if states[i] == EnvState.EXHAUSTED] if self.options.on_fault is OnFault.RAISE else []
-        lost = [env_id for env_id in over if self._ledger.is_dead(self.worker_of[env_id])]
-        told = self._recovery.told_envs()
-        faulted = [env_id for env_id in ids if states[env_id] == EnvState.FAULTED or env_id in told]
-        if lost:
-            text = f"the worker of envs {lost}, which were exhausted, has died since; it is started again"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
-        if faulted or lost:
-            self._recovery.revive([*faulted, *lost])
+        self._recovery.prepare_reset(ids)
 
     def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
         busy = tuple(env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY)

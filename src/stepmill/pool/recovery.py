@@ -20,6 +20,7 @@ from stepmill.pool.repetitions import Repetitions
 from stepmill.pool.replays import FAILED_BETWEEN, Replays
 from stepmill.pool.restarts import Restarts
 from stepmill.pool.retries import RETRIED, ResetRetries
+from stepmill.pool.tidings import Tidings
 from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import EnvState, OnFault, PoolOptions
 from stepmill.worker.messages import WorkerPlan
@@ -34,6 +35,7 @@ class Recovery:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.restarts = Restarts(plans, backend, options)
         self.capsules = CapsuleDesk(plans, backend, options)
+        self.tidings = Tidings(self.restarts, self.capsules, options)
         self._policy = options.on_fault
         self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
         self._repetitions = Repetitions()
@@ -65,6 +67,7 @@ class Recovery:
         error = self.restarts.take_failure(worker) or self.restarts.obituary(worker)
         error = self.capsules.keep_death(error, worker, ())
         if delay_s is None:
+            self.tidings.note(worker)
             return error
         self.restarts.begin(worker, delay_s)
         return fault_info("neighbour", error)
@@ -140,6 +143,7 @@ class Recovery:
                 self.restarts.end(worker)
             if self.restarts.is_gone(worker):
                 self._write_off(worker, env_ids)
+                self.restarts.told.discard(worker)  # what comes next of it is news
                 if self.replays is not None:
                     self.replays.begin_anew(worker, self.restarts.orders(worker))
                 if wait:
@@ -154,9 +158,16 @@ class Recovery:
         except StepmillError as error:
             raise self.capsules.keep_start(error).with_traceback(None) from error.__cause__
 
-    def told_envs(self) -> set[int]:
-        """Return the envs of dead workers that a call has told of: a reset need not tell it again."""
-        return {env_id for worker in self.restarts.told for env_id in self.ledger.envs_of(worker)}
+    def prepare_reset(self, env_ids: Sequence[int]) -> None:
+        """Before a reset of these envs: bring back those that are lost.
+
+        Raises:
+            WorkerDied: others are lost with them, and nobody was told. The next reset finds that told.
+            EnvError, EnvTimeout: a worker could not be started.
+        """
+        lost = self.tidings.lost_among(env_ids)
+        if lost:
+            self.revive(lost)
 
     def _write_off(self, worker: int, env_ids: Sequence[int]) -> None:
         """What the worker's envs were at is lost: who waits is FAULTED, who has a result yet to be received hears of it next.
@@ -260,6 +271,7 @@ class Recovery:
         if delay_s is None:
             self.ledger.fail([row[0] for row in rows])
             if not is_over:
+                self.tidings.note(worker)
                 self.ledger.fail_worker(worker)
             return [error]
         if self._policy is OnFault.REPLAY:

@@ -78,7 +78,7 @@ class Restarts:
         self._threads: dict[int, threading.Thread] = {}
         self._failures: dict[int, StepmillError] = {}
         self._stop = threading.Event()
-        self.told: set[int] = set()  # dead workers that a call has told of, under the policy "raise"
+        self.told: set[int] = set()  # dead workers whose death was told, under the policy "raise"
         self._generations = [0] * len(plans)
 
     def attach(self, ledger: _native.Ledger, reaper: _native.Reaper | None) -> None:
