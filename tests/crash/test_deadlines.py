@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -54,3 +55,37 @@ def test_a_hung_step_raises_the_error_that_names_the_env() -> None:
 
         with pytest.raises(stepmill.EnvTimeout, match="env 1"):
             pool.step([1, HANG, 1, 1])
+
+
+class Waiting(ChaosEnv):
+    """Hangs at action 9 until the gate opens, and then answers as if nothing had been."""
+
+    def __init__(self, identity: int, gate: threading.Event) -> None:
+        super().__init__(identity)
+        self.gate = gate
+
+    def step(self, action: Any) -> Any:
+        if action == 9:
+            self.gate.wait(60)
+        return super().step(action)
+
+
+def test_a_thread_that_comes_back_from_its_hang_says_nothing_and_is_replaced() -> None:
+    gate = threading.Event()
+    env_fns = [partial(Waiting, env_id, gate) for env_id in range(2)]
+    options = stepmill.PoolOptions(step_timeout_s=0.1)
+    with stepmill.Pool(env_fns, backend="thread", num_workers=2, options=options) as pool:
+        pool.reset(seed=0)
+        (hung,) = [thread for thread in threading.enumerate() if thread.name == "stepmill-worker-0"]
+        with pytest.raises(stepmill.EnvTimeout, match="env 0 took longer"):
+            pool.step([9, 1])
+        assert pool.recv().env_id.tolist() == [1]
+        with pytest.raises(stepmill.UsageError, match="a thread that still runs"):
+            pool.reset(env_ids=[0])
+
+        gate.set()
+        hung.join(60)
+
+        assert not hung.is_alive()
+        assert pool.reset(env_ids=[0]).obs[:, 2].tolist() == [0]
+        assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 2]

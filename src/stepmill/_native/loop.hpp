@@ -141,6 +141,7 @@ class Loop {
     OverflowWriter overflow_;
     std::vector<std::uint8_t> buffer_;
     std::uint32_t requests_seen_ = 0;
+    bool is_given_up_ = false;  // a command was condemned while it was done
     std::uint32_t group_ = 0;       // results stored but not counted yet
     std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
     Patience patience_;
