@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from stepmill.pool import payloads
+from stepmill.pool.recovery import Recovery
+from stepmill.spec.options import PoolOptions
 from stepmill.testing.chaos import run_chaos
 from stepmill.testing.chaos.books import Book, Books, Result
 from stepmill.testing.chaos.kinds import KINDS, Kind
@@ -130,3 +138,75 @@ def test_the_checks_of_chaos_let_right_results_pass(obs: list[int], reward: floa
 )
 def test_the_checks_of_chaos_find_wrong_results(obs: list[int], reward: float, flags: dict[str, object]) -> None:
     assert complaint_of(obs, reward, **flags) != ""  # type: ignore[arg-type]
+
+
+# ---- and so is the engine, with faults planted in it -------------------------------------------------------------------
+
+
+def give_last_observations_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = payloads._in_row_order
+
+    def rotated(rows: Sequence[payloads.Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
+        return plain(rows, dict(zip(finals, [*list(finals.values())[1:], *list(finals.values())[:1]], strict=True)))
+
+    monkeypatch.setattr(payloads, "_in_row_order", rotated)
+
+
+def swallow_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = payloads._in_row_order
+
+    def unmarked(rows: Sequence[payloads.Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
+        return plain([(row, payload, None) for row, payload, _ in rows], finals)
+
+    monkeypatch.setattr(payloads, "_in_row_order", unmarked)
+
+
+def mix_up_infos(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = payloads._in_row_order
+
+    def moved(rows: Sequence[payloads.Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
+        return plain([(row, rows[i - 1][1], fault) for i, (row, _, fault) in enumerate(rows)], finals)
+
+    monkeypatch.setattr(payloads, "_in_row_order", moved)
+
+
+def cut_short_what_should_be_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(self: Recovery, env_id: int, info: dict[str, str], *, is_new: bool) -> None:
+        if self.ledger.is_pending(env_id):
+            self.ledger.truncate(env_id, info)
+        else:
+            self.ledger.lose_envs([env_id], info)
+
+    monkeypatch.setattr(Recovery, "_replay", cut)
+
+
+def lengthen_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Kind.pool_options
+
+    def more(self: Kind, context: str, crash_dir: str | None) -> PoolOptions:
+        return replace(plain(self, context, crash_dir), num_episodes=4)
+
+    monkeypatch.setattr(Kind, "pool_options", more)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("plant", "kind", "complaint"),
+    [
+        (give_last_observations_to_others, "threads, same step", "not the next transition"),
+        (swallow_marks, "serial, disabled", "not the next transition"),
+        (mix_up_infos, "threads", "its info is of"),
+        (mix_up_infos, "batched, same step", "its info is of"),
+        (cut_short_what_should_be_played_again, "serial, replay", "should have been played again"),
+        (cut_short_what_should_be_played_again, "replay, ragged", "should have been played again"),
+        (lengthen_budgets, "budget, same step", "that nobody will play|empty row of an exhausted env"),
+    ],
+)
+def test_chaos_finds_a_fault_that_is_planted_in_the_engine(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], kind: str, complaint: str
+) -> None:
+    plant(monkeypatch)
+
+    report = run_chaos(1.5, seed=1, kinds=[kind_of(kind)])
+
+    assert any(re.search(complaint, text) for text in report.wrong), str(report)

@@ -94,7 +94,7 @@ class Kind:
 
 
 _ONCE = (RAISE, RAISE, KILL, HANG)
-_IN_THREADS = (RAISE,)
+_IN_THREADS = (RAISE, RAISE, HANG)
 _SAME = {"autoreset_mode": "SameStep"}
 _DISABLED = {"autoreset_mode": "Disabled"}
 _REPLAY = {"on_fault": "replay"}
@@ -140,16 +140,18 @@ _REPLAYED = (
     _replayed("replay, ragged", options=_REPLAY, rows_each=2, is_ragged=True),
 )
 _ELSEWHERE = (
-    Kind(name="threads", backend="thread", fatal=(RAISE,), resets=_IN_THREADS, calls=_IN_THREADS),
+    Kind(name="threads", backend="thread", fatal=(RAISE, HANG), resets=_IN_THREADS, calls=_IN_THREADS),
     Kind(
         name="threads, same step",
         backend="thread",
         options=_SAME,
-        fatal=(RAISE,),
+        fatal=(RAISE, HANG),
         resets=_IN_THREADS,
         calls=_IN_THREADS,
     ),
-    Kind(name="threads, raise", backend="thread", options={"on_fault": "raise"}, fatal=(RAISE,), resets=_IN_THREADS),
+    Kind(
+        name="threads, raise", backend="thread", options={"on_fault": "raise"}, fatal=(RAISE, HANG), resets=_IN_THREADS
+    ),
     _replayed("threads, replay", backend="thread", options=_REPLAY, ways=_IN_THREADS),
     Kind(name="serial", backend="serial", fatal=(RAISE,), resets=(RAISE,)),
     Kind(name="serial, disabled", backend="serial", options=_DISABLED, fatal=(RAISE,), resets=(RAISE,)),
