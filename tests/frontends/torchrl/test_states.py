@@ -184,6 +184,7 @@ def test_reading_a_state_leaves_no_mark_so_that_an_episode_can_be_played_again_w
     td = env.reset(seed=0)
     act(env, td, 1, 1)
     assert env.state_dict()["worker1"] == {"Keeping": {"level": 2}}
+    assert env.level == [2, 2]
     after = act(env, td, 1, FAIL_ONCE)
     assert not after["truncated"].any()
     assert [row[2] for row in after["observation"].tolist()] == [2, 2]
@@ -250,6 +251,20 @@ def test_new_keyword_arguments_hold_from_the_next_reset_of_all_envs(where):
     env.close()
 
 
+@pytest.mark.covers("T-12")
+def test_envs_that_all_end_at_once_begin_again_with_the_new_arguments():
+    env = keeping(2, create_env_kwargs={"length": 2})
+    td = env.reset()
+    env.update_kwargs({"level": 5})
+    rewards = []
+    for _ in range(3):
+        stepped, td = env.step_and_maybe_reset(td.set("action", torch.tensor([1, 1])))
+        rewards.append(stepped["next", "reward"].flatten().tolist())
+    assert rewards == [[1, 1], [1, 1], [5001, 5001]]
+    assert [row[2] for row in td["observation"].tolist()] == [1, 1]
+    env.close()
+
+
 @pytest.mark.covers("T-12", "G-5")
 def test_a_worker_that_is_started_again_makes_its_envs_with_the_new_arguments():
     env = keeping(2, "process", options=under("truncate"))
@@ -261,6 +276,17 @@ def test_a_worker_that_is_started_again_makes_its_envs_with_the_new_arguments():
     env.update_kwargs({"length": 9})
     assert levels(env) == [8, 8]  # what was loaded is given to the new envs, too
     env.close()
+
+
+def test_workers_need_no_torch_for_any_of_it():
+    env = StepmillEnv([CountingEnv] * 2, backend="process", num_workers=1, create_env_kwargs={"length": 4})
+    env.load_state_dict(env.state_dict())
+    assert env.length == [4, 4]
+    assert env.pool.get_attr(_has_torch, env_ids=[0]) == (False,)
+    env.close()
+
+
+_has_torch = eval("lambda env: 'torch' in __import__('sys').modules")  # of no module: this one would load torch there
 
 
 @pytest.mark.covers("T-12")

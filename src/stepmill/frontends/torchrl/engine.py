@@ -281,18 +281,22 @@ class Engine:
         if not self.begins_resets:
             return
         ended = self.terminated | self.truncated
-        if ended.any() and not self._seeds:
+        if not ended.any():
+            return
+        self._resetting = ended
+        if not self._takes_long_way(ended):
             self.pool.reset_async(mask=ended)
-            self._resetting = ended
-        elif ended.any():
-            self._resetting = ended  # a seed that was set waits for them: the long way
+
+    def _takes_long_way(self, ended: Mask) -> bool:
+        """Whether a seed that was set, or new arguments of all, wait for the reset of these envs."""
+        return bool(self._seeds) or (self._is_outdated and bool(ended.all()))
 
     def wait_resets(self) -> Any:
         """Wait for the envs that the last `step` found done; the newest observations of all envs, or None if none was."""
         mask, self._resetting = self._resetting, None
         if mask is None:
             return None
-        if self._seeds:
+        if self._takes_long_way(mask):
             return self.reset(mask)
         try:
             obs, info = self.pool.reset_wait()

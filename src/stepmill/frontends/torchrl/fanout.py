@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from stepmill.frontends.torchrl.layers import has_named
 from stepmill.pool.pool import Pool
 
 
@@ -53,4 +55,4 @@ class FanOut:
 
 def has_attribute(pool: Pool, name: str) -> bool:
     """Whether env 0 has an attribute; asks its worker."""
-    return bool(pool.call("has_wrapper_attr", name, env_ids=[0])[0])
+    return bool(pool.get_attr(partial(has_named, name), env_ids=[0])[0])  # not by a call, which would count as a change

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from stepmill.worker.calls import get_attr
+
 Parts: TypeAlias = dict[str, Any]
 """By name, the state of each part."""
 
@@ -45,6 +47,15 @@ def load_parts(env: object, state: Mapping[str, Any]) -> None:
             part.load(copy.deepcopy(state[part.name]))  # without processes, other envs are given the same objects
 
 
+def has_named(name: str, env: object) -> bool:
+    """Whether an env has an attribute, on whatever layer."""
+    try:
+        get_attr(env, name)
+    except AttributeError:
+        return False
+    return True
+
+
 def is_statistics(name: str) -> bool:
     """Whether a part of this name is running statistics."""
     return "." in name
@@ -52,8 +63,10 @@ def is_statistics(name: str) -> bool:
 
 def _parts(env: object) -> Iterator[_Part]:
     seen: dict[str, int] = {}
+    visited: set[int] = set()
     layer: Any = env
-    while layer is not None:
+    while layer is not None and id(layer) not in visited:
+        visited.add(id(layer))
         number = seen.setdefault(type(layer).__name__, 0)
         seen[type(layer).__name__] += 1
         name = type(layer).__name__ + (f"[{number}]" if number else "")
