@@ -189,7 +189,8 @@ def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
 def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
     with make(UnseededEnv) as pool:
         pool.reset(seed=0)
-        pool.step([1] * 4)
+        for _ in range(3):
+            pool.step([1] * 4)
         kill(pool, 0)
 
         with pytest.warns(RuntimeWarning, match="not replayable: step 1 gave another result"):
@@ -197,6 +198,7 @@ def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
 
         assert batch.truncated.tolist() == [True, True, False, False]
         assert "step 1" in batch.info["fault"]["not_replayable"][0]
+        assert batch.info["episode"]["l"].tolist() == [3, 3, 0, 0]  # as far as it was told, not as it was played again
 
 
 def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:

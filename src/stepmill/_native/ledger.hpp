@@ -146,6 +146,8 @@ class Ledger {
     enum class Asked { STEP, STEP_ALL, RESET };  // STEP_ALL leaves out who is exhausted
     void check_idle(const Ids& ids, Asked asked) const;
     void empty_row(std::uint32_t id);
+    std::vector<std::byte> copy_sums(std::uint32_t id) const;
+    void restore_sums(std::uint32_t id, const std::vector<std::byte>& sums);
     void mask(std::uint32_t id);
     bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its last episode, or all are over
     void check_workers(const Ids& ids, Command command);

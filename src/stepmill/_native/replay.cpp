@@ -206,6 +206,21 @@ void Ledger::copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const
     }
 }
 
+// Return and length of the episode of each of an env's rows.
+std::vector<std::byte> Ledger::copy_sums(std::uint32_t id) const {
+    const std::size_t returns = slab_->plan.outcome.episode_return.row_bytes * batch_size_, lengths = sizeof(std::int64_t) * batch_size_;
+    std::vector<std::byte> sums(returns + lengths);
+    std::memcpy(sums.data(), slab_->episode_return(row_of(id)), returns);
+    std::memcpy(sums.data() + returns, slab_->episode_length() + row_of(id), lengths);
+    return sums;
+}
+
+void Ledger::restore_sums(std::uint32_t id, const std::vector<std::byte>& sums) {
+    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
+    std::memcpy(slab_->episode_return(row_of(id)), sums.data(), returns);
+    std::memcpy(slab_->episode_length() + row_of(id), sums.data() + returns, lengths);
+}
+
 // Where in its episodes an env object stands, and what was commanded: for who must do something at the same place again.
 // Spares are numbered by what they were commanded, since whom they serve changes; else by what was received, since only the
 // result of a step says whether it has begun an episode (SAME_STEP).
@@ -241,6 +256,8 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     while (slot == env.latest || slot == env.target) ++slot;
     std::vector<std::byte> action(action_bytes());
     copy_action(env_id, action.data(), true);
+    // Its return and length so far: should it be cut short in the middle of this, they are to be told.
+    const std::vector<std::byte> sums = copy_sums(env_id);
     words.flags[seat.local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[seat.local] = env.base_seed;
     words.episode[seat.local] = env.episode;
@@ -249,6 +266,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     try {
         outcome = replay_log(env_id, slot, nb::cast<Ids>(places), between);
     } catch (...) {
+        restore_sums(env_id, sums);
         words.flags[seat.local] = 0;
         copy_action(env_id, action.data(), false);
         scanned_ = 0;
@@ -256,6 +274,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     }
     words.flags[seat.local] = 0;
     copy_action(env_id, action.data(), false);
+    if (outcome != REPLAYED) restore_sums(env_id, sums);
     if (env.is_masked) empty_row(env_id);  // what it says is that nothing happened, once more
     if (outcome == REPLAYED && is_pending) {
         if (is_last(env)) words.flags[seat.local] = FLAG_LAST;

@@ -28,6 +28,7 @@ class Mischief:
         self._traps = Traps(folder)
         self._trapped: dict[tuple[str, int], int] = {}  # when a trap was laid last, in loops
         self._loops = 0
+        self._hung_at = -1000
 
     def actions(self, num_rows: int) -> list[int]:
         """Draw actions, of which one may break its env."""
@@ -50,6 +51,8 @@ class Mischief:
 
     def _signal(self, pool: Pool) -> None:
         number = self._rng.choices([signal.SIGKILL, signal.SIGSTOP], [4, 1])[0]
+        if number is signal.SIGSTOP and not self._may_hang():
+            return
         victims = self._rng.sample(pool.stats()["workers"], self._rng.choice([1, 1, 1, 2]))
         for victim in victims:
             try:
@@ -58,10 +61,19 @@ class Mischief:
                 continue  # it is dead already
             self._report.inflicted[number.name] += 1
 
+    def _may_hang(self) -> bool:
+        """Whether something may hang now. Who hangs twice in the same step is not played a third time, whatever held it up."""
+        if self._kind.is_replayed and self._loops - self._hung_at < 100:
+            return False
+        self._hung_at = self._loops
+        return True
+
     def _lay(self, where: str, how: int) -> None:
         identity = self._rng.randrange(len(self._books.memories))
         # One at a time: what fails at the same place again and again is not mended by playing it again.
         if self._loops - self._trapped.get((where, identity), -1000) < 100:
+            return
+        if how == HANG and not self._may_hang():
             return
         self._trapped[where, identity] = self._loops
         self._traps.lay(where, identity, how)
