@@ -191,6 +191,11 @@ class Ledger:
     def is_dead(self, worker: int) -> bool:
         """Whether the reaper found the worker dead."""
 
+    def was_at_reset(self, env_id: int) -> bool:
+        """
+        Whether the env, whose worker is dead, was at a reset, or waited for one.
+        """
+
     def died_in_request(self, worker: int) -> bool:
         """Whether a dead worker was at a slow request, and at no command."""
 

@@ -22,6 +22,7 @@ from tests.harness.pools import make_pool
 
 TOLD_S = 3.0  # a guard against hangs; the target is 50 ms
 LIMIT_S = 0.4
+TIMEOUT_S = {"step": LIMIT_S, "reset": LIMIT_S + 0.1}
 PROCESSES = ["fork", "forkserver", "spawn"]
 PHASES = ["step", "reset", "call", "render"]
 DEATHS = ["exit", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"]
@@ -124,7 +125,7 @@ class BrokenEnv(CountingEnv):
 @pytest.fixture
 def couple(where: str) -> Iterator[stepmill.Pool]:
     """A bystander, env 0, and the one that breaks, env 1, each in a worker of its own where there are workers."""
-    limits = {"step_timeout_s": LIMIT_S, "reset_timeout_s": LIMIT_S} if where in PROCESSES else {}
+    limits = {f"{phase}_timeout_s": limit_s for phase, limit_s in TIMEOUT_S.items()} if where in PROCESSES else {}
     pool = make_pool(where, [partial(BrokenEnv, 0), partial(BrokenEnv, 1)], **limits)
     pool.reset(seed=0)
     yield pool
@@ -184,7 +185,8 @@ def test_whatever_an_env_hangs_in_its_deadline_ends_it(couple: stepmill.Pool) ->
     for phase, name in [("step", name) for name in HANGS] + [("reset", "in C with the GIL"), ("reset", "stopped")]:
         error = inflict(couple, phase, "hang", name)
         assert isinstance(error, stepmill.EnvTimeout), (phase, name)
-        assert error.env_id == 1
+        assert (error.env_id, error.phase, error.timeout_s) == (1, phase, TIMEOUT_S[phase])
+        assert f"its deadline of {TIMEOUT_S[phase]:g} s for a {phase}" in error.message
 
 
 @pytest.mark.covers("G-4")

@@ -180,6 +180,7 @@ void bind_ledger(nb::module_& module) {
         .def("replay", &Ledger::replay, "env_id"_a, "places"_a, "between"_a, "Play an env's episode again: -1 done, -2 a fault, else the first step that differs. between(n, ticket) after n commands.")
         .def("is_pending", &Ledger::is_pending, "env_id"_a, "Whether the env was commanded and not received.")
         .def("is_dead", &Ledger::is_dead, "worker"_a, "Whether the reaper found the worker dead.")
+        .def("was_at_reset", &Ledger::was_at_reset, "env_id"_a, "Whether the env, whose worker is dead, was at a reset, or waited for one.")
         .def("died_in_request", &Ledger::died_in_request, "worker"_a, "Whether a dead worker was at a slow request, and at no command.")
         .def("can_replay", &Ledger::can_replay, "env_id"_a, "Whether the episode's log is whole.")
         .def("limit_logs", &Ledger::limit_logs, "size_bytes"_a, "From now on the episodes' logs take at most so much memory together.")

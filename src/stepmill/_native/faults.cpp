@@ -57,6 +57,14 @@ void Ledger::discard(nb::handle env_ids) {
     settle(done_ids, std::move(rest), false);
 }
 
+bool Ledger::was_at_reset(std::uint32_t env_id) const {
+    const Seat seat = slab_->seats[envs_.at(env_id).server];
+    const WorkerControl& control = *slab_->workers[seat.worker];
+    const auto running = static_cast<Activity>(control.running.load(std::memory_order_acquire));
+    if (control.current.load(std::memory_order_acquire) == seat.local) return running != Activity::STEP;
+    return slab_->words[seat.worker].command[seat.local] == static_cast<std::uint8_t>(Command::RESET);
+}
+
 // The reaper need not have heard of it yet.
 bool Ledger::died_in_request(std::uint32_t worker) const {
     const WorkerControl& control = *slab_->workers.at(worker);

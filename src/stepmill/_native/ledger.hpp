@@ -109,6 +109,7 @@ class Ledger {
     void mend_words(std::uint32_t worker);
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING && !envs_[env_id].is_masked; }
     bool died_in_request(std::uint32_t worker) const;
+    bool was_at_reset(std::uint32_t env_id) const;
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
     void limit_logs(std::uint64_t size_bytes);

@@ -26,19 +26,25 @@ class FaultKind(IntEnum):
 FaultRow = tuple[int, int, "bytes | None"]  # env_id, kind, record
 
 
-def fault_error(row: FaultRow, lost: Sequence[int] = ()) -> StepmillError:
-    """Return the error for an env that raised, gave rubbish, or took too long; `lost`: the envs of its worker, which is gone."""
+def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None) -> EnvTimeout:
+    """Return the error for an env that took too long in a "step" or "reset"; `lost`: the envs of its worker, which is gone."""
+    others = [other for other in lost if other != env_id]
+    with_it = f", and with it envs {others}" if others else ""
+    limit_s = timeout_s or 0.0
+    return EnvTimeout(
+        f"env {env_id} took longer than its deadline of {limit_s:g} s for a {phase}, and its worker was ended{with_it}; "
+        "raise the deadline, or bring them back with reset()",
+        env_id=env_id,
+        phase=phase,
+        timeout_s=limit_s,
+        env_ids=[env_id, *others],
+    )
+
+
+def fault_error(row: FaultRow) -> StepmillError:
+    """Return the error for an env that raised, or gave rubbish."""
     env_id, number, data = row
     kind = kind_of(number)
-    if kind is FaultKind.TIMED_OUT:
-        others = [other for other in lost if other != env_id]
-        with_it = f", and with it envs {others}" if others else ""
-        return EnvTimeout(
-            f"env {env_id} took longer than its deadline, and its worker was ended{with_it}; "
-            "raise the deadline, or bring them back with reset()",
-            env_id=env_id,
-            env_ids=[env_id, *others],
-        )
     record = _read_record(data)
     if not isinstance(record, dict) or set(record) != {"phase", "type", "message", "traceback"}:
         return EngineBug(

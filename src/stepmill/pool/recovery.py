@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Backend
 from stepmill.pool.capsules import CapsuleDesk
-from stepmill.pool.faults import FaultKind, FaultRow, after_attempts, fault_error, fault_info, kind_of
+from stepmill.pool.faults import FaultKind, FaultRow, after_attempts, fault_error, fault_info, kind_of, late_error
 from stepmill.pool.repetitions import Repetitions
 from stepmill.pool.replays import FAILED_BETWEEN, Replays
 from stepmill.pool.restarts import Restarts
@@ -36,6 +36,7 @@ class Recovery:
         self.restarts = Restarts(plans, backend, options)
         self.capsules = CapsuleDesk(plans, backend, options)
         self.tidings = Tidings(self.restarts, self.capsules, options)
+        self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
         self._policy = options.on_fault
         self._own_policy = options.on_fault if options.on_raise is None else options.on_raise
         self._repetitions = Repetitions()
@@ -393,4 +394,7 @@ class Recovery:
 
     def _death_error(self, worker: int, rows: Sequence[FaultRow]) -> StepmillError:
         late = [row for row in rows if row[1] == FaultKind.TIMED_OUT]
-        return fault_error(late[0], self.ledger.envs_of(worker)) if late else self.restarts.obituary(worker)
+        if not late:
+            return self.restarts.obituary(worker)
+        phase = "reset" if self.ledger.was_at_reset(late[0][0]) else "step"
+        return late_error(late[0][0], self.ledger.envs_of(worker), phase, self._limits[phase])
