@@ -246,6 +246,25 @@ def test_what_fails_at_another_place_as_it_is_played_again_is_played_once_more(t
         assert not list(tmp_path.iterdir())
 
 
+def test_an_env_that_failed_before_its_worker_died_is_played_again_in_a_new_one(tmp_path: Any) -> None:
+    with make(partial(MoodyEnv, str(tmp_path))) as pool:
+        pool.set_attr("note", 1)  # is set again before the episode is
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        (tmp_path / "0-1").touch()
+        pool.send([1] * 4)
+        while pool.states.count(stepmill.EnvState.BUSY):
+            pass
+        kill(pool, 0)
+        while not pool.stats()["workers"][0]["is_dead"]:
+            pass
+
+        batch = pool.recv(4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.obs[:, 2].tolist() == [2] * 4
+
+
 @pytest.mark.parametrize("how", [{"options": {"gain": 5}}, {"seed": [2**70, 1, 2**71, 2]}, {}])
 def test_an_episode_begun_by_a_reset_without_a_seed_word_is_played_again_with_what_it_was_given(how: Any) -> None:
     with make(LateEnv, context="fork") as pool, make(LateEnv, on_fault="raise", context="fork") as calm:

@@ -241,7 +241,7 @@ class Recovery:
     def _replay_own(self, env_id: int, error: StepmillError) -> None:
         self._note_failure(env_id, error)
         worker = self.ledger.worker_of(env_id)
-        if self._needs_replacement(env_id):
+        if self.restarts.is_dead(worker) or self._needs_replacement(env_id):
             self._replace(worker, error)
             return
         try:
@@ -251,7 +251,7 @@ class Recovery:
             raise
 
     def _replace(self, worker: int, error: StepmillError) -> None:
-        """End a worker that lives, since no reset makes its env what it was; play all its envs again in a new one."""
+        """End a worker, since no reset makes its env what it was; play all its envs again in a new one."""
         assert self.replays is not None
         self.replays.wait_for_calls(worker)
         self._replay_worker(worker, error, 0.0)
