@@ -47,6 +47,18 @@ def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> Non
         assert None not in kinds(batch)[2:]
 
 
+def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(backend="thread") as pool:
+        pool.reset(seed=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._recovery, "absorb", list)
+            pool.send([1, RAISE, 1, 1])
+            with pytest.raises(stepmill.RecvTimeout, match="nothing is lost"):
+                pool.recv(4, timeout_s=0.2)
+
+        assert pool.recv(4).truncated.tolist() == [False, True, False, False]
+
+
 def test_the_step_after_a_broken_episode_is_a_reset() -> None:
     with make() as pool:
         pool.reset(seed=0)

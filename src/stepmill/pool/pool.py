@@ -27,6 +27,7 @@ from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_argument
 from stepmill.worker.messages import RequestKind
 
 SLOW_S = 30.0  # after this long without an answer a wait tells of it
+MAX_LATE_FAULTS = 2  # that a wait whose time is over still deals with, since what it waits for may be there then
 _FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
 
 if TYPE_CHECKING:
@@ -337,17 +338,20 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
     def _await(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
         """Wait until the ledger has what is wanted; deal with faults, and tell once of envs that are very slow."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        late_faults = 0
+        while late_faults <= MAX_LATE_FAULTS:
             slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
             outcome = wait(slice_s)
             if outcome == _FAULT:
                 self._absorb()
+                late_faults += slice_s == 0.0
             elif outcome != _TIMED_OUT:
                 return
             elif deadline is not None:
                 self._raise_timeout(timeout_s)
             else:
                 self._tell_slow()
+        self._raise_timeout(timeout_s)
 
     def _absorb(self) -> None:
         errors = self._recovery.absorb()
