@@ -10,6 +10,7 @@ from stepmill.spec.options import PoolOptions
 
 # A wake-up from a futex costs about 40 µs, more on a core that sleeps: who is called again sooner should not have slept.
 SPIN_US = 200.0
+FAIR_SPIN_US = 1000.0  # where who spins takes a core from nobody
 
 _spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
 
@@ -46,4 +47,6 @@ def parent_spin_ns(options: PoolOptions, num_workers: int) -> int:
 
 
 def _spin_ns(options: PoolOptions) -> int:
-    return int(1000 * (SPIN_US if options.spin_us is None else options.spin_us))
+    if options.spin_us is not None:
+        return int(1000 * options.spin_us)
+    return int(1000 * (FAIR_SPIN_US if _native.yields_fairly() else SPIN_US))
