@@ -113,7 +113,7 @@ void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
         if (autoreset_ == Autoreset::SAME_STEP) env.has_turned = has_any_ended(id);
         if (tracks_episodes_) note_result(id, is_journaled);
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
-        env.fault_info.reset(), env.final_obs.reset();
+        if (env.fault_info) env.fault_info.reset(), env.final_obs.reset();
         if (is_seen && is_over(id)) relieve(id);
     }
     if (is_journaled) add_batch();

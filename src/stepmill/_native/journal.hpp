@@ -29,9 +29,9 @@ struct Outcome {
 
 // One env's newest episode. Times are steps since its reset.
 struct EpisodeLog {
+    std::uint64_t length = 0;        // results received of this one, its reset's too; also of one that is not whole
     bool is_whole = false;           // from the reset on, nothing missing
     std::uint64_t first = 0;         // its first batch in the journal that is not among the following
-    std::uint64_t length = 0;        // results received of this one, its reset's too; also of one that is not whole
     std::vector<std::byte> actions;  // of each step, leaf by leaf
     std::vector<Outcome> outcomes;   // of the reset, then of each step
     nb::object blob;                 // seed and options of the explicit reset that began it

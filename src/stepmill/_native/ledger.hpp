@@ -57,10 +57,10 @@ struct alignas(CACHE_LINE) EnvBook {
     std::uint32_t server = 0;
     const Word* done = nullptr;
     const Word* fault = nullptr;
-    const std::uint64_t* hash = nullptr;
     nb::object fault_info;       // its episode was cut short: what the info says of it; the result to come is marked truncated
-    nb::object final_obs;        // SAME_STEP: the last good observation of that episode
-    EpisodeLog log;
+    EpisodeLog log;              // its length, and whether it is whole, are looked at, too
+    nb::object final_obs;        // SAME_STEP: the last good observation of the episode that was cut short
+    const std::uint64_t* hash = nullptr;
     nb::object lost_info;        // what fault_info will be, of an env that is lost
     nb::object opaques;          // newest opaque observation leaves, a list
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
@@ -184,6 +184,7 @@ class Ledger {
     void note_episode(EnvBook& env);
     void record(std::uint32_t id);
     void write_batch();
+    void gather_hashes();
     void add_batch();
     void mind_limit();
     void take_log(std::uint32_t id, std::uint64_t until);  // up to a batch of the journal

@@ -212,10 +212,10 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     } else {
         *reinterpret_cast<double*>(slab_->reward(row)) = result.reward_value;
     }
-    slab_->over()[row] = result.is_over;
+    put<std::uint8_t>(slab_->over()[row], result.is_over);
     if (served.alive.empty()) {
-        *slab_->terminated(row) = result.is_terminated;
-        *slab_->truncated(row) = result.is_truncated;
+        put<std::uint8_t>(*slab_->terminated(row), result.is_terminated);
+        put<std::uint8_t>(*slab_->truncated(row), result.is_truncated);
     } else {
         const std::size_t num_agents = served.alive.size();
         std::memcpy(slab_->terminated(row), agent_terminated_.data(), num_agents);

@@ -101,6 +101,13 @@ inline void end_request(WorkerControl& worker) noexcept {
     worker.serving.store(0, std::memory_order_release);
 }
 
+// What is as it was is not written: a line that nobody writes stays in the caches of both sides, and most of what a result says
+// beside its numbers is that nothing special has happened.
+template <typename Value>
+inline void put(Value& place, Value value) noexcept {
+    if (place != value) place = value;
+}
+
 constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
 // The control words of a worker's k servers: one array per word, each from a cache line of its own.

@@ -57,8 +57,8 @@ void Loop::flush() {
 bool Loop::write_result(std::uint32_t local, Result& result) {
     ServedEnv& served = envs_[local];
     const std::uint32_t row = words_.row[local];
-    words_.result[local] = 0;
-    words_.payload_bytes[local] = 0;
+    put(words_.result[local], {});
+    put(words_.payload_bytes[local], {});
     if (!PyDict_Check(result.info.ptr())) {
         PyErr_Format(PyExc_TypeError, "info must be a dict, got %R", reinterpret_cast<PyObject*>(Py_TYPE(result.info.ptr())));
         return false;
@@ -84,6 +84,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
 // What a replay is compared with: the bytes of the observation, mixed eight at a time, in four lanes that do not wait for each other.
 void Loop::write_hash(std::uint32_t local, std::uint32_t row) {
     std::array<std::uint64_t, 4> lanes{0x9e3779b97f4a7c15u, 1, 2, 3};
+    bool is_wide = false;
     auto mix = [](std::uint64_t& lane, const std::byte* bytes, std::size_t size) {
         std::uint64_t word = 0;
         std::memcpy(&word, bytes, size);
@@ -94,14 +95,15 @@ void Loop::write_hash(std::uint32_t local, std::uint32_t row) {
         const Leaf& leaf = obs_.leaves[index];
         const std::byte* bytes = slab_->base + obs_at(leaf, index, row, words_.slot[local]);
         const std::byte* const end = bytes + leaf.row_bytes * batch_size_;
+        is_wide |= end - bytes >= 32;
         for (; end - bytes >= 32; bytes += 32) {
             for (std::size_t lane = 0; lane < 4; ++lane) mix(lanes[lane], bytes + 8 * lane, 8);
         }
         for (; end - bytes >= 8; bytes += 8) mix(lanes[0], bytes, 8);
         if (bytes != end) mix(lanes[0], bytes, static_cast<std::size_t>(end - bytes));
     }
-    for (std::size_t lane = 1; lane < 4; ++lane) mix(lanes[0], reinterpret_cast<const std::byte*>(&lanes[lane]), 8);
-    words_.hash[local] = lanes[0];
+    for (std::size_t lane = 1; is_wide && lane < 4; ++lane) mix(lanes[0], reinterpret_cast<const std::byte*>(&lanes[lane]), 8);
+    put(words_.hash[local], lanes[0]);
 }
 
 std::size_t Loop::obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row, std::uint32_t slot) const {

@@ -101,10 +101,8 @@ void Ledger::write_batch() {
     for (const Leaf& leaf : action_.leaves) journal_.write(slab_->base + leaf.column.at(0, 0));
     if (is_plain_ && !is_batched_) {
         const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
-        for (std::uint32_t id = 0; id < num_envs_; ++id) {
-            hashes_[id] = *envs_[id].hash;
-            flags_[id] = static_cast<std::uint8_t>(terminated[id] | truncated[id] << 1);
-        }
+        for (std::uint32_t id = 0; id < num_envs_; ++id) flags_[id] = static_cast<std::uint8_t>(terminated[id] | truncated[id] << 1);
+        gather_hashes();
         journal_.write(slab_->reward(0));
     } else {
         for (std::uint32_t id = 0; id < num_envs_; ++id) {
@@ -116,6 +114,18 @@ void Ledger::write_batch() {
     journal_.write(hashes_.data());
     journal_.write(flags_.data());
     is_recorded_ = false;
+}
+
+// Worker by worker: what others have written comes a cache line at a time.
+void Ledger::gather_hashes() {
+    if (num_spares_ != 0) {
+        for (std::uint32_t id = 0; id < num_envs_; ++id) hashes_[id] = *envs_[id].hash;
+        return;
+    }
+    for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
+        const std::uint64_t* hash = slab_->words[worker].hash;
+        for (const std::uint32_t id : slab_->plan.servers[worker]) hashes_[id] = *hash++;
+    }
 }
 
 // It becomes a part of the journal, unless nobody's log is whole.
