@@ -186,6 +186,7 @@ def loop(engine: Any) -> None:
 def main() -> None:
     """Run one scenario; killed from outside if it does not end."""
     adapter, options, scenario, folder = sys.argv[1:5]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has started in the background
     engine = make_engine(adapter, json.loads(options), folder, is_limited=scenario == "hang")
     engine.start()
     tell("ready")
