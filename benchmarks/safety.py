@@ -1,0 +1,86 @@
+"""What safety costs when nothing fails: `python -m benchmarks.safety`.
+
+Section 1 gives each engine a process of its own, and so also a memory layout of its own: the same pool twice differs by a tenth there.
+Here all pools of a size live in one process, take rounds in turns, and are built anew a few times; each round is compared with the plain
+pool's round beside it. A second plain pool shows what is left of chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Any
+
+import stepmill
+from benchmarks.envs import action_ring, env_fns
+
+SIZES = (2, 8, 32, 128)
+PLAIN = "plain"
+VARIANTS: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    "plain again": {},
+    "deadlines": {"step_timeout_s": 10.0, "reset_timeout_s": 60.0},
+    "replay": {"on_fault": "replay", "seeding": "per_episode"},
+}
+STEPS_PER_LOOK = 20
+
+
+def time_round(envs: stepmill.VectorEnv[Any, Any], actions: list[Any], seconds: float) -> float:
+    """Microseconds of a step, over so many seconds."""
+    clock = time.perf_counter
+    steps = 0
+    start = now = clock()
+    while now - start < seconds:
+        for turn in range(STEPS_PER_LOOK):
+            envs.step(actions[turn])
+        steps += STEPS_PER_LOOK
+        now = clock()
+    return (now - start) / steps * 1e6
+
+
+def measure(num_envs: int, builds: int, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """By variant, microseconds of a step in each round; round i of all was measured at the same time."""
+    taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    actions = action_ring("noop", num_envs)
+    for build in range(builds):
+        order = list(VARIANTS)[build % len(VARIANTS) :] + list(VARIANTS)[: build % len(VARIANTS)]
+        pools = {name: _build(num_envs, VARIANTS[name]) for name in order}
+        try:
+            for _ in range(rounds):
+                for name in order:
+                    taken[name].append(time_round(pools[name], actions, seconds))
+        finally:
+            for pool in pools.values():
+                pool.close()
+    return taken
+
+
+def _build(num_envs: int, options: dict[str, Any]) -> stepmill.VectorEnv[Any, Any]:
+    chosen = stepmill.PoolOptions(**options)
+    envs = stepmill.VectorEnv(env_fns("noop", num_envs), backend="process", num_workers=2, options=chosen)
+    envs.reset(seed=0)
+    return envs
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--builds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.15)
+    chosen = parser.parse_args()
+    lines = [f"| us per step, 2 workers | {' | '.join(VARIANTS)} |", "|---" * (1 + len(VARIANTS)) + "|"]
+    for num_envs in SIZES:
+        taken = measure(num_envs, chosen.builds, chosen.rounds, chosen.seconds)
+        cells = [f"{statistics.median(taken[PLAIN]):.1f}"]
+        for name in list(VARIANTS)[1:]:
+            speeds = [plain / own for plain, own in zip(taken[PLAIN], taken[name], strict=True)]
+            cells.append(f"{statistics.median(taken[name]):.1f} ({statistics.median(speeds):.2f} of the speed)")
+        lines.append(f"| no-op env, n={num_envs} | {' | '.join(cells)} |")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
