@@ -23,6 +23,7 @@ __all__ = ["HANG", "KILL", "RAISE", "ChaosEnv", "ChaosReport", "run_chaos"]
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 MAX_GROWTH_BYTES = 16 << 20
+MIN_ROUND_S = 0.2  # of a turn that a slow machine has left no time for
 
 
 def run_chaos(
@@ -48,7 +49,7 @@ def run_chaos(
         if number % len(kinds) == 0 and number != 0:
             held.compare(report, number // len(kinds) % 2)
             tell(report)
-        if now >= begin + seconds:
+        if now >= begin + seconds and number >= len(kinds):
             break
         turn, place = divmod(number, len(kinds))
         kind, is_sync = kinds[place], (turn + place) % 2 == 0
@@ -56,7 +57,7 @@ def run_chaos(
         report.now = f"round {number}, {kind.name}, {'sync' if is_sync else 'async'}, {context}"
         report.rounds[kind.name] += 1
         # What one round takes too long the others go without, so that each has its turn.
-        length_s = min(round_s, (begin + seconds - now) / max(len(kinds) - number, 1))
+        length_s = min(round_s, max((begin + seconds - now) / max(len(kinds) - number, 1), MIN_ROUND_S))
         Round(report, rng, kind, is_sync=is_sync, context=context).run(length_s)
     return report
 
