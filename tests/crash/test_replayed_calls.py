@@ -256,6 +256,21 @@ def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
         assert replays.log.size_bytes < 1000
 
 
+def test_functions_that_set_something_are_told_apart_and_each_is_logged_once() -> None:
+    def shift(env: Any, value: float) -> None:
+        env.unwrapped.offset = value
+
+    with make() as pool:
+        pool.reset(seed=0)
+        for _ in range(60):
+            pool.set_attr(lambda env, value: env.unwrapped.amplify(value), 1.0)
+        for level in range(60):
+            pool.set_attr(shift, float(level))
+        replays = pool._recovery.replays
+        assert replays is not None
+        assert len(replays.log.of(0)) == 60 + 2  # the last but one is let go with the next
+
+
 class OnceEnv(GainEnv):
     """Raises once, where a file says so; shows its gain in what it observes, from the reset on."""
 

@@ -29,22 +29,19 @@ class _Call:
     """One call of one env.
 
     Attributes:
+        name: of the method or attribute, or the very function that was given: loaded anew it would be another.
         payload: of the request, for this env alone, pickled: the caller may change the arguments afterwards.
         episode, place: after so many commands of that episode, which may be the one under way then.
         future, position: whose outcome it is, and which of them.
     """
 
     kind: RequestKind
+    name: object
     payload: bytes
     episode: int
     place: int
     future: Future
     position: int
-
-    @property
-    def name(self) -> str:
-        payload = load(self.payload)
-        return str(payload[0]) if isinstance(payload, tuple) else ""
 
 
 class CallLog:
@@ -155,7 +152,8 @@ class Replays:
             except Exception:  # in a thread a call may take what cannot be kept
                 self.log.lose(server)
                 continue
-            self.log.note(server, _Call(request.kind, payload, stand.episode, stand.next_place, future, position))
+            name = _name_of(request)
+            self.log.note(server, _Call(request.kind, name, payload, stand.episode, stand.next_place, future, position))
             if self.log.size_bytes > self._limit_bytes // 2:
                 self.log.lose(server)
         ledger.limit_logs(self._limit_bytes - self.log.size_bytes)
@@ -169,7 +167,7 @@ class Replays:
             future = Future(order, worker, None, _wait_for_nothing)
             for position, place in enumerate(order.servers):
                 payload = dump(_payload_of_one(order, position))
-                self.log.note(servers[place], _Call(order.kind, payload, -1, 0, future, position))
+                self.log.note(servers[place], _Call(order.kind, _name_of(order), payload, -1, 0, future, position))
 
     def recall(self, ledger: _native.Ledger, worker: int) -> dict[int, str]:
         """Give the env objects of a new worker that play no episode now the calls that they were given.
@@ -311,6 +309,13 @@ def _wait_for_nothing(future: Future, deadline: float | None) -> None:
 
 def _words_of(failure: _DiffersError | StepmillError) -> str:
     return f"a call could not be repeated: {failure.message}" if isinstance(failure, StepmillError) else str(failure)
+
+
+def _name_of(request: Request) -> object:
+    name = request.payload[0] if isinstance(request.payload, tuple) else ""
+    if request.kind in SETTING or isinstance(name, str):
+        return name
+    return getattr(name, "__qualname__", type(name).__name__)  # that is for words alone: what it holds need not be kept
 
 
 def _payload_of_one(request: Request, position: int) -> object:
