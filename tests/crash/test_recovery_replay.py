@@ -170,6 +170,26 @@ def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
             assert pool.stats()["replay_log_bytes"] <= limit
 
 
+class StillEnv(ChaosEnv):
+    """Gives the same all the time; its episodes end by a reset alone."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.int64), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("chosen", [range(4), range(3)])  # by one call for all, or one by one
+def test_logs_take_no_more_memory_than_they_may_however_little_happens(chosen: range) -> None:
+    limit = 100_000
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", replay_log_bytes=limit)
+    with stepmill.Pool([StillEnv] * 4, backend="serial", options=options) as pool:
+        for env_id in range(4):
+            pool.reset(seed=env_id)
+            for _ in range(5_000):
+                pool.send([1] * len(chosen), list(chosen))
+                pool.recv(len(chosen))
+                assert pool.stats()["replay_log_bytes"] <= limit
+
+
 def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
     with make(replay_log_bytes=600) as pool:  # 24 a reset, 32 a step
         pool.reset(seed=0)

@@ -91,10 +91,10 @@ nb::object Ledger::observe(nb::handle env_ids) {
 
 // Received: these envs are idle, and where their results went is where their newest result is.
 void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
+    const bool is_journaled = log_limit_ != 0 && action_.num_opaques == 0 && is_all(ids);
+    if (is_journaled) write_batch();  // first of all: there may be no memory
     pending_ = std::move(rest);
     scanned_ = 0;
-    const bool is_journaled = log_limit_ != 0 && is_all(ids);
-    if (is_journaled) write_batch();
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
         book_->unpin(env.latest);

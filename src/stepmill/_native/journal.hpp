@@ -40,7 +40,11 @@ struct EpisodeLog {
     std::uint64_t length_before = 0;  // the length of the one before
 
     bool has_next_seed() const { return next_blob && !nb::object(next_blob[0]).is_none(); }  // one that does not fit the seed word
-    std::size_t size_bytes() const noexcept { return actions.size() + outcomes.size() * sizeof(Outcome); }
+    std::size_t size_bytes() const noexcept { return actions.capacity() + outcomes.capacity() * sizeof(Outcome); }
+    void free() noexcept {  // `= {}` would keep the memory
+        std::vector<std::byte>().swap(actions);
+        std::vector<Outcome>().swap(outcomes);
+    }
 };
 
 // The batches since the oldest that somebody needs, numbered from 0 on. Fresh memory costs more than all the rest of a log (a page
@@ -53,19 +57,19 @@ class Journal {
         row_bytes_.insert(row_bytes_.end(), {sizeof Outcome::reward, sizeof Outcome::hash, sizeof Outcome::flags});
         for (const std::size_t size : row_bytes_) batch_bytes_ += aligned(num_envs_ * size);
         chunk_bytes_ = std::max(std::min<std::size_t>(limit_bytes / 4, 128 << 10), batch_bytes_);
+        max_batches_ = std::max<std::size_t>(chunk_bytes_ / 2 / places_bytes(), 1);
     }
 
     std::uint64_t end() const noexcept { return end_; }
     std::size_t size_bytes() const noexcept { return size_bytes_; }                                 // of its batches
-    std::size_t memory_bytes() const noexcept { return (chunks_.size() + spares_.size()) * chunk_bytes_; }
+    std::size_t memory_bytes() const noexcept { return (chunks_.size() + spares_.size()) * (chunk_bytes_ + max_batches_ * places_bytes()); }
 
     // The batch that comes next: `begin`, its columns in order, and `add` if it is to stay.
     void begin() {
         if (chunks_.empty() || is_full()) {
-            if (spares_.empty()) spares_.emplace_back().bytes = std::make_unique_for_overwrite<std::byte[]>(chunk_bytes_);
-            chunks_.push_back(std::move(spares_.back()));
-            spares_.pop_back();
-            chunks_.back().begin_anew(end_);
+            Chunk chunk = take_spare();
+            chunk.begin_anew(end_);
+            chunks_.push_back(std::move(chunk));
         }
         next_.clear();
         used_ = chunks_.back().used;
@@ -89,7 +93,10 @@ class Journal {
         chunk.end = ++end_;
         size_bytes_ += chunk.size_bytes();
     }
-    bool is_full() const noexcept { return chunk_bytes_ - chunks_.back().used < batch_bytes_; }  // the newest chunk
+    bool is_full() const noexcept {  // the newest chunk
+        const Chunk& chunk = chunks_.back();
+        return chunk_bytes_ - chunk.used < batch_bytes_ || chunk.end - chunk.first == max_batches_;
+    }
 
     bool is_empty() const noexcept { return chunks_.empty(); }
     std::uint64_t oldest_end() const noexcept { return chunks_.front().end; }  // of the oldest chunk
@@ -121,7 +128,7 @@ class Journal {
     struct Chunk {
         std::unique_ptr<std::byte[]> bytes;
         std::size_t used = 0;
-        std::vector<std::uint32_t> places;  // of each batch's columns, in units of ALIGNMENT
+        std::vector<std::uint32_t> places;  // of each batch's columns, in units of ALIGNMENT; a batch that changes nothing takes these alone
         std::uint64_t first = 0, end = 0;   // its batches
 
         std::size_t size_bytes() const noexcept { return used + places.size() * sizeof(std::uint32_t); }
@@ -132,6 +139,18 @@ class Journal {
             first = end = batch;
         }
     };
+    std::size_t places_bytes() const noexcept { return row_bytes_.size() * sizeof(std::uint32_t); }  // of a batch
+    Chunk take_spare() {
+        Chunk chunk;
+        if (spares_.empty()) {
+            chunk.bytes = std::make_unique_for_overwrite<std::byte[]>(chunk_bytes_);
+            chunk.places.reserve(max_batches_ * row_bytes_.size());
+        } else {
+            chunk = std::move(spares_.back());
+            spares_.pop_back();
+        }
+        return chunk;
+    }
     static constexpr std::size_t aligned(std::size_t size) noexcept { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
     void copy_row(const Chunk& chunk, const std::uint32_t* places, std::size_t env_id, EpisodeLog& log) const {
@@ -152,7 +171,7 @@ class Journal {
 
     std::size_t num_envs_;
     std::vector<std::size_t> row_bytes_;  // by column
-    std::size_t batch_bytes_ = 0, chunk_bytes_ = 0, used_ = 0;
+    std::size_t batch_bytes_ = 0, chunk_bytes_ = 0, max_batches_ = 1, used_ = 0;
     std::vector<std::uint32_t> next_;  // of the batch that is written
     std::deque<Chunk> chunks_;         // the oldest first
     std::vector<Chunk> spares_;

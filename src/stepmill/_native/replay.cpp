@@ -10,6 +10,12 @@
 
 namespace stepmill {
 
+namespace {
+
+constexpr std::size_t KEPT_LOG_BYTES = 4 << 10;  // memory that an env's next log begins with
+
+}  // namespace
+
 // ---- logs of episodes -------------------------------------------------------------------------------------------
 
 void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command) {
@@ -70,8 +76,10 @@ void Ledger::note_episode(EnvBook& env) {
     ++log.episode;
     log.length_before = std::exchange(log.length, 0);
     log_bytes_ -= log.size_bytes();
+    if (log.size_bytes() > KEPT_LOG_BYTES) log.free();
     log.actions.clear();
     log.outcomes.clear();
+    log_bytes_ += log.size_bytes();
     log.blob = std::exchange(log.next_blob, nb::object());
     log.first = journal_.end();
     log.is_whole = env.has_seed && action_.num_opaques == 0;
@@ -170,7 +178,8 @@ void Ledger::take_logs() {
     for (const std::uint32_t id : all_) {
         const EpisodeLog& log = envs_[id].log;
         if (!log.is_whole) continue;
-        sizes.emplace_back(log.size_bytes() + (journal_.end() - std::min(log.first, journal_.end())) * row_bytes, id);
+        const std::size_t steps = log.outcomes.size() + (journal_.end() - std::min(log.first, journal_.end()));
+        sizes.emplace_back(std::max(steps * row_bytes, log.size_bytes()), id);
         total += sizes.back().first;
     }
     std::ranges::sort(sizes);
@@ -178,10 +187,13 @@ void Ledger::take_logs() {
         total -= sizes.back().first;
         drop_log(envs_[sizes.back().second].log);
     }
-    for (const auto& [size, id] : sizes) {
+    for (const auto& [_, id] : sizes) {
         EpisodeLog& log = envs_[id].log;
-        log.outcomes.reserve(size / row_bytes + 1);
-        log.actions.reserve((size / row_bytes + 1) * action_bytes());
+        const std::size_t steps = log.outcomes.size() + (journal_.end() - std::min(log.first, journal_.end()));
+        log_bytes_ -= log.size_bytes();
+        log.outcomes.reserve(steps);
+        log.actions.reserve(steps * action_bytes());
+        log_bytes_ += log.size_bytes();
     }
     while (!journal_.is_empty()) {
         const std::uint64_t until = journal_.oldest_end();
@@ -194,8 +206,7 @@ void Ledger::take_logs() {
 void Ledger::drop_log(EpisodeLog& log) {
     log_bytes_ -= log.size_bytes();
     log.is_whole = false;
-    log.actions = {};
-    log.outcomes = {};
+    log.free();
 }
 
 // ---- replay -----------------------------------------------------------------------------------------------------
