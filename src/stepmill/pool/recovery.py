@@ -146,7 +146,7 @@ class Recovery:
                 self._write_off(worker, env_ids)
                 self.restarts.told.discard(worker)  # what comes next of it is news
                 if self.replays is not None:
-                    self.replays.begin_anew(worker, self.restarts.orders(worker))
+                    self.replays.begin_anew(self.ledger, worker, self.restarts.orders(worker))
                 if wait:
                     self._restart_now(worker)
                 else:

@@ -144,21 +144,11 @@ class Replays:
         if request.kind not in CHANGING:
             return
         for position, server in enumerate(servers):
-            if not self.log.is_whole(server):
-                continue
             stand = _Stand(*ledger.log_place(server))
-            try:
-                payload = dump(_payload_of_one(request, position))
-            except Exception:  # in a thread a call may take what cannot be kept
-                self.log.lose(server)
-                continue
-            name = _name_of(request)
-            self.log.note(server, _Call(request.kind, name, payload, stand.episode, stand.next_place, future, position))
-            if self.log.size_bytes > self._limit_bytes // 2:
-                self.log.lose(server)
-        ledger.limit_logs(self._limit_bytes - self.log.size_bytes)
+            self._add(server, future, position, (stand.episode, stand.next_place))
+        self._share_memory(ledger)
 
-    def begin_anew(self, worker: int, orders: Sequence[Request]) -> None:
+    def begin_anew(self, ledger: _native.Ledger, worker: int, orders: Sequence[Request]) -> None:
         """A worker's envs are about to be built anew, and not to be played again: they are given these orders alone."""
         servers = self._plans[worker].env_ids
         for server in servers:
@@ -166,8 +156,25 @@ class Replays:
         for order in orders:
             future = Future(order, worker, None, _wait_for_nothing)
             for position, place in enumerate(order.servers):
-                payload = dump(_payload_of_one(order, position))
-                self.log.note(servers[place], _Call(order.kind, _name_of(order), payload, -1, 0, future, position))
+                self._add(servers[place], future, position, (-1, 0))
+        self._share_memory(ledger)
+
+    def _add(self, server: int, future: Future, position: int, at: tuple[int, int]) -> None:
+        if not self.log.is_whole(server):
+            return
+        request = future.request
+        try:
+            payload = dump(_payload_of_one(request, position))
+        except Exception:  # in a thread a call may take what cannot be kept
+            self.log.lose(server)
+            return
+        self.log.note(server, _Call(request.kind, _name_of(request), payload, *at, future, position))
+        if self.log.size_bytes > self._limit_bytes // 2:
+            self.log.lose(server)
+
+    def _share_memory(self, ledger: _native.Ledger) -> None:
+        """Leave to the episodes' logs what the calls do not take."""
+        ledger.limit_logs(max(self._limit_bytes - self.log.size_bytes, 0))
 
     def recall(self, ledger: _native.Ledger, worker: int) -> dict[int, str]:
         """Give the env objects of a new worker that play no episode now the calls that they were given.
