@@ -171,6 +171,21 @@ def test_what_a_function_has_set_is_set_again_on_envs_that_are_built_anew(on_fau
         assert all(any("raise_level is not in the capsule" in note for note in capsule.notes) for capsule in capsules)
 
 
+@pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
+def test_what_could_not_be_sent_to_envs_is_not_set_on_those_built_anew(on_fault: str) -> None:
+    env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
+    with make(env_fns, on_fault=on_fault, seeding="per_episode", max_restarts=5) as pool:
+        pool.reset(seed=0)
+        pool.set_attr("level", 5)
+        for env_ids in ([0], None):
+            with pytest.raises(stepmill.UsageError, match="cannot be pickled"):
+                pool.set_attr("level", threading.Lock(), env_ids=env_ids)
+        pool.revive([0, 1], anew=True)
+        pool.reset()
+
+        assert pool.get_attr("level") == (5, 5)
+
+
 def test_an_env_that_is_reset_after_all_repairs_has_its_attributes_under_replay_too() -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
     with make(env_fns, on_fault="replay", seeding="per_episode", max_restarts=0) as pool:

@@ -196,7 +196,11 @@ class PoolCalls:
             )
         servers = [self._server_of(env_id) for env_id in ids]
         before = self._keepsakes.note(kind, name, servers, column)
-        future = self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places]))
+        try:
+            future = self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places]))
+        except BaseException:  # sent to none, or not to all
+            self._keepsakes.take_back(kind, name, servers, before)
+            raise
         try:
             future.result()
         except StepmillError:
