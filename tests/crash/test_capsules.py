@@ -200,6 +200,27 @@ def test_what_cannot_be_told_is_noted_and_fails_nothing(tmp_path: Path):
     assert list(capsule.attributes) == ["offset"]
 
 
+def _put(name: str, env: Any, value: float) -> None:
+    setattr(env.unwrapped, name, value)
+
+
+class Putter:
+    def __call__(self, env: Any, value: float) -> None:
+        env.unwrapped.bonus = value
+
+
+def test_what_sets_something_without_a_name_of_its_own_keeps_no_capsule_from_being_written(tmp_path: Path):
+    with pool_in(tmp_path) as pool:
+        pool.set_attr(partial(_put, "bonus"), 1.0)
+        pool.set_attr(Putter(), 2.0)
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            run(pool, [1, crashing.RAISE])
+    notes = "\n".join(the_capsule(tmp_path).notes)
+    assert "by the function _put is not in the capsule" in notes
+    assert "by the function Putter is not in the capsule" in notes
+
+
 def test_a_log_that_is_too_long_is_left_out_and_noted(tmp_path: Path):
     with pool_in(tmp_path, replay_log_bytes=100) as pool:
         pool.reset(seed=0)

@@ -246,49 +246,6 @@ def test_an_attribute_is_what_it_was_when_setting_it_again_has_failed(value: flo
         assert pool.get_attr("offset") == (5.0,) * 4
 
 
-def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
-    with make() as pool:
-        pool.reset(seed=0)
-        for level in range(200):
-            pool.set_attr("offset", float(level))
-        replays = pool._recovery.replays
-        assert replays is not None
-        assert replays.log.size_bytes < 1000
-
-
-def test_functions_that_set_something_are_told_apart_and_each_is_logged_once() -> None:
-    def shift(env: Any, value: float) -> None:
-        env.unwrapped.offset = value
-
-    with make() as pool:
-        pool.reset(seed=0)
-        for _ in range(60):
-            pool.set_attr(lambda env, value: env.unwrapped.amplify(value), 1.0)
-        for level in range(60):
-            pool.set_attr(shift, float(level))
-        replays = pool._recovery.replays
-        assert replays is not None
-        assert len(replays.log.of(0)) == 60 + 2  # the last but one is let go with the next
-
-
-def test_what_is_set_again_on_envs_that_are_built_anew_keeps_within_the_bound_of_memory() -> None:
-    with make(replay_log_bytes=1 << 16) as pool:
-        pool.reset(seed=0)
-        pool.set_attr("helper", bytes(24 << 10))  # the log of calls has room for one of them
-        pool.revive(range(4), anew=True)
-        assert pool.stats()["replay_log_bytes"] < 1 << 16
-
-        pool.set_attr("offset", 2.0)
-        pool.set_attr("helper", None)
-        pool.revive(range(4), anew=True)
-        pool.reset(seed=0)
-        pool.step([1] * 4)
-        kill(pool)
-
-        assert pool.step([1] * 4).truncated.tolist() == [False] * 4  # the room is there again
-        assert pool.get_attr("offset") == (2.0,) * 4
-
-
 class OnceEnv(GainEnv):
     """Raises once, where a file says so; shows its gain in what it observes, from the reset on."""
 

@@ -221,7 +221,7 @@ class CapsuleDesk:
     def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
         given = self._attributes(env_id)
         notes.extend(
-            f"what set_attr() has set by the function {name.__qualname__} is not in the capsule"
+            f"what set_attr() has set by the function {_name_of(name)} is not in the capsule"
             for name in given
             if callable(name)
         )
@@ -288,6 +288,12 @@ def _describe_call(call: Call, notes: list[str], *, is_settled: bool) -> dict[st
         return facts
     notes.append("the env went on after that call, before its result was asked for: the episode is not in here")
     return {**facts, "is_whole": False, "arrays": {}}
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """Of a partial the name of its function; whatever else can be called may have none."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__qualname__", type(function).__name__))
 
 
 def _is_of_start(error: StepmillError) -> bool:
