@@ -89,3 +89,63 @@ def test_a_thread_that_comes_back_from_its_hang_says_nothing_and_is_replaced() -
         assert not hung.is_alive()
         assert pool.reset(env_ids=[0]).obs[:, 2].tolist() == [0]
         assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 2]
+
+
+class Gated(Waiting):
+    """Ends its episodes after two steps, and waits for the gate in its second reset."""
+
+    num_resets = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.num_resets += 1
+        if self.num_resets == 2:
+            self.gate.wait(60)
+        self._length = 2
+        return super().reset(**kwargs)
+
+
+def hang_in_call(pool: stepmill.Pool, gate: threading.Event) -> None:
+    has_begun = threading.Event()
+
+    def call(env: Any) -> None:
+        has_begun.set()
+        gate.wait(60)
+
+    pool.call_async(call)
+    assert has_begun.wait(60)
+    pool.step([1])  # condemned before it began
+
+
+def hang_in_early_reset(pool: stepmill.Pool, gate: threading.Event) -> None:
+    pool.step([1])
+    while not pool.stats()["workers"][0]["is_dead"]:
+        time.sleep(0.01)
+    pool.step([1])
+
+
+def hang_in_early_reset_that_is_waited_for(pool: stepmill.Pool, gate: threading.Event) -> None:
+    pool.step([1])
+    pool.step([1])
+
+
+@pytest.mark.parametrize("hang", [hang_in_call, hang_in_early_reset, hang_in_early_reset_that_is_waited_for])
+def test_a_thread_that_hung_between_its_commands_is_replaced_when_it_comes_back(hang: Any) -> None:
+    gate = threading.Event()
+    options = stepmill.PoolOptions(
+        step_timeout_s=0.1, reset_timeout_s=0.1, call_timeout_s=0.1, overlap_resets=hang is not hang_in_call
+    )
+    with stepmill.Pool([partial(Gated, 0, gate)], backend="thread", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        (hung,) = [thread for thread in threading.enumerate() if thread.name == "stepmill-worker-0"]
+        pool.step([1])
+        with pytest.raises(stepmill.StepmillError):
+            hang(pool, gate)
+        with pytest.raises(stepmill.UsageError, match="a thread that still runs"):
+            pool.reset()
+
+        gate.set()
+        hung.join(20)
+
+        assert not hung.is_alive()
+        assert pool.reset().obs[:, 2].tolist() == [0]
+        assert pool.step([1]).obs[:, 2].tolist() == [1]

@@ -3,6 +3,7 @@
 
 #include "forks.hpp"
 #include "loop.hpp"
+#include "reaper.hpp"
 
 namespace stepmill {
 
@@ -94,7 +95,7 @@ LoopExit Loop::run() {
     for (;;) {
         // The bell is read before the tickets: what comes after this line rings it again.
         const std::uint32_t seen = control_->bell.load(std::memory_order_acquire);
-        if (control_->stop.load(std::memory_order_acquire) != 0 || is_given_up_) return LoopExit::STOP;
+        if (control_->stop.load(std::memory_order_acquire) != 0 || is_given_up()) return LoopExit::STOP;
         bool is_interrupted = false;
         const bool has_worked = sweep(is_interrupted);
         if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) {
@@ -176,9 +177,11 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
     }
     served.done = ticket;
     end_activity(*control_);
-    // A thread that was given up, and comes back, makes room for its successor. A process does not live to see it.
-    is_given_up_ |= !is_inline_ && words_.state[local].load(std::memory_order_relaxed) == state_word(ticket, Phase::CONDEMNED);
 }
+
+// A thread that was given up, and comes back from whatever it hung in, makes room for its successor. A process seldom lives to see it.
+// The successor begins while `dead` says DIED of the one before it.
+bool Loop::is_given_up() const { return control_->dead.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Death::OVERDUE); }
 
 // An env forked, and the copy came back from it, as it does where an exception or sys.exit() ends what it had to do: it must not
 // answer commands beside the process whose copy it is.

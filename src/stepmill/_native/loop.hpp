@@ -80,6 +80,7 @@ class Loop {
     bool take_early(std::uint32_t local, Result& result, const char*& phase);
     void drop_early(ServedEnv& served) const;
     void do_command(std::uint32_t local, std::uint32_t ticket);
+    bool is_given_up() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
@@ -141,7 +142,6 @@ class Loop {
     OverflowWriter overflow_;
     std::vector<std::uint8_t> buffer_;
     std::uint32_t requests_seen_ = 0;
-    bool is_given_up_ = false;  // a command was condemned while it was done
     std::uint32_t group_ = 0;       // results stored but not counted yet
     std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
     Patience patience_;

@@ -351,6 +351,7 @@ void Reaper::end_overdue(std::uint32_t worker) {
     watched_[worker].untaken_ns = 0;
     kill(watched_[worker]);
     condemn_worker(*slab_, worker, Fault::NEIGHBOUR);
+    ring_worker(*slab_->workers[worker]);  // a thread that came back just now, and sleeps already, is to hear of it
 }
 
 // A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
