@@ -114,6 +114,19 @@ def test_a_batched_env_may_give_what_is_no_array():
     assert merged["_t"].tolist() == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    "last", [np.array(3.0), np.zeros(1), np.zeros((3, 2)), {"eye": np.zeros((2, 4)), "ear": (np.zeros(1),)}]
+)
+def test_last_observations_of_a_batched_env_that_are_not_one_per_row_are_its_bad_output(last):
+    fits = {"eye": np.arange(2), "ear": (np.arange(2),)}
+    assert merge([(0, {"final_obs": fits})], 2, rows_each=2)["final_obs"].tolist() == [
+        {"eye": row, "ear": (row,)} for row in range(2)
+    ]
+    with pytest.raises(BadOutput, match=r"info\['final_obs'\] of env 5 is .* does not fit the env's 2 rows") as caught:
+        merge([(0, {"final_obs": fits}), (2, {"final_obs": last})], 4, rows_each=2, env_ids=[4, 4, 5, 5])
+    assert (caught.value.env_id, caught.value.phase) == (5, "info")
+
+
 def test_inputs_are_not_changed():
     info = {"a": {"b": 1}, "c": [1]}
     merge([(0, info), (1, {"a": {"b": 2}, "c": [2]})], 2)

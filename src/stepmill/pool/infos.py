@@ -51,9 +51,8 @@ def merge(
     except _UnfitError as unfit:
         env_id = row if env_ids is None else int(env_ids[row])
         raise BadOutput(
-            f"info[{unfit.key!r}] of env {env_id} is a {type(unfit.value).__name__} that does not fit what the "
-            f"first env with that key gave ({unfit.reason}); let all envs give one type and shape under a key, "
-            "or read it with call()",
+            f"info[{unfit.key!r}] of env {env_id} is a {type(unfit.value).__name__} that does not fit {unfit.wanted} "
+            f"({unfit.reason}); let all envs give one type and shape under a key, or read it with call()",
             env_id=env_id,
             leaf=f"info[{unfit.key!r}]",
             phase="info",
@@ -70,9 +69,11 @@ def merge(
 
 
 class _UnfitError(Exception):
-    def __init__(self, key: object, value: object, reason: object) -> None:
-        super().__init__(key, value, reason)
-        self.key, self.value, self.reason = key, value, reason
+    def __init__(
+        self, key: object, value: object, reason: object, wanted: str = "what the first env with that key gave"
+    ) -> None:
+        super().__init__(key, value, reason, wanted)
+        self.key, self.value, self.reason, self.wanted = key, value, reason, wanted
 
 
 def _add_row(merged: dict[Any, Any], info: Mapping[Any, Any], row: int, num: int) -> None:
@@ -98,7 +99,7 @@ def _add_rows(merged: dict[Any, Any], info: Mapping[Any, Any], rows: slice, num:
             if value:
                 _add_rows(column, value, rows, num)
         else:
-            values = _as_rows(value, rows.stop - rows.start, is_split=key == _FINAL_OBS)
+            values = _as_rows(key, value, rows.stop - rows.start)
             if key in merged:
                 column = merged[key]
             elif values.dtype == object:
@@ -115,16 +116,16 @@ def _is_mask(info: Mapping[Any, Any], key: object) -> bool:
     return isinstance(key, str) and key.startswith("_") and key[1:] in info
 
 
-def _as_rows(value: object, num_rows: int, *, is_split: bool = False) -> NDArray[Any]:
+def _as_rows(key: object, value: object, num_rows: int) -> NDArray[Any]:
     """Return a batched env's value as an array [num_rows, ...]; what is none is given to every row as it is.
 
-    `is_split`: as an array of objects, one for each row. The env itself gives such a one; an episode that was cut short
-    has the observation of all rows, in the structure of its space.
+    The last observations are an array of objects, one for each row. The env itself gives such a one; an episode that was cut
+    short has the observation of all rows, in the structure of its space.
     """
-    if is_split and not (isinstance(value, np.ndarray) and value.dtype == object):
+    if key == _FINAL_OBS and not (isinstance(value, np.ndarray) and value.dtype == object):
         split = np.full(num_rows, None, dtype=object)
         for row in range(num_rows):
-            split[row] = _row_of(value, row)
+            split[row] = _row_of(key, value, row, num_rows)
         return split
     if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == num_rows:
         return value
@@ -135,15 +136,17 @@ def _as_rows(value: object, num_rows: int, *, is_split: bool = False) -> NDArray
     return column
 
 
-def _row_of(obs: Any, row: int) -> Any:
+def _row_of(key: object, obs: Any, row: int, num_rows: int) -> Any:
     """Return one row of an observation of several."""
     if isinstance(obs, dict):
-        return {key: _row_of(child, row) for key, child in obs.items()}
+        return {name: _row_of(key, child, row, num_rows) for name, child in obs.items()}
     if isinstance(obs, np.ndarray):
+        if obs.shape[:1] != (num_rows,):
+            raise _UnfitError(key, obs, f"an array of shape {obs.shape}", f"the env's {num_rows} rows")
         return obs[row]
     if isinstance(obs, tuple) and hasattr(obs, "_fields"):
-        return type(obs)(*(_row_of(child, row) for child in obs))
-    return tuple(_row_of(child, row) for child in obs) if isinstance(obs, tuple) else obs
+        return type(obs)(*(_row_of(key, child, row, num_rows) for child in obs))
+    return tuple(_row_of(key, child, row, num_rows) for child in obs) if isinstance(obs, tuple) else obs
 
 
 def _inner(merged: dict[Any, Any], key: object, value: dict[Any, Any]) -> Any:
