@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from stepmill.frontends.di_engine import ChildType, EnvState, EnvSupervisor, trees
 from stepmill.frontends.di_engine.payloads import SendPayload
-from stepmill.spec.errors import EnvTimeout, UsageError
+from stepmill.spec.errors import EnvTimeout, UsageError, WorkerDied
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
 
@@ -175,6 +177,21 @@ def test_a_step_that_hangs_or_dies_costs_its_env_only(supervise: Any) -> None:
     assert "SIGKILL" in str(timesteps[1].info.err)
     assert timesteps[2].obs.tolist() == [2, 0, 1]
     assert np.asarray(envs.ready_obs).tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 1]]
+
+
+def test_the_error_in_a_timestep_keeps_no_pool_alive(supervise: Any) -> None:
+    envs = EnvSupervisor(ChildType.PROCESS, ding_envs(2))
+    envs.launch()
+    assert envs._desk is not None
+    pool = weakref.ref(envs._desk.pool)
+    timesteps = envs.step(["die", 1])
+    error = timesteps[0].info.err.item()
+    assert isinstance(error, WorkerDied)
+    assert error.env_ids == (0,)
+    envs.close()
+    del envs, timesteps, error
+    gc.collect()
+    assert pool() is None
 
 
 def test_a_thread_that_hangs_closes_the_supervisor(supervise: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import sys
 from typing import Any
 
@@ -69,6 +70,15 @@ def payload_error(error: StepmillError) -> StepmillError:
     if isinstance(error, EnvTimeout):
         return StepTimeout(error.message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
     return mirrored(error) if isinstance(error, EnvError) else error
+
+
+def detached(error: StepmillError) -> StepmillError:
+    """Return a copy of what `payload_error` made, without traceback and cause, for an array.
+
+    A traceback holds frames, and those what was received: Python's garbage collector does not see that circle, since
+    arrays do not tell it what they hold.
+    """
+    return mirrored(error) if isinstance(error, EnvError) else copy.copy(error)
 
 
 def mirrored(error: EnvError, hint: str = "") -> EnvError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepmill.frontends.di_engine.calls import EnvCalls
 from stepmill.frontends.di_engine.desk import Answer, Desk, Kind
-from stepmill.frontends.di_engine.errors import ManagerClosedError, RetriesError, payload_error
+from stepmill.frontends.di_engine.errors import ManagerClosedError, RetriesError, detached, payload_error
 from stepmill.frontends.di_engine.payloads import RecvPayload, SendPayload
 from stepmill.frontends.di_engine.states import EnvState
 from stepmill.frontends.di_engine.trees import as_identifier, make_tree, stack_trees
@@ -105,7 +105,7 @@ class Supervised(EnvCalls):
             if of is Kind.RESET:
                 self._retry(env_id, sent, made.err)
                 return
-            info = {"abnormal": True, "err": made.err}
+            info = {"abnormal": True, "err": detached(made.err)}
             made.data = make_tree({"obs": None, "reward": None, "done": None, "info": info, "env_id": env_id})
             self._reset_again(env_id)
         elif kind is Kind.RESET:
