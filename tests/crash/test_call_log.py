@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
+import pytest
+
+import stepmill
 from tests.crash.test_replayed_calls import kill, make
 
 
@@ -48,3 +53,36 @@ def test_what_is_set_again_on_envs_that_are_built_anew_keeps_within_the_bound_of
 
         assert pool.step([1] * 4).truncated.tolist() == [False] * 4  # the room is there again
         assert pool.get_attr("offset") == (2.0,) * 4
+
+
+def test_a_reply_that_was_read_is_let_go_and_the_call_repeated_all_the_same() -> None:
+    with make() as pool, make("raise") as calm:
+        for each in (pool, calm):
+            each.reset(seed=0)
+        future = pool.call_async("amplify", 2.0)
+        inner = [weakref.ref(part) for part, _ in future._parts]
+        assert future.result() == calm.call("amplify", 2.0)
+        with pytest.raises(stepmill.EnvError):
+            pool.call("fail", env_ids=[1])
+        del future
+        pool.call("amplify", 3.0), calm.call("amplify", 3.0)
+        gc.collect()
+        assert [ref() for ref in inner] == [None, None]
+
+        kill(pool)
+
+        assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
+        assert pool.get_attr("gain") == (6.0,) * 4
+
+
+def test_a_call_that_its_worker_died_of_takes_no_memory() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        for _ in range(5):
+            with pytest.raises(stepmill.WorkerDied):
+                pool.call("end_it_all", env_ids=[0])
+            pool.step([1] * 4)
+        replays = pool._recovery.replays
+        assert replays is not None
+        assert not replays.log.of(0)
+        assert replays.log.size_bytes == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,10 +22,11 @@ from stepmill.worker.calls import CHANGING, SETTING
 from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, dump, load
 
 _REPLAYED, _REPLAY_FAULT = -1, -2  # what Ledger.replay returns beside a step
+_LOOKS = 4  # at calls that had no reply yet, with each that is made
 FAILED_BETWEEN = "it raised in between"  # which need not happen again
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Call:
     """One call of one env.
 
@@ -32,7 +34,8 @@ class _Call:
         name: of the method or attribute, or the very function that was given: loaded anew it would be another.
         payload: of the request, for this env alone, pickled: the caller may change the arguments afterwards.
         episode, place: after so many commands of that episode, which may be the one under way then.
-        future, position: whose outcome it is, and which of them.
+        future, position: whose outcome it is, and which of them; None once that is known, as a reply may be large.
+        has_raised: whether the env raised; None as long as that is not known.
     """
 
     kind: RequestKind
@@ -40,8 +43,20 @@ class _Call:
     payload: bytes
     episode: int
     place: int
-    future: Future
+    future: Future | None
     position: int
+    has_raised: bool | None = None
+
+    def settle(self) -> bool:
+        """Take what is needed of the reply, if it is here; return whether it is known that the call did not happen."""
+        if self.future is None:
+            return False
+        outcomes = self.future.peek()
+        if outcomes is None:
+            return self.future.has_failed
+        self.has_raised = not isinstance(outcomes[self.position], Value)
+        self.future = None
+        return False
 
 
 class CallLog:
@@ -49,6 +64,7 @@ class CallLog:
 
     def __init__(self, num_servers: int) -> None:
         self._calls: list[list[_Call]] = [[] for _ in range(num_servers)]
+        self._open: deque[tuple[int, _Call]] = deque()  # whose reply was not here yet
         self._lost: set[int] = set()
         self.size_bytes = 0
 
@@ -58,15 +74,35 @@ class CallLog:
 
     def of(self, server: int) -> Sequence[_Call]:
         """Return the object's calls, in order, but for those that are known not to have happened."""
-        return [call for call in self._calls[server] if not call.future.has_failed]
+        for call in list(self._calls[server]):
+            self._settle(server, call)
+        return list(self._calls[server])
 
     def note(self, server: int, call: _Call) -> None:
         """Add a call. Of an attribute that was set again at the same place, what it was set to before is let go."""
+        for _ in range(min(len(self._open), _LOOKS)):
+            self._look(*self._open.popleft())
         calls = self._calls[server]
+        if len(calls) > 1:
+            self._settle(server, calls[-1])
         if len(calls) > 1 and _replaces(calls[-1], calls[-2]):
             self.size_bytes -= len(calls.pop(-2).payload)
         calls.append(call)
         self.size_bytes += len(call.payload)
+        self._look(server, call)
+
+    def _look(self, server: int, call: _Call) -> None:
+        self._settle(server, call)
+        if call.future is not None:
+            self._open.append((server, call))
+
+    def _settle(self, server: int, call: _Call) -> None:
+        if not call.settle():
+            return
+        call.future = None
+        if call in self._calls[server]:  # and was not replaced before that was known
+            self._calls[server].remove(call)
+            self.size_bytes -= len(call.payload)
 
     def lose(self, server: int) -> None:
         """Forget an object's calls for good: it cannot be played again any more."""
@@ -77,14 +113,14 @@ class CallLog:
         """Forget the calls of an object that is about to be replaced by another, which is not to be given them."""
         self.size_bytes -= sum(len(call.payload) for call in self._calls[server])
         self._calls[server].clear()
+        self._open = deque(entry for entry in self._open if entry[0] != server)
         self._lost.discard(server)
 
 
 def _replaces(new: _Call, old: _Call) -> bool:
     """Whether nothing is left of an older call. Until the newer is known to have been done, something may be."""
     is_same = new.kind is old.kind and new.kind in SETTING and (new.episode, new.place) == (old.episode, old.place)
-    outcomes = new.future.peek() if is_same and new.name == old.name else None
-    return outcomes is not None and isinstance(outcomes[new.position], Value)
+    return is_same and new.has_raised is False and new.name == old.name
 
 
 class _DiffersError(Exception):
@@ -145,7 +181,7 @@ class Replays:
             return
         for position, server in enumerate(servers):
             stand = _Stand(*ledger.log_place(server))
-            self._add(server, future, position, (stand.episode, stand.next_place))
+            self._add(server, request, future, position, (stand.episode, stand.next_place))
         self._share_memory(ledger)
 
     def begin_anew(self, ledger: _native.Ledger, worker: int, orders: Sequence[Request]) -> None:
@@ -154,15 +190,13 @@ class Replays:
         for server in servers:
             self.log.begin_anew(server)
         for order in orders:
-            future = Future(order, worker, None, _wait_for_nothing)
             for position, place in enumerate(order.servers):
-                self._add(servers[place], future, position, (-1, 0))
+                self._add(servers[place], order, None, position, (-1, 0))
         self._share_memory(ledger)
 
-    def _add(self, server: int, future: Future, position: int, at: tuple[int, int]) -> None:
+    def _add(self, server: int, request: Request, future: Future | None, position: int, at: tuple[int, int]) -> None:
         if not self.log.is_whole(server):
             return
-        request = future.request
         try:
             payload = dump(_payload_of_one(request, position))
         except Exception:  # in a thread a call may take what cannot be kept
@@ -216,10 +250,10 @@ class Replays:
 
     def wait_for_calls(self, worker: int) -> None:
         """Wait for the calls that a worker's envs still have to answer: who made them need not hear of its replacement."""
-        for server in self._plans[worker].env_ids:
-            for call in self.log.of(server):
-                with contextlib.suppress(StepmillError):
-                    call.future.result()
+        calls = [call for server in self._plans[worker].env_ids for call in self.log.of(server)]
+        for future in [call.future for call in calls if call.future is not None]:
+            with contextlib.suppress(StepmillError):
+                future.result()
 
     def play(self, ledger: _native.Ledger, env_id: int, *, is_new: bool) -> str | None:
         """Play an env's episode again; return why that is not possible, or None if it was, or its worker has died again.
@@ -297,8 +331,8 @@ class Replays:
     def _repeat(self, server: int, call: _Call, ticket: int = 0) -> None:
         self._made.add(id(call))
         outcome = self._send(server, call, ticket).result()[0]
-        then = call.future.peek()
-        if then is not None and isinstance(outcome, Value) is not isinstance(then[call.position], Value):
+        call.settle()
+        if call.has_raised is not None and isinstance(outcome, Value) is call.has_raised:
             raise _DiffersError(f"{call.name!r} of it raised, or no longer did, when it was called again")
 
     def _send(self, server: int, call: _Call, ticket: int) -> Future:
@@ -308,10 +342,6 @@ class Replays:
 
 
 _NOT_WHOLE = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
-
-
-def _wait_for_nothing(future: Future, deadline: float | None) -> None:
-    """Of what a worker does before it serves nobody waits for a reply."""
 
 
 def _words_of(failure: _DiffersError | StepmillError) -> str:
