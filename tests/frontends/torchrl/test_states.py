@@ -209,6 +209,61 @@ def test_a_state_that_does_not_fit_is_refused_before_any_env_is_given_it():
     env.close()
 
 
+class Bonus(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Saves a number of its own."""
+
+    number = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+
+
+def bonus() -> Any:
+    return Bonus(Keeping())
+
+
+def numbers(env: Any, num: int) -> list[tuple[int, int]]:
+    return list(env.pool.get_attr(lambda one: (one.number, one.env.level), env_ids=range(num)))
+
+
+@pytest.mark.covers("T-12")
+def test_parts_that_were_loaded_at_different_times_are_all_given_to_envs_that_are_built_anew():
+    env = StepmillEnv(
+        [bonus] * 2, categorical_action_encoding=True, **{**BACKENDS["process"], "options": under("truncate")}
+    )
+    env.load_state_dict({"Bonus": {"number": 1}, "Keeping": {"level": 2}})
+    td = env.reset()
+    env.load_state_dict({"worker0": {}, "worker1": {"Bonus": {"number": 5}}}, strict=False)
+    assert numbers(env, 2) == [(1, 2), (5, 2)]
+    act(env, td, 1, DIE)  # its worker is started again
+    env.reset()
+    assert numbers(env, 2) == [(1, 2), (5, 2)]
+    env.close()
+    env.reset()
+    assert numbers(env, 2) == [(1, 2), (5, 2)]
+    env.load_state_dict({"Bonus": {"number": 7}}, strict=False)
+    env.close()
+    env.reset()
+    assert numbers(env, 2) == [(7, 2), (7, 2)]
+    env.close()
+
+
+@pytest.mark.covers("T-12")
+def test_spares_are_given_again_what_was_loaded_for_all():
+    options = stepmill.PoolOptions(spare_envs=1)
+    env = StepmillEnv([bonus] * 3, backend="thread", categorical_action_encoding=True, options=options)
+    env.reset()
+    env.load_state_dict({"Bonus": {"number": 1}, "Keeping": {"level": 2}})
+    before = numbers(env, 3)
+    env.close()
+    env.reset()
+    assert numbers(env, 3) == before == [(1, 2)] * 3
+    env.close()
+
+
 @pytest.mark.covers("T-12")
 def test_a_view_saves_and_loads_its_own_envs():
     env = keeping(4)

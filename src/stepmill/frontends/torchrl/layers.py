@@ -47,6 +47,11 @@ def load_parts(env: object, state: Mapping[str, Any]) -> None:
             part.load(copy.deepcopy(state[part.name]))  # without processes, other envs are given the same objects
 
 
+def load_part(name: str, env: object, state: Mapping[str, Any]) -> None:
+    """Give one part of an env its state, {name: state}; nothing if the env has no such part."""
+    load_parts(env, {name: state[name]})
+
+
 def has_named(name: str, env: object) -> bool:
     """Whether an env has an attribute, on whatever layer."""
     try:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from stepmill.frontends.torchrl.layers import Parts, is_statistics, load_parts, part_names, read_parts
+from stepmill.frontends.torchrl.layers import Parts, is_statistics, load_part, part_names, read_parts
 from stepmill.pool.pool import Pool
-from stepmill.spec.errors import UsageError
+from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
 
 _FIRST = "worker0"
 
@@ -27,11 +28,16 @@ class States:
     """Reads and loads the state of a pool's envs, and gives what was loaded to the pool that takes its place.
 
     What is loaded into an env is given to it again whenever it is built anew, before it is reset: by a worker that is
-    restarted (the pool sees to that), and by another pool.
+    restarted (the pool sees to that), and by another pool. Each part is set on its own, so that what was loaded for the
+    others stays known.
     """
 
     def __init__(self) -> None:
-        self._loaded: dict[int, Parts] = {}
+        self._setters: dict[
+            str, Callable[[Any, Any], object]
+        ] = {}  # by part, always the same: the pool knows it by that
+        self._common: dict[str, Any] = {}  # by part, what all envs were given, spares too
+        self._own: dict[str, dict[int, Any]] = {}  # by part and env, what some were given since
 
     def read(self, pool: Pool, env_ids: Sequence[int]) -> OrderedDict[str, Any]:
         """Return the state of some envs, "worker0" for the first of them. Tensors are on the CPU, and nobody else's."""
@@ -53,15 +59,39 @@ class States:
         if strict:
             for env_id, names in zip(ids, pool.get_attr(part_names, env_ids=ids), strict=True):
                 _check_names(env_id, names, given[env_id])
-        self._loaded.update(given)
         is_common = _FIRST not in state and len(ids) == pool.num_envs
-        values = next(iter(given.values())) if is_common else [given[env_id] for env_id in ids]
-        pool.set_attr(load_parts, values, env_ids=None if is_common else ids)  # None: spares, too
+        names = list(dict.fromkeys(name for parts in given.values() for name in parts))
+        for name in names:
+            values = {env_id: parts[name] for env_id, parts in given.items() if name in parts}
+            if is_common:
+                self._own.pop(name, None)
+                self._common[name] = next(iter(values.values()))
+            else:
+                self._own.setdefault(name, {}).update(values)
+        self._set(pool, names, ids, is_common=is_common)
 
     def load_again(self, pool: Pool) -> None:
-        """Give another pool's envs what was loaded last."""
-        if self._loaded:
-            pool.set_attr(load_parts, list(self._loaded.values()), env_ids=list(self._loaded))
+        """Give another pool's envs what was loaded last, part by part."""
+        self._set(pool, list(self._common), (), is_common=True)
+        for name, values in self._own.items():
+            self._set(pool, [name], list(values), is_common=False)
+
+    def _set(self, pool: Pool, names: Sequence[str], env_ids: Sequence[int], *, is_common: bool) -> None:
+        """Give envs what is remembered for them; all parts, even if one is refused."""
+        errors: list[StepmillError] = []
+        for name in names:
+            setter = self._setters.setdefault(name, partial(load_part, name))
+            try:
+                if is_common:
+                    pool.set_attr(setter, {name: self._common[name]})  # without env_ids: spares, too
+                    continue
+                values = self._own[name]
+                ids = [env_id for env_id in env_ids if env_id in values]
+                pool.set_attr(setter, [{name: values[env_id]} for env_id in ids], env_ids=ids)
+            except EnvError as error:
+                errors.append(error)
+        if errors:
+            raise join_errors(errors)
 
 
 def _rows(state: Mapping[str, Any], num: int, *, strict: bool) -> list[Any]:
