@@ -266,6 +266,32 @@ def test_what_fails_at_another_place_as_it_is_played_again_is_played_once_more(t
         assert not list(tmp_path.iterdir())
 
 
+class BriefEnv(MoodyEnv):
+    """Env 0 has episodes of three steps."""
+
+    def __init__(self, folder: str, env_id: int) -> None:
+        super().__init__(folder, env_id)
+        self._length = 3 if env_id == 0 else 12
+
+
+def test_an_exhausted_env_that_cannot_be_played_again_keeps_nobody_waiting(tmp_path: Any) -> None:
+    with make(partial(BriefEnv, str(tmp_path)), num_episodes=1) as pool:
+        pool.reset(seed=0)
+        for _ in range(4):
+            pool.step([1] * 4)
+        for place in ("0-0", "0-1", "0-2"):
+            (tmp_path / place).touch()
+        kill(pool, 0)
+
+        with pytest.warns(RuntimeWarning, match="env 0 is not replayable: it raised in between"):
+            batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.obs[1:, 2].tolist() == [5] * 3
+        assert pool.step([1] * 4).obs[1:, 2].tolist() == [6] * 3
+        assert pool.states[0] is stepmill.EnvState.EXHAUSTED
+
+
 def test_an_env_that_failed_before_its_worker_died_is_played_again_in_a_new_one(tmp_path: Any) -> None:
     with make(partial(MoodyEnv, str(tmp_path))) as pool:
         pool.set_attr("note", 1)  # is set again before the episode is

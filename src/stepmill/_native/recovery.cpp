@@ -74,8 +74,9 @@ void Ledger::cut_short(std::uint32_t id) {
     if (env.is_lost) env.fault_info = env.lost_info;
     env.is_lost = false;
     env.needs_restore = true;
-    for (std::uint32_t row = row_of(id); (env.has_turned || is_batched_) && row < row_of(id) + batch_size_; ++row) {
-        if (slab_->over()[row] != 0) slab_->clear_episode(row);  // what they say is of the episode that ended, and told
+    // Of an episode whose end was received: what the slab says of its return was told. Of what it says else one may have died in the middle.
+    for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
+        if (is_batched_ ? ended_[row] != 0 : env.has_turned) slab_->clear_episode(row);
     }
     if (autoreset_ == Autoreset::SAME_STEP) return;  // keep_final_obs() was there
     const Seat seat = slab_->seats[env.server];

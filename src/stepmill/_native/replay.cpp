@@ -284,10 +284,14 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     words.episode[seat.local] = env.episode;
     if (env.log.blob) write_blob(env_id, env.log.blob.ptr());
     int outcome = REPLAYED;
+    auto fail = [&] {
+        restore_sums(env_id, sums);
+        if (!is_pending) words.fault[seat.local].store(0, std::memory_order_relaxed);  // nobody waits for it: it would be found for ever
+    };
     try {
         outcome = replay_log(env_id, slot, nb::cast<Ids>(places), between);
     } catch (...) {
-        restore_sums(env_id, sums);
+        fail();
         words.flags[seat.local] = 0;
         copy_action(env_id, action.data(), false);
         scanned_ = 0;
@@ -295,7 +299,7 @@ int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) 
     }
     words.flags[seat.local] = 0;
     copy_action(env_id, action.data(), false);
-    if (outcome != REPLAYED) restore_sums(env_id, sums);
+    if (outcome != REPLAYED) fail();
     if (env.is_masked) empty_row(env_id);  // what it says is that nothing happened, once more
     if (outcome == REPLAYED && is_pending) {
         if (is_last(env)) words.flags[seat.local] = FLAG_LAST;
