@@ -240,6 +240,21 @@ def test_a_batched_env_that_breaks_beside_one_that_ends_has_its_last_observation
         assert np.array_equal(np.stack(batch.info["final_obs"][2:]), good[2:])
 
 
+def test_a_batched_env_that_breaks_twice_in_a_row_has_no_steps_the_second_time(tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), 0, 2, mode="SameStep")]
+    options = stepmill.PoolOptions(on_fault="truncate", autoreset_mode="SameStep", episode_stats=True)
+    with stepmill.Pool(env_fns, backend="serial", options=options) as pool:
+        pool.reset(seed=0)
+        for _ in range(5):
+            pool.step([1, 1])
+
+        first, second = pool.step([RAISE, 1]), pool.step([1, RAISE])
+
+        assert first.info["episode"]["l"].tolist() == [5, 5]
+        assert second.info["episode"]["l"].tolist() == [0, 0]
+        assert second.info["episode"]["r"].tolist() == [0.0, 0.0]
+
+
 def make_rows(folder: str, identity: int, lengths: tuple[int, int] = (3, 6)) -> SyncVectorEnv:
     """Two rows, whose episodes last so many steps."""
     rows = [partial(TrappedEnv, folder, 2 * identity + row, length, 1.0) for row, length in enumerate(lengths)]

@@ -269,7 +269,7 @@ class Ledger {
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
     Ids all_, pending_;  // pending: in order of send, ties by env id
     std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
-    std::vector<std::uint8_t> ended_;        // by row, of batched envs: the end of its episode was received, and nothing after that
+    std::vector<std::uint8_t> ended_;        // by row, of batched envs: the newest result received told the end of an episode
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;
     Seeding seeding_;

@@ -32,7 +32,7 @@ bool Ledger::has_any_ended(std::uint32_t id) const {
 // Asked of the books, not of the slab: who died over a result may have written half of it.
 void Ledger::note_ended(std::uint32_t id, bool is_cut) {
     std::uint8_t* ended = ended_.data() + row_of(id);
-    if (is_cut) std::fill_n(ended, batch_size_, autoreset_ != Autoreset::SAME_STEP);
+    if (is_cut) std::fill_n(ended, batch_size_, std::uint8_t{1});
     else std::copy_n(slab_->over() + row_of(id), batch_size_, ended);
 }
 
