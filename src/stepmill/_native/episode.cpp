@@ -22,7 +22,7 @@ nb::object Ledger::seed_of(std::uint32_t id, std::uint64_t episode) const {
 // the one of the episode before, and worth something only if that ended by itself.
 // Asked by the pool's thread; in the middle of a send, too, which finds a worker dead.
 nb::dict Ledger::episode_log(std::uint32_t env_id) {
-    take_log(env_id, journal_.end());
+    take_log(env_id);
     const EnvBook& env = envs_.at(env_id);
     const Seat seat = slab_->seats[env.server];
     const bool is_pending = env.status == EnvStatus::PENDING;

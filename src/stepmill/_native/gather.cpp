@@ -103,14 +103,13 @@ void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
         if (env.is_masked) {
             env.is_masked = false;
             env.status = EnvStatus::EXHAUSTED;
-            take_log(id, journal_.end());
+            take_log(id);
             env.log.first = journal_.end() + 1;  // the batch to come says nothing of it
             continue;
         }
         if (env.is_taking) move_in(id);
         if (env.fault_info) mark_truncated(id);
-        if (is_batched_) note_ended(id, static_cast<bool>(env.fault_info));
-        if (autoreset_ == Autoreset::SAME_STEP) env.has_turned = has_any_ended(id);
+        if (is_batched_ || autoreset_ == Autoreset::SAME_STEP) note_ended(id, static_cast<bool>(env.fault_info));
         if (tracks_episodes_) note_result(id, is_journaled);
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
         if (env.fault_info) env.fault_info.reset(), env.final_obs.reset();

@@ -51,7 +51,6 @@ struct alignas(CACHE_LINE) EnvBook {
     bool is_reset = false;       // the command under way begins an episode
     bool is_own_reset = false;   // the command under way is a step in which a batched env begins an episode in each of its rows
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
-    bool has_turned = false;     // SAME_STEP: the newest result ended an episode of one of its rows, and began the next
     bool is_taking = false;      // the result to come is what its server has staged
     std::uint32_t ticket = 0;
     std::uint32_t server = 0;
@@ -66,6 +65,8 @@ struct alignas(CACHE_LINE) EnvBook {
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
+
+    bool is_commanded() const noexcept { return status == EnvStatus::PENDING && !is_masked; }
 };
 
 // In what form batches of observations are handed out.
@@ -107,7 +108,7 @@ class Ledger {
     void abandon(std::uint32_t env_id);
     void free_overflow(std::uint32_t worker);
     void mend_words(std::uint32_t worker);
-    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).status == EnvStatus::PENDING && !envs_[env_id].is_masked; }
+    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
     bool died_in_request(std::uint32_t worker) const;
     bool was_at_reset(std::uint32_t env_id) const;
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
@@ -178,7 +179,6 @@ class Ledger {
     bool is_ended(std::uint32_t id) const;
     bool resets_itself(std::uint32_t id, bool is_received = true) const;
     bool have_all_ended(std::uint32_t id, bool is_received = true) const;  // all rows of the env, in the newest result; or in one to be received
-    bool has_any_ended(std::uint32_t id) const;   // one of them
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
     void note_result(std::uint32_t id, bool is_journaled);
     void note_episode(EnvBook& env);
@@ -187,7 +187,8 @@ class Ledger {
     void gather_hashes();
     void add_batch();
     void mind_limit();
-    void take_log(std::uint32_t id, std::uint64_t until);  // up to a batch of the journal
+    std::uint64_t num_logged(const EpisodeLog& log) const;
+    void take_log(std::uint32_t id, std::uint64_t until = UINT64_MAX);  // up to a batch of the journal
     void take_logs();
     void drop_log(EpisodeLog& log);
     int replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between);
@@ -269,7 +270,7 @@ class Ledger {
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
     Ids all_, pending_;  // pending: in order of send, ties by env id
     std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
-    std::vector<std::uint8_t> ended_;        // by row, of batched envs: the newest result received told the end of an episode
+    std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received told the end of an episode
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;
     Seeding seeding_;

@@ -24,11 +24,6 @@ bool Ledger::have_all_ended(std::uint32_t id, bool is_received) const {
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
 
-bool Ledger::has_any_ended(std::uint32_t id) const {
-    const std::uint8_t* over = slab_->over() + row_of(id);
-    return std::any_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
-}
-
 // Asked of the books, not of the slab: who died over a result may have written half of it.
 void Ledger::note_ended(std::uint32_t id, bool is_cut) {
     std::uint8_t* ended = ended_.data() + row_of(id);
@@ -76,7 +71,7 @@ void Ledger::cut_short(std::uint32_t id) {
     env.needs_restore = true;
     // Of an episode whose end was received: what the slab says of its return was told. Of what it says else one may have died in the middle.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
-        if (is_batched_ ? ended_[row] != 0 : env.has_turned) slab_->clear_episode(row);
+        if (ended_[row] != 0) slab_->clear_episode(row);
     }
     if (autoreset_ == Autoreset::SAME_STEP) return;  // keep_final_obs() was there
     const Seat seat = slab_->seats[env.server];

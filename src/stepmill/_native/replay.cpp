@@ -87,7 +87,7 @@ void Ledger::note_episode(EnvBook& env) {
 
 // A result that came without those of all other envs.
 void Ledger::record(std::uint32_t id) {
-    take_log(id, journal_.end());
+    take_log(id);
     EpisodeLog& log = envs_[id].log;
     Outcome outcome = outcome_of(id);
     log_bytes_ -= log.size_bytes();
@@ -161,6 +161,9 @@ void Ledger::mind_limit() {
     journal_.trim(log_limit_ - std::min(log_bytes_, log_limit_));
 }
 
+// Its own results and those that the journal has for it.
+std::uint64_t Ledger::num_logged(const EpisodeLog& log) const { return log.outcomes.size() + (journal_.end() - std::min(log.first, journal_.end())); }
+
 // An env's log as a whole.
 void Ledger::take_log(std::uint32_t id, std::uint64_t until) {
     EpisodeLog& log = envs_[id].log;
@@ -178,8 +181,7 @@ void Ledger::take_logs() {
     for (const std::uint32_t id : all_) {
         const EpisodeLog& log = envs_[id].log;
         if (!log.is_whole) continue;
-        const std::size_t steps = log.outcomes.size() + (journal_.end() - std::min(log.first, journal_.end()));
-        sizes.emplace_back(std::max(steps * row_bytes, log.size_bytes()), id);
+        sizes.emplace_back(std::max<std::size_t>(num_logged(log) * row_bytes, log.size_bytes()), id);
         total += sizes.back().first;
     }
     std::ranges::sort(sizes);
@@ -189,10 +191,9 @@ void Ledger::take_logs() {
     }
     for (const auto& [_, id] : sizes) {
         EpisodeLog& log = envs_[id].log;
-        const std::size_t steps = log.outcomes.size() + (journal_.end() - std::min(log.first, journal_.end()));
         log_bytes_ -= log.size_bytes();
-        log.outcomes.reserve(steps);
-        log.actions.reserve(steps * action_bytes());
+        log.outcomes.reserve(num_logged(log));
+        log.actions.reserve(num_logged(log) * action_bytes());
         log_bytes_ += log.size_bytes();
     }
     while (!journal_.is_empty()) {
@@ -249,7 +250,7 @@ nb::tuple Ledger::log_place(std::uint32_t server) const {
     const ServerBook& book = servers_.at(server);
     if (book.env == NO_ENV) return nb::make_tuple(book.num_begun, 0, UINT64_MAX, false, true, book.is_staged);
     const EnvBook& env = envs_[book.env];
-    const bool is_pending = env.status == EnvStatus::PENDING && !env.is_masked;
+    const bool is_pending = env.is_commanded();
     const bool is_staged = book.is_staged && !is_pending;
     const bool is_beginning = is_staged || (is_pending && env.is_reset);
     const bool is_between = is_beginning || env.status == EnvStatus::NEW || env.status == EnvStatus::FAULTED;
@@ -264,12 +265,12 @@ nb::tuple Ledger::log_place(std::uint32_t server) const {
 int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) {
     const InUse in_use(*this);
     EnvBook& env = envs_.at(env_id);
-    const bool is_pending = env.status == EnvStatus::PENDING && !env.is_masked;  // else nothing is under way
+    const bool is_pending = env.is_commanded();  // else nothing is under way
     if (is_pending && env.is_reset) {
         retry_reset(env_id);  // nothing of the old episode is needed
         return REPLAYED;
     }
-    take_log(env_id, journal_.end());
+    take_log(env_id);
     if (!is_pending && servers_[env.server].is_staged) return REPLAYED;  // `tend` stages its next episode again
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
