@@ -44,13 +44,14 @@ def time_round(envs: stepmill.VectorEnv[Any, Any], actions: list[Any], seconds: 
 def measure(num_envs: int, builds: int, rounds: int, seconds: float) -> dict[str, list[float]]:
     """By variant, microseconds of a step in each round; round i of all was measured at the same time."""
     taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    actions = action_ring("noop", num_envs)
     for build in range(builds):
         turn = build % len(VARIANTS)
         order = [*list(VARIANTS)[turn:], *list(VARIANTS)[:turn]]
         with contextlib.ExitStack() as stack:
             pools = {name: stack.enter_context(contextlib.closing(_build(num_envs, VARIANTS[name]))) for name in order}
             for name in order * rounds:
-                taken[name].append(time_round(pools[name], action_ring("noop", num_envs), seconds))
+                taken[name].append(time_round(pools[name], actions, seconds))
     return taken
 
 

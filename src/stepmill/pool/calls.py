@@ -14,7 +14,7 @@ from stepmill import _native, timers
 from stepmill.backends.base import Future
 from stepmill.pool.arguments import check_ids
 from stepmill.pool.capsules import Call
-from stepmill.pool.keepsakes import Keepsakes
+from stepmill.pool.keepsakes import Keepsakes, Name
 from stepmill.pool.properties import PoolProperties
 from stepmill.pool.start import Running
 from stepmill.pool.timers import read_timers
@@ -157,7 +157,7 @@ class PoolCalls:
         """
         return self._request(RequestKind.GET_ATTR, self._named(env_ids), lambda places: name).result()
 
-    def set_attr(self, name: str | Callable[[Any, Any], object], values: Any, *, env_ids: EnvIds | None = None) -> None:
+    def set_attr(self, name: Name, values: Any, *, env_ids: EnvIds | None = None) -> None:
         """Set an attribute of envs, on the wrapper that has it. Envs that are built anew are given its newest value.
 
         Args:
@@ -182,9 +182,7 @@ class PoolCalls:
         """Return what each env's `render` gives, one per env."""
         return self._request(RequestKind.RENDER, self._named(env_ids), lambda places: None).result()
 
-    def _set(
-        self, kind: RequestKind, name: str | Callable[[Any, Any], object], values: Any, env_ids: EnvIds | None
-    ) -> None:
+    def _set(self, kind: RequestKind, name: Name, values: Any, env_ids: EnvIds | None) -> None:
         ids = self._named(env_ids)
         is_common = not isinstance(values, (list, tuple))
         if env_ids is None and (is_common or len(values) > len(ids)):

@@ -65,8 +65,7 @@ class Recovery:
         if self._policy is OnFault.REPLAY:
             return None
         delay_s = None if self._policy is OnFault.RAISE else self.restarts.budget.take(worker)
-        error = self.restarts.take_failure(worker) or self.restarts.obituary(worker)
-        error = self.capsules.keep_death(error, worker, ())
+        error = self.tidings.obituary(worker)
         if delay_s is None:
             self.tidings.note(worker)
             return error
@@ -122,8 +121,7 @@ class Recovery:
             return not told
         delay_s = self.restarts.budget.take(worker)
         if delay_s is not None:
-            error = self.restarts.take_failure(worker) or self.restarts.obituary(worker)
-            self._replay_worker(worker, self.capsules.keep_death(error, worker, ()), delay_s)
+            self._replay_worker(worker, self.tidings.obituary(worker), delay_s)
         return delay_s is not None
 
     def revive(self, env_ids: Sequence[int], *, wait: bool = True, anew: bool = False) -> None:

@@ -65,7 +65,11 @@ class Tidings:
         return [env_id for env_id in others if states[env_id] == EnvState.IDLE]
 
     def _tell(self, worker: int) -> StepmillError:
-        error = self._restarts.take_failure(worker) or self._restarts.obituary(worker)
         self.note(worker)
         self._restarts.ledger.fail_worker(worker)
+        return self.obituary(worker)
+
+    def obituary(self, worker: int) -> StepmillError:
+        """Return what tells of a death that no command of its envs has met, with its crash capsule."""
+        error = self._restarts.take_failure(worker) or self._restarts.obituary(worker)
         return self._capsules.keep_death(error, worker, ())
