@@ -29,6 +29,7 @@ from tests.harness import leaks
 from tests.harness.covers import Covers
 from tests.harness.effort import EXPLORES
 from tests.harness.pools import EnvFns, make_pool, make_vector_env
+from tests.harness.sanitizer import fork_at_rest
 
 pytest_plugins = ["pytester"]
 HANG_S = 300.0
@@ -58,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--covers"):
         config.pluginmanager.register(Covers(config.getoption("--covers")))
     leaks.adopt_orphans()
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        fork_at_rest()
 
 
 @pytest.hookimpl(wrapper=True)
