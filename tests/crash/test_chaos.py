@@ -92,6 +92,18 @@ def test_the_checks_of_chaos_let_right_results_pass(obs: list[int], reward: floa
     assert complaint_of(obs, reward, **flags) == ""  # type: ignore[arg-type]
 
 
+def test_the_checks_of_chaos_want_to_be_told_of_an_env_that_a_call_has_found_built_anew() -> None:
+    report = ChaosReport(0)
+    books = Books(kind_of("truncate"), report)
+    books.rows = [Book(np.array([row, 0, 0, 0, 0, 0])) for row in range(8)]
+    assert [books.note_bump(3, bumps) for bumps in (1, 2)] == [None, None]
+    assert books.note_bump(3, 4) == "object 3 has 4 bumps, after one of {2}"
+    assert books.note_bump(3, 1) is None
+    books.command(3, [4])
+    books._take(books.rows[3], Result(3, np.array([3, 0, 1, 4, 0, 1]), 1.0, False, False, None, at=(3, 0, 1)))
+    assert report.wrong == [": row 3: its env was built anew in mid-episode, which nobody told"]
+
+
 @pytest.mark.parametrize(
     ("obs", "reward", "flags"),
     [

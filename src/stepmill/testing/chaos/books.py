@@ -48,6 +48,7 @@ class Book:
     calls_before: int = 0  # the same for the action that began the episode
     is_between: bool = False  # whether all rows of its env had ended when the action was given
     is_exhausted: bool = False  # and gets no command: its row is to be empty
+    good_left: int | None = None  # a call has met a new object in mid-episode: so many good results until that is told
 
     @property
     def identity(self) -> int:
@@ -194,6 +195,7 @@ class Books:
         """What comes next of the env begins an episode: it was told to, or has a fault that was told."""
         for book in self.rows_of(env_id):
             book.is_ended, book.is_between, book.action, book.memory = True, True, RESET, None
+            book.good_left = None
             book.num_calls = self.memories[book.identity].num_calls
             book.num_ended = 0 if book.is_exhausted else book.num_ended
             book.is_exhausted = False
@@ -221,12 +223,19 @@ class Books:
         if book.action is None:
             return
         self._learn(book, result)
+        self._count_down(book, result)
         book.obs, book.action = result.obs, None
         book.num_ended += result.truncated
         book.is_exhausted = self._kind.budget is not None and book.num_ended >= self._kind.budget
         is_turned = self._kind.mode is AutoresetMode.SAME_STEP and not book.is_exhausted
         waits_on = book.is_ended and result.fault is not None
         book.is_ended = waits_on or (result.truncated and not is_turned)
+
+    def _count_down(self, book: Book, result: Result) -> None:
+        if book.good_left == 0 and result.fault is None:
+            self._report.complain(f"row {result.row}: its env was built anew in mid-episode, which nobody told")
+        is_over = result.fault is not None or result.truncated
+        book.good_left = None if is_over or not book.good_left else book.good_left - 1
 
     # ---- what is wrong ------------------------------------------------------------------------------------------
 
@@ -236,9 +245,8 @@ class Books:
             return "it had no command; doubled"
         if book.is_exhausted:
             is_empty = not (result.truncated or result.terminated or result.fault or result.at) and result.reward == 0.0
-            return (
-                None if is_empty and np.array_equal(result.obs, book.obs) else "not the empty row of an exhausted env"
-            )
+            is_empty &= np.array_equal(result.obs, book.obs)
+            return None if is_empty else "not the empty row of an exhausted env"
         if result.fault is not None:
             return self._find_wrong_in_broken(book, result)
         if book.is_ended:
@@ -368,8 +376,14 @@ class Books:
         is_between = all(book.is_ended for book in self.rows if book.identity == identity)
         if is_between and not self._kind.is_replayed:
             memory.bumps = None  # between episodes a death leaves no mark
-        is_possible = bumps > 0 if known is None else bumps - 1 in known
-        return None if is_possible else f"object {identity} has {bumps} bumps, after one of {known}"
+        if (bumps > 0) if known is None else (bumps - 1 in known):
+            return None
+        if self._kind.is_replayed or known is None or not 0 < bumps <= memory.num_calls:
+            return f"object {identity} has {bumps} bumps, after one of {known}"
+        for book in self.rows:
+            if book.identity == identity and not book.is_ended and book.good_left is None:
+                book.good_left = int(book.action is not None)
+        return None
 
     def doubt_bump(self, env_id: int) -> None:
         """A bump failed: it happened or not, to whomever serves that env."""
