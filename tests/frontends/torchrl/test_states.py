@@ -248,6 +248,8 @@ def test_parts_that_were_loaded_at_different_times_are_all_given_to_envs_that_ar
     env.close()
     env.reset()
     assert numbers(env, 2) == [(7, 2), (7, 2)]
+    env.load_state_dict({"worker1": {"Bonus": {"number": 8}}}, strict=False)  # of one of them alone
+    assert numbers(env, 2) == [(7, 2), (8, 2)]
     env.close()
 
 

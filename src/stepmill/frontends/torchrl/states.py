@@ -9,6 +9,7 @@ There is an entry per env. The parts of an env are those of `layers.py`; an env 
 from __future__ import annotations
 
 import copy
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from stepmill.frontends.torchrl.layers import Parts, is_statistics, load_part, p
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
 
-_FIRST = "worker0"
+_WORKER = re.compile(r"worker\d+")
 
 
 class States:
@@ -53,13 +54,14 @@ class States:
         """
         if not state:
             return  # what a collector saves of an env that it does not know to have a state
-        rows = [state] * len(env_ids) if _FIRST not in state else _rows(state, len(env_ids), strict=strict)
+        is_of_one = not any(_WORKER.fullmatch(str(key)) for key in state)
+        rows = [state] * len(env_ids) if is_of_one else _rows(state, len(env_ids), strict=strict)
         given = {env_id: _with_arrays(parts) for env_id, parts in zip(env_ids, rows, strict=True) if parts is not None}
         ids = list(given)
         if strict:
             for env_id, names in zip(ids, pool.get_attr(part_names, env_ids=ids), strict=True):
                 _check_names(env_id, names, given[env_id])
-        is_common = _FIRST not in state and len(ids) == pool.num_envs
+        is_common = is_of_one and len(ids) == pool.num_envs
         names = list(dict.fromkeys(name for parts in given.values() for name in parts))
         for name in names:
             values = {env_id: parts[name] for env_id, parts in given.items() if name in parts}
