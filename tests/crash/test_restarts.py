@@ -137,7 +137,7 @@ def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
 
         batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [False, False, way != "reset", True]
-        assert batch.info["fault"]["kind"][3] == "neighbour"
+        assert batch.info["fault"]["kind"][3] in ("neighbour", "died")  # the step may be the first to find it dead
         pool.step([1] * 4)
         if way == "set_attr":
             assert pool.get_attr("level") == (5, 6, 7, 8)
@@ -180,6 +180,9 @@ def test_what_could_not_be_sent_to_envs_is_not_set_on_those_built_anew(on_fault:
         for env_ids in ([0], None):
             with pytest.raises(stepmill.UsageError, match="cannot be pickled"):
                 pool.set_attr("level", threading.Lock(), env_ids=env_ids)
+        with pytest.raises(stepmill.UsageError, match="cannot be pickled"):
+            pool.set_attr("level", [6, threading.Lock()])
+        assert pool.get_attr("level") == (5, 5)
         pool.revive([0, 1], anew=True)
         pool.reset()
 

@@ -17,6 +17,7 @@ import stepmill
 from stepmill.testing.envs import CountingEnv, SlowEnv
 from stepmill.testing.faulty import RaisingEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from stepmill.worker.messages import Request, RequestKind, Value
 from tests.harness.pools import counting_envs, make_pool
 
 PoolOf = Callable[..., Any]
@@ -188,6 +189,29 @@ def test_arguments_that_cannot_travel_are_refused_before_anything_is_sent(where:
     with pytest.raises(stepmill.EnvError, match="no such luck"):
         pool.call("add", Unloadable())
     assert pool.call("add", 1) == (1,)
+
+
+class StaleLinks(list[Any]):
+    """Gives the link of a worker that was just replaced once more."""
+
+    def __init__(self, links: list[Any], stale: Any) -> None:
+        super().__init__(links)
+        self._stale = [stale]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._stale.pop() if self._stale else super().__getitem__(index)
+
+
+def test_a_call_made_as_its_worker_is_replaced_goes_to_the_successor() -> None:
+    with make_pool("fork", [ToolEnv]) as pool:
+        pool.reset(seed=0)
+        backend = pool._running.backend
+        old = backend._links[0]
+        pool.revive([0], anew=True)
+        backend._links = StaleLinks(backend._links, old)
+        [future] = backend.call({0: Request(10_000, RequestKind.GET_ATTR, (0,), (0,), "identity")})
+        assert not backend._links._stale
+        assert future.result(5.0) == (Value(0),)
 
 
 def test_an_env_whose_step_was_replaced_by_rubbish_faults_when_it_is_stepped(pool_of: PoolOf) -> None:

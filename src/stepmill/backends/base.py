@@ -35,11 +35,11 @@ class Backend(Protocol):
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         """Lets the workers serve a slab. `ring(worker)` counts a request for a worker and rings its doorbell."""
 
-    def call(self, worker: int, request: Request) -> Future:
-        """Sends a slow request to a worker; never waits.
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        """Sends a slow request to each of some workers; never waits.
 
         Raises:
-            UsageError: the payload cannot travel to the worker.
+            UsageError: a payload cannot travel to its worker. None of them was sent.
         """
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:

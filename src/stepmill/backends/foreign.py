@@ -173,12 +173,15 @@ class InlineForeignBackend:
         self._slab = slab
         self._proxy = self._hosted.serve(slab.native, self._built, self._settings)
 
-    def call(self, worker: int, request: Request) -> Future:
-        future = Future(request, worker, None, _no_wait)
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
         if self._proxy is None:
             raise ClosedPoolError("a pool that is closed answers no call; make a new one")
-        future.finish(answer(self._proxy, self._built.envs, request, passes=(KeyboardInterrupt,)))
-        return future
+        futures = []
+        for worker, request in requests.items():
+            future = Future(request, worker, None, _no_wait)
+            future.finish(answer(self._proxy, self._built.envs, request, passes=(KeyboardInterrupt,)))
+            futures.append(future)
+        return futures
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Make the pool anew."""

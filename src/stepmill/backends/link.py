@@ -54,7 +54,7 @@ class WorkerLink:
         is_reviving: it takes a dead one's place and does not serve yet.
     """
 
-    def __init__(self, plan: WorkerPlan, *, num_posted: int = 0, has_trace: bool = False) -> None:
+    def __init__(self, plan: WorkerPlan, *, has_trace: bool = False) -> None:
         self.plan = plan
         self.trace_fd = NO_FD
         self.channel, self.peer = Channel.pair()
@@ -69,7 +69,7 @@ class WorkerLink:
         self.pidfd = NO_FD
         self.building: int | None = None
         self.answer: Answer | None = None
-        self.num_posted = num_posted
+        self.num_posted = 0
         self.exit_code: int | None = None
         self.close_faults: tuple[Fault, ...] = ()
         self.is_cut = False
@@ -77,6 +77,7 @@ class WorkerLink:
         self.is_reviving = False
         self._futures: dict[int, Future] = {}
         self._held: list[bytes] = []
+        self._is_closed = False
         # Reentrant: a signal handler of the learner may call close() while its thread waits in here.
         self._lock = threading.RLock()
 
@@ -98,16 +99,19 @@ class WorkerLink:
         with contextlib.suppress(ChannelClosed), uninterrupted():
             self.channel.send(data, fds)
 
-    def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> None:
-        """Sends a request and announces it, unless the worker is known to be gone."""
+    def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
+        """Sends a request and announces it, unless the worker is known to be gone; False if this link is out of use."""
         data = dump(request)
         # Sent and announced or neither: a worker that lacks one of the two would answer every later request one too late.
         with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
+            if self._is_closed:
+                return False
             self._futures[request.id] = future
             if self.is_reviving:
                 self._held.append(data)  # it has yet to be told to build
             else:
                 self._announce(data, ring)
+        return True
 
     def _announce(self, data: bytes, ring: Callable[[int], None]) -> None:
         self.channel.send(data)
@@ -208,7 +212,7 @@ class WorkerLink:
             self.trace_fd = NO_FD
             self.channel.close()
             self.peer.close()
-            self.is_cut = True
+            self.is_cut = self._is_closed = True
             if self.pidfd != NO_FD:
                 os.close(self.pidfd)
                 self.pidfd = NO_FD

@@ -148,15 +148,21 @@ class ProcessBackend:
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
-    def call(self, worker: int, request: Request) -> Future:
-        packed = dataclasses.replace(request, payload=_pickle_payload(request))
-        future = Future(request, worker, self._settings.call_timeout_s, self._wait)
-        link, ring = self._links[worker], self._ring
-        if self._is_closed or ring is None or os.getpid() != self._pid:
-            future.fail(_closed())
-        else:
-            link.post(packed, future, ring)
-        return future
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        packed = [_packed(request) for request in requests.values()]
+        futures = [
+            Future(request, worker, self._settings.call_timeout_s, self._wait) for worker, request in requests.items()
+        ]
+        for future, request in zip(futures, packed, strict=True):
+            self._post(request, future)
+        return futures
+
+    def _post(self, request: Request, future: Future) -> None:
+        ring = self._ring
+        while not (self._is_closed or ring is None or os.getpid() != self._pid):
+            if self._links[future.worker].post(request, future, ring):
+                return  # else another thread has just put a new link there
+        future.fail(_closed())
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         link = self._links[future.worker]
@@ -213,10 +219,10 @@ class ProcessBackend:
         """
         self.end_worker(worker)
         old = self._links[worker]
-        fresh = WorkerLink(old.plan, num_posted=old.num_posted, has_trace=self._settings.has_trace)
+        fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
         self._replace(old, fresh)
         try:
-            packed = [dataclasses.replace(order, payload=_pickle_payload(order)) for order in orders]
+            packed = [_packed(order) for order in orders]
             self._launch([fresh], [self._order(fresh.plan)])
             report = self._await_built([fresh])[0]
             self._attach([fresh], packed)
@@ -235,8 +241,12 @@ class ProcessBackend:
             if self._is_closed:  # close() has ended the old ones, and will not look for new ones
                 fresh.close()
                 raise _closed()
-            old.close()
             self._links[old.plan.worker] = fresh
+            old.close()
+            # Another thread may have posted to the old one until now.
+            fresh.num_posted = old.num_posted
+            hint = "the call has no result"
+            old.fail_futures(lambda: died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
             if self._live_launcher().is_dead and self._settings.context is not Context.FORK:
                 self._live_launcher().close(0.0)
                 self._launcher = LauncherHandle(self._settings, ())
@@ -333,9 +343,9 @@ def _can_travel(value: object) -> bool:
     return True
 
 
-def _pickle_payload(request: Request) -> bytes:
+def _packed(request: Request) -> Request:
     try:
-        return dump(request.payload)
+        return dataclasses.replace(request, payload=dump(request.payload))
     except Exception as exc:
         what = "value" if request.kind is RequestKind.SET_ATTR else "arguments"
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
 from stepmill.backends.base import Future, fault_error, warn_of_close
@@ -44,10 +44,13 @@ class SerialBackend:
         self._slab = slab
         self._loop = make_loop(slab.native, 0, self._built, self._settings, is_inline=True)
 
-    def call(self, worker: int, request: Request) -> Future:
-        future = Future(request, worker, None, _no_wait)
-        future.finish(answer(self.loop, self._built.envs, request, passes=(KeyboardInterrupt,)))
-        return future
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        futures = []
+        for worker, request in requests.items():
+            future = Future(request, worker, None, _no_wait)
+            future.finish(answer(self.loop, self._built.envs, request, passes=(KeyboardInterrupt,)))
+            futures.append(future)
+        return futures
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""

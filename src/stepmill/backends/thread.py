@@ -72,7 +72,10 @@ class ThreadBackend:
         self._slab, self._ring = slab, ring
         self._attach(self._workers)
 
-    def call(self, worker: int, request: Request) -> Future:
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        return [self._call(worker, request) for worker, request in requests.items()]
+
+    def _call(self, worker: int, request: Request) -> Future:
         future = Future(request, worker, self._settings.call_timeout_s, self._wait)
         if self._is_closed or self._ring is None:
             future.fail(_closed())
@@ -98,8 +101,8 @@ class ThreadBackend:
         old = self._workers[worker]
         old.let_go()
         fresh = self._make_worker(old.plan, old.num_posted)
-        fresh.orders = tuple(orders)
         self._workers[worker] = fresh
+        fresh.orders = tuple(orders)
         report = self._build([fresh])[0]
         self._attach([fresh])
         return report

@@ -196,7 +196,7 @@ class PoolCalls:
         before = self._keepsakes.note(kind, name, servers, column)
         try:
             future = self._request(kind, ids, lambda places: set_payload(name, [column[place] for place in places]))
-        except BaseException:  # sent to none, or not to all
+        except BaseException:  # sent to none
             self._keepsakes.take_back(kind, name, servers, before)
             raise
         try:
@@ -225,19 +225,20 @@ class PoolCalls:
         places_of: dict[int, list[int]] = {}
         for place in range(len(ids)):
             places_of.setdefault(running.seats[servers[place]][0], []).append(place)
-        parts = []
-        for worker, places in places_of.items():
-            request = Request(
+        requests = {
+            worker: Request(
                 id=next(self._request_ids),
                 kind=kind,
                 servers=tuple(running.seats[servers[place]][1] for place in places),
                 after=tuple(self._ledger.ticket_of_server(servers[place]) for place in places),
                 payload=payload_for(places),
             )
-            future = running.backend.call(worker, request)
-            if running.recovery.replays is not None:
+            for worker, places in places_of.items()
+        }
+        parts = [(future, places_of[future.worker]) for future in running.backend.call(requests)]
+        if running.recovery.replays is not None:
+            for future, places in parts:
                 running.recovery.replays.note(self._ledger, [servers[place] for place in places], future)
-            parts.append((future, places))
         on_death, on_error = running.recovery.restarts.witness(), self._capsule_keeper(kind, ids, payload_for)
         # Under this policy the next step tells of the death, and who comes then is given what was set.
         is_kept = kind in SETTING and self.options.on_fault is OnFault.TRUNCATE

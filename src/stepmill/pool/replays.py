@@ -338,7 +338,7 @@ class Replays:
     def _send(self, server: int, call: _Call, ticket: int) -> Future:
         worker, place = self._seats[server]
         request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
-        return self._backend.call(worker, request)
+        return self._backend.call({worker: request})[0]
 
 
 _NOT_WHOLE = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"

@@ -170,7 +170,7 @@ class Restarts:
     def restore(self, worker: int, env_ids: Sequence[int]) -> None:
         """Give envs of a worker that serves already what the user has set on them."""
         for order in () if self._memory is None else self._memory.orders(env_ids):
-            self._backend.call(worker, order).result()
+            self._backend.call({worker: order})[0].result()
 
     def end(self, worker: int) -> None:
         """End what is left of a worker and bury it: before its successor begins, whose rows these are then."""

@@ -46,18 +46,16 @@ def read_timers(running: Running, request_ids: Iterator[int]) -> timers.Tree:
 
 def _read_workers(running: Running, request_ids: Iterator[int]) -> list[timers.Tree]:
     """Ask every living worker; who cannot answer has no tree."""
-    asked = []
-    for plan in running.plans:
-        if not running.slab.native.is_dead(plan.worker):
-            request = Request(next(request_ids), RequestKind.TIMERS, (0,), (0,), None)
-            asked.append((plan.worker, running.backend.call(plan.worker, request)))
+    alive = [plan.worker for plan in running.plans if not running.slab.native.is_dead(plan.worker)]
     trees: list[Any] = []
-    for worker, future in asked:
+    for future in running.backend.call(
+        {worker: Request(next(request_ids), RequestKind.TIMERS, (0,), (0,), None) for worker in alive}
+    ):
         try:
             outcome = future.result()[0]
         except StepmillError:
             continue  # it died meanwhile, which the next command tells
         if isinstance(outcome, Value) and isinstance(outcome.value, dict):
-            outcome.value["metadata"]["worker"] = worker
+            outcome.value["metadata"]["worker"] = future.worker
             trees.append(outcome.value)
     return trees
