@@ -339,7 +339,7 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "short array": ("rewards.npy", lambda data: data[:-3]),
     "object array": ("rewards.npy", lambda data: data.replace(b"'<f8'", b"'|O' ")),
     "vast array": ("rewards.npy", lambda data: data.replace(b"(2,), ", b"(9999999999999,),")),
-    "other length": ("hashes.npy", lambda _: _npy(np.zeros(9, np.uint64))),
+    "other length": ("hashes.npy", lambda _: _npy(np.zeros(9, np.uint16))),
     "no rows": ("flags.npy", lambda _: _npy(np.zeros((), np.uint8))),
 }
 

@@ -110,7 +110,12 @@ void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
         if (env.is_taking) move_in(id);
         if (env.fault_info) mark_truncated(id);
         if (is_batched_ || autoreset_ == Autoreset::SAME_STEP) note_ended(id, static_cast<bool>(env.fault_info));
-        if (tracks_episodes_) note_result(id, is_journaled);
+        if (is_journaled && autoreset_ == Autoreset::NEXT_STEP && !env.is_reset && !env.fault_info) {  // hot: one more of all
+            ++env.log.length;
+            is_recorded_ |= env.log.is_whole;
+        } else if (tracks_episodes_) {
+            note_result(id, is_journaled);
+        }
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
         if (env.fault_info) env.fault_info.reset(), env.final_obs.reset();
         if (is_seen && is_over(id)) relieve(id);

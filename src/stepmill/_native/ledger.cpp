@@ -8,10 +8,10 @@ namespace stepmill {
 
 namespace {
 
-std::vector<std::size_t> row_sizes(const Tree& tree, std::uint32_t batch_size) {
-    std::vector<std::size_t> sizes;
-    for (const Leaf& leaf : tree.leaves) sizes.push_back(leaf.row_bytes * batch_size);
-    return sizes;
+std::vector<Journal::Kind> action_kinds(const Tree& tree, std::uint32_t batch_size) {
+    std::vector<Journal::Kind> kinds;
+    for (const Leaf& leaf : tree.leaves) kinds.push_back({leaf.row_bytes * batch_size, leaf.type_num == NPY_INT64 && leaf.is_native});
+    return kinds;
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
       seeding_(static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       log_limit_(nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
-      journal_(num_envs_, row_sizes(action_, batch_size_), log_limit_),
+      journal_(num_envs_, action_kinds(action_, batch_size_), log_limit_),
       rewards_(num_envs_),
       hashes_(num_envs_),
       flags_(num_envs_),

@@ -59,7 +59,7 @@ struct alignas(CACHE_LINE) EnvBook {
     nb::object fault_info;       // its episode was cut short: what the info says of it; the result to come is marked truncated
     EpisodeLog log;              // its length, and whether it is whole, are looked at, too
     nb::object final_obs;        // SAME_STEP: the last good observation of the episode that was cut short
-    const std::uint64_t* hash = nullptr;
+    const ObsHash* hash = nullptr;
     nb::object lost_info;        // what fault_info will be, of an env that is lost
     nb::object opaques;          // newest opaque observation leaves, a list
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
@@ -277,7 +277,7 @@ class Ledger {
     std::uint64_t log_limit_ = 0, log_bytes_ = 0;  // 0: no log
     Journal journal_;                              // the newest part of the logs
     std::vector<double> rewards_;                  // by env, scratch of write_batch; so are the next two
-    std::vector<std::uint64_t> hashes_;
+    std::vector<ObsHash> hashes_;
     std::vector<std::uint8_t> flags_;
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_, is_plain_, is_recorded_ = false;

@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,6 +32,15 @@ inline void cpu_pause() noexcept {
 }
 
 inline void yield_core() noexcept { sched_yield(); }
+
+// Makes pages of fresh memory present at once, at a fraction of what a fault for each would cost. A kernel that cannot leaves it to the faults.
+inline void prefault(void* memory, std::size_t bytes) noexcept {
+    constexpr int POPULATE_WRITE = 23;  // Linux 5.14; older headers lack its name
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
+    const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, POPULATE_WRITE);
+}
 
 enum class Woken { RUNG, TIMED_OUT, SIGNAL };
 

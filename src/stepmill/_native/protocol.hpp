@@ -36,6 +36,7 @@ constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows hold the last obser
 constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload lies in the result memfd, not in the payload row
 
 using Word = std::atomic<std::uint32_t>;
+using ObsHash = std::uint16_t;  // few bits: the parent reads them all, see docs/decisions/0017
 static_assert(Word::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct alignas(CACHE_LINE) PoolControl {
@@ -131,7 +132,7 @@ struct ServerWords {
     std::uint64_t* payload_offset;
     std::uint64_t* payload_bytes;
     std::uint64_t* payload_generation;
-    std::uint64_t* hash;
+    ObsHash* hash;
 
     static ServerWords at(std::byte* base, std::uint32_t num_servers) noexcept {
         ServerWords words{};
@@ -150,7 +151,7 @@ struct ServerWords {
 
     static constexpr std::size_t size_bytes(std::uint32_t num_servers) noexcept {
         const std::size_t n = num_servers;
-        return 5 * align_line(4 * n) + 4 * align_line(n) + 9 * align_line(8 * n);
+        return 5 * align_line(4 * n) + 4 * align_line(n) + 8 * align_line(8 * n) + align_line(sizeof(ObsHash) * n);
     }
 };
 

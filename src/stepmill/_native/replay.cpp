@@ -106,6 +106,9 @@ void Ledger::record(std::uint32_t id) {
 // Writes the results of all envs behind the journal's last batch, before anything else is done about them.
 void Ledger::write_batch() {
     journal_.begin();
+    if (num_spares_ == 0) {  // on their way from the workers' caches meanwhile
+        for (std::uint32_t worker = 0; worker < num_workers_; ++worker) __builtin_prefetch(slab_->words[worker].hash);
+    }
     for (const Leaf& leaf : action_.leaves) journal_.write(slab_->base + leaf.column.at(0, 0));
     if (is_plain_ && !is_batched_) {
         const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
@@ -131,7 +134,7 @@ void Ledger::gather_hashes() {
         return;
     }
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        const std::uint64_t* hash = slab_->words[worker].hash;
+        const ObsHash* hash = slab_->words[worker].hash;
         for (const std::uint32_t id : slab_->plan.servers[worker]) hashes_[id] = *hash++;
     }
 }

@@ -345,7 +345,7 @@ def _read_arrays(log: Mapping[str, Any], action: Node, batch_size: int | None) -
     arrays: dict[str, NDArray[Any]] = {
         "rewards": np.array(log["rewards"], np.float64),
         "flags": np.array(log["flags"], np.uint8),
-        "hashes": np.array(log["hashes"], np.uint64),
+        "hashes": np.array(log["hashes"], np.uint16),
     }
     table = np.frombuffer(rows, np.uint8).reshape(-1, max(len(log["action"]), 1))
     at = 0

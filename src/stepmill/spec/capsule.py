@@ -3,7 +3,7 @@
     NAME.npz   a zip archive: capsule.json, and NumPy arrays, which `numpy.load` reads
                rewards  [T+1] float64   of the reset (index 0) and of T steps
                flags    [T+1] uint8     1 terminated, 2 truncated
-               hashes   [T+1] uint64    of the observations
+               hashes   [T+1] uint16    of the observations
                action.K [U, ...]        leaf K of the actions: of the T steps, and of the step that failed, if it was one
 
 No pickle: reading a capsule runs no code. What a capsule may hold is bounded, and so is what is read of one.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from stepmill.spec.errors import UsageError
 
-FORMAT = "stepmill crash capsule 1"
+FORMAT = "stepmill crash capsule 2"
 FACTS_NAME = "capsule.json"
 MAX_FACTS_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 64 << 20  # of all arrays
