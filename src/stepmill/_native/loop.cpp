@@ -3,7 +3,6 @@
 
 #include "forks.hpp"
 #include "loop.hpp"
-#include "reaper.hpp"
 
 namespace stepmill {
 

@@ -27,6 +27,13 @@ enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET
 enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, CONDEMNED = 3 };
 enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACTION = 3, DIED = 4, TIMED_OUT = 5, NEIGHBOUR = 6, INTERRUPTED = 7 };
 
+// What WorkerControl::dead says.
+enum class Death : std::uint32_t {
+    NONE = 0,
+    DIED = 1,     // all its threads are gone: it writes nothing more
+    OVERDUE = 2,  // given up, may still run: it loses every CAS
+};
+
 constexpr std::uint8_t FLAG_SEED = 1;      // the command carries a seed
 constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob in the command memfd
 constexpr std::uint8_t FLAG_EPISODE = 4;   // the seed is that of episode 0, and this is to be episode `episode`

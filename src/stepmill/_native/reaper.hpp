@@ -18,13 +18,6 @@
 
 namespace stepmill {
 
-// What WorkerControl::dead says.
-enum class Death : std::uint32_t {
-    NONE = 0,
-    DIED = 1,     // all its threads are gone: it writes nothing more
-    OVERDUE = 2,  // given up, may still run: it loses every CAS
-};
-
 // Settles all outstanding commands of a worker whose `dead` is set: fault, no payload, done = ticket; then rings the pool.
 // Commands whose results are published, or being published by one who may still run, are left alone. Any thread of the
 // learner may call it, several at once: each command is settled once. Returns how many this call settled.
