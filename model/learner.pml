@@ -357,8 +357,11 @@ inline close(i_) {
 #endif
 }
 
-/* Every request is answered, or its worker is dead; every worker ends, and the dead are buried. */
+/* Every request is answered, or its worker is dead; every worker ends, and the dead are buried. A thread that was given up ends, too. */
 inline finish() {
+#if THREADS
+	dead[0] != OVERDUE || exited[0];
+#endif
 #if REQUESTS
 	is_closed || gone[0] || hung[0] || replies[0] == num_posted[0];
 #endif

@@ -137,7 +137,11 @@ died:
 inline end_overdue() {
 	STEP(dead[w] = OVERDUE);
 	STEP(sigkill[w] = true);
-	condemn_worker(w, NEIGHBOUR)
+	condemn_worker(w, NEIGHBOUR);
+	/* A process is killed, and hears no bell. */
+#if THREADS && !defined(NO_OVERDUE_RING)
+	ring_worker(w)
+#endif
 }
 
 /* C++: give_up (reaper.cpp) */

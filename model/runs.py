@@ -149,6 +149,8 @@ MUTANTS = {
     "NO_SECOND_PROGRESS": ("hang", "progress is not read again"),
     "LATE_PROGRESS": ("hang", "`current` is stored before progress when a command begins"),
     "EARLY_PROGRESS": ("hang", "progress is stored before `current` when a command ends"),
+    "NO_GIVEN_UP": ("deadline", "a thread that was given up does not look whether it was"),
+    "NO_OVERDUE_RING": ("deadline", "a thread that was given up is not rung"),
     # workers that are stopped
     "NO_UNTAKEN": ("stop", "commands that nobody takes are not looked at"),
     "NO_FIRST_LOOK": ("stop", "a command that nobody takes is late at the first look"),

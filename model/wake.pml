@@ -388,11 +388,17 @@ inline wait() {
 	is_rung = false
 }
 
+/* C++: is_given_up (loop.cpp). A process does not live to see it. */
+#if THREADS && !defined(NO_GIVEN_UP)
+#define MUST_END(w_) (stop[w_] || dead[w_] == OVERDUE)
+#else
+#define MUST_END(w_) stop[w_]
+#endif
 inline look_at_stop() {
-#if ENDS
+#if ENDS || THREADS
 	if
-	:: WHEN(stop[w]) -> break
-	:: WHEN(!stop[w])
+	:: WHEN(MUST_END(w)) -> break
+	:: WHEN(!MUST_END(w))
 	OR_DIE
 	fi
 #else

@@ -80,6 +80,12 @@
 #define EAGER 2         /* 0: count after a group, 1: after each result, 2: either */
 #endif
 
+#if LIMITS && !MORTAL
+#define THREADS 1       /* the worker is a thread: nobody can kill it, and given up it is to end by itself */
+#else
+#define THREADS 0
+#endif
+
 #define NR (W * R)
 #define ROW(w, l) ((w) * R + (l))
 
