@@ -75,6 +75,26 @@ def test_an_env_that_raises_is_replaced_by_a_spare_at_once():
         assert pool.step([0]).obs[0].tolist()[:3] == [0, 2, 0]  # the one that raised was reset meanwhile
 
 
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda pool: pool.call("get_wrapper_attr", "identity", env_ids=[1]),
+        lambda pool: pool.step([0, 0]),
+    ],
+    ids=["call", "step"],
+)
+def test_a_death_names_the_envs_that_were_served_not_the_objects(meet):
+    with named_pool(2, 1, env=partial(Named, length=2), backend="process", num_workers=3) as pool:
+        served = pool.reset(seed=0).obs[:, 0].tolist()
+        while served[1] == 1:
+            served = pool.step([0, 0]).obs[:, 0].tolist()
+        kill(pool.stats()["workers"][served[1]]["pid"])  # a worker has the object of its number
+        with pytest.raises(stepmill.WorkerDied, match=r"its envs \[1\] are lost") as caught:
+            meet(pool)
+        assert caught.value.env_ids == (1,)
+        assert pool.reset(env_ids=[1]).env_id.tolist() == [1]
+
+
 def test_under_replay_a_run_with_spares_is_the_same_whoever_is_killed_meanwhile():
     def run(kills, num_workers):
         seen = []

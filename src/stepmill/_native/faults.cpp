@@ -67,6 +67,7 @@ bool Ledger::was_at_reset(std::uint32_t env_id) const {
 
 // The reaper need not have heard of it yet.
 bool Ledger::died_in_request(std::uint32_t worker) const {
+    if (!slab_) return true;  // closed meanwhile
     const WorkerControl& control = *slab_->workers.at(worker);
     return control.serving.load(std::memory_order_acquire) != 0 && control.current.load(std::memory_order_acquire) == NO_SERVER;
 }

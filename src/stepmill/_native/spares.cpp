@@ -93,6 +93,7 @@ Ledger::Ids Ledger::served_by(std::uint32_t worker) const {
 }
 
 nb::list Ledger::envs_of(std::uint32_t worker) const {
+    if (!slab_) raise(errors().closed, "the pool is closed; make a new one");
     nb::list ids;
     for (const std::uint32_t id : served_by(worker)) ids.append(id);
     return ids;

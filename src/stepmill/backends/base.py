@@ -231,12 +231,22 @@ def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hi
     name = signal_name(exit_code)
     how = f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
     return WorkerDied(
-        f"worker {worker} {how}; its envs {list(env_ids)} are lost; {hint}",
+        f"worker {worker} {how}; {_lost(env_ids)}; {hint}",
         worker=worker,
         env_ids=env_ids,
         exit_code=exit_code if name is None else None,
         signal_name=name,
     )
+
+
+def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
+    """Lets the error name the envs that the worker served, in place of the env objects that it owned: spares serve, too."""
+    error.message = error.message.replace(_lost(error.env_ids), _lost(env_ids), 1)
+    error.env_ids, error.args = tuple(env_ids), (error.message,)
+
+
+def _lost(env_ids: Sequence[int]) -> str:
+    return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"
 
 
 def signal_name(exit_code: int | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -10,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Mortal, died_error
+from stepmill.backends.base import Backend, Mortal, died_error, name_envs
 from stepmill.backends.process import ProcessBackend
-from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
+from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.channel import wait_ready
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
@@ -203,13 +204,16 @@ class Restarts:
                 self._reaper.declare_dead(worker)
         return self.is_dead(worker)
 
-    def witness(self) -> Callable[[int], None]:
-        """Return what a call made now tells of the death of one of the workers of now."""
+    def witness(self) -> Callable[[WorkerDied], WorkerDied]:
+        """Return what is asked, by a call made now, how to tell of the death of a worker; if it is one of now, it is told then."""
         generations = tuple(self._generations)
 
-        def tell(worker: int) -> None:
-            if self._policy is OnFault.RAISE and self._generations[worker] == generations[worker]:
-                self.told.add(worker)
+        def tell(error: WorkerDied) -> WorkerDied:
+            if self._policy is OnFault.RAISE and self._generations[error.worker] == generations[error.worker]:
+                self.told.add(error.worker)
+            with contextlib.suppress(ClosedPoolError):
+                name_envs(error, self.ledger.envs_of(error.worker))
+            return error
 
         return tell
 
@@ -243,4 +247,4 @@ class Restarts:
     def obituary(self, worker: int) -> WorkerDied:
         """Return the error that tells of a worker's death."""
         exit_code = self._backend.exit_code(worker) if isinstance(self._backend, Mortal) else None
-        return died_error(worker, self.plans[worker].env_ids, exit_code, hint=_HINTS[self._policy])
+        return died_error(worker, self.ledger.envs_of(worker), exit_code, hint=_HINTS[self._policy])

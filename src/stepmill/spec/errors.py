@@ -169,11 +169,11 @@ class EnvTimeout(StepmillError):
 
 
 class WorkerDied(StepmillError):
-    """A worker is gone, and with it the envs that it owned.
+    """A worker is gone, and with it the envs that it served.
 
     Attributes:
         worker: number of the worker.
-        env_ids: the envs that it owned.
+        env_ids: the envs that it served.
         exit_code: its exit status; None if a signal ended it or if the status is not known.
         signal_name: for example "SIGKILL"; None if no signal ended it.
     """
