@@ -14,9 +14,10 @@ from stepmill.pool import payloads
 from stepmill.pool.recovery import Recovery
 from stepmill.spec.options import PoolOptions
 from stepmill.testing.chaos import run_chaos
-from stepmill.testing.chaos.books import Book, Books, Result
+from stepmill.testing.chaos.books import Book, Books
 from stepmill.testing.chaos.kinds import KINDS, Kind
 from stepmill.testing.chaos.report import ChaosReport
+from stepmill.testing.chaos.results import Result
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

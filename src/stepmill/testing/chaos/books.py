@@ -5,19 +5,18 @@ Row i of the pool is served by object i, unless there are spares: then any objec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import AutoresetMode
 from stepmill.testing.chaos.envs import ACTION, BUMPS, CLOCK, IDENTITY, LEVEL, TAG, length_of
 from stepmill.testing.chaos.kinds import Kind
 from stepmill.testing.chaos.report import ChaosReport
+from stepmill.testing.chaos.results import Numbers, Result, results_of
 
 RESET = -2  # stands for the action of a command that only resets
 
@@ -55,81 +54,9 @@ class Book:
         return int(self.obs[IDENTITY])
 
 
-Numbers = tuple[int | float, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row of a batch.
-
-    Attributes:
-        at: what the info says, which belongs to the observation.
-        final_obs, final_at: with SAME_STEP of the episode that ended.
-        episode: return and length of an episode that ended.
-        fault: what kind it was.
-        why: what else is said of it.
-    """
-
-    row: int
-    obs: NDArray[np.int64]
-    reward: float
-    terminated: bool
-    truncated: bool
-    fault: str | None
-    why: str = ""
-    at: Numbers | None = None
-    final_obs: NDArray[np.int64] | None = None
-    final_at: Numbers | None = None
-    episode: Numbers | None = None
-
-
-def _entry(info: Mapping[str, Any], key: str, i: int) -> Any:
-    """What a merged info says of a row under a key; None if it says nothing."""
-    mask = info.get(f"_{key}")
-    if mask is None or not mask[i]:
-        return None
-    values = info[key]
-    return {name: values[name][i] for name in values if name[0] != "_"} if isinstance(values, dict) else values[i]
-
-
-def results_of(batch: Batch, rows_each: int) -> Iterator[Result]:
-    """Take a batch apart."""
-    info: Mapping[str, Any] = batch.info
-    finals: Mapping[str, Any] = info.get("final_info", {})
-    for i in range(len(batch.env_id)):
-        final_obs, episode = _entry(info, "final_obs", i), _entry(info, "episode", i)
-        fault = _entry(info, "fault", i) or _entry(finals, "fault", i)
-        at, final_at = _entry(info, "at", i), _entry(finals, "at", i)
-        yield Result(
-            int(batch.env_id[i]) * rows_each + i % rows_each,
-            np.array(batch.obs[i]),
-            float(batch.reward[i]),
-            bool(batch.terminated[i]),
-            bool(batch.truncated[i]),
-            str(fault["kind"]) if fault else None,
-            str(fault) if fault else "",
-            None if at is None else tuple(at.tolist()),
-            None if final_obs is None else np.array(final_obs),
-            None if final_at is None else tuple(final_at.tolist()),
-            None if episode is None else (float(episode["r"]), int(episode["l"])),
-        )
-
-
 def _episode_of(length: int) -> Numbers:
     """Return and length of an episode of so many steps, whose rewards are 1, 2, 3 and so on."""
     return length * (length + 1) / 2, length
-
-
-def named_in(error: StepmillError) -> set[int]:
-    """The envs that an error names, with those of the errors that came together with it."""
-
-    def each(one: StepmillError) -> Iterator[int]:
-        yield from getattr(one, "env_ids", ())
-        env_id = getattr(one, "env_id", None)
-        if env_id is not None:
-            yield env_id
-
-    return {env_id for one in (error, *getattr(error, "others", ())) for env_id in each(one)}
 
 
 class Books:
@@ -285,7 +212,9 @@ class Books:
 
     def _may_break(self, book: Book, result: Result) -> bool:
         """Where no process can be ended, marks of calls are not undone."""
-        is_called = self.memories[book.identity].num_calls > book.calls_before
+        # A spare may have been reset long before it began to serve.
+        since = 0 if self._kind.num_spares else book.calls_before
+        is_called = self.memories[book.identity].num_calls > since
         return self._kind.backend != "process" and is_called and "not_replayable" in result.why
 
     def _find_wrong_in_turn(self, book: Book, result: Result) -> str | None:

@@ -97,6 +97,7 @@ _ONCE = (RAISE, RAISE, KILL, HANG)
 _IN_THREADS = (RAISE, RAISE, HANG)
 _SAME = {"autoreset_mode": "SameStep"}
 _DISABLED = {"autoreset_mode": "Disabled"}
+_SPARES = {"spare_envs": 3}
 _REPLAY = {"on_fault": "replay"}
 
 
@@ -108,7 +109,7 @@ def _replayed(name: str, *, ways: tuple[int, ...] = _ONCE, **fields: Any) -> Kin
 _TRUNCATED = (
     Kind(name="truncate"),
     Kind(name="overlap", options={"overlap_resets": True}, resets=_ONCE, has_capsules=True),
-    Kind(name="spares", options={"spare_envs": 3}, resets=_ONCE),
+    Kind(name="spares", options=_SPARES, resets=_ONCE),
     Kind(name="retries", options={"reset_retries": 2, "reset_retry_wait_s": 0.01}, resets=(RAISE, RAISE, RAISE, KILL)),
     Kind(
         name="retries in new processes",
@@ -120,7 +121,9 @@ _TRUNCATED = (
     Kind(name="batched, same step", rows_each=2, options=_SAME, steps=_ONCE, resets=_ONCE),
     Kind(name="same step", options=_SAME, resets=_ONCE, has_capsules=True),
     Kind(name="disabled", options=_DISABLED, resets=_ONCE),
-    Kind(name="disabled, spares", options={**_DISABLED, "spare_envs": 3}, resets=_ONCE),
+    Kind(name="disabled, spares", options={**_DISABLED, **_SPARES}, resets=_ONCE),
+    Kind(name="spares, overlap", options={**_SPARES, "overlap_resets": True}, resets=_ONCE),
+    Kind(name="spares, budget", options={**_SPARES, "num_episodes": 3}, resets=_ONCE),
     Kind(name="budget", options={"num_episodes": 3}, resets=_ONCE),
     Kind(name="budget, same step", options={**_SAME, "num_episodes": 3}, resets=_ONCE),
 )
@@ -128,15 +131,20 @@ _RAISED = (
     Kind(name="raise", options={"on_fault": "raise"}),
     Kind(name="raise, same step", options={**_SAME, "on_fault": "raise"}, resets=_ONCE),
     Kind(name="raise, disabled", options={**_DISABLED, "on_fault": "raise"}, resets=_ONCE),
+    Kind(name="raise, spares", options={**_SPARES, "on_fault": "raise"}, resets=_ONCE),
+    Kind(name="raise, batched", options={"on_fault": "raise"}, rows_each=2, resets=_ONCE),
 )
 _REPLAYED = (
     _replayed("replay", options=_REPLAY, has_capsules=True),
     _replayed("replay with overlap", options={**_REPLAY, "overlap_resets": True}),
-    _replayed("replay with spares", options={**_REPLAY, "spare_envs": 3}),
+    _replayed("replay with spares", options={**_REPLAY, **_SPARES}),
+    _replayed("replay with spares, disabled", options={**_REPLAY, **_SPARES, **_DISABLED}),
+    _replayed("replay with spares, overlap", options={**_REPLAY, **_SPARES, "overlap_resets": True}),
     _replayed("replay, same step", options={**_REPLAY, **_SAME}),
     _replayed("replay, disabled", options={**_REPLAY, **_DISABLED}),
     _replayed("replay, budget", options={**_REPLAY, "num_episodes": 3}),
     _replayed("replay, batched", options=_REPLAY, rows_each=2),
+    _replayed("replay, batched, same step", options={**_REPLAY, **_SAME}, rows_each=2),
     _replayed("replay, ragged", options=_REPLAY, rows_each=2, is_ragged=True),
 )
 _ELSEWHERE = (
@@ -149,11 +157,22 @@ _ELSEWHERE = (
         resets=_IN_THREADS,
         calls=_IN_THREADS,
     ),
+    Kind(name="threads, spares", backend="thread", options=_SPARES, fatal=(RAISE, HANG), resets=_IN_THREADS),
+    Kind(
+        name="threads, overlap",
+        backend="thread",
+        options={"overlap_resets": True},
+        fatal=(RAISE, HANG),
+        resets=_IN_THREADS,
+        calls=_IN_THREADS,
+    ),
     Kind(
         name="threads, raise", backend="thread", options={"on_fault": "raise"}, fatal=(RAISE, HANG), resets=_IN_THREADS
     ),
     _replayed("threads, replay", backend="thread", options=_REPLAY, ways=_IN_THREADS),
+    _replayed("threads, replay with spares", backend="thread", options={**_REPLAY, **_SPARES}, ways=_IN_THREADS),
     Kind(name="serial", backend="serial", fatal=(RAISE,), resets=(RAISE,)),
+    Kind(name="serial, spares", backend="serial", options=_SPARES, fatal=(RAISE,), resets=(RAISE,)),
     Kind(name="serial, disabled", backend="serial", options=_DISABLED, fatal=(RAISE,), resets=(RAISE,)),
     Kind(name="serial, raise", backend="serial", options={"on_fault": "raise"}, fatal=(RAISE,), resets=(RAISE,)),
     _replayed("serial, replay", backend="serial", options=_REPLAY, ways=(RAISE,)),

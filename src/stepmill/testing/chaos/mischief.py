@@ -8,10 +8,11 @@ import signal
 
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError
-from stepmill.testing.chaos.books import Books, named_in
+from stepmill.testing.chaos.books import Books
 from stepmill.testing.chaos.envs import CLOCK, HANG, IDENTITY, KILL, RAISE, TAG, Traps
 from stepmill.testing.chaos.kinds import Kind
 from stepmill.testing.chaos.report import ChaosReport
+from stepmill.testing.chaos.results import named_in
 
 _NAMES = {KILL: "killed itself", RAISE: "raised", HANG: "hung"}
 _WEIGHTS = {KILL: 5, RAISE: 5, HANG: 1}

@@ -23,11 +23,12 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.capsule import read_capsule
 from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import AutoresetMode, EnvState, OnFault
-from stepmill.testing.chaos.books import Books, named_in
+from stepmill.testing.chaos.books import Books
 from stepmill.testing.chaos.envs import RAISE, make_env
 from stepmill.testing.chaos.kinds import THREAD_HANG_S, Kind
 from stepmill.testing.chaos.mischief import Mischief
 from stepmill.testing.chaos.report import ChaosReport
+from stepmill.testing.chaos.results import named_in
 
 HANG_GUARD_S = 30.0
 MAX_REPAIRS = 20
