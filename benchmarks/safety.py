@@ -65,8 +65,8 @@ def _build(num_envs: int, options: dict[str, Any]) -> stepmill.VectorEnv[Any, An
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--builds", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--builds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.15)
     chosen = parser.parse_args()
     lines = [f"| us per step, 2 workers | {' | '.join(VARIANTS)} |", "|---" * (1 + len(VARIANTS)) + "|"]

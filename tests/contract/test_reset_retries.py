@@ -144,6 +144,30 @@ def test_an_overlapped_reset_that_fails_is_tried_again_when_it_is_wanted(where: 
         assert notes.read_text() == "nrfr"
 
 
+@pytest.mark.parametrize("how", ["raises", "dies"])
+@pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
+def test_an_attempt_that_fails_before_the_pool_looks_again_counts_like_any_other(
+    on_fault: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**seeding_for(on_fault), "reset_retry_in": "new"}
+    pool, notes = make("process", tmp_path, (1, 2), how=how, neighbours=0, reset_retries=2, **options)
+    retry = pool._recovery._retry_resets
+
+    def retry_and_linger(worker: int) -> list[stepmill.StepmillError]:
+        errors = retry(worker)
+        while notes.read_text().replace("c", "") in ("nfn", "nfnf") and not pool._ledger.faults():
+            os.sched_yield()
+        return errors
+
+    monkeypatch.setattr(pool._recovery, "_retry_resets", retry_and_linger)
+    with pool:
+        batch = pool.reset(seed=7, options={"a": 1})
+
+        assert notes.read_text().replace("c", "") == "nfnfnr"
+        assert batch.truncated.tolist() == [False]
+        assert batch.info["seed"][0] == 7
+
+
 @pytest.mark.covers("D-18", "D-19", "D-B9", "X-10")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])

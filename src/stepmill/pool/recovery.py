@@ -77,11 +77,11 @@ class Recovery:
     def absorb(self) -> list[StepmillError]:
         """Deal with every fault there is; return the errors of those that the policy cannot or must not repair."""
         errors: list[StepmillError] = []
-        if self._retries.is_in_new_process:
-            for worker in sorted({self.ledger.worker_of(row[0]) for row in self.ledger.faults()}):
-                errors.extend(self._retry_resets(worker))
-        rows = self.ledger.faults()
+        rows = self.ledger.faults()  # whatever fails again meanwhile is the business of the next round
         tickets = {row[0]: self.ledger.ticket_of(row[0]) for row in rows}
+        if self._retries.is_in_new_process:
+            for worker in sorted({self.ledger.worker_of(row[0]) for row in rows}):
+                errors.extend(self._retry_resets(worker))
 
         def is_left(row: FaultRow) -> bool:
             """Whether it was not dealt with when its worker was replaced for another."""
@@ -106,9 +106,11 @@ class Recovery:
         errors: list[StepmillError] = []
         for worker in sorted(set(workers)) if self._policy is OnFault.REPLAY else ():
             while self.restarts.is_gone(worker) and not self.restarts.is_restarting(worker):
+                num_done = self.restarts.num_done
                 if self._retries.is_in_new_process:
                     errors.extend(self._retry_resets(worker))
-                if self.restarts.is_dead(worker) and not self._bring_back(worker, errors):
+                is_tried = self.restarts.num_done > num_done  # and what became of that is asked anew
+                if not is_tried and self.restarts.is_dead(worker) and not self._bring_back(worker, errors):
                     break
         return errors
 
