@@ -34,7 +34,7 @@ run: build  ## `stepmill run` on CartPole and Atari Pong, then a table beside Gy
 	$(PY) -m stepmill.observe.showcase
 
 test: build  ## all tests but the long ones, under 10 minutes
-	$(PY) -m pytest -m "not soak" --covers build/covers/main.json $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not soak" --covers=build/covers/main.json $(PYTEST_ARGS)
 
 coverage: venv  ## docs/COVERAGE.md from what the tests have shown
 	$(PY) scripts/coverage.py

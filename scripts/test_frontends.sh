@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 python=$1
 shift
 side=$(scripts/frontends_env.sh "$python")
-"$side" -m pytest tests/frontends --ignore tests/frontends/jax -m "not soak" --covers build/covers/frontends.json "$@"
+"$side" -m pytest tests/frontends --ignore tests/frontends/jax -m "not soak" --covers=build/covers/frontends.json "$@"
 # JAX makes every later fork of its process a warning, so it has one of its own.
-"$side" -m pytest tests/frontends/jax -m "not soak" --covers build/covers/jax.json "$@"
+"$side" -m pytest tests/frontends/jax -m "not soak" --covers=build/covers/jax.json "$@"

@@ -12,7 +12,7 @@ unset PIP_CONSTRAINT  # its NumPy is newer than what one of these can use
 run() {  # FOLDER MLAGENTS_ENVS_VERSION NUMPY
     side=$("$python" scripts/side_env.py ".venvs/$1" --editable)
     "$side" -m pip install -q --no-deps "mlagents-envs==$2" "$3" "protobuf==3.20.3" "grpcio>=1.48" "typing-extensions" "Pillow>=9" "PyYAML>=6"
-    "$side" -m pytest -m "mlagents and not soak" --covers "build/covers/$1.json" tests/frontends/mlagents
+    "$side" -m pytest -m "mlagents and not soak" --covers="build/covers/$1.json" tests/frontends/mlagents
 }
 run mlagents28 0.28.0 "numpy>=2,<3"
 run mlagents15 0.15.1 "numpy==1.23.5"

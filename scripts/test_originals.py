@@ -39,7 +39,7 @@ def main() -> int:
     print("stepmill's own tests, beside DI-engine", flush=True)
     # What DI-engine imports warns of much that is none of our business.
     command = [str(python), "-m", "pytest", "-q", "-o", "filterwarnings=default", "-m", "not soak", *OWN_TESTS]
-    command += ["--covers", "build/covers/originals.json"]
+    command += ["--covers=build/covers/originals.json"]
     own = subprocess.run(command, cwd=ROOT, check=False)
     return 1 if excesses or own.returncode else 0
 

@@ -9,4 +9,4 @@ if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != T
 fi
 side=$("$python" scripts/side_env.py .venvs/torch --editable)
 "$side" -m pip install -q "torch==2.13.0" "array-api-compat>=1.12"  # Gymnasium converts tensors with it
-"$side" -m pytest -m "torch and not soak" --covers build/covers/torch.json
+"$side" -m pytest -m "torch and not soak" --covers=build/covers/torch.json
