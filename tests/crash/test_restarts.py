@@ -135,9 +135,11 @@ def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
         else:
             pool.properties.set("wind", [5, 6, 7, 8])
 
+        while way != "reset" and not pool.stats()["workers"][1]["is_dead"]:
+            os.sched_yield()  # else the step may be the first to find it dead
         batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [False, False, way != "reset", True]
-        assert batch.info["fault"]["kind"][3] in ("neighbour", "died")  # the step may be the first to find it dead
+        assert batch.info["fault"]["kind"][3] == "neighbour"
         pool.step([1] * 4)
         if way == "set_attr":
             assert pool.get_attr("level") == (5, 6, 7, 8)
