@@ -34,7 +34,7 @@ class PoolFuture:
         self,
         env_ids: Sequence[int],
         parts: Sequence[tuple[Future, Sequence[int]]],
-        on_death: Callable[[WorkerDied], WorkerDied] = lambda error: error,
+        on_death: Callable[[WorkerDied], None] = lambda error: None,
         on_error: Callable[[EnvError, int], StepmillError] = lambda error, place: error,
         *,
         died_of: Callable[[int], bool] = lambda worker: True,
@@ -42,7 +42,7 @@ class PoolFuture:
     ) -> None:
         """`parts`: a worker's future, and the places in `env_ids` that it answers for.
 
-        `on_death` hears of a death and returns what is told of it, `on_error` of what an env raised, once, with its place.
+        `on_death` hears of a death that is told, and may word it anew, `on_error` of what an env raised, once, with its place.
         `died_of` says whether a worker that is dead has died of its part, and not before it came to that. If not, and
         `is_kept`, then what was to be done is done to its successor, and its death need not be told here.
         """
@@ -112,7 +112,8 @@ class PoolFuture:
         try:
             return future.result(timeout_s)
         except WorkerDied as error:
-            raise self._on_death(error) from None
+            self._on_death(error)
+            raise
 
 
 class PoolCalls:

@@ -204,16 +204,15 @@ class Restarts:
                 self._reaper.declare_dead(worker)
         return self.is_dead(worker)
 
-    def witness(self) -> Callable[[WorkerDied], WorkerDied]:
-        """Return what is asked, by a call made now, how to tell of the death of a worker; if it is one of now, it is told then."""
+    def witness(self) -> Callable[[WorkerDied], None]:
+        """Return what a call made now asks to word the death that it tells; a worker of now counts as told then."""
         generations = tuple(self._generations)
 
-        def tell(error: WorkerDied) -> WorkerDied:
+        def tell(error: WorkerDied) -> None:
             if self._policy is OnFault.RAISE and self._generations[error.worker] == generations[error.worker]:
                 self.told.add(error.worker)
             with contextlib.suppress(ClosedPoolError):
                 name_envs(error, self.ledger.envs_of(error.worker))
-            return error
 
         return tell
 
