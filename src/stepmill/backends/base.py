@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.worker.calls import ServingLoop, answer
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
 from stepmill.worker.records import env_error
@@ -160,6 +161,16 @@ class Future:
 
 
 # ---- what several backends need --------------------------------------------------------------------------------------
+
+
+def answer_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int, Request]) -> list[Future]:
+    """Does requests in the caller's thread, whose Ctrl-C passes through; returns their futures, which are done."""
+    futures = []
+    for worker, request in requests.items():
+        future = Future(request, worker, None, lambda future, deadline: None)
+        future.finish(answer(loop, envs, request, passes=(KeyboardInterrupt,)))
+        futures.append(future)
+    return futures
 
 
 def deadline_after(timeout_s: float | None) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Future, fault_error, warn_of_close
+from stepmill.backends.base import Backend, Future, answer_here, fault_error, warn_of_close
 from stepmill.backends.thread import ThreadBackend, ThreadWorker
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -176,12 +176,7 @@ class InlineForeignBackend:
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         if self._proxy is None:
             raise ClosedPoolError("a pool that is closed answers no call; make a new one")
-        futures = []
-        for worker, request in requests.items():
-            future = Future(request, worker, None, _no_wait)
-            future.finish(answer(self._proxy, self._built.envs, request, passes=(KeyboardInterrupt,)))
-            futures.append(future)
-        return futures
+        return answer_here(self._proxy, self._built.envs, requests)
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Make the pool anew."""
@@ -209,10 +204,6 @@ class InlineForeignBackend:
         if built.faults:
             raise join_errors([fault_error(fault, 0) for fault in built.faults])
         return WorkerReport(0, self._pid, tuple(built.specs))
-
-
-def _no_wait(future: Future, deadline: float | None) -> None:
-    """The future of an inline call is done when it is made."""
 
 
 # ---- the proxy -----------------------------------------------------------------------------------------------------------

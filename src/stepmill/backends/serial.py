@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
-from stepmill.backends.base import Future, fault_error, warn_of_close
+from stepmill.backends.base import Future, answer_here, fault_error, warn_of_close
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
-from stepmill.worker.calls import answer
 from stepmill.worker.host import Built, build, close_envs, make_loop, obey
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 
@@ -45,12 +44,7 @@ class SerialBackend:
         self._loop = make_loop(slab.native, 0, self._built, self._settings, is_inline=True)
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        futures = []
-        for worker, request in requests.items():
-            future = Future(request, worker, None, _no_wait)
-            future.finish(answer(self.loop, self._built.envs, request, passes=(KeyboardInterrupt,)))
-            futures.append(future)
-        return futures
+        return answer_here(self.loop, self._built.envs, requests)
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""
@@ -82,7 +76,3 @@ class SerialBackend:
             raise join_errors([fault_error(fault, 0) for fault in built.faults])
         self._built = built
         return WorkerReport(0, self._pid, tuple(built.specs))
-
-
-def _no_wait(future: Future, deadline: float | None) -> None:
-    """The future of an inline call is done when it is made."""
