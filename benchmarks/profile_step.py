@@ -49,7 +49,7 @@ def time_layers(num_envs: int) -> dict[str, float]:
         pool = envs._pool
         with_native["VectorEnv.step"] = time_calls(lambda: envs.step(actions))
         with_native["Pool.step_fast"] = time_calls(lambda: pool.step_fast(actions))
-        with_native["Ledger.step"] = time_calls(lambda: pool._ledger.step(actions))
+        with_native["Ledger.step"] = time_calls(lambda: pool._state.step(actions))
     finally:
         envs.close()
     return with_native

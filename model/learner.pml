@@ -253,7 +253,7 @@ inline rebase() {
 #define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
 #if !SPARES
-/* C++: settle (gather.cpp), faults (faults.cpp). What is there is received, once and as it was published. */
+/* C++: settle (gather.cpp), take_faults (faults.cpp). What is there is received, once and as it was published. */
 inline collect() {
 	do
 	:: atomic {
@@ -311,7 +311,7 @@ inline mend() {
 			if
 			:: !dead[r / R] || is_restarting[r / R] -> status[r] = IDLE
 #if REVIVES
-			/* C++: set_restarting (recovery.cpp) */
+			/* C++: begin_replacement (recovery.cpp) */
 			:: atomic {
 					dead[r / R] && !is_restarting[r / R] && revives ->
 					revives--; is_restarting[r / R] = true; is_held[r / R] = true; order = r / R; status[r] = IDLE;

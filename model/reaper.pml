@@ -2,7 +2,7 @@
 
 /* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
-/* C++: mend_words (recovery.cpp). One step: the GIL keeps the learner out, and who could write there is buried. What it was
+/* C++: rewrite_control_words (recovery.cpp). One step: the GIL keeps the learner out, and who could write there is buried. What it was
  * commanded before its restart began is lost; what it was commanded since is its successor's.
  */
 inline mend_row(r_) {
@@ -25,7 +25,7 @@ inline mend_row(r_) {
 #else
 #define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0))
 #endif
-inline mend_words(w_) {
+inline rewrite_control_words(w_) {
 	atomic {
 		is_held[w_] = false;
 		NOTE_REBUILT(w_);
@@ -41,7 +41,7 @@ inline mend_words(w_) {
 	ring_pool()
 }
 
-/* Python: restart (pool/restarts.py), revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
+/* Python: replace (pool/workers.py), revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
 inline replace(w_) {
 #ifndef NO_DECLARE
 	LOCK;
@@ -51,7 +51,7 @@ inline replace(w_) {
 	fi;
 	UNLOCK;
 #endif
-	mend_words(w_);
+	rewrite_control_words(w_);
 	atomic { gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true };
 	LOCK;
 	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
@@ -73,7 +73,7 @@ inline replace(w_) {
 #endif
 
 #if REVIVES
-/* Python: _run (pool/restarts.py) */
+/* Python: _run (pool/workers.py) */
 active proctype Restarter() {
 	byte me = RESTARTER;
 	byte w, t, old, num_settled, death;
@@ -89,7 +89,7 @@ end_waiting:
 		:: true  /* it does not come up */
 #endif
 		fi;
-		/* C++: set_restarting (recovery.cpp), end_restart (recovery.cpp) */
+		/* C++: finish_replacement (recovery.cpp), end_restart (recovery.cpp) */
 		atomic {
 			is_restarting[w] = false;
 			if

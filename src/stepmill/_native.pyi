@@ -9,6 +9,19 @@ POOL_CONTROL_BYTES: int = 320
 def worker_control_bytes(num_servers: int) -> int:
     """Bytes of one worker's control words."""
 
+REPLAY_PLACE: int = 0
+
+REPLAY_PLAYED: int = 1
+
+REPLAY_DIFFERS: int = 2
+
+REPLAY_FAULT: int = 3
+
+class DeadWorkers(Exception):
+    """
+    Not for users: nothing was sent, since the workers in args[0] are dead.
+    """
+
 def register_errors(usage: object, busy: object, closed: object, bug: object) -> None:
     """Hand in the error classes that native code raises."""
 
@@ -119,10 +132,15 @@ class Ledger:
         """Command resets; a seed and a blob, or None, per env."""
 
     def wait(self, min_envs: int, timeout_s: object | None = None) -> int:
-        """0: that many are ready, 1: a fault is there, 2: timed out."""
+        """
+        0: that many are ready, 1: a fault is there, 2: timed out, 3: take_events() has something.
+        """
 
     def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
         """The same for all of these envs that are busy."""
+
+    def wait_event(self, timeout_s: object | None = None) -> int:
+        """The same for no env: until take_events() has something."""
 
     def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...]:
         """Receive ready envs, longest-waiting first: a Batch's six fields."""
@@ -138,9 +156,9 @@ class Ledger:
     def observe(self, env_ids: object | None = None) -> object:
         """Newest observations of envs, a fresh copy."""
 
-    def faults(self) -> list[tuple[int, int, bytes | None]]:
+    def take_faults(self) -> list[tuple[int, int, bytes | None, int, int, bool]]:
         """
-        (env_id, kind, record bytes or None) of every pending env with a fault.
+        (env_id, kind, record bytes or None, worker, ticket, at_reset) of every pending env with a fault.
         """
 
     def fail(self, env_ids: object) -> None:
@@ -160,29 +178,73 @@ class Ledger:
     def renew(self, env_ids: object) -> None:
         """FAULTED envs can be reset and stepped again."""
 
-    def fail_worker(self, worker: int) -> None:
-        """A dead worker stays dead: all its envs are FAULTED."""
-
-    def set_restarting(self, worker: int, is_restarting: bool) -> None:
-        """While a worker restarts, its envs can be sent commands."""
-
-    def free_overflow(self, worker: int) -> None:
-        """Give back what a dead worker's large values hold."""
-
-    def mend_words(self, worker: int) -> None:
-        """Write anew what a dead worker may have scribbled over its words."""
-
-    def abandon(self, env_id: int) -> None:
-        """An env whose replay was broken off is FAULTED."""
-
     def log_place(self, server: int) -> tuple:
         """
         Where an env object stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset, is reset ahead).
         """
 
-    def replay(self, env_id: int, places: object, between: object) -> int:
+    def begin_replacement(self, worker: int, is_replayed: bool) -> None:
         """
-        Play an env's episode again: -1 done, -2 a fault, else the first step that differs. between(n, ticket) after n commands.
+        A worker is about to be replaced. Commands for its envs wait for its successor; with is_replayed its envs are held.
+        """
+
+    def clear_dead_worker(self, worker: int) -> None:
+        """
+        Settle what a worker was commanded that certainly runs no more. Before its successor starts; from any thread.
+        """
+
+    def finish_replacement(self, worker: int, pidfd: int) -> None:
+        """
+        The successor serves the slab: watch it, and publish the commands that waited for it.
+        """
+
+    def cancel_replacement(self, worker: int) -> None:
+        """There is no successor: commands of the worker's envs become faults."""
+
+    def fail_worker(self, worker: int) -> None:
+        """
+        A worker stays dead: its pending commands become faults, its idle envs FAULTED.
+        """
+
+    def attach_reaper(self, reaper: object) -> None:
+        """Take the reaper that watches the workers."""
+
+    def declare_dead(self, worker: int) -> None:
+        """The worker's process is gone, which the reaper need not have noticed."""
+
+    def notify(self) -> None:
+        """
+        End the wait of the pool's thread, or its next one, with 3. From any thread.
+        """
+
+    def take_events(self) -> list[tuple[int, int, int]]:
+        """(env_id, REPLAY_..., step) of every replay that waits for Python."""
+
+    def hold(self, env_id: int) -> None:
+        """
+        Treat a pending env that has a fault as busy until its replay has ended.
+        """
+
+    def is_held(self, env_id: int) -> bool:
+        """Whether the env is held for a replay."""
+
+    def held_envs(self) -> list[int]:
+        """The envs that are held for a replay."""
+
+    def begin_replay(self, env_id: int, places: object) -> bool:
+        """
+        Play the episode of a held env again. A REPLAY_PLACE event follows each command whose number is in places. False: its pending command is a reset, which was given again; nothing else is to be done.
+        """
+
+    def continue_replay(self, env_id: int) -> None:
+        """Go on after a REPLAY_PLACE event."""
+
+    def finish_replay(self, env_id: int) -> None:
+        """After REPLAY_PLAYED: release the env, and give its pending command."""
+
+    def fail_replay(self, env_id: int) -> None:
+        """
+        Release an env that cannot be replayed; truncate() or lose_envs() must follow.
         """
 
     def is_pending(self, env_id: int) -> bool:
@@ -190,11 +252,6 @@ class Ledger:
 
     def is_dead(self, worker: int) -> bool:
         """Whether the reaper found the worker dead."""
-
-    def was_at_reset(self, env_id: int) -> bool:
-        """
-        Whether the env, whose worker is dead, was at a reset, or waited for one.
-        """
 
     def died_in_request(self, worker: int) -> bool:
         """Whether a dead worker was at a slow request, and at no command."""

@@ -64,7 +64,7 @@ def node_of(pool, factory):
 
 
 def test_all_ways_to_receive_hand_out_the_same_form(pool):
-    pool.hand_out(node_of(pool, Mine), wrap=np.ndarray.tolist, given={ENV_ID: GIVEN})
+    pool.set_observation_format(node_of(pool, Mine), wrap=np.ndarray.tolist, given={ENV_ID: GIVEN})
     actions = np.zeros(3, np.float32)
     first = pool.reset().obs
     assert (type(first), first.kind, first.slot, first.raw, first.more) == (Mine, [0, 0, 0], [70, 80, 90], (), {})
@@ -79,7 +79,7 @@ def test_all_ways_to_receive_hand_out_the_same_form(pool):
 
 
 def test_what_is_given_also_goes_to_arrays_of_the_callers_own(pool):
-    pool.hand_out(node_of(pool, Mine), given={ENV_ID: GIVEN})
+    pool.set_observation_format(node_of(pool, Mine), given={ENV_ID: GIVEN})
     out = pool.reset().obs
     out.slot[:] = 0
     pool.send(np.zeros(3, np.float32))
@@ -91,7 +91,7 @@ def test_what_is_given_also_goes_to_arrays_of_the_callers_own(pool):
 
 @pytest.mark.parametrize("factory", [Checked, Labelled, shouted, None])
 def test_what_a_factory_does_is_done(pool, factory):
-    pool.hand_out(node_of(pool, factory))
+    pool.set_observation_format(node_of(pool, factory))
     obs = pool.reset().obs
     if factory is Checked:
         assert (type(obs), obs.more, obs.kind.tolist()) == (Checked, "made by __new__", [0, 0, 0])
@@ -109,7 +109,7 @@ def test_a_class_with_attributes_and_methods_is_made_whole(pool):
         def total(self):
             return self.gain.sum()
 
-    pool.hand_out(node_of(pool, Open))
+    pool.set_observation_format(node_of(pool, Open))
     obs = pool.reset().obs
     obs.note = "kept"
     assert (type(obs), obs.total, obs.note, len(obs), hash(Open._fields)) == (Open, 0, "kept", 8, hash(Mine._fields))
@@ -118,10 +118,10 @@ def test_a_class_with_attributes_and_methods_is_made_whole(pool):
 def test_a_form_of_other_leaves_is_refused(pool):
     children = pool.spec.observation.children
     with pytest.raises(stepmill.UsageError, match="has other leaves than this pool's observations"):
-        pool.hand_out(TupleNode((*children[:-1], Leaf(np.dtype(np.int8), ())), Mine))
+        pool.set_observation_format(TupleNode((*children[:-1], Leaf(np.dtype(np.int8), ())), Mine))
     for wrong in (GIVEN[:2], GIVEN.astype(np.int64), GIVEN.astype(np.float32)):
         with pytest.raises(stepmill.UsageError, match=r"leaf \[5\] must be given as a C array of int32"):
-            pool.hand_out(node_of(pool, Mine), given={ENV_ID: wrong})
+            pool.set_observation_format(node_of(pool, Mine), given={ENV_ID: wrong})
     assert type(pool.reset().obs) is TimeStep
 
 

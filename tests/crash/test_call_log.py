@@ -17,9 +17,9 @@ def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
         pool.reset(seed=0)
         for level in range(200):
             pool.set_attr("offset", float(level))
-        replays = pool._recovery.replays
-        assert replays is not None
-        assert replays.log.size_bytes < 1000
+        replayer = pool._faults.replayer
+        assert replayer is not None
+        assert replayer.log.size_bytes < 1000
 
 
 def test_functions_that_set_something_are_told_apart_and_each_is_logged_once() -> None:
@@ -32,9 +32,9 @@ def test_functions_that_set_something_are_told_apart_and_each_is_logged_once() -
             pool.set_attr(lambda env, value: env.unwrapped.amplify(value), 1.0)
         for level in range(60):
             pool.set_attr(shift, float(level))
-        replays = pool._recovery.replays
-        assert replays is not None
-        assert len(replays.log.of(0)) == 60 + 2  # the last but one is let go with the next
+        replayer = pool._faults.replayer
+        assert replayer is not None
+        assert len(replayer.log.calls_of(0)) == 60 + 2  # the last but one is let go with the next
 
 
 def test_what_is_set_again_on_envs_that_are_built_anew_keeps_within_the_bound_of_memory() -> None:
@@ -82,7 +82,7 @@ def test_a_call_that_its_worker_died_of_takes_no_memory() -> None:
             with pytest.raises(stepmill.WorkerDied):
                 pool.call("end_it_all", env_ids=[0])
             pool.step([1] * 4)
-        replays = pool._recovery.replays
-        assert replays is not None
-        assert not replays.log.of(0)
-        assert replays.log.size_bytes == 0
+        replayer = pool._faults.replayer
+        assert replayer is not None
+        assert not replayer.log.calls_of(0)
+        assert replayer.log.size_bytes == 0

@@ -140,7 +140,7 @@ def test_a_worker_killed_while_idle_leaves_a_capsule(tmp_path: Path):
         run(pool, [1])
         pid = pool.stats()["workers"][0]["pid"]
         os.kill(pid, signal.SIGKILL)
-        while not pool._ledger.is_dead(0):  # the reaper takes a moment
+        while not pool._state.is_dead(0):  # the reaper takes a moment
             time.sleep(0.001)
         with pytest.raises(stepmill.WorkerDied, match="crash capsule: /"):
             run(pool, [1])

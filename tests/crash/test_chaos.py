@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from stepmill.pool import payloads
-from stepmill.pool.recovery import Recovery
+from stepmill.pool.policies.replay import ReplayPolicy
+from stepmill.pool.policies.replayer import EpisodeReplay
 from stepmill.spec.options import PoolOptions
 from stepmill.testing.chaos import run_chaos
 from stepmill.testing.chaos.books import Book, Books
@@ -184,13 +185,16 @@ def mix_up_infos(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut_short_what_should_be_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(self: Recovery, env_id: int, info: dict[str, str], *, is_new: bool) -> None:
-        if self.ledger.is_pending(env_id):
-            self.ledger.truncate(env_id, info)
+    def cut(self: ReplayPolicy, replay: EpisodeReplay) -> None:
+        state, env_id = self._workers.state, replay.env_id
+        state.fail_replay(env_id)
+        del self._replays[env_id]
+        if state.is_pending(env_id):
+            state.truncate(env_id, replay.info)
         else:
-            self.ledger.lose_envs([env_id], info)
+            state.lose_envs([env_id], replay.info)
 
-    monkeypatch.setattr(Recovery, "_replay", cut)
+    monkeypatch.setattr(ReplayPolicy, "_play", cut)
 
 
 def lengthen_budgets(monkeypatch: pytest.MonkeyPatch) -> None:

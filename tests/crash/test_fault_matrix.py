@@ -266,7 +266,7 @@ def test_faults_of_several_kinds_at_once_are_all_told(where: str) -> None:
         told: dict[int, str] = {}
         while len(told) < 3:
             with pytest.raises(stepmill.StepmillError) as caught:
-                pool.recv(pool._ledger.num_pending())
+                pool.recv(pool._state.num_pending())
             for error in (caught.value, *caught.value.others):
                 env_id = error.env_ids[0] if isinstance(error, stepmill.WorkerDied) else error.env_id  # type: ignore[attr-defined]
                 told[env_id] = type(error).__name__

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
 from stepmill.testing.chaos.envs import TrappedEnv, Traps, length_of, make_env
+from tests.harness.pools import await_restart
 
 
 def make(num_envs: int = 4, num_workers: int = 2, backend: str = "process", **options: Any) -> stepmill.Pool:
@@ -51,7 +52,7 @@ def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch:
     with make(backend="thread") as pool:
         pool.reset(seed=0)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._recovery, "absorb", list)
+            patch.setattr(pool._faults, "handle", lambda: None)
             pool.send([1, RAISE, 1, 1])
             with pytest.raises(stepmill.RecvTimeout, match="nothing is lost"):
                 pool.recv(4, timeout_s=0.2)
@@ -154,7 +155,7 @@ def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when
 
 
 def kill(pool: stepmill.Pool, worker: int) -> None:
-    pool._recovery.restarts.wait(worker)
+    await_restart(pool, worker)
     pid = pool.stats()["workers"][worker]["pid"]
     os.kill(pid, signal.SIGKILL)
     while not pool.stats()["workers"][worker]["is_dead"]:
@@ -212,7 +213,7 @@ def test_with_same_step_an_env_that_dies_over_the_reset_after_a_fault_is_marked_
     with make(2, 1, context="fork", autoreset_mode="SameStep") as pool:
         pool.reset(seed=0)
         pool.send([RAISE], [0])
-        pool._wait_for([0], None)  # the next episode has begun, and nobody has received it
+        pool._waits.wait_for([0], None)  # the next episode has begun, and nobody has received it
         kill(pool, 0)
         pool.send([1], [1])
         pool.recv(env_ids=[1])

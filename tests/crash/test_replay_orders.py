@@ -158,5 +158,5 @@ def test_a_reset_of_an_exhausted_env_whose_worker_died_leaves_its_neighbour_to_t
 
 def wait_for_death(pool: stepmill.Pool) -> None:
     deadline = time.monotonic() + 20
-    while not pool._ledger.is_dead(0):
+    while not pool._state.is_dead(0):
         assert time.monotonic() < deadline

@@ -178,7 +178,7 @@ def test_a_call_to_a_dead_worker_is_told_of_it_when_no_repair_is_left() -> None:
 
         assert caught.value.env_ids == (0, 1)
         assert pool.get_attr("gain", env_ids=[2, 3]) == (1.0, 1.0)
-        with pytest.raises(stepmill.WorkerDied):
+        with pytest.raises(stepmill.UsageError, match=r"envs \[0, 1\] have a fault"):  # its death was raised once
             pool.step([1] * 4)
 
 
@@ -355,7 +355,7 @@ def test_an_env_that_is_given_up_has_its_calls_and_the_next_episode_can_be_playe
             each.call("amplify", 2.0)
             each.step([1] * 4)
             each.call("amplify", 2.0)
-        pool._recovery._repetitions._reasons[1] = "it is hopeless"
+        pool._faults._replay_policy._failures._reasons[1] = "it is hopeless"
         kill(pool)
         with pytest.warns(RuntimeWarning, match="it is hopeless"):
             assert pool.step([1] * 4).truncated.tolist() == [False, True, False, False]

@@ -21,6 +21,7 @@ from stepmill.spec.capsule import read_capsule
 from stepmill.testing.chaos import KILL, ChaosEnv
 from stepmill.testing.gates import Gate, wait_at
 from stepmill.worker.channel import wait_ready
+from tests.harness.pools import await_restart
 
 PROMPT_S = 1.0
 
@@ -216,7 +217,7 @@ def test_why_a_worker_could_not_be_started_again_is_told_however_late_it_is_aske
         pool.reset(seed=0)
         flag.touch()
         assert pool.step([KILL, 1]).truncated.tolist() == [True, False]
-        pool._recovery.restarts.wait(0)  # it has given up
+        await_restart(pool, 0)  # it has given up
 
         with pytest.raises(stepmill.EnvError, match="no second one"):
             pool.step([1, 1])
@@ -263,11 +264,12 @@ def test_a_large_info_that_was_published_outlives_its_worker() -> None:
         pool.reset(seed=0)
         pool.send([1, 1])
         while len(pool.ready_ids) < 2:
-            pool._ledger.wait(2, 0.1)
+            pool._state.wait(2, 0.1)
         os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
-        while not pool._ledger.is_dead(0):
-            pool._ledger.wait(2, 0.01)
-        pool._recovery.restarts.restart(0)
+        while not pool._state.is_dead(0):
+            pool._state.wait(2, 0.01)
+        pool._faults.workers.begin_restart(0, 0.0)
+        await_restart(pool, 0)
 
         assert len(pool.recv(2).info["page"][0]) == 2**20
 
@@ -292,7 +294,7 @@ def test_ctrl_c_while_a_replay_waits_for_a_restart_loses_nothing(tmp_path: Path)
         with pytest.raises(KeyboardInterrupt):
             pool.step([2] * 4)
         interrupter.join()
-        flag.unlink()
+        gate.open(2)
 
         assert np.array_equal(pool.recv(4).obs, calm.step([2] * 4).obs)
         assert np.array_equal(pool.step([3] * 4).obs, calm.step([3] * 4).obs)
@@ -320,7 +322,7 @@ class SlowOnceEnv(ChaosEnv):
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_an_env_whose_replay_was_interrupted_comes_back_with_a_reset(backend: str) -> None:
+def test_a_replay_that_was_interrupted_goes_on_with_the_next_wait(backend: str) -> None:
     options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode")
     with Gate() as gate:
         fns = [partial(SlowOnceEnv, gate.path, 0), partial(ChaosEnv, 1)]
@@ -333,8 +335,8 @@ def test_an_env_whose_replay_was_interrupted_comes_back_with_a_reset(backend: st
             with pytest.raises(KeyboardInterrupt):
                 pool.step([1, 1])
             interrupter.join()
-            assert pool.states[0].name == "FAULTED"
+            assert pool.states[0].name == "BUSY"
             gate.open()
 
-            assert pool.reset(seed=3).obs[:, 2].tolist() == [0, 0]
-            assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 1]
+            assert pool.recv(2).obs[:, 2].tolist() == [3, 3]
+            assert pool.step([1, 1]).obs[:, 2].tolist() == [4, 4]

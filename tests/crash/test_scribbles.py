@@ -192,7 +192,7 @@ def _call(pool: stepmill.Pool) -> None:
 def heal(pool: stepmill.Pool) -> None:
     """Replace the worker that was scribbled over, and see that all is well, the bystanders' steps too."""
     steps = pool.get_attr("num_steps", env_ids=[0, 1])
-    pool._recovery.revive([2, 3], anew=True)
+    pool._faults.revive([2, 3], anew=True)
     assert pool.reset(seed=0).env_id.tolist() == [0, 1, 2, 3]
     for action in (5, 6):
         assert pool.step([action] * 4).reward.tolist() == [float(action)] * 4
@@ -301,7 +301,7 @@ def test_a_hole_is_not_taken_for_a_value(tmp_path: Path) -> None:
         pool.reset(seed=0)
         pool.send([1] * 4)
         while len(pool.ready_ids) < 4:
-            pool._ledger.wait(4, 0.05)
+            pool._state.wait(4, 0.05)
         slab = pool._running.slab
         os.ftruncate(slab.fds[4], 2**45)
         assert pool.recv(4).obs["words"] == ("step",) * 4

@@ -10,6 +10,7 @@ import numpy as np
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
+from tests.harness.pools import await_restart
 from tests.harness.spare_envs import KILL, Named, named_pool
 
 FAST = {"max_restarts": 1000}
@@ -46,10 +47,10 @@ def link_of(name):
 def test_a_worker_that_is_to_be_replaced_does_not_take_what_its_successor_is_commanded():
     with stepmill.Pool([CountingEnv], backend="process", options=stepmill.PoolOptions(context="fork")) as pool:
         pool.reset(seed=0)
-        pool._ledger.set_restarting(0, True)  # as when it was given up, and has not died yet
+        pool._state.begin_replacement(0, False)  # as when it was given up, and has not died yet
         pool.send([3])
         assert pool.get_attr("num_steps") == (0,)  # answered after all that it was commanded
-        pool._ledger.set_restarting(0, False)
+        pool._state.cancel_replacement(0)
         assert pool.recv(1).reward.tolist() == [3.0]
         assert pool.get_attr("num_steps") == (1,)
 
@@ -59,7 +60,7 @@ def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():
     with named_pool(
         1, 1, backend="process", num_workers=1, env=partial(Named, length=1), on_fault="truncate", **FAST
     ) as pool:
-        backend = pool._recovery.restarts._backend
+        backend = pool._running.backend
         revive = backend.revive
 
         def linger(*arguments):  # it serves, and nobody has said so yet
@@ -75,7 +76,7 @@ def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():
         assert seen == [[1, 1, 0], [1, 1, 1], [0, 1, 0], [0, 1, 1], [1, 2, 0]]
         assert pool.get_attr("num_resets", env_ids=[1]) == (2,)  # of object 0, in the queue: done
         is_open.set()
-        pool._recovery.restarts.wait(0)
+        await_restart(pool, 0)
         assert pool.step([0]).obs[0, :3].tolist() == [1, 2, 1]
         assert pool.step([0]).obs[0, :3].tolist() == [0, 2, 0]
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import stepmill
+from stepmill.pool.workers import WorkerState
 from stepmill.testing.envs import CountingEnv
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,13 @@ def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
         chosen.setdefault("num_workers", min(2, len(env_fns)))
     arguments = {name: chosen.pop(name) for name in ("backend", "num_workers", "batch_size") if name in chosen}
     return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))
+
+
+def await_restart(pool: stepmill.Pool, worker: int) -> None:
+    """Wait until no restart of a worker is under way, and leave faults of pending commands alone."""
+    while pool._faults.workers.state_of(worker) is WorkerState.RESTARTING:
+        pool._state.wait_event(1.0)
+        pool._faults.handle_events()
 
 
 def make_vector_env(where: str, env_fns: EnvFns, **arguments: Any) -> stepmill.VectorEnv:

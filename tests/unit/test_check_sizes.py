@@ -56,6 +56,6 @@ def test_a_function_inside_a_function_starts_anew(check_sizes):
 def test_what_is_too_large_is_named_with_its_size(check_sizes, tmp_path):
     path = tmp_path / "large.py"
     parameters = ", ".join(f"p{number}" for number in range(8))
-    path.write_text(f"def f({parameters}):\n" + "    pass\n" * 400)
+    path.write_text(f"def f({parameters}):\n" + "    pass\n" * 500)
     found = {(excess.what, excess.size) for excess in check_sizes.check_file(path)}
-    assert found == {("file length", 401), ("length of f()", 401), ("number of parameters of f()", 8)}
+    assert found == {("file length", 501), ("length of f()", 501), ("number of parameters of f()", 8)}

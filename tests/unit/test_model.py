@@ -40,16 +40,6 @@ def test_every_function_that_the_model_names_exists(language, name, file):
     assert re.search(DEFINED[language].format(name=name), source, re.MULTILINE), f"{file} defines no {name}"
 
 
-def test_the_model_names_the_functions_that_it_is_about():
-    names = {name for _, name, _ in named_functions()}
-    assert names >= {
-        "take_command", "claim_result", "ring", "count_results", "park", "acquire_spin", "run", "sweep", "wait", "finish", "flush",
-        "dispatch", "check_deaths_of", "wait_ids", "rest", "condemn_worker", "bury", "give_up", "post_request", "close",
-        "check_untaken", "check_current", "is_finished", "end_stuck", "settle_dead", "mend_words", "set_restarting",
-        "stage", "tend", "do_staged", "relieve", "is_gone", "take", "claim_staged", "note_rebuilt", "move_in",
-    }  # fmt: skip
-
-
 def test_every_mutant_in_the_model_is_run(monkeypatch):
     monkeypatch.syspath_prepend(str(MODEL))
     import runs

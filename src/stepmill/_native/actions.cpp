@@ -62,23 +62,28 @@ void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::l
         nb::python_error cause;
         raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
     }
+    std::size_t held_offset = 0;
     for (std::size_t index = 0; index < arrays.size(); ++index) {
         const Column& column = action_.leaves[index].column;
         const auto* source = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(arrays[index].ptr())));
         const std::size_t env_bytes = column.row_bytes * batch_size_;
-        if (is_all(ids)) {
+        if (is_all(ids) && num_held_envs_ == 0) {
             std::memcpy(slab_->base + column.at(0, 0), source, env_bytes * num_envs_);
             continue;
         }
-        for (std::size_t i = 0; i < ids.size(); ++i) std::memcpy(slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            Replay* replay = envs_[ids[i]].replay.get();  // its row is in use
+            std::memcpy(replay ? replay->action.data() + held_offset : slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
+        }
+        held_offset += env_bytes;
     }
     // A server that has its next episode staged is given nothing: the words are those of that reset, which may still run.
     for (const std::uint32_t id : ids) {
         const Seat seat = slab_->seats[envs_[id].server];
-        if (!takes_staged(id, Command::STEP)) slab_->words[seat.worker].flags[seat.local] = 0;
+        if (!takes_staged(id, Command::STEP) && !envs_[id].replay) slab_->words[seat.worker].flags[seat.local] = 0;
     }
     for (std::size_t i = 0; i < opaques.size(); ++i) {
-        if (!takes_staged(ids[i], Command::STEP)) write_blob(ids[i], nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+        if (!takes_staged(ids[i], Command::STEP) && !envs_[ids[i]].replay) write_blob(ids[i], nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
     }
 }
 

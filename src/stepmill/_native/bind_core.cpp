@@ -156,31 +156,43 @@ void bind_ledger(nb::module_& module) {
         .def("send", &Ledger::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Command a step of some or all envs.")
         .def("send_all", &Ledger::send_all, "actions"_a.none(), "Command a step of all envs but those that are exhausted, whose rows will be empty.")
         .def("send_reset", &Ledger::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "Command resets; a seed and a blob, or None, per env.")
-        .def("wait", &Ledger::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "0: that many are ready, 1: a fault is there, 2: timed out.")
+        .def("wait", &Ledger::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "0: that many are ready, 1: a fault is there, 2: timed out, 3: take_events() has something.")
         .def("wait_for", &Ledger::wait_for, "env_ids"_a.none(), "timeout_s"_a.none() = nb::none(), "The same for all of these envs that are busy.")
+        .def("wait_event", &Ledger::wait_event, "timeout_s"_a.none() = nb::none(), "The same for no env: until take_events() has something.")
         .def("collect", &Ledger::collect, "max_envs"_a, "out"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...]"), "Receive ready envs, longest-waiting first: a Batch's six fields.")
         .def("collect_rows", &Ledger::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]]"),
              "Receive these envs: newest observations of all envs, infos at their rows.")
         .def("collect_ready", &Ledger::collect_ready, nb::sig("def collect_ready(self) -> tuple[typing.Any, ...] | None"), "Gymnasium's five values if all envs are ready, else None.")
         .def("observe", &Ledger::observe, "env_ids"_a.none() = nb::none(), "Newest observations of envs, a fresh copy.")
-        .def("faults", &Ledger::faults, nb::sig("def faults(self) -> list[tuple[int, int, bytes | None]]"), "(env_id, kind, record bytes or None) of every pending env with a fault.")
+        .def("take_faults", &Ledger::take_faults, nb::sig("def take_faults(self) -> list[tuple[int, int, bytes | None, int, int, bool]]"),
+             "(env_id, kind, record bytes or None, worker, ticket, at_reset) of every pending env with a fault.")
         .def("fail", &Ledger::fail, "env_ids"_a, "Pending envs with a fault become FAULTED.")
         .def("discard", &Ledger::discard, "env_ids"_a.none(), "Drop the results of these envs that are done.")
         .def("truncate", &Ledger::truncate, "env_id"_a, "fault_info"_a, "End the episode of an env that has a fault, marked; a reset is tried again.")
         .def("lose_envs", &Ledger::lose_envs, "env_ids"_a, "fault_info"_a, "The next step of these envs, as far as they are idle, is cut short.")
         .def("renew", &Ledger::renew, "env_ids"_a, "FAULTED envs can be reset and stepped again.")
-        .def("fail_worker", &Ledger::fail_worker, "worker"_a, "A dead worker stays dead: all its envs are FAULTED.")
-        .def("set_restarting", &Ledger::set_restarting, "worker"_a, "is_restarting"_a, "While a worker restarts, its envs can be sent commands.")
-        .def("free_overflow", &Ledger::free_overflow, "worker"_a, "Give back what a dead worker's large values hold.")
-        .def("mend_words", &Ledger::mend_words, "worker"_a, "Write anew what a dead worker may have scribbled over its words.")
-        .def("abandon", &Ledger::abandon, "env_id"_a, "An env whose replay was broken off is FAULTED.")
         .def("log_place", &Ledger::log_place, "server"_a,
              "Where an env object stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset, is reset ahead).")
-        .def("replay", &Ledger::replay, "env_id"_a, "places"_a, "between"_a, "Play an env's episode again: -1 done, -2 a fault, else the first step that differs. between(n, ticket) after n commands.")
+        .def("begin_replacement", &Ledger::begin_replacement, "worker"_a, "is_replayed"_a, "A worker is about to be replaced. Commands for its envs wait for its successor; with is_replayed its envs are held.")
+        .def("clear_dead_worker", &Ledger::clear_dead_worker, "worker"_a, "Settle what a worker was commanded that certainly runs no more. Before its successor starts; from any thread.")
+        .def("finish_replacement", &Ledger::finish_replacement, "worker"_a, "pidfd"_a, "The successor serves the slab: watch it, and publish the commands that waited for it.")
+        .def("cancel_replacement", &Ledger::cancel_replacement, "worker"_a, "There is no successor: commands of the worker's envs become faults.")
+        .def("fail_worker", &Ledger::fail_worker, "worker"_a, "A worker stays dead: its pending commands become faults, its idle envs FAULTED.")
+        .def("attach_reaper", &Ledger::attach_reaper, "reaper"_a, "Take the reaper that watches the workers.")
+        .def("declare_dead", &Ledger::declare_dead, "worker"_a, "The worker's process is gone, which the reaper need not have noticed.")
+        .def("notify", &Ledger::notify, "End the wait of the pool's thread, or its next one, with 3. From any thread.")
+        .def("take_events", &Ledger::take_events, nb::sig("def take_events(self) -> list[tuple[int, int, int]]"), "(env_id, REPLAY_..., step) of every replay that waits for Python.")
+        .def("hold", &Ledger::hold, "env_id"_a, "Treat a pending env that has a fault as busy until its replay has ended.")
+        .def("is_held", &Ledger::is_held, "env_id"_a, "Whether the env is held for a replay.")
+        .def("held_envs", &Ledger::held_envs, nb::sig("def held_envs(self) -> list[int]"), "The envs that are held for a replay.")
+        .def("begin_replay", &Ledger::begin_replay, "env_id"_a, "places"_a,
+             "Play the episode of a held env again. A REPLAY_PLACE event follows each command whose number is in places. False: its pending command is a reset, which was given again; nothing else is to be done.")
+        .def("continue_replay", &Ledger::continue_replay, "env_id"_a, "Go on after a REPLAY_PLACE event.")
+        .def("finish_replay", &Ledger::finish_replay, "env_id"_a, "After REPLAY_PLAYED: release the env, and give its pending command.")
+        .def("fail_replay", &Ledger::fail_replay, "env_id"_a, "Release an env that cannot be replayed; truncate() or lose_envs() must follow.")
         .def("is_pending", &Ledger::is_pending, "env_id"_a, "Whether the env was commanded and not received.")
         .def("is_dead", &Ledger::is_dead, "worker"_a, "Whether the reaper found the worker dead.")
-        .def("was_at_reset", &Ledger::was_at_reset, "env_id"_a, "Whether the env, whose worker is dead, was at a reset, or waited for one.")
         .def("died_in_request", &Ledger::died_in_request, "worker"_a, "Whether a dead worker was at a slow request, and at no command.")
         .def("can_replay", &Ledger::can_replay, "env_id"_a, "Whether the episode's log is whole.")
         .def("limit_logs", &Ledger::limit_logs, "size_bytes"_a, "From now on the episodes' logs take at most so much memory together.")
@@ -201,7 +213,6 @@ void bind_ledger(nb::module_& module) {
         .def("restore_order", &Ledger::restore_order, "Every env is served by its own server again; spares queue up.")
         .def("claim_staged", &Ledger::claim_staged, "env_ids"_a.none(), "Envs whose next episode is begun: its first observation is to be received.")
         .def("stage_spares", &Ledger::stage_spares, "seeds"_a, "Reset all spares, which wait in the queue; a seed or None for each.")
-        .def("stage_again", &Ledger::stage_again, "server"_a, "Reset an object that was built anew, and whose next episode had been begun.")
         .def("spare_counts", &Ledger::spare_counts, nb::sig("def spare_counts(self) -> tuple[int, int]"), "Episodes that began with a fresh env, and how many of those still had to wait for it.")
         .def("post_request", &Ledger::post_request, "worker"_a, "Tell a worker that a slow request waits in its mailbox.")
         .def("set_eager", &Ledger::set_eager, "is_eager"_a, "Whether workers report each result at once, or a group at a time.")
@@ -214,7 +225,13 @@ void bind_ledger(nb::module_& module) {
 void bind_core(nb::module_& module) {
     module.attr("POOL_CONTROL_BYTES") = sizeof(PoolControl);
     module.def("worker_control_bytes", &worker_control_bytes, "num_servers"_a, "Bytes of one worker's control words.");
-    module.def("register_errors", [](nb::object usage, nb::object busy, nb::object closed, nb::object bug) { errors() = {usage, busy, closed, bug}; },
+    module.attr("REPLAY_PLACE") = static_cast<int>(ReplayEvent::PLACE);
+    module.attr("REPLAY_PLAYED") = static_cast<int>(ReplayEvent::PLAYED);
+    module.attr("REPLAY_DIFFERS") = static_cast<int>(ReplayEvent::DIFFERS);
+    module.attr("REPLAY_FAULT") = static_cast<int>(ReplayEvent::FAULT);
+    const nb::object dead_workers = nb::steal(PyErr_NewExceptionWithDoc("stepmill._native.DeadWorkers", "Not for users: nothing was sent, since the workers in args[0] are dead.", PyExc_Exception, nullptr));
+    module.attr("DeadWorkers") = dead_workers;
+    module.def("register_errors", [](nb::object usage, nb::object busy, nb::object closed, nb::object bug) { errors() = {usage, busy, closed, bug, nb::module_::import_("stepmill._native").attr("DeadWorkers")}; },
                "usage"_a, "busy"_a, "closed"_a, "bug"_a, "Hand in the error classes that native code raises.");
     bind_slab(module);
     bind_loop(module);

@@ -20,7 +20,7 @@ nb::object Ledger::seed_of(std::uint32_t id, std::uint64_t episode) const {
 
 // The log of the newest episode, and the command under way. A reset under way has begun an episode in the books; the log is still
 // the one of the episode before, and worth something only if that ended by itself.
-// Asked by the pool's thread; in the middle of a send, too, which finds a worker dead.
+// Called by the pool's thread, between its other calls.
 nb::dict Ledger::episode_log(std::uint32_t env_id) {
     take_log(env_id);
     const EnvBook& env = envs_.at(env_id);
@@ -32,7 +32,8 @@ nb::dict Ledger::episode_log(std::uint32_t env_id) {
     const std::uint64_t episode = begins && !is_explicit && env.episode != 0 ? env.episode - 1 : env.episode;
 
     std::vector<std::byte> action(action_bytes());
-    copy_action(env_id, action.data(), true);
+    if (env.replay) action = env.replay->action;  // the row is in use
+    else copy_action(env_id, action.data(), true);
     nb::list rewards, flags, hashes;
     for (const Outcome& outcome : env.log.outcomes) {
         if (!is_whole) break;

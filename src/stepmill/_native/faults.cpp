@@ -12,7 +12,7 @@ void Ledger::mark_faulted(std::uint32_t id) {
     envs_[id].status = EnvStatus::FAULTED;
 }
 
-nb::list Ledger::faults() {
+nb::list Ledger::take_faults() {
     const InUse in_use(*this);
     nb::list faults;
     for (const std::uint32_t id : pending_) {
@@ -26,7 +26,7 @@ nb::list Ledger::faults() {
             } catch (nb::python_error&) {  // unreadable: the fault is told without its words
             }
         }
-        faults.append(nb::make_tuple(id, kind, record));
+        faults.append(nb::make_tuple(id, kind, record, seat.worker, envs_[id].ticket, was_at_reset(id)));
     }
     return faults;
 }

@@ -80,7 +80,6 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
       encoder_(nb::object(settings["pickler"]).ptr()),
       make_info_(settings["make_info"]),
-      on_dead_(settings["on_dead"]),
       unpickler_(settings["unpickler"]),
       fork_generation_(watch_forks()) {
     form_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
@@ -117,7 +116,8 @@ void Ledger::release() {
 
 void Ledger::let_go() {
     inline_ = nullptr;
-    inline_object_.reset(), helper_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
+    reaper_ = nullptr;
+    inline_object_.reset(), helper_.reset(), make_info_.reset(), unpickler_.reset(), reaper_object_.reset();
     form_.wrap.reset();
     pending_.clear();
     envs_.clear();
@@ -129,7 +129,6 @@ int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(inline_object_.ptr());
     Py_VISIT(helper_.ptr());
     Py_VISIT(make_info_.ptr());
-    Py_VISIT(on_dead_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(form_.wrap.ptr());
     Py_VISIT(encoder_.pickler());

@@ -16,13 +16,37 @@
 
 namespace stepmill {
 
-constexpr int REPLAYED = -1;      // what Ledger::replay returns: all as it was, and the command under way given again
-constexpr int REPLAY_FAULT = -2;  // a fault came in between; any other number is the first step that differs
+class Reaper;
 
 // What the parent knows of an env. Whether a PENDING env is ready, its `done` word tells.
 // NEW: never reset. EXHAUSTED: it has played its budget of episodes.
 enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3, EXHAUSTED = 4 };
-enum class WaitResult { READY, FAULT, TIMED_OUT };
+// EVENT: take_events() has something for Python to do.
+enum class WaitResult { READY, FAULT, TIMED_OUT, EVENT };
+
+// What Python is told of an env whose episode is played again.
+enum class ReplayEvent : int {
+    PLACE = 0,     // so many commands are done, after which a call is to be repeated; the replay goes on when it is told to
+    PLAYED = 1,    // all of the log gave what it gave the first time
+    DIFFERS = 2,   // this step gave something else
+    FAULT = 3,     // the env has a fault at this step, or its worker died
+};
+
+// An env that is held: its object is gone or is brought back to where the user believes it is. Its results are not the user's,
+// so `EnvBook::done` points to `never_done`. The row's action, and what else the user would be told, is kept here meanwhile.
+struct Replay {
+    enum class Phase { WAITING, PLAYING, PAUSED };  // for begin_replay() · for a command that was given · for Python
+    Word never_done{0};                // differs from every ticket the env can have in its lifetime here
+    Phase phase = Phase::WAITING;
+    bool was_ended = false;            // the newest result received ended the episode
+    bool is_sent = false;              // the pending command, a step, was sent while the env was held
+    bool was_last = false;             // the episode played here is the last of the env's budget
+    std::size_t step = 0;              // of the log: the one that was given last
+    std::uint32_t slot = 0;            // a private one, neither the newest result's nor the pending command's
+    std::vector<std::uint32_t> places; // numbers of commands after which Python is asked
+    std::vector<std::byte> action;     // of the pending command
+    std::vector<std::byte> sums;       // return and length of the episode as the user knows them
+};
 
 // What the parent knows of an env object, whichever env it serves.
 struct ServerBook {
@@ -65,6 +89,7 @@ struct alignas(CACHE_LINE) EnvBook {
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
+    std::unique_ptr<Replay> replay;  // null: it is not held
 
     bool is_commanded() const noexcept { return status == EnvStatus::PENDING && !is_masked; }
 };
@@ -90,6 +115,7 @@ class Ledger {
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
     int wait(std::uint32_t min_envs, nb::handle timeout_s);       // as WaitResult, over all pending envs
     int wait_for(nb::handle env_ids, nb::handle timeout_s);
+    int wait_event(nb::handle timeout_s);                         // for nothing but an event
     nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // Batch fields of the ready envs, longest-waiting first
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
@@ -99,18 +125,28 @@ class Ledger {
     void truncate(std::uint32_t env_id, nb::object fault_info);   // of an env with a fault: its episode ends, marked
     void lose_envs(nb::handle env_ids, nb::object fault_info);     // the next step of those that are idle will tell
     void renew(nb::handle env_ids);
-    nb::list faults();                                            // (env_id, kind, payload | None)
+    nb::list take_faults();                                       // of pending envs: (env_id, kind, payload | None, worker, ticket, at_reset)
     void fail(nb::handle env_ids);                                // pending envs with a fault become FAULTED
-    void fail_worker(std::uint32_t worker);                       // all envs of a dead worker are FAULTED
-    void set_restarting(std::uint32_t worker, bool is_restarting);
-    int replay(std::uint32_t env_id, nb::handle places, nb::handle between);  // -1: all as it was; -2: a fault; else the first step that differs
+    // The replacement of a worker, in this order; the second may be called by another thread that has the GIL.
+    void begin_replacement(std::uint32_t worker, bool is_replayed);  // commands for its envs wait for its successor, or for their replay
+    void clear_dead_worker(std::uint32_t worker);                 // it is certainly gone: settles what it was commanded
+    void finish_replacement(std::uint32_t worker, int pidfd);     // its successor serves the slab
+    void cancel_replacement(std::uint32_t worker);                // or there is none: commands of its envs become faults
+    void fail_worker(std::uint32_t worker);                       // the same, and its idle envs are FAULTED
+    void attach_reaper(nb::object reaper);
+    void declare_dead(std::uint32_t worker);                      // its process is gone, which the reaper need not have noticed
+    void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
+    nb::list take_events();                                       // (env_id, ReplayEvent, step) since the last call
+    bool begin_replay(std::uint32_t env_id, nb::handle places);   // false: there is nothing to play, finish_replay() was done
+    void continue_replay(std::uint32_t env_id);
+    void finish_replay(std::uint32_t env_id);                     // it is where the user believes it is: gives its pending command
+    void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or lose_envs() must follow
+    void hold(std::uint32_t env_id);                              // an env whose own fault is to be repaired by a replay
+    bool is_held(std::uint32_t env_id) const { return envs_.at(env_id).replay != nullptr; }
+    nb::list held_envs() const;
     nb::tuple log_place(std::uint32_t server) const;
-    void abandon(std::uint32_t env_id);
-    void free_overflow(std::uint32_t worker);
-    void mend_words(std::uint32_t worker);
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
     bool died_in_request(std::uint32_t worker) const;
-    bool was_at_reset(std::uint32_t env_id) const;
     bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return envs_.at(env_id).log.is_whole; }
     void limit_logs(std::uint64_t size_bytes);
@@ -131,7 +167,6 @@ class Ledger {
     void restore_order();                                         // every env is served by its own server again
     void claim_staged(nb::handle env_ids);                        // what is staged for these envs is their result, to be received
     void stage_spares(nb::handle seeds);                          // one per spare: resets them all
-    void stage_again(std::uint32_t server);                       // what it has staged was of an object that is gone
     nb::tuple spare_counts() const { return nb::make_tuple(num_taken_, num_late_); }
     void post_request(std::uint32_t worker);
     void set_eager(bool is_eager);
@@ -152,7 +187,7 @@ class Ledger {
     void restore_sums(std::uint32_t id, const std::vector<std::byte>& sums);
     void mask(std::uint32_t id);
     bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its last episode, or all are over
-    void check_workers(const Ids& ids, Command command);
+    void check_workers(const Ids& ids, Command command) const;
     void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
     nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
     void write_blob(std::uint32_t env_id, PyObject* blob);
@@ -165,13 +200,23 @@ class Ledger {
     std::uint32_t scan(const Ids& ids, std::uint32_t need, bool& is_fault);
     WaitResult wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
     nb::object collect_all();
-    WaitResult wait_inline(const Ids& ids, std::uint32_t need);
+    WaitResult wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
     WaitResult wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
     std::uint64_t deadline_of(nb::handle timeout_s) const;
     bool settle_dead(const Ids& ids);
+    bool has_event();
+    bool was_at_reset(std::uint32_t env_id) const;
+    void free_overflow(std::uint32_t worker);
+    void rewrite_control_words(std::uint32_t worker);
+    void hold_env(std::uint32_t id);
+    void release_env(std::uint32_t id);
+    void end_hold_with_fault(std::uint32_t id);
+    void dispatch_held(std::uint32_t id);
+    void advance_replays();
+    void give_replayed(std::uint32_t id);
+    void add_event(std::uint32_t id, ReplayEvent event, std::size_t step);
     void rest(std::uint32_t seen, std::uint64_t until_ns);
     void mark_lost(const Ids& ids, const nb::object& fault_info);
-    void mark_failed(std::uint32_t worker);
     static bool is_done_early(const EnvBook& env, Command command) { return command == Command::STEP && env.fault_info && !env.final_obs; }
     void keep_final_obs(const Ids& ids);
     void cut_short(std::uint32_t id);
@@ -180,6 +225,7 @@ class Ledger {
     bool resets_itself(std::uint32_t id, bool is_received = true) const;
     bool have_all_ended(std::uint32_t id, bool is_received = true) const;  // all rows of the env, in the newest result; or in one to be received
     void note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
+    void note_begun(std::uint32_t id, bool is_explicit, bool is_reset);
     void note_result(std::uint32_t id, bool is_journaled);
     void note_episode(EnvBook& env);
     void record(std::uint32_t id);
@@ -191,7 +237,6 @@ class Ledger {
     void take_log(std::uint32_t id, std::uint64_t until = UINT64_MAX);  // up to a batch of the journal
     void take_logs();
     void drop_log(EpisodeLog& log);
-    int replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between);
     void retry_reset(std::uint32_t id);
     void give(std::uint32_t id, Command command, std::uint32_t slot);
     void copy_action(std::uint32_t id, std::byte* bytes, bool is_read) const;
@@ -241,6 +286,7 @@ class Ledger {
     void begin_drawn(std::uint32_t server, ServerWords& words, std::uint32_t local);
     void note_rebuilt(std::uint32_t worker);
     void stage(std::uint32_t server);
+    void stage_once_more(std::uint32_t server);
     void publish_stage(std::uint32_t server, bool has_seed, std::uint64_t seed);
     void take(std::uint32_t id);
     void move_in(std::uint32_t id);
@@ -282,14 +328,25 @@ class Ledger {
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_, is_plain_, is_recorded_ = false;
     std::vector<std::uint8_t> is_restarting_;  // by worker
-    std::vector<std::uint8_t> is_held_;        // by worker: it is to be replaced and may still live; tickets are its successor's, and held back
+    static constexpr std::uint8_t HELD = 1, HELD_FOR_REPLAY = 2;
+    std::vector<std::uint8_t> is_held_;        // by worker: its tickets are its successor's, and not published yet
     std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_;
     Patience patience_;
     Encoder encoder_;
-    nb::object make_info_, on_dead_, unpickler_, inline_object_, helper_;
+    nb::object make_info_, unpickler_, inline_object_, helper_, reaper_object_;
+    Reaper* reaper_ = nullptr;
+    Ids playing_;                              // envs whose replay waits for a command that was given
+    std::uint32_t num_held_envs_ = 0;
+    struct Event {
+        std::uint32_t env;
+        ReplayEvent event;
+        std::size_t step;
+    };
+    std::vector<Event> events_;
+    std::atomic<bool> is_notified_{false};
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};
@@ -312,6 +369,7 @@ class InUse {
 // Error classes of stepmill.spec.errors, handed in once by the slab room.
 struct Errors {
     nb::object usage, busy, closed, bug;
+    nb::object dead_workers;  // not for users: `workers` are dead, and nothing was sent
 };
 Errors& errors();
 [[noreturn]] void raise(const nb::object& error, const std::string& text);

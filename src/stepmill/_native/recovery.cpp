@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "ledger.hpp"
+#include "reaper.hpp"
 
 namespace stepmill {
 
@@ -194,25 +195,76 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
     }
 }
 
-// The worker stays dead: its envs that wait for a command are FAULTED until a reset brings them back.
-void Ledger::mark_failed(std::uint32_t worker) {
+// ---- workers that are replaced ----------------------------------------------------------------------------------
+
+void Ledger::attach_reaper(nb::object reaper) {
+    reaper_ = nb::cast<Reaper*>(reaper);
+    reaper_object_ = std::move(reaper);
+}
+
+void Ledger::declare_dead(std::uint32_t worker) {
+    const InUse in_use(*this);
+    if (reaper_ != nullptr) reaper_->declare_dead(worker);
+}
+
+// Until clear_dead_worker() the one that is to be replaced may live, and must not take what its successor is commanded. With
+// replays the calls that its env objects were given come before any command, so that commands are held until the end.
+void Ledger::begin_replacement(std::uint32_t worker, bool is_replayed) {
+    const InUse in_use(*this);
+    is_restarting_.at(worker) = 1;
+    is_held_[worker] = is_replayed ? HELD_FOR_REPLAY : HELD;
+    for (const std::uint32_t server : slab_->plan.servers[worker]) {
+        servers_[server].lost_with = published_ticket(server);
+        if (is_replayed) stage_once_more(server);
+    }
+    for (const std::uint32_t id : served_by(worker)) {
+        EnvBook& env = envs_[id];
+        std::erase(playing_, id);
+        std::erase_if(events_, [id](const Event& event) { return event.env == id; });
+        if (env.replay) env.replay->phase = Replay::Phase::WAITING;
+        const bool has_episode = env.status == EnvStatus::PENDING || env.status == EnvStatus::EXHAUSTED || (env.status == EnvStatus::IDLE && !servers_[env.server].is_staged);
+        if (is_replayed && has_episode && !env.needs_restore) hold_env(id);
+        if (!is_replayed && env.replay) end_hold_with_fault(id);
+    }
+}
+
+void Ledger::clear_dead_worker(std::uint32_t worker) {
+    if (!slab_) return;
+    if (reaper_ != nullptr) reaper_->declare_dead(worker);
+    rewrite_control_words(worker);
+    free_overflow(worker);
+}
+
+void Ledger::finish_replacement(std::uint32_t worker, int pidfd) {
+    const InUse in_use(*this);
+    if (reaper_ != nullptr) reaper_->watch(worker, pidfd);
     end_restart(worker);
+    check_deaths_of(worker);
+}
+
+// There is no successor: pending commands become faults.
+void Ledger::cancel_replacement(std::uint32_t worker) {
+    const InUse in_use(*this);
+    end_restart(worker);
+    for (const std::uint32_t id : served_by(worker)) {
+        if (envs_[id].replay) end_hold_with_fault(id);
+    }
+    check_deaths_of(worker);
+}
+
+// The worker stays dead: its envs that wait for a command are FAULTED until a reset brings them back.
+void Ledger::fail_worker(std::uint32_t worker) {
+    cancel_replacement(worker);
     for (const std::uint32_t id : served_by(worker)) {
         if (envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW) envs_[id].status = EnvStatus::FAULTED;
     }
 }
 
-void Ledger::fail_worker(std::uint32_t worker) {
-    const InUse in_use(*this);
-    mark_failed(worker);
-}
-
 // Of a worker that is gone: what it may have scribbled over its words is written anew, as far as the pool knows it. What it had
 // been commanded is done by now, or lost; what was commanded since its restart began is its successor's.
-void Ledger::mend_words(std::uint32_t worker) {
-    if (!slab_) return;
+void Ledger::rewrite_control_words(std::uint32_t worker) {
     note_rebuilt(worker);
-    is_held_[worker] = 0;
+    if (is_held_[worker] == HELD) is_held_[worker] = 0;
     WorkerControl& control = *slab_->workers.at(worker);
     ServerWords& words = slab_->words[worker];
     control.requests.store(num_posted_[worker], std::memory_order_relaxed);
@@ -225,13 +277,13 @@ void Ledger::mend_words(std::uint32_t worker) {
         const std::uint32_t ticket = published_ticket(servers[local]);
         const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
         const bool is_lost = !is_done && (!is_restarting_[worker] || ticket == servers_[servers[local]].lost_with);
-        words.ticket[local].store(ticket, std::memory_order_relaxed);
+        const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
+        words.ticket[local].store(is_held_[worker] ? last : ticket, std::memory_order_relaxed);
         if (is_lost) {
             words.result[local] = 0;
             words.payload_bytes[local] = 0;
             words.fault[local].store(static_cast<std::uint32_t>(Fault::DIED), std::memory_order_relaxed);
         }
-        const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
         words.state[local].store(state_word(last, Phase::IDLE), std::memory_order_relaxed);
         words.done[local].store(last, std::memory_order_release);
     }
@@ -240,7 +292,6 @@ void Ledger::mend_words(std::uint32_t worker) {
 
 // A dead worker's values that nobody will read any more give their memory back; its successor writes behind them.
 void Ledger::free_overflow(std::uint32_t worker) {
-    if (!slab_) return;
     std::vector<OverflowRef> kept;
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
         const Seat seat = slab_->seats[envs_[id].server];
@@ -258,19 +309,6 @@ void Ledger::renew(nb::handle env_ids) {
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
         if (envs_[id].status == EnvStatus::FAULTED) envs_[id].status = EnvStatus::NEW;
     }
-}
-
-// From any thread of the learner, with the GIL: the one that restarts workers is not the one that waits for them. Until
-// mend_words() the one that is to be replaced may live, and must not take what its successor is commanded.
-void Ledger::set_restarting(std::uint32_t worker, bool is_restarting) {
-    if (!slab_) return;
-    if (!is_restarting) {
-        end_restart(worker);
-        check_deaths_of(worker);
-        return;
-    }
-    is_restarting_.at(worker) = is_held_[worker] = 1;
-    for (const std::uint32_t server : slab_->plan.servers[worker]) servers_[server].lost_with = published_ticket(server);
 }
 
 // There is no successor, or it serves by now.

@@ -21,11 +21,7 @@ constexpr std::size_t KEPT_LOG_BYTES = 4 << 10;  // memory that an env's next lo
 void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command) {
     EnvBook& env = envs_[id];
     const bool is_explicit = command == Command::RESET;
-    env.is_reset = is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
-    if (env.is_reset && !is_explicit) env.log.next_blob.reset();
-    if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
-    env.is_own_reset = !env.is_reset && resets_itself(id);
-    servers_[env.server].num_begun += env.is_reset;
+    note_begun(id, is_explicit, is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id)));
     const bool is_own_seed = env.is_reset && (words.flags[local] & FLAG_SEED) && !(words.flags[local] & FLAG_EPISODE);
     if (is_own_seed) {
         env.base_seed = words.seed[local];
@@ -34,6 +30,15 @@ void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint3
     } else if (env.is_reset && !env.log.has_next_seed()) {
         ++env.episode;  // as its worker counts: a seed that is no word leaves the count as it is
     }
+}
+
+void Ledger::note_begun(std::uint32_t id, bool is_explicit, bool is_reset) {
+    EnvBook& env = envs_[id];
+    env.is_reset = is_reset;
+    if (is_reset && !is_explicit) env.log.next_blob.reset();
+    if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
+    env.is_own_reset = !is_reset && resets_itself(id);
+    servers_[env.server].num_begun += is_reset;
 }
 
 Outcome Ledger::outcome_of(std::uint32_t id) const {
@@ -261,83 +266,186 @@ nb::tuple Ledger::log_place(std::uint32_t server) const {
     return nb::make_tuple(book.num_begun, is_beginning ? 0 : env.log.length, UINT64_MAX, is_pending, is_between, is_staged);
 }
 
-// Plays the episode of an env again, up to the last result that the user has, then gives the command that was under way once more.
-// By the same words as ever; each command is waited for alone. Results go to a private slot where nothing of the env lies.
-// between(n, ticket) is called after the first n commands, where n is in `places`. Whatever it or Ctrl-C raises leaves the env
-// in the middle; all else is as it was, so that it can be tried again.
-int Ledger::replay(std::uint32_t env_id, nb::handle places, nb::handle between) {
+// ---- envs that are held ------------------------------------------------------------------------------------------
+
+void Ledger::hold(std::uint32_t env_id) {
     const InUse in_use(*this);
-    EnvBook& env = envs_.at(env_id);
-    const bool is_pending = env.is_commanded();  // else nothing is under way
-    if (is_pending && env.is_reset) {
-        retry_reset(env_id);  // nothing of the old episode is needed
-        return REPLAYED;
-    }
-    take_log(env_id);
-    if (!is_pending && servers_[env.server].is_staged) return REPLAYED;  // `tend` stages its next episode again
+    hold_env(env_id);
+}
+
+// From here to release() the env counts as busy, whatever its worker publishes.
+void Ledger::hold_env(std::uint32_t id) {
+    EnvBook& env = envs_.at(id);
+    if (env.replay) return;
+    auto replay = std::make_unique<Replay>();
+    const bool is_commanded = env.is_commanded();
+    replay->was_ended = !is_commanded && is_ended(id);
+    const bool is_counted = env.status == EnvStatus::EXHAUSTED || env.is_masked || replay->was_ended;
+    replay->was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
+    replay->action.resize(action_bytes());
+    copy_action(id, replay->action.data(), true);
+    replay->sums = copy_sums(id);
+    replay->never_done.store(env.ticket + (1u << 31), std::memory_order_relaxed);
+    env.done = &replay->never_done;
+    env.replay = std::move(replay);
+    ++num_held_envs_;
+    scanned_ = 0;
+}
+
+void Ledger::release_env(std::uint32_t id) {
+    EnvBook& env = envs_[id];
+    const Seat seat = slab_->seats[env.server];
+    env.done = &slab_->words[seat.worker].done[seat.local];
+    copy_action(id, env.replay->action.data(), false);
+    env.replay.reset();
+    --num_held_envs_;
+    std::erase(playing_, id);
+    scanned_ = 0;
+}
+
+// It is not replayed. What the slab says of its episode is again what the user knows, and a stale result is none.
+void Ledger::end_hold_with_fault(std::uint32_t id) {
+    EnvBook& env = envs_[id];
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
-    std::uint32_t slot = 0;
-    while (slot == env.latest || slot == env.target) ++slot;
-    std::vector<std::byte> action(action_bytes());
-    copy_action(env_id, action.data(), true);
-    // Its return and length so far: should it be cut short in the middle of this, they are to be told.
-    const std::vector<std::byte> sums = copy_sums(env_id);
+    restore_sums(id, env.replay->sums);
+    if (!env.is_commanded() && !is_batched_) slab_->over()[row_of(id)] = env.replay->was_ended;
+    if (env.is_masked) empty_row(id);
+    words.flags[seat.local] = 0;
+    release_env(id);
+    if (words.done[seat.local].load(std::memory_order_acquire) != env.ticket) return;  // its worker is killed, and what it was at becomes a fault
+    words.result[seat.local] = 0;
+    words.payload_bytes[seat.local] = 0;
+    words.fault[seat.local].store(static_cast<std::uint32_t>(env.is_commanded() ? Fault::DIED : Fault::NONE), std::memory_order_relaxed);
+}
+
+void Ledger::fail_replay(std::uint32_t env_id) {
+    const InUse in_use(*this);
+    if (envs_.at(env_id).replay) end_hold_with_fault(env_id);
+}
+
+nb::list Ledger::held_envs() const {
+    nb::list ids;
+    for (std::uint32_t id = 0; num_held_envs_ != 0 && id < num_envs_; ++id) {
+        if (envs_[id].replay) ids.append(id);
+    }
+    return ids;
+}
+
+// A step that is sent to a held env: its action was kept beside the row by write_actions().
+void Ledger::dispatch_held(std::uint32_t id) {
+    EnvBook& env = envs_[id];
+    note_begun(id, false, autoreset_ == Autoreset::NEXT_STEP && env.replay->was_ended);
+    if (env.is_reset) ++env.episode;
+    env.replay->is_sent = true;
+}
+
+// ---- replay -----------------------------------------------------------------------------------------------------
+
+// Begins to play the episode of a held env again, up to the last result that the user has: by the same words as ever, one
+// command after the other, while the pool waits (advance_replays). Results go to a private slot where nothing of the env lies.
+bool Ledger::begin_replay(std::uint32_t env_id, nb::handle places) {
+    const InUse in_use(*this);
+    EnvBook& env = envs_.at(env_id);
+    if (!env.replay) raise(errors().bug, "only an env that is held can be played again");
+    const Seat seat = slab_->seats[env.server];
+    ServerWords& words = slab_->words[seat.worker];
+    if (env.is_commanded() && env.is_reset) {  // nothing of the old episode is needed
+        if (env.replay->is_sent) words.command[seat.local] = static_cast<std::uint8_t>(Command::STEP);
+        release_env(env_id);
+        retry_reset(env_id);
+        return false;
+    }
+    take_log(env_id);
+    Replay& replay = *env.replay;
+    replay.step = 0;
+    replay.places = nb::cast<Ids>(places);
+    replay.slot = 0;
     words.flags[seat.local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[seat.local] = env.base_seed;
     words.episode[seat.local] = env.episode;
     if (env.log.blob) write_blob(env_id, env.log.blob.ptr());
-    int outcome = REPLAYED;
-    auto fail = [&] {
-        restore_sums(env_id, sums);
-        if (!is_pending) words.fault[seat.local].store(0, std::memory_order_relaxed);  // nobody waits for it: it would be found for ever
-    };
-    try {
-        outcome = replay_log(env_id, slot, nb::cast<Ids>(places), between);
-    } catch (...) {
-        fail();
-        words.flags[seat.local] = 0;
-        copy_action(env_id, action.data(), false);
-        scanned_ = 0;
-        throw;
-    }
-    words.flags[seat.local] = 0;
-    copy_action(env_id, action.data(), false);
-    if (outcome != REPLAYED) fail();
-    if (env.is_masked) empty_row(env_id);  // what it says is that nothing happened, once more
-    if (outcome == REPLAYED && is_pending) {
-        if (is_last(env)) words.flags[seat.local] = FLAG_LAST;
-        give(env_id, Command::STEP, env.target);
-    }
-    return outcome;
+    give_replayed(env_id);
+    return true;
 }
 
-// The reset and every step of the log, each compared with what it gave the first time.
-int Ledger::replay_log(std::uint32_t env_id, std::uint32_t slot, const Ids& places, nb::handle between) {
-    EnvBook& env = envs_[env_id];
+// Gives the next command of the log, or tells that there is none.
+void Ledger::give_replayed(std::uint32_t id) {
+    EnvBook& env = envs_[id];
+    Replay& replay = *env.replay;
     const Seat seat = slab_->seats[env.server];
-    const Ids only{env_id};
-    const bool is_counted = env.status == EnvStatus::EXHAUSTED || env.is_masked || (env.status != EnvStatus::PENDING && is_ended(env_id));
-    const bool was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
-    for (std::size_t step = 0; step < env.log.outcomes.size(); ++step) {
-        if (step == 1) slab_->words[seat.worker].flags[seat.local] = was_last ? FLAG_LAST : 0;
-        if (step > 0) copy_action(env_id, env.log.actions.data() + (step - 1) * action_bytes(), false);
-        give(env_id, step == 0 ? Command::RESET : Command::STEP, slot);
-        if (wait_ids(only, 1, nb::handle()) != WaitResult::READY) return REPLAY_FAULT;
-        if (!(outcome_of(env_id) == env.log.outcomes[step])) return static_cast<int>(step);
-        if (std::ranges::count(places, step + 1) != 0) between(step + 1, env.ticket);
+    std::erase(playing_, id);
+    if (replay.step == env.log.outcomes.size()) {
+        add_event(id, ReplayEvent::PLAYED, replay.step);
+        return;
     }
-    return REPLAYED;
+    if (replay.step == 1) slab_->words[seat.worker].flags[seat.local] = replay.was_last ? FLAG_LAST : 0;
+    if (replay.step > 0) copy_action(id, env.log.actions.data() + (replay.step - 1) * action_bytes(), false);
+    replay.slot = 0;
+    while (replay.slot == env.latest || replay.slot == env.target) ++replay.slot;
+    replay.phase = Replay::Phase::PLAYING;
+    playing_.push_back(id);
+    give(id, replay.step == 0 ? Command::RESET : Command::STEP, replay.slot);
 }
 
-// Its replay was broken off, and where it stands nobody knows. What it was last commanded may still go on: wait_for() waits for it.
-void Ledger::abandon(std::uint32_t env_id) {
+void Ledger::add_event(std::uint32_t id, ReplayEvent event, std::size_t step) {
+    envs_[id].replay->phase = Replay::Phase::PAUSED;
+    std::erase(playing_, id);
+    events_.push_back({id, event, step});
+}
+
+// Each result is compared with what the same command gave the first time.
+void Ledger::advance_replays() {
+    for (std::size_t i = playing_.size(); i-- > 0;) {
+        const std::uint32_t id = playing_[i];
+        EnvBook& env = envs_[id];
+        Replay& replay = *env.replay;
+        const Seat seat = slab_->seats[env.server];
+        if (slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) != env.ticket) continue;
+        if (has_fault(id)) {
+            add_event(id, ReplayEvent::FAULT, replay.step);
+        } else if (!(outcome_of(id) == env.log.outcomes[replay.step])) {
+            add_event(id, ReplayEvent::DIFFERS, replay.step);
+        } else if (std::ranges::count(replay.places, ++replay.step) != 0) {
+            add_event(id, ReplayEvent::PLACE, replay.step);
+        } else {
+            give_replayed(id);
+        }
+    }
+}
+
+void Ledger::continue_replay(std::uint32_t env_id) {
+    const InUse in_use(*this);
+    if (!envs_.at(env_id).replay || envs_[env_id].replay->phase != Replay::Phase::PAUSED) raise(errors().bug, "only a replay that has stopped can go on");
+    give_replayed(env_id);
+}
+
+void Ledger::finish_replay(std::uint32_t env_id) {
     const InUse in_use(*this);
     EnvBook& env = envs_.at(env_id);
-    if (env.status == EnvStatus::PENDING) mark_faulted(env_id);
-    env.status = EnvStatus::FAULTED;
-    std::erase(pending_, env_id);
-    scanned_ = 0;
+    if (!env.replay) raise(errors().bug, "only an env that is held can be released");
+    const Seat seat = slab_->seats[env.server];
+    ServerWords& words = slab_->words[seat.worker];
+    words.flags[seat.local] = 0;
+    release_env(env_id);
+    if (env.is_masked) empty_row(env_id);  // what it says is that nothing happened, once more
+    if (!env.is_commanded()) return;
+    if (is_last(env)) words.flags[seat.local] = FLAG_LAST;
+    give(env_id, Command::STEP, env.target);
+}
+
+void Ledger::notify() {
+    is_notified_.store(true, std::memory_order_release);
+    if (slab_) ring_pool(*slab_->pool);
+}
+
+nb::list Ledger::take_events() {
+    const InUse in_use(*this);
+    is_notified_.store(false, std::memory_order_release);
+    nb::list events;
+    for (const Event& event : events_) events.append(nb::make_tuple(event.env, static_cast<int>(event.event), event.step));
+    events_.clear();
+    return events;
 }
 
 }  // namespace stepmill

@@ -2,6 +2,8 @@
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 
+#include <nanobind/stl/vector.h>
+
 #include "ledger.hpp"
 #include "reaper.hpp"
 
@@ -73,6 +75,9 @@ void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) 
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
     check_idle(ids, Asked::RESET);
+    for (const std::uint32_t id : ids) {
+        if (envs_[id].replay) raise(errors().bug, "env " + std::to_string(id) + " is held for a replay and cannot be reset; please report this");
+    }
     check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const std::uint32_t server = envs_[ids[i]].server;
@@ -130,21 +135,18 @@ void Ledger::check_idle(const Ids& ids, Asked asked) const {
     if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
 }
 
-void Ledger::check_workers(const Ids& ids, Command command) {
+// Nothing is sent to envs whose worker is found dead: Python decides first what becomes of it, and sends again.
+void Ledger::check_workers(const Ids& ids, Command command) const {
+    Ids dead;
     for (const std::uint32_t id : ids) {
         if (command == Command::STEP && envs_[id].status == EnvStatus::EXHAUSTED) continue;  // it will be given none
         const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
         if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || is_restarting_[worker]) continue;
-        const nb::object verdict = on_dead_(worker);  // the policy's: an error, what infos say of a restart, or None
-        if (verdict.is_none()) continue;     // its commands become faults, and the policy deals with them
-        if (PyDict_Check(verdict.ptr())) {
-            mark_lost(served_by(worker), verdict);
-            continue;
-        }
-        mark_failed(worker);
-        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(verdict.ptr())), verdict.ptr());
-        throw nb::python_error();
+        if (std::ranges::count(dead, worker) == 0) dead.push_back(worker);
     }
+    if (dead.empty()) return;
+    PyErr_SetObject(errors().dead_workers.ptr(), nb::cast(dead).ptr());
+    throw nb::python_error();
 }
 
 // Where results go: never into a slot that a lease holds, never over the env's own newest result.
@@ -175,6 +177,10 @@ void Ledger::dispatch(const Ids& ids, Command command) {
             continue;
         }
         if (is_exhausted) env.num_ended = 0;
+        if (env.replay) {
+            dispatch_held(id);
+            continue;
+        }
         if (command == Command::STEP && env.is_lost) cut_short(id);
         if (is_done_early(env, command)) continue;
         if (takes_staged(id, command)) {

@@ -77,6 +77,7 @@ void Ledger::restore_order() {
         const bool needs_restore = envs_[id].needs_restore;
         attach(id, id);
         if (is_kept) envs_[id].needs_restore = needs_restore;
+        else if (envs_[id].status == EnvStatus::IDLE) envs_[id].status = EnvStatus::NEW;  // should its reset not be sent: this is another episode
     }
     queue_.clear();
     for (std::uint32_t server = num_envs_; server < servers_.size(); ++server) queue_.push_back(server);
@@ -182,9 +183,13 @@ void Ledger::tend() {
         }
         is_untended_ |= !book.behind.empty();
         if (!book.is_rebuilt || !book.behind.empty()) continue;
-        book.is_rebuilt = false;
-        const bool is_idle = book.env == NO_ENV || envs_[book.env].status == EnvStatus::IDLE;
-        if (!book.is_staged || !is_idle || done.load(std::memory_order_acquire) != ticket_word(server)) continue;
+        book.is_rebuilt = book.is_staged;
+        if (!book.is_staged) continue;
+        const bool is_idle = book.env == NO_ENV || envs_[book.env].status == EnvStatus::IDLE || envs_[book.env].status == EnvStatus::NEW;
+        if (!is_idle || done.load(std::memory_order_acquire) != ticket_word(server)) {
+            is_untended_ = true;
+            continue;
+        }
         stage(server);
         --book.num_begun;  // it is the same once more
     }
@@ -265,12 +270,13 @@ void Ledger::stage_spares(nb::handle seeds) {
     }
 }
 
-void Ledger::stage_again(std::uint32_t server) {
-    const InUse in_use(*this);
-    ServerBook& book = servers_.at(server);
-    if (!book.is_rebuilt) return;  // a reset that was commanded since, or waits behind another, is one of the new object
+// What an object has staged is lost with it: its successor begins the same episode, before an env takes it.
+void Ledger::stage_once_more(std::uint32_t server) {
+    ServerBook& book = servers_[server];
+    const bool is_taken = book.env != NO_ENV && envs_[book.env].status == EnvStatus::PENDING;
+    if (!book.is_staged || is_taken || !book.behind.empty()) return;
     stage(server);
-    --book.num_begun;  // it is the same once more
+    --book.num_begun;
 }
 
 // An explicit reset of the env: with the seed in its words, or with one that is drawn.

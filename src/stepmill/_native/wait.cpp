@@ -45,13 +45,23 @@ int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
     const InUse in_use(*this);
     Ids storage, busy;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !servers_[envs_[id].server].is_staged)) busy.push_back(id);  // also what was abandoned
+        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !servers_[envs_[id].server].is_staged)) busy.push_back(id);  // also a held env that was commanded nothing
     }
     return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }
 
+int Ledger::wait_event(nb::handle timeout_s) {
+    const InUse in_use(*this);
+    Ids held;
+    for (const std::uint32_t id : all_) {
+        if (envs_[id].replay) held.push_back(id);
+    }
+    const bool is_threaded = inline_ == nullptr && !helper_;
+    return static_cast<int>(is_threaded ? wait_ids({}, 1, timeout_s) : wait_ids(held, static_cast<std::uint32_t>(held.size()), timeout_s));
+}
+
 WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
-    if (inline_ != nullptr) return wait_inline(ids, need);
+    if (inline_ != nullptr) return wait_inline(ids, need, timeout_s);
     if (helper_) return wait_helped(ids, need, timeout_s);
     PoolControl& pool = *slab_->pool;
     std::uint64_t deadline = UINT64_MAX;
@@ -61,6 +71,7 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
         tend();
+        if (has_event()) return WaitResult::EVENT;
         bool is_fault = false;
         const std::uint32_t ready = scan(ids, need, is_fault);
         if (is_fault) return WaitResult::FAULT;
@@ -70,7 +81,7 @@ WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeo
         if (!has_waited) deadline = deadline_of(timeout_s);
         if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
         has_waited = true;
-        pool.want.store(count + (need - ready), std::memory_order_seq_cst);
+        pool.want.store(count + (playing_.empty() ? need - ready : 1), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         rest(seen, deadline);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -118,24 +129,40 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
     patience_.note(ended - began, lost_ns, spin_ns_, ended);
 }
 
+// Whether Python has something to do before the wait goes on. Looks at the replays first.
+bool Ledger::has_event() {
+    if (!playing_.empty()) advance_replays();
+    return !events_.empty() || is_notified_.load(std::memory_order_acquire);
+}
+
 // The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.
-WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
+WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
     WorkerControl& control = *slab_->workers[0];
     const std::uint64_t began = now_ns();
+    std::uint64_t deadline = 0;  // looked at between the steps of a replay: one that was begun is always done
     std::uint32_t ready = 0;
     bool is_fault = false;
-    for (std::size_t i = 0; i < ids.size() && ready < need; ++i) {
+    if (has_event()) return WaitResult::EVENT;
+    for (std::size_t i = 0; i < ids.size() && ready < need;) {
         const std::uint32_t id = ids[i];
         if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed by one of its envs");
         if (inline_->take_interrupt()) {
-            mark_faulted(id);
+            if (envs_[id].replay) release_env(id);
+            if (envs_[id].status == EnvStatus::PENDING) mark_faulted(id);
+            envs_[id].status = EnvStatus::FAULTED;
             std::erase(pending_, id);
             PyErr_SetNone(PyExc_KeyboardInterrupt);
             throw nb::python_error();
         }
+        if (envs_[id].replay) {
+            if (has_event()) return WaitResult::EVENT;
+            if (deadline == 0) deadline = deadline_of(timeout_s);
+            if (now_ns() >= deadline) return WaitResult::TIMED_OUT;
+            continue;
+        }
         is_fault |= has_fault(id);
-        ++ready;
+        ++ready, ++i;
     }
     control.env_ns.store(control.env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
@@ -151,6 +178,7 @@ std::uint64_t Ledger::deadline_of(nb::handle timeout_s) const {
 WaitResult Ledger::wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
     const std::uint64_t deadline = deadline_of(timeout_s);
     for (bool has_helped = false;; has_helped = true) {
+        if (has_event()) return WaitResult::EVENT;
         bool is_fault = false;
         const std::uint32_t ready = scan(ids, need, is_fault);
         if (is_fault) return WaitResult::FAULT;

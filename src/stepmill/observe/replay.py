@@ -189,6 +189,7 @@ def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
         on_fault=OnFault.REPLAY,  # results are hashed as they were; there is no budget, so that the first fault is told
         seeding=Seeding.PER_EPISODE,
         max_restarts=0,
+        max_env_errors=0,
         episode_stats=False,
     )
 

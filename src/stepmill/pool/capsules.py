@@ -67,13 +67,9 @@ class CapsuleDesk:
         """Whether there are to be capsules at all."""
         return self._folder is not None
 
-    def attach(self, ledger: _native.Ledger, spec: EnvSpec) -> None:
-        """Take the ledger whose logs these are."""
-        self._ledger, self._spec = ledger, spec
-
-    def on_attributes(self, attributes: Callable[[int], Mapping[Any, object]]) -> None:
-        """`attributes(env_id)` returns what `set_attr` has set on an env, by name or function."""
-        self._attributes = attributes
+    def attach(self, ledger: _native.Ledger, spec: EnvSpec, attributes: Callable[[int], Mapping[Any, object]]) -> None:
+        """Take the pool state whose logs these are; `attributes(server)` returns what `set_attr` has set on an env object."""
+        self._ledger, self._spec, self._attributes = ledger, spec, attributes
 
     def let_go(self) -> None:
         """Let go of all that is closed by now."""

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.pool.answers import PoolAnswers
+from stepmill import _native, timers
 from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns, checked_num_envs
-from stepmill.pool.calls import PoolCalls
-from stepmill.pool.forms import PoolForms
-from stepmill.pool.keepsakes import Keepsakes
-from stepmill.pool.resets import Options, ResetDesk, Seed
+from stepmill.pool.properties import PoolProperties
+from stepmill.pool.requests import EnvRequests, PoolFuture
+from stepmill.pool.resets import Options, ResetDesk, ResetOrder, Seed
+from stepmill.pool.settings import Name
 from stepmill.pool.start import has_log, start_pool
+from stepmill.pool.stats import PoolStats, read_stats
+from stepmill.pool.timers import read_timers
+from stepmill.pool.waiting import PoolWait
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
+from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
+from stepmill.spec.tree import Node, program, walk
+from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
-
-SLOW_S = 30.0  # after this long without an answer a wait tells of it
-MAX_LATE_FAULTS = 2  # that a wait whose time is over still deals with, since what it waits for may be there then
-_FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +37,7 @@ EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
-class Pool(PoolCalls, PoolAnswers, PoolForms):
+class Pool:
     """Runs N envs, each under an env_id from 0 to N-1 for the life of the pool.
 
     `step` steps all envs and waits for all. `send` and `recv` do it in two halves, for any subset: `recv` returns the
@@ -69,19 +69,19 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
         self._running = start_pool(env_fns, self.options)
+        self._finalizer = weakref.finalize(self, self._running.shut)
         self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
         self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
         self.spec: EnvSpec = self.env_specs[0]
         self.num_rows = self.num_envs * self.spec.batch_size
         self.num_workers = len(self._running.plans)
-        self._ledger = self._running.ledger
-        self._recovery = self._running.recovery
-        self._keepsakes = Keepsakes(self._running)
-        self._recovery.restarts.remember(self._keepsakes)
-        self._recovery.capsules.on_attributes(self._keepsakes.values_of)
-        self._request_ids = itertools.count(1)
+        self._state = self._running.state
+        self._faults = self._running.faults
+        self._waits = PoolWait(self._state, self._faults, self.options)
+        self._requests = EnvRequests(
+            self._running.backend, self._faults, self._running.seats, self.options, num_envs=self.num_envs
+        )
         self._is_eager = False
-        self._slow_s: float | None = None if self._has_deadlines else SLOW_S
         self._resets = ResetDesk(
             self.num_envs,
             self.spec.batch_size,
@@ -89,11 +89,6 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             num_spares=self._num_spares,
         )
         self._last_reset: list[int] = []
-        self._finalizer = weakref.finalize(self, self._running.shut)
-
-    @property
-    def _has_deadlines(self) -> bool:
-        return self.options.step_timeout_s is not None and self.options.reset_timeout_s is not None
 
     # ---- synchronous --------------------------------------------------------------------------------------------
 
@@ -121,8 +116,8 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             EnvError: an env raised. The others stay usable.
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
-        self._wait_for(ids, None)
-        return Batch(*self._ledger.collect(len(ids), None, ids))
+        self._waits.wait_for(ids, None)
+        return Batch(*self._state.collect(len(ids), None, ids))
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
@@ -134,15 +129,19 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         Raises:
             UsageError: all envs are exhausted.
         """
-        self._ledger.send_all(actions)
+        self.step_async(actions)
         return self.recv(self.num_envs)
 
     def step_fast(self, actions: Any) -> StepTuple:
         """Step all envs: Gymnasium's five values, by the shortest way. Hot path.
 
-        Large observation arrays are leased: theirs to hold, no copy made.
+        Large observation arrays are leased: they stay valid while referenced, and no copy is made.
         """
-        result = self._ledger.step(actions)
+        try:
+            result = self._state.step(actions)
+        except _native.DeadWorkers:  # nothing was sent
+            self.step_async(actions)
+            result = None
         return result if result is not None else self.step_wait()
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
@@ -167,17 +166,15 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         is_wanted = self.options.persist_options and options is not None if persist_options is None else persist_options
         if is_wanted and self.spec.is_batched:
             raise UsageError("persist_options is for envs that the engine resets, and batched envs reset themselves")
-        self._drain(order.env_ids)
-        if self._num_spares:
-            order.recall(self._ledger)
-            self._drain(order.demanding)
+        self._prepare_reset(order)
         if is_wanted and order.given:
             given = order.given_with(self._num_spares)
-            self._set(RequestKind.KEEP_OPTIONS, "options", list(given.values()), list(given))
-        self._ledger.send_reset(order.env_ids, order.words, order.blobs)
+            self._requests.set(RequestKind.KEEP_OPTIONS, "options", list(given.values()), list(given))
+        while not self._waits.try_send(lambda: self._state.send_reset(order.env_ids, order.words, order.blobs)):
+            self._prepare_reset(order)  # a worker has died meanwhile
         self._resets.note_sent(order)
         if self._num_spares and order.is_whole:
-            self._ledger.stage_spares(order.spare_seeds)
+            self._state.stage_spares(order.spare_seeds)
         self._last_reset = order.env_ids
         return order.env_ids
 
@@ -191,7 +188,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             BusyEnvError: one of them is still stepping, or its result was not received. Nothing is sent.
             UsageError: actions or ids are wrong. Nothing is sent.
         """
-        self._ledger.send(actions, env_ids)
+        self._waits.send(partial(self._state.send, actions, env_ids))
 
     def recv(
         self,
@@ -222,20 +219,19 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
                 raise UsageError("recv() takes env_ids, or how many envs, not both")
             ids = self._pending(env_ids)
             self._set_eager(len(ids) < self.num_envs)
-            self._wait_for(ids, timeout_s)
-            return Batch(*self._ledger.collect(len(ids), out, ids))
+            self._waits.wait_for(ids, timeout_s)
+            return Batch(*self._state.collect(len(ids), out, ids))
         least, most = self._bounds(batch_size, min_envs, max_envs)
         self._set_eager(least < self.num_envs)
-        self._await(lambda slice_s: self._ledger.wait(least, slice_s), timeout_s)
+        self._waits.wait_any(least, timeout_s)
         if self.options.linger_s and most > least:
-            self._linger(most)
-        return Batch(*self._ledger.collect(most, out))
+            self._waits.linger(most)
+        return Batch(*self._state.collect(most, out))
 
     def recv_ready(self) -> Batch:
         """Return what is ready now, which may be nothing (B = 0)."""
-        while self._ledger.num_pending() and self._ledger.wait(self._ledger.num_pending(), 0.0) == _FAULT:
-            self._absorb()
-        return Batch(*self._ledger.collect(self.num_envs))
+        self._waits.poll()
+        return Batch(*self._state.collect(self.num_envs))
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -248,18 +244,18 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
 
     def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the envs of the last `reset_async`; observations of all N rows, and infos [N] of those envs."""
-        self._wait_for(self._last_reset, timeout_s)
-        result: tuple[Any, dict[str, Any]] = self._ledger.collect_rows(self._last_reset)
+        self._waits.wait_for(self._last_reset, timeout_s)
+        result: tuple[Any, dict[str, Any]] = self._state.collect_rows(self._last_reset)
         return result
 
     def step_async(self, actions: Any) -> None:
         """Command a step of all envs but those that are exhausted."""
-        self._ledger.send_all(actions)
+        self._waits.send(partial(self._state.send_all, actions))
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs; Gymnasium's five values."""
-        self._await(lambda slice_s: self._ledger.wait(self.num_envs, slice_s), timeout_s)
-        return cast("StepTuple", self._ledger.collect_ready())
+        self._waits.wait_any(self.num_envs, timeout_s)
+        return cast("StepTuple", self._state.collect_ready())
 
     def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, anew: bool = False) -> None:
         """Bring FAULTED envs back, whose workers are restarted if they are dead; reset them before they are stepped.
@@ -272,10 +268,153 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
         """
-        ids = self._named(env_ids)
+        ids = self._requests.checked_ids(env_ids)
         if not anew:
-            self._recovery.tidings.warn_of(ids)
-        self._recovery.revive(ids, wait=wait, anew=anew)
+            self._faults.warn_of_losses(ids)
+        self._faults.revive(ids, wait=wait, anew=anew)
+        self._faults.raise_errors()
+
+    # ---- methods and attributes of envs: a request to an env runs after the commands sent to it before ----------------
+
+    def call(
+        self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Call a method of envs, through wrappers; an attribute that is no method is returned.
+
+        Args:
+            name: of the method; or a function, which is called in the worker with the env, outermost wrapper and all, as
+                its first argument.
+            *args, **kwargs: for every env; they travel by cloudpickle.
+            env_ids: which envs; None is all.
+        Returns:
+            One result per env.
+        """
+        return self.call_async(name, *args, env_ids=env_ids, **kwargs).result()
+
+    def call_async(
+        self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
+    ) -> PoolFuture:
+        """Begin a `call`; the future's `result()` gives its results."""
+        return self._requests.send(RequestKind.CALL, env_ids, call_payload(name, args, kwargs))
+
+    def get_attr(self, name: str | Callable[[Any], Any], *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
+        """Return an attribute of envs, through wrappers, one per env.
+
+        Instead of a name, a function that is called in the worker with the env, and only reads: unlike what `call` does, it
+        is not repeated when an episode is played again.
+        """
+        return self._requests.send(RequestKind.GET_ATTR, env_ids, name).result()
+
+    def set_attr(self, name: Name, values: Any, *, env_ids: EnvIds | None = None) -> None:
+        """Set an attribute of envs, on the wrapper that has it. Envs that are built anew are given its newest value.
+
+        Args:
+            name: of the attribute; or a function, which is called in the worker with the env, outermost wrapper and all,
+                and its value, for what takes more than an attribute. Give the same function object each time.
+            values: a list or tuple has one value per env; anything else is for all, spares too.
+            env_ids: which envs; None is all. A value of its own stays with the env object, whichever env that serves;
+                a list for all may have one more value for each spare.
+        """
+        self._requests.set(RequestKind.SET_ATTR, name, values, env_ids)
+
+    @property
+    def properties(self) -> PoolProperties:
+        """Named values that envs are given beside the data: `set(name, value)`, `get(name)`, `list()`."""
+        return PoolProperties(
+            partial(self._requests.set, RequestKind.SET_PROPERTY),
+            lambda env_ids: self._requests.send(RequestKind.GET_PROPERTIES, env_ids, None).result(),
+        )
+
+    def timers(self) -> timers.Tree:
+        """Return the calling thread's timers, with those of all workers added up under "workers"; see `stepmill.timers`."""
+        return read_timers(self._running, self._requests.ids)
+
+    def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
+        """Return what each env's `render` gives, one per env."""
+        return self._requests.send(RequestKind.RENDER, env_ids, None).result()
+
+    # ---- introspection, which waits for nothing ---------------------------------------------------------------------
+
+    @property
+    def ready_ids(self) -> list[int]:
+        """Envs whose result can be received now."""
+        return self._state.ready_ids()
+
+    def observe(self, env_ids: EnvIds | None = None) -> Any:
+        """Return the newest observations that were received of some envs, or all, [B, ...]; zeros before the first."""
+        return self._state.observe(env_ids)
+
+    @property
+    def exhausted(self) -> NDArray[np.bool_]:
+        """[N] bool, which envs have played their num_episodes."""
+        return np.array([state is EnvState.EXHAUSTED for state in self.states])
+
+    @property
+    def num_ended(self) -> NDArray[np.int64]:
+        """[N] int64, how many episodes of its num_episodes each env has ended; not counted if there is no budget."""
+        return np.array(self._state.num_ended(), np.int64)
+
+    @property
+    def states(self) -> list[EnvState]:
+        """What each env is doing, by env_id."""
+        return [EnvState(number) for number in self._state.states()]
+
+    @property
+    def worker_of(self) -> tuple[int, ...]:
+        """Which worker owns each env, by env_id: envs of one worker are lost together."""
+        return tuple(self._state.worker_of(env_id) for env_id in range(len(self._state.states())))
+
+    def xla(self) -> tuple[Any, ...]:
+        """Return EnvPool's (handle, recv, send, step), for use inside JAX's `jit`; see `stepmill.jax.xla`."""
+        functions: tuple[Any, ...] = import_module("stepmill.jax").xla(self)
+        return functions
+
+    @property
+    def memory_place(self) -> tuple[int, int]:
+        """Address and size in bytes of the shared memory that results lie in, for whoever locks its pages."""
+        place: tuple[int, int] = self._running.slab.native.place()
+        return place
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return read_stats(self._running)
+
+    # ---- for front-ends whose users want classes and tensors in place of arrays -----------------------------------------
+
+    def set_observation_format(
+        self,
+        observation: Node,
+        *,
+        wrap: Callable[[NDArray[Any]], object] | None = None,
+        given: Mapping[int, NDArray[Any]] | None = None,
+    ) -> None:
+        """Say in which form batches of observations are handed out from now on: it costs no pass over what is made.
+
+        Args:
+            observation: the tree of `spec.observation`, its tuples with factories of your own.
+            wrap: called with each array [B, ...]; what it returns takes the array's place. It must not raise: the results
+                are received by then.
+            given: by number of a leaf, an array [num_rows, ...] of that leaf's dtype: what the rows hold there, whatever
+                the envs say.
+        Raises:
+            UsageError: the tree has other leaves than `spec.observation`, or an array does not fit its leaf.
+        """
+        if list(walk(observation)) != list(walk(self.spec.observation)):
+            raise UsageError(
+                f"{observation} has other leaves than this pool's observations, {self.spec.observation}; give the same "
+                "tree, with other factories"
+            )
+        arrays = {index: np.ascontiguousarray(array) for index, array in (given or {}).items()}
+        self._state.hand_out(program(observation), wrap, arrays)
+
+    def step_obs(self, actions: Any) -> Any:
+        """Step all envs and return the newest observations, without rewards, flags and infos. Hot path."""
+        try:
+            obs = self._state.step_obs(actions)
+        except _native.DeadWorkers:  # nothing was sent
+            self.step_async(actions)
+            obs = None
+        return obs if obs is not None else self.step_wait()[0]
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -297,10 +436,24 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
 
     # ---- inner --------------------------------------------------------------------------------------------------
 
+    def _prepare_reset(self, order: ResetOrder) -> None:
+        """Wait for what the envs of a reset are doing, and bring back those that are lost."""
+        self._waits.drain(order.env_ids)
+        self._faults.prepare_reset(order.env_ids)
+        self._faults.raise_errors()
+        if not self._num_spares:
+            return
+        while order.is_whole and self._faults.restart_all():  # before any env is given another object
+            self._waits.drain(order.env_ids)
+        order.recall(self._state)
+        self._waits.drain(order.demanding)
+        self._faults.prepare_reset(order.demanding, wait=not order.is_whole)
+        self._faults.raise_errors()
+
     def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         if batch_size is not None and (min_envs is not None or max_envs is not None):
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
-        pending = self._ledger.num_pending()
+        pending = self._state.num_pending()
         if pending == 0:
             over = "; all envs are exhausted" if self.exhausted.all() else ""
             raise UsageError(f"recv() with nothing pending would wait for ever; send() or reset_async() first{over}")
@@ -317,11 +470,11 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
 
     def _pending(self, env_ids: EnvIds) -> list[int]:
         """Return these ids, if each is one of an env that is stepping or whose result waits to be received."""
-        ids = sorted(set(self._named(env_ids)))
-        states = self._ledger.states()
-        untold = [env_id for env_id, _, _ in self._ledger.faults()]
+        ids = sorted(set(self._requests.checked_ids(env_ids)))
+        states = self._state.states()
+        faulted = [fault[0] for fault in self._state.take_faults()]
         idle = [
-            env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in untold
+            env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in faulted
         ]
         if idle or not ids:
             raise UsageError(f"envs {idle} were sent nothing that recv() could wait for; send() or reset_async() first")
@@ -330,68 +483,4 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
     def _set_eager(self, is_eager: bool) -> None:
         if is_eager is not self._is_eager:
             self._is_eager = is_eager
-            self._ledger.set_eager(is_eager)
-
-    def _wait_for(self, ids: Sequence[int], timeout_s: float | None) -> None:
-        self._await(lambda slice_s: self._ledger.wait_for(ids, slice_s), timeout_s)
-
-    def _await(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
-        """Wait until the ledger has what is wanted; deal with faults, and tell once of envs that are very slow."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        late_faults = 0
-        while late_faults <= MAX_LATE_FAULTS:
-            slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
-            outcome = wait(slice_s)
-            if outcome == _FAULT:
-                self._absorb()
-                late_faults += slice_s == 0.0
-            elif outcome != _TIMED_OUT:
-                return
-            elif deadline is not None:
-                self._raise_timeout(timeout_s)
-            else:
-                self._tell_slow()
-        self._raise_timeout(timeout_s)
-
-    def _absorb(self) -> None:
-        errors = self._recovery.absorb()
-        if errors:
-            raise join_errors(errors)
-
-    def _linger(self, most: int) -> None:
-        most = min(most, self._ledger.num_pending())
-        while self._ledger.wait(most, self.options.linger_s) == _FAULT:
-            self._absorb()
-
-    def _tell_slow(self) -> None:
-        self._slow_s = None  # once in a pool's life
-        busy = [env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY]
-        warnings.warn(
-            f"envs {busy} have not answered for {SLOW_S:g} s; the pool waits on, since no step_timeout_s or reset_timeout_s "
-            "is set that would end them",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-    def _drain(self, ids: Sequence[int]) -> None:
-        """Wait for what these envs are doing, and drop it, faults too: they are about to be reset. Revive who is FAULTED."""
-        while self._ledger.num_pending():
-            outcome = self._ledger.wait_for(ids, None)
-            for env_id, kind, _ in [row for row in self._ledger.faults() if outcome == _FAULT and row[0] in ids]:
-                warnings.warn(
-                    f"env {env_id} failed (fault {kind}) before this reset, which drops its result",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-            self._ledger.discard(ids)
-            if outcome != _FAULT:
-                break
-        self._recovery.prepare_reset(ids)
-
-    def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
-        busy = tuple(env_id for env_id, state in enumerate(self.states) if state is EnvState.BUSY)
-        raise RecvTimeout(
-            f"envs {list(busy)} were not ready within {timeout_s} s; nothing is lost, wait again",
-            env_ids=busy,
-            timeout_s=timeout_s or 0.0,
-        )
+            self._state.set_eager(is_eager)

@@ -16,8 +16,8 @@ from stepmill.backends.foreign import InlineForeignBackend, foreign_backend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
+from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.payloads import info_maker
-from stepmill.pool.recovery import Recovery
 from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
@@ -43,33 +43,31 @@ class Running:
     Attributes:
         specs: of every env, by env_id; spares come last.
         seats: of every server, spares too: its worker, and its place there.
-        pids: of the workers' processes; the learner's own where they are none.
     """
 
     backend: Backend
     plans: tuple[WorkerPlan, ...]
     specs: tuple[EnvSpec, ...]
     slab: SharedSlab
-    ledger: _native.Ledger
+    state: _native.Ledger
     seats: tuple[tuple[int, int], ...]
-    pids: list[int]
     reaper: _native.Reaper | None
-    recovery: Recovery
+    faults: FaultHandler
 
     def shut(self) -> None:
         """End the workers and let go of the memory. Runs once: at close(), when the pool is garbage, or at the very end."""
         with uninterrupted():
-            self.recovery.restarts.stop()
-            self.ledger.close()
+            self.faults.workers.stop()
+            self.state.close()
             if self.reaper is not None:
                 self.reaper.stop()
                 self.reaper = None
             try:
                 self.backend.close(CLOSE_TIMEOUT_S)
             finally:  # it warns of envs that raise in close(), and warnings may be errors
-                self.recovery.restarts.join()
-                self.recovery.capsules.let_go()
-                self.ledger.release()
+                self.faults.workers.join()
+                self.faults.capsules.let_go()
+                self.state.release()
                 self.slab.close()
 
 
@@ -84,12 +82,12 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     backend = foreign_backend(worker_settings(options), env_fns) if is_foreign else make_backend(choice, options)
     if isinstance(backend, InlineForeignBackend):
         _tell_unused(choice, options, _MEANINGLESS[BackendName.SERIAL])
-    recovery = Recovery(plans, backend, options)
+    faults = FaultHandler(plans, backend, options)
     slab: SharedSlab | None = None
-    ledger: _native.Ledger | None = None
+    state: _native.Ledger | None = None
     reaper: _native.Reaper | None = None
     try:
-        reports = _start_workers(backend, plans, recovery)
+        reports = _start_workers(backend, plans, faults)
         specs = _specs_in_order(plans, reports)
         check_specs(specs)
         check_budget(specs[0], options)
@@ -97,23 +95,24 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
         slab = SharedSlab.create(layout, len(plans))
         set_spinning(slab, options, len(plans))
-        ledger = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, recovery, len(plans)))
+        state = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, len(plans)))
         if isinstance(backend, Mortal):
             dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
             limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
             reaper = _native.Reaper(slab.native, *limits)
             for worker, pidfd in backend.pidfds.items():
                 reaper.watch(worker, pidfd)
-        recovery.restarts.attach(ledger, reaper)
-        recovery.capsules.attach(ledger, specs[0])
-        backend.attach(slab, ledger.post_request)
+            state.attach_reaper(reaper)
+        faults.workers.attach(state, reports)
+        faults.capsules.attach(state, specs[0], faults.workers.attributes_of)
+        backend.attach(slab, state.post_request)
         if isinstance(backend, SerialBackend):
-            ledger.attach_inline(backend.loop)
+            state.attach_inline(backend.loop)
         if isinstance(backend, InlineForeignBackend):
-            ledger.attach_helper(backend.help)
+            state.attach_helper(backend.help)
     except BaseException:
-        if ledger is not None:
-            ledger.close()
+        if state is not None:
+            state.close()
         if reaper is not None:
             reaper.stop()
         backend.close(CLOSE_TIMEOUT_S)
@@ -121,15 +120,14 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
             slab.close()
         raise
     seats = seats_of(plans)
-    pids = [report.pid for report in reports]
-    return Running(backend, tuple(plans), specs, slab, ledger, seats, pids, reaper, recovery)
+    return Running(backend, tuple(plans), specs, slab, state, seats, reaper, faults)
 
 
-def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], recovery: Recovery) -> list[WorkerReport]:
+def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], faults: FaultHandler) -> list[WorkerReport]:
     try:
         return backend.start(plans)
     except StepmillError as error:
-        recovery.capsules.keep_start(error)
+        faults.capsules.keep_start(error)
         raise
 
 
@@ -317,7 +315,6 @@ def _ledger_settings(
     specs: Sequence[EnvSpec],
     options: PoolOptions,
     backend: Backend,
-    recovery: Recovery,
     num_workers: int,
 ) -> dict[str, object]:
     spec = specs[0]
@@ -336,7 +333,6 @@ def _ledger_settings(
         "lease_bytes": LEASE_BYTES,
         "spin_ns": parent_spin_ns(options, num_workers),
         "make_info": info_maker(spec.batch_size if spec.is_batched else None),
-        "on_dead": recovery.on_dead,
         "seeding": _SEEDING_NUMBERS[options.seeding],
         "num_episodes": options.num_episodes or 0,
         "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,

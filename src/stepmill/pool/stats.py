@@ -41,22 +41,22 @@ class PoolStats(TypedDict):
 
 def read_outcome(running: Running, env_id: int) -> tuple[float, int, int]:
     """Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result."""
-    return running.ledger.newest_outcome(env_id)
+    return running.state.newest_outcome(env_id)
 
 
 def read_stats(running: Running) -> PoolStats:
     """Return the counters as they are now."""
     workers = [
         WorkerStats(pid=pid, **running.slab.native.worker_stats(worker))  # type: ignore[typeddict-item]
-        for worker, pid in enumerate(running.pids)
+        for worker, pid in enumerate(running.faults.workers.pids)
     ]
-    used, waited = running.ledger.spare_counts()
+    used, waited = running.state.spare_counts()
     return PoolStats(
         workers=workers,
         steps=sum(each["steps"] for each in workers),
         resets=sum(each["resets"] for each in workers),
-        leased_slots=running.ledger.num_held(),
+        leased_slots=running.state.num_held(),
         spares_used=used,
         spares_waited=waited,
-        replay_log_bytes=running.ledger.log_bytes() + running.recovery.call_log_bytes,
+        replay_log_bytes=running.state.log_bytes() + running.faults.call_log_bytes,
     )

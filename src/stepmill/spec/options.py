@@ -98,6 +98,7 @@ _COUNTS: dict[str, tuple[int, bool]] = {
     "slots": (1, False),
     "num_episodes": (1, True),
     "max_restarts": (0, False),
+    "max_env_errors": (0, False),
     "max_restarts_total": (0, True),
     "reset_retries": (0, False),
     "spare_envs": (0, False),
@@ -149,6 +150,7 @@ class PoolOptions:
         on_fault: what happens to an env that fails.
         on_raise: the same, for an env that raised or gave rubbish while its worker lives on; None is as on_fault.
         max_restarts, restart_window_s: so many restarts in so many seconds, then the fault is raised.
+        max_env_errors: so many errors of one env in restart_window_s are absorbed, then the next is raised.
         max_restarts_total: the same over the pool's life; None is no limit.
         reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset.
         spare_envs: so many of the envs, the last ones, are kept freshly reset, to take the place of one that ends.
@@ -184,6 +186,7 @@ class PoolOptions:
     on_raise: OnFault | None = None
     max_restarts: int = 10
     restart_window_s: float = 60.0
+    max_env_errors: int = 100
     max_restarts_total: int | None = None
     reset_retries: int = 0
     reset_retry_in: RetryIn = RetryIn.SAME

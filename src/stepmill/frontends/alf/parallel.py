@@ -98,7 +98,9 @@ class FastParallelEnvironment(HasSpecs):
         slot = node.children[place]
         assert isinstance(slot, Leaf)
         slots = np.arange(self._num_rows, dtype=slot.dtype)
-        self._pool.hand_out(node, wrap=as_leaf, given={len(leaves(TupleNode(node.children[:place]))): slots})
+        self._pool.set_observation_format(
+            node, wrap=as_leaf, given={len(leaves(TupleNode(node.children[:place]))): slots}
+        )
         self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
         parts = [] if move is None else [converter(child, move) for child in node.children]
         self._move = fields_converter(with_attributes(cls), parts) if parts else None

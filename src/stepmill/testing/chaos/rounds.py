@@ -68,7 +68,7 @@ class Round:
                 self._check_health()
             except StepmillError as error:
                 self._report.complain(f"{type(error).__name__}: {error}; states {pool.states}")
-            self._report.restarts += pool._running.recovery.restarts.num_done
+            self._report.restarts += pool._running.faults.workers.num_restarts
             self._read_capsules()
 
     # ---- driving ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Round:
         self._report.kinds[type(error).__name__] += 1
         states = self._pool.states
         told = named_in(error) | self._books.told | set(self._books.idle)
-        told |= set(unsent) if self._pool._ledger.num_pending() < len(self._books.pending) else set()
+        told |= set(unsent) if self._pool._state.num_pending() < len(self._books.pending) else set()
         # Others have a fault that is yet to be told: by the next call that waits for them.
         faulted = [env_id for env_id in sorted(told) if states[env_id] is EnvState.FAULTED]
         self._books.told.clear()

@@ -1,0 +1,401 @@
+"""From faults to what the user gets: asks the policies, and keeps the errors until they are raised.
+
+a wait ends with FAULT or EVENT ─► handle() ─┬ restarts that are done   ─► workers.finish_restarts ─► policy.on_restarted
+                                             ├ events of replays        ─► policy.on_event
+                                             └ faults, by worker        ─► policy.on_env_error, policy.on_worker_death
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from stepmill import _native
+from stepmill.backends.base import Backend
+from stepmill.pool.capsules import CapsuleDesk
+from stepmill.pool.faults import FaultKind, after_attempts, fault_error, fault_info, kind_of, late_error
+from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, FaultPolicy, WorkerDeath
+from stepmill.pool.policies.raise_errors import RaisePolicy
+from stepmill.pool.policies.replay import ReplayPolicy
+from stepmill.pool.policies.replayer import EpisodeReplayer
+from stepmill.pool.policies.truncate import TruncatePolicy
+from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
+from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, join_errors
+from stepmill.spec.notices import warn
+from stepmill.spec.options import EnvState, OnFault, PoolOptions, RetryIn
+from stepmill.worker.messages import WorkerPlan
+from stepmill.worker.settle import uninterrupted
+
+logger = logging.getLogger("stepmill")
+
+DEATHS = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
+RETRIED = (
+    FaultKind.RAISED,
+    FaultKind.DIED,
+    FaultKind.TIMED_OUT,
+)  # failures of a reset that another process may not have
+
+
+class FaultHandler:
+    """Deals with the faults of a pool's envs and workers. Used by the pool's thread.
+
+    Errors and warnings for the user are kept in `errors` and `notices`, so that an interrupt between a fault and its
+    error loses nothing. Only `before_call`, `prepare_reset` and `revive` wait.
+    """
+
+    def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
+        self.workers = WorkerSupervisor(plans, backend, options)
+        self.capsules = CapsuleDesk(plans, backend, options)
+        self.errors: list[StepmillError] = []  # to be raised by the next call that may raise them
+        self.notices: list[str] = []  # to be warned of by that call
+        self.replayer: EpisodeReplayer | None = None
+        self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
+        self._attempts = ResetAttempts(options)
+        self._num_absorbed: Counter[int] = Counter()
+        self._replay_policy: ReplayPolicy | None = None
+        self._death_policy = self._make_policies(plans, backend, options)
+
+    def _make_policies(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> FaultPolicy:
+        on_raise = options.on_fault if options.on_raise is None else options.on_raise
+        limits = EnvErrorLimits(options)
+        self._raise_policy = RaisePolicy(self.workers)
+        policies: dict[OnFault, FaultPolicy] = {
+            OnFault.RAISE: self._raise_policy,
+            OnFault.TRUNCATE: TruncatePolicy(self.workers, limits),
+        }
+        if OnFault.REPLAY in (options.on_fault, on_raise):
+            self.replayer = EpisodeReplayer(self.workers, plans, backend, options)
+            self._replay_policy = policies[OnFault.REPLAY] = ReplayPolicy(
+                self.workers,
+                limits,
+                self.replayer,
+                replaces_workers=options.on_fault is OnFault.REPLAY,
+                on_reset_given=lambda env_id: self._attempts.note(env_id, self._state.ticket_of(env_id)),
+                warn=self.notices.append,
+            )
+        self._env_policy = policies[on_raise]
+        self.workers.policy = policies[options.on_fault]
+        return policies[options.on_fault]
+
+    @property
+    def _state(self) -> _native.Ledger:
+        return self.workers.state
+
+    @property
+    def call_log_bytes(self) -> int:
+        """Memory of the calls that may have to be repeated."""
+        return 0 if self.replayer is None else self.replayer.log.size_bytes
+
+    # ---- from a wait ------------------------------------------------------------------------------------------------
+
+    def handle(self) -> None:
+        """Deal with everything there is to deal with; errors for the user are put into `errors`. Never waits."""
+        self.handle_events()
+        # Faults that come while these are dealt with are found by the next wait.
+        faults = [
+            EnvFault(env_id, kind_of(number), record, worker, ticket, at_reset)
+            for env_id, number, record, worker, ticket, at_reset in self._state.take_faults()
+        ]
+        if self._attempts.is_in_new_process:
+            for worker in sorted({fault.worker for fault in faults}):
+                self._retry_resets(worker, [fault for fault in faults if fault.worker == worker])
+        for fault in faults:
+            if fault.kind not in DEATHS and self._is_left(fault):
+                self._handle_env_error(fault)
+        deaths = [fault for fault in faults if fault.kind in DEATHS]
+        for worker in sorted({fault.worker for fault in deaths}):
+            left = [fault for fault in deaths if fault.worker == worker and self._is_left(fault)]
+            if left:
+                self.handle_death(worker, left)
+
+    def handle_events(self) -> None:
+        """Deal with restarts that are done and with replays, and leave faults of pending commands alone."""
+        events = self._state.take_events()  # first: a restart that is done from here on ends the next wait
+        for worker in self.workers.take_restarted():
+            self._death_policy.on_restarted(worker)
+        if self._replay_policy is None:
+            return
+        for env_id, event, step in events:
+            self._replay_policy.on_event(env_id, event, step)
+        self._replay_policy.check_calls()
+        lost = {self._state.worker_of(env_id) for env_id, event, _ in events if event == _native.REPLAY_FAULT}
+        for worker in sorted(lost):
+            if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+                self.handle_death(worker)
+
+    def _is_left(self, fault: EnvFault) -> bool:
+        """Whether a fault is still to be dealt with: its worker may have been replaced for another one."""
+        state, env_id = self._state, fault.env_id
+        return state.is_pending(env_id) and not state.is_held(env_id) and state.ticket_of(env_id) == fault.ticket
+
+    def handle_death(self, worker: int, faults: Sequence[EnvFault] = ()) -> None:
+        """Deal with a worker that is dead, or with commands that were lost with one before."""
+        state, record = self._state, self.workers.record_of(worker)
+        is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
+        if record.state is WorkerState.FAILED and record.error is not None:
+            error = record.error
+        elif is_new or record.error is None:
+            error = self._death_error(worker, faults)
+        else:
+            error = record.error
+        if is_new:
+            error = self.capsules.keep_death(error, worker, [fault.env_id for fault in faults])
+            self.workers.note_cause(worker, error)
+            if self._replay_policy is not None:
+                self._replay_policy.drop(worker)
+        errors = self._death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))
+        self.errors += errors
+        if is_new and not errors:
+            self._log(state.envs_of(worker), error)
+
+    def _handle_env_error(self, fault: EnvFault) -> None:
+        error = self.capsules.keep(fault_error((fault.env_id, fault.kind or 0, fault.record)), fault.env_id, fault.kind)
+        if self._attempts.is_last(fault, error):
+            self._state.fail([fault.env_id])
+            self.errors.append(after_attempts(error, self._attempts.max_attempts))
+            return
+        policy = self._raise_policy if fault.kind is FaultKind.INTERRUPTED else self._env_policy
+        errors = policy.on_env_error(fault, error)
+        self.errors += errors
+        if not errors:
+            self._log([fault.env_id], error)
+
+    def _log(self, env_ids: Sequence[int], error: StepmillError) -> None:
+        self._num_absorbed.update(env_ids)
+        counts = ", ".join(f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids)
+        logger.warning("absorbed by the fault policy (faults so far: %s): %s", counts, error.message)
+
+    def _death_error(self, worker: int, faults: Sequence[EnvFault]) -> StepmillError:
+        late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)
+        if late is None:
+            return self.workers.worker_died_error(worker)
+        phase = "reset" if late.at_reset else "step"
+        return late_error(late.env_id, self._state.envs_of(worker), phase, self._limits[phase])
+
+    def _retry_resets(self, worker: int, faults: Sequence[EnvFault]) -> None:
+        """Restart a worker in which resets failed, and give them again; its other envs are neighbours of a death."""
+        if self.workers.state_of(worker) is WorkerState.RESTARTING:
+            return
+        failed = [fault for fault in faults if fault.kind in RETRIED and fault.at_reset and self._is_left(fault)]
+        again = []
+        for fault in failed:
+            if self._attempts.take(fault.env_id, fault.ticket):
+                again.append(fault)
+                continue
+            error = self.capsules.keep(self._error_of(fault), fault.env_id, fault.kind)
+            self.errors.append(after_attempts(error, self._attempts.max_attempts))
+            self._state.fail([fault.env_id])
+        if not again:
+            return
+        death = WorkerDeath(worker, again, self._error_of(again[0]), is_new=True)
+        self.workers.note_cause(worker, death.error)
+        self._death_policy.replace_worker(death, self._attempts.wait_s)
+        for fault in again:
+            self._attempts.note(fault.env_id, self._state.ticket_of(fault.env_id))
+
+    def _error_of(self, fault: EnvFault) -> StepmillError:
+        if fault.kind in DEATHS:
+            return self._death_error(fault.worker, [fault])
+        return fault_error((fault.env_id, fault.kind or 0, fault.record))
+
+    def raise_errors(self) -> None:
+        """Warn of what is in `notices`, and raise what is in `errors`, as one error.
+
+        Raises:
+            EnvError, BadOutput, EnvTimeout, WorkerDied: what the policies did not absorb.
+        """
+        while self.notices:
+            warn(self.notices.pop(0))
+        if self.errors:
+            error = join_errors(self.errors)
+            self.errors = []  # no signal handler runs between this line and the next
+            raise error
+
+    # ---- from other calls -------------------------------------------------------------------------------------------
+
+    def handle_dead_workers(self, workers: Iterable[int]) -> None:
+        """Deal with workers that `send` found dead. Nothing was sent."""
+        for worker in workers:
+            self.handle_death(worker)
+
+    def before_call(self, workers: Iterable[int], timeout_s: float | None) -> None:
+        """Wait until the envs of these workers are where the user believes they are; without replays they always are.
+
+        Raises:
+            EnvTimeout: they are not yet.
+        """
+        policy = self._replay_policy
+        if policy is None:
+            return
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for worker in sorted(set(workers)):
+            while not policy.is_ready_for_call(worker) and not self.errors:
+                self._bring_back(worker, deadline, timeout_s)
+
+    def _bring_back(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
+        """Do the next thing that a worker's envs need before they can be called."""
+        if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+            with uninterrupted():
+                self.handle()
+                if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+                    self.handle_death(worker)
+            return
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._wait_event(left_s)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise EnvTimeout(
+                f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, and were not called; try again",
+                phase="call",
+                timeout_s=timeout_s or 0.0,
+            )
+
+    def _wait_event(self, timeout_s: float | None) -> None:
+        self._state.wait_event(timeout_s)
+        with uninterrupted():
+            self.handle_events()
+
+    def restart_all(self) -> bool:
+        """Restart every dead worker, those of spares too, and wait; return whether there was one.
+
+        Raises:
+            WorkerDied: one has died, which was not reported yet.
+            EnvError, EnvTimeout: one could not be started.
+        """
+        workers = self.workers
+        before = workers.num_restarts
+        for worker in range(workers.num_workers):
+            if workers.ask_process(worker) in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+                with uninterrupted():
+                    self.handle_death(worker)
+            self.raise_errors()
+            if workers.state_of(worker) is WorkerState.DEAD_REPORTED:
+                self._begin_revival(worker, self._state.envs_of(worker))
+            self._wait_restart(worker)
+        return workers.num_restarts > before
+
+    def prepare_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
+        """Before a reset of these envs: bring back those that are FAULTED, or whose worker is known to be dead.
+
+        Raises:
+            WorkerDied: a worker has died since, which nobody was told, and another env of it was in the middle of an
+                episode. The same reset brings back its own envs when it is tried again.
+            EnvError, EnvTimeout: a worker could not be started.
+        """
+        state, workers = self._state, self.workers
+        states = state.states()
+        reported = {
+            env_id for env_id in env_ids if workers.state_of(state.worker_of(env_id)) is WorkerState.DEAD_REPORTED
+        }
+        lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
+        if self._death_policy.reports_deaths:  # else the reset finds a dead worker, and all of its envs are dealt with
+            over = [env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and env_id not in reported]
+            over = [env_id for env_id in over if workers.state_of(state.worker_of(env_id)) in DEAD]
+            for worker in sorted({state.worker_of(env_id) for env_id in (*lost, *over)}):
+                if self._lost_beside(worker, env_ids):
+                    self.handle_death(worker)
+                    return
+            if over:
+                self.notices.append(
+                    f"the worker of envs {over}, which were exhausted, has died since; it is started again"
+                )
+            lost += over
+        if lost:
+            self.revive(lost, wait=wait)
+
+    def _lost_beside(self, worker: int, env_ids: Sequence[int]) -> list[int]:
+        """Return the other envs of a worker whose episodes a death has cost that was not reported."""
+        if self.workers.state_of(worker) not in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            return []
+        states = self._state.states()
+        others = [env_id for env_id in self._state.envs_of(worker) if env_id not in env_ids]
+        return [env_id for env_id in others if states[env_id] == EnvState.IDLE]
+
+    def warn_of_losses(self, env_ids: Sequence[int]) -> None:
+        """Warn of episodes that were lost beside these envs, whose dead workers are about to be replaced."""
+        for worker in sorted({self._state.worker_of(env_id) for env_id in env_ids}):
+            beside = self._lost_beside(worker, env_ids)
+            if beside:
+                self.notices.append(
+                    f"worker {worker} has died since it was last heard of, and with it the episodes of envs {beside}; "
+                    "reset them, too"
+                )
+
+    def revive(self, env_ids: Sequence[int], *, wait: bool = True, anew: bool = False) -> None:
+        """Restart the dead workers of these envs; all envs of such a worker must be reset then. `anew`: the living, too.
+
+        Raises:
+            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Not with `wait=False`.
+        """
+        state = self._state
+        for worker in sorted({state.worker_of(env_id) for env_id in env_ids}):
+            if self.workers.state_of(worker) is WorkerState.RESTARTING:
+                if not wait:
+                    continue
+                self._wait_restart(worker)
+            if anew or self.workers.ask_process(worker) in DEAD:
+                self._begin_revival(worker, env_ids)
+                if wait:
+                    self._wait_restart(worker)
+        state.renew(list(env_ids))
+
+    def _begin_revival(self, worker: int, env_ids: Sequence[int]) -> None:
+        """Write off what the worker's envs were doing, and restart it.
+
+        A fault of an env that is not one of these is still to be raised, by the call that waits for it.
+        """
+        state = self._state
+        self.workers.check_replaceable(worker)
+        state.fail(
+            [env_id for env_id, _, _, owner, _, _ in state.take_faults() if owner == worker and env_id in env_ids]
+        )
+        if self._replay_policy is not None:
+            self._replay_policy.drop(worker)
+        info = fault_info("neighbour", self.workers.worker_died_error(worker))
+        state.fail_worker(worker)
+        state.lose_envs(state.envs_of(worker), info)
+        if self.replayer is not None:
+            self.replayer.forget(worker)
+        self.workers.begin_restart(worker, 0.0, is_retried=False)
+
+    def _wait_restart(self, worker: int) -> None:
+        while self.workers.state_of(worker) is WorkerState.RESTARTING:
+            self._wait_event(None)
+        record = self.workers.record_of(worker)
+        if record.state is WorkerState.FAILED and record.error is not None:
+            error = self.capsules.keep_start(record.error)
+            self.workers.report(worker)
+            raise error.with_traceback(None) from error.__cause__
+
+
+class ResetAttempts:
+    """How often a failed reset was tried again. In the same process the worker does that; in a new one the pool."""
+
+    def __init__(self, options: PoolOptions) -> None:
+        self.max_attempts = options.reset_retries + 1
+        self.wait_s = options.reset_retry_wait_s
+        self._retry_in = options.reset_retry_in
+        self._attempts: dict[int, tuple[int, int]] = {}  # by env: ticket of the last attempt, and its number
+
+    @property
+    def is_in_new_process(self) -> bool:
+        """Whether there are such resets at all."""
+        return self.max_attempts > 1 and self._retry_in is RetryIn.NEW
+
+    def is_last(self, fault: EnvFault, error: StepmillError) -> bool:
+        """Whether this fault is that of the last attempt that the worker makes by itself."""
+        is_retried = self.max_attempts > 1 and self._retry_in is RetryIn.SAME
+        return is_retried and fault.kind is FaultKind.RAISED and isinstance(error, EnvError) and error.phase == "reset"
+
+    def take(self, env_id: int, ticket: int) -> bool:
+        """Count a failed reset; return whether it may be tried once more."""
+        last, attempts = self._attempts.get(env_id, (ticket, 0))
+        attempts = attempts + 1 if last == ticket else 1
+        self._attempts[env_id] = (ticket, attempts)
+        return attempts < self.max_attempts
+
+    def note(self, env_id: int, ticket: int) -> None:
+        """Note the command by which a reset is tried again."""
+        if env_id in self._attempts:
+            self._attempts[env_id] = (ticket, self._attempts[env_id][1])

@@ -1,0 +1,60 @@
+"""Settings to re-apply to rebuilt envs: attributes, properties and reset options that the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from stepmill.worker.calls import set_payload
+from stepmill.worker.messages import Request, RequestKind
+
+Name: TypeAlias = "str | Callable[[Any, Any], object]"
+"""The name of an attribute, or a function that sets something."""
+
+_MISSING = object()
+
+
+class AppliedSettings:
+    """The newest value of everything that was set on the envs of one worker.
+
+    A value is identified by the kind of its request, a name, and the env object (server) that has it.
+    """
+
+    def __init__(self, places: Mapping[int, int]) -> None:
+        """`places`: the position of each server in its worker."""
+        self._places = places
+        self._values: dict[tuple[RequestKind, Name], dict[int, Any]] = {}
+
+    def put(self, kind: RequestKind, name: Name, server: int, value: Any) -> object:
+        """Store a value; return the one before, for `put_back`."""
+        values = self._values.setdefault((kind, name), {})
+        before = values.get(server, _MISSING)
+        values[server] = value
+        return before
+
+    def put_back(self, kind: RequestKind, name: Name, server: int, before: object) -> None:
+        """Restore what `put` returned, for an env that did not take the newer value."""
+        values = self._values[kind, name]
+        if before is _MISSING:
+            values.pop(server, None)
+        else:
+            values[server] = before
+
+    def attributes_of(self, server: int) -> dict[Name, Any]:
+        """Return the attributes that are set on an env object, by name, and what functions have set, by function."""
+        return {
+            name: values[server]
+            for (kind, name), values in self._values.items()
+            if kind is RequestKind.SET_ATTR and server in values
+        }
+
+    def requests(self, servers: Sequence[int]) -> list[Request]:
+        """Return requests that set everything again on these env objects, in the order in which it was set first."""
+        requests = []
+        for (kind, name), values in list(self._values.items()):
+            owned = [server for server in servers if server in values]
+            if owned:
+                payload = set_payload(name, [values[server] for server in owned])
+                places = tuple(self._places[server] for server in owned)
+                requests.append(Request(0, kind, places, (0,) * len(owned), payload))
+        return requests

@@ -1,0 +1,452 @@
+"""The life of a pool's workers: their states, their deaths and their restarts.
+
+    SERVING ──death is noticed──► DEAD_UNREPORTED ──error is raised──► DEAD_REPORTED
+       ▲                               │                                  │
+       │                               ▼ the policy restarts it           ▼ reset() or revive()
+       └────────its envs are built── RESTARTING ◄─────────────────────────┘
+                                       │  ▲
+                         it failed     ▼  │ another attempt
+                                     FAILED ──the error is raised──► DEAD_REPORTED
+
+`WorkerSupervisor` has one record per worker and is the only code that changes them, in the pool's thread. A restart runs
+in a thread of its own (`RestartTask`), which touches no record: it leaves its outcome in the task and ends the pool's wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stepmill import _native
+from stepmill.backends.base import Backend, Mortal, died_error, name_envs
+from stepmill.backends.process import ProcessBackend
+from stepmill.pool.settings import AppliedSettings, Name
+from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
+from stepmill.spec.options import PoolOptions
+from stepmill.worker.channel import wait_ready
+from stepmill.worker.messages import Request, RequestKind, WorkerPlan, WorkerReport
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+JOIN_S = 1.0  # how long close() waits for a restart that it has just interrupted
+
+
+class WorkerState(enum.Enum):
+    """What is known of a worker.
+
+    SERVING: it runs, as far as the pool has looked.
+    DEAD_UNREPORTED: it is gone or was given up, and no error has been raised for it yet.
+    DEAD_REPORTED: an error was raised for it; its envs wait for reset() or revive().
+    RESTARTING: a task replaces it.
+    FAILED: it could not be restarted, and the error has not been raised yet.
+    """
+
+    SERVING = enum.auto()
+    DEAD_UNREPORTED = enum.auto()
+    DEAD_REPORTED = enum.auto()
+    RESTARTING = enum.auto()
+    FAILED = enum.auto()
+
+
+TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.SERVING: frozenset({WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING}),
+    WorkerState.DEAD_UNREPORTED: frozenset({WorkerState.DEAD_REPORTED, WorkerState.RESTARTING}),
+    WorkerState.DEAD_REPORTED: frozenset({WorkerState.RESTARTING}),
+    WorkerState.RESTARTING: frozenset({WorkerState.SERVING, WorkerState.FAILED}),
+    WorkerState.FAILED: frozenset({WorkerState.RESTARTING, WorkerState.DEAD_REPORTED}),
+}
+DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAILED)
+
+
+class RepairLimit:
+    """Allows so many repairs in a window of time."""
+
+    def __init__(self, max_repairs: int, window_s: float) -> None:
+        self._max_repairs = max_repairs
+        self._window_s = window_s
+        self._times: deque[float] = deque()
+
+    def take(self) -> int | None:
+        """Count a repair; return its number in the window, from 1 on, or None if there is none left."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] > self._window_s:
+            self._times.popleft()
+        if len(self._times) >= self._max_repairs:
+            return None
+        self._times.append(now)
+        return len(self._times)
+
+
+class RestartTask:
+    """Replaces one worker once, in a thread of its own. The outcome is in `report` or `error` when `is_done`."""
+
+    def __init__(
+        self, worker: int, due_s: float, replace: Callable[[], WorkerReport], notify: Callable[[], None]
+    ) -> None:
+        """`due_s`: when to begin, on the clock of time.monotonic. `replace` does it; `notify` is called at the end."""
+        self.due_s = due_s
+        self.report: WorkerReport | None = None
+        self.error: StepmillError | None = None
+        self._worker = worker
+        self._replace = replace
+        self._notify = notify
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"stepmill-restart-{worker}", daemon=True)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._done.is_set()
+
+    def start(self) -> None:
+        """Start the thread; if there is none to be had, that is the outcome."""
+        try:
+            self._thread.start()
+        except RuntimeError as exc:
+            self._end(EngineBug(f"worker {self._worker} cannot be restarted: {exc}; close() other pools"))
+
+    def _run(self) -> None:
+        if self._stop.wait(max(0.0, self.due_s - time.monotonic())):
+            self._end(ClosedPoolError("the pool was closed before its worker was restarted; make a new one"))
+            return
+        try:
+            self.report = self._replace()
+        except StepmillError as error:
+            self._end(error)
+        except Exception as exc:  # no descriptor left, no memory
+            self._end(EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}"))
+        else:
+            self._end(None)
+
+    def _end(self, error: StepmillError | None) -> None:
+        self.error = error
+        self._done.set()
+        self._notify()
+
+    def stop(self) -> None:
+        """Do not begin, if it has not begun yet."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+
+@dataclass
+class WorkerRecord:
+    """Everything that the pool knows of one worker.
+
+    Attributes:
+        plan: its envs; the same for all of its generations.
+        pid: of its newest process; the learner's own where it is a thread.
+        generation: how often it was restarted.
+        error: why it died or could not be restarted; None if that is not known, or it never did.
+        task: the restart that runs, or the last one.
+        limit: of its restarts.
+        settings: to re-apply to its envs.
+        is_replayed: whether the episodes of its envs are replayed after the restart.
+        is_retried: whether another restart follows one that fails.
+    """
+
+    plan: WorkerPlan
+    pid: int
+    limit: RepairLimit
+    settings: AppliedSettings
+    state: WorkerState = WorkerState.SERVING
+    generation: int = 0
+    error: StepmillError | None = None
+    task: RestartTask | None = None
+    is_replayed: bool = False
+    is_retried: bool = False
+
+
+class DeathPolicy(Protocol):
+    """What the supervisor asks of the fault policy for deaths; `pool.policies` has the policies."""
+
+    @property
+    def reports_deaths(self) -> bool:
+        """Whether a death is raised as an error, once, by the call that finds it."""
+
+    @property
+    def death_hint(self) -> str:
+        """What an error says of the envs that a death cost."""
+
+    def repeats_settings(self, server: int) -> bool:
+        """Whether the replay of an env object repeats its settings, so that its restart need not re-apply them."""
+
+
+class WorkerSupervisor:
+    """Owns the records of a pool's workers. Used by the pool's thread."""
+
+    def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
+        self.policy: DeathPolicy  # set by the fault handler, whose policies need this object
+        self._backend = backend
+        self._num_left = options.max_restarts_total
+        self._state: _native.Ledger | None = None
+        self._records = [
+            WorkerRecord(
+                plan,
+                pid=0,
+                limit=RepairLimit(options.max_restarts, options.restart_window_s),
+                settings=AppliedSettings({server: place for place, server in enumerate(plan.env_ids)}),
+            )
+            for plan in plans
+        ]
+        self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
+
+    def attach(self, state: _native.Ledger, reports: Sequence[WorkerReport]) -> None:
+        """Take the pool state, and what the workers have built."""
+        self._state = state
+        for report in reports:
+            self._records[report.worker].pid = report.pid
+
+    @property
+    def state(self) -> _native.Ledger:
+        """The pool state whose workers these are."""
+        if self._state is None:
+            raise ClosedPoolError("the pool is closed; make a new one")
+        return self._state
+
+    # ---- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes, by worker."""
+        return [record.pid for record in self._records]
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return len(self._records)
+
+    @property
+    def can_replace_living(self) -> bool:
+        """Whether a worker that runs can be ended: a process, not a thread."""
+        return isinstance(self._backend, ProcessBackend)
+
+    def record_of(self, worker: int) -> WorkerRecord:
+        """Return the record of a worker, with a death that was noticed since the last look."""
+        record = self._records[worker]
+        if record.state is WorkerState.SERVING and self.state.is_dead(worker):
+            self._move(record, WorkerState.DEAD_UNREPORTED)
+        return record
+
+    def state_of(self, worker: int) -> WorkerState:
+        """Return the state of a worker as of now."""
+        return self.record_of(worker).state
+
+    def ask_process(self, worker: int) -> WorkerState:
+        """Return the state of a worker, whose process is asked, too: the reaper may not have noticed its death yet."""
+        backend = self._backend
+        if self.state_of(worker) is WorkerState.SERVING and isinstance(backend, Mortal):
+            pidfd = backend.pidfds.get(worker)
+            if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
+                self.state.declare_dead(worker)
+        return self.state_of(worker)
+
+    def worker_of_server(self, server: int) -> int:
+        """Return the worker that owns an env object."""
+        return self._worker_of_server[server]
+
+    def _move(self, record: WorkerRecord, state: WorkerState) -> None:
+        if state not in TRANSITIONS[record.state]:
+            raise EngineBug(
+                f"worker {record.plan.worker} cannot go from {record.state.name} to {state.name}; please report this"
+            )
+        record.state = state
+
+    # ---- deaths -----------------------------------------------------------------------------------------------------
+
+    def worker_died_error(self, worker: int) -> WorkerDied:
+        """Return an error that describes the death of a worker."""
+        exit_code = self._backend.exit_code(worker) if isinstance(self._backend, Mortal) else None
+        return died_error(worker, self.state.envs_of(worker), exit_code, hint=self.policy.death_hint)
+
+    def note_cause(self, worker: int, error: StepmillError) -> None:
+        """Store why a worker died."""
+        self._records[worker].error = error
+
+    def report(self, worker: int) -> None:
+        """Note that the error of a dead worker is about to be raised: its envs are FAULTED from now on."""
+        record = self.record_of(worker)
+        if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            self._move(record, WorkerState.DEAD_REPORTED)
+        self.state.fail_worker(worker)
+
+    def death_callback(self) -> Callable[[WorkerDied], None]:
+        """Return a function that a call made now applies to the WorkerDied error that it raises.
+
+        It lets the error name the envs that the worker served. If the worker is still the one that got the call, and
+        nothing else will report its death, the death counts as reported.
+        """
+        generations = [record.generation for record in self._records]
+
+        def note(error: WorkerDied) -> None:
+            record = self._records[error.worker]
+            with contextlib.suppress(ClosedPoolError):
+                is_current = record.generation == generations[error.worker]
+                if (
+                    is_current
+                    and self.policy.reports_deaths
+                    and self.ask_process(error.worker) is WorkerState.DEAD_UNREPORTED
+                ):
+                    self._move(record, WorkerState.DEAD_REPORTED)
+                name_envs(error, self.state.envs_of(error.worker))
+
+        return note
+
+    # ---- restarts ---------------------------------------------------------------------------------------------------
+
+    def take_repair(self, worker: int) -> float | None:
+        """Count a restart of a worker; return how long to wait before it, in seconds, or None if none is left."""
+        if self._num_left == 0:
+            return None
+        number = self._records[worker].limit.take()
+        if number is None:
+            return None
+        if self._num_left is not None:
+            self._num_left -= 1
+        return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
+
+    def check_replaceable(self, worker: int) -> None:
+        """Refuse a restart that cannot succeed.
+
+        Raises:
+            UsageError: the worker is a thread that still runs.
+        """
+        if isinstance(self._backend, Mortal) and not self.can_replace_living:
+            self._backend.end_worker(worker)
+
+    def begin_restart(
+        self,
+        worker: int,
+        delay_s: float,
+        *,
+        is_replayed: bool = False,
+        is_retried: bool = True,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin to replace a worker, dead or alive. Commands for its envs wait for its successor.
+
+        Args:
+            worker: its number.
+            delay_s: how long to wait before its envs are built.
+            is_replayed: its envs are held until their episodes have been replayed.
+            is_retried: another restart follows one that fails, as long as `take_repair` allows it.
+            before: called first, in the thread of the restart.
+        """
+        record = self.record_of(worker)
+        self._move(record, WorkerState.RESTARTING)
+        record.is_replayed, record.is_retried = is_replayed, is_retried
+        self.state.begin_replacement(worker, is_replayed)
+        self._start_task(record, delay_s, before)
+
+    def _start_task(self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None) -> None:
+        worker, state, backend = record.plan.worker, self.state, self._backend
+
+        def settings() -> Iterator[Request]:
+            servers = record.plan.env_ids
+            yield from record.settings.requests(
+                [server for server in servers if not (record.is_replayed and self.policy.repeats_settings(server))]
+            )
+
+        def replace() -> WorkerReport:
+            before()
+            if isinstance(backend, Mortal):
+                backend.end_worker(worker)
+                state.clear_dead_worker(worker)
+            return backend.revive(worker, settings())
+
+        record.task = RestartTask(worker, time.monotonic() + delay_s, replace, state.notify)
+        record.task.start()
+
+    def take_restarted(self) -> list[int]:
+        """Take the outcomes of restarts that are done; return the workers whose envs are built. `serve` must follow."""
+        restarted = []
+        for record in self._records:
+            task = record.task
+            if record.state is not WorkerState.RESTARTING or task is None or not task.is_done:
+                continue
+            if task.report is None:
+                self._retry(record, task)
+                continue
+            record.pid, record.task = task.report.pid, None
+            restarted.append(record.plan.worker)
+        return restarted
+
+    def serve(self, worker: int) -> None:
+        """Let a worker whose envs are built carry out the commands that have waited for it."""
+        record, backend = self._records[worker], self._backend
+        record.generation += 1
+        self._move(record, WorkerState.SERVING)
+        self.state.finish_replacement(worker, backend.pidfds[worker] if isinstance(backend, Mortal) else -1)
+
+    def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
+        worker = record.plan.worker
+        record.error, record.task = task.error, None
+        delay_s = self.take_repair(worker) if record.is_retried else None
+        if delay_s is not None:
+            self._start_task(record, delay_s)
+            return
+        self._move(record, WorkerState.FAILED)
+        self.state.cancel_replacement(worker)
+
+    def restart_settings(self, worker: int, servers: Sequence[int]) -> None:
+        """Re-apply settings to env objects of a worker that serves already. Does not wait for it."""
+        for request in self._records[worker].settings.requests(servers):
+            self._backend.call({worker: request})
+
+    @property
+    def num_restarts(self) -> int:
+        """How many restarts have succeeded since the pool was made."""
+        return sum(record.generation for record in self._records)
+
+    # ---- settings ---------------------------------------------------------------------------------------------------
+
+    def put_settings(
+        self, kind: RequestKind, name: Name, servers: Sequence[int], column: Sequence[Any]
+    ) -> list[object]:
+        """Store one value per env object; return those before, for `put_back_settings`."""
+        return [
+            self._records[self._worker_of_server[server]].settings.put(kind, name, server, value)
+            for server, value in zip(servers, column, strict=True)
+        ]
+
+    def put_back_settings(
+        self, kind: RequestKind, name: Name, servers: Sequence[int], before: Sequence[object]
+    ) -> None:
+        """Restore what `put_settings` returned for these env objects."""
+        for server, value in zip(servers, before, strict=True):
+            self._records[self._worker_of_server[server]].settings.put_back(kind, name, server, value)
+
+    def attributes_of(self, server: int) -> dict[Name, Any]:
+        """Return the attributes that are set on an env object."""
+        return self._records[self._worker_of_server[server]].settings.attributes_of(server)
+
+    def requests_for(self, worker: int) -> list[Request]:
+        """Return requests that re-apply all settings of a worker."""
+        return self._records[worker].settings.requests(self._records[worker].plan.env_ids)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Interrupt restarts that have not begun."""
+        for record in self._records:
+            if record.task is not None:
+                record.task.stop()
+
+    def join(self) -> None:
+        """Wait for the threads of restarts, and release what is closed."""
+        for record in self._records:
+            if record.task is not None:
+                record.task.join(JOIN_S)
+        self._state = None
