@@ -135,6 +135,17 @@ class Ledger:
     def collect_ready(self) -> tuple[Any, ...] | None:
         """Gymnasium's five values if all envs are ready, else None."""
 
+    @property
+    def unclaimed(self) -> list[bool]:
+        """
+        One flag: set by every call that receives results, cleared by the pool once it has them.
+        """
+
+    def take_back(self) -> None:
+        """
+        The results of the last such call did not reach the user: they can be received again.
+        """
+
     def observe(self, env_ids: object | None = None) -> object:
         """Newest observations of envs, a fresh copy."""
 

@@ -163,6 +163,8 @@ void bind_ledger(nb::module_& module) {
         .def("collect_rows", &Ledger::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]]"),
              "Receive these envs: newest observations of all envs, infos at their rows.")
         .def("collect_ready", &Ledger::collect_ready, nb::sig("def collect_ready(self) -> tuple[typing.Any, ...] | None"), "Gymnasium's five values if all envs are ready, else None.")
+        .def_prop_ro("unclaimed", &Ledger::unclaimed, nb::sig("def unclaimed(self) -> list[bool]"), "One flag: set by every call that receives results, cleared by the pool once it has them.")
+        .def("take_back", &Ledger::take_back, "The results of the last such call did not reach the user: they can be received again.")
         .def("observe", &Ledger::observe, "env_ids"_a.none() = nb::none(), "Newest observations of envs, a fresh copy.")
         .def("faults", &Ledger::faults, nb::sig("def faults(self) -> list[tuple[int, int, bytes | None]]"), "(env_id, kind, record bytes or None) of every pending env with a fault.")
         .def("fail", &Ledger::fail, "env_ids"_a, "Pending envs with a fault become FAULTED.")

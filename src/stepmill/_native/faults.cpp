@@ -46,6 +46,7 @@ void Ledger::discard(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage, done, done_ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].is_kept) release_kept(id);
         if (envs_[id].status == EnvStatus::PENDING && is_done(id)) done.push_back(id);
     }
     for (const std::uint32_t id : done) {

@@ -62,28 +62,39 @@ nb::object Ledger::take_payload(std::uint32_t id) {
     }
 }
 
-// payloads: (row, bytes), or (row, decoded) where observations have opaque leaves. finals: (row, observation).
-// Rows count within the batch, or within all envs if is_by_env.
-void Ledger::gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env) {
+// What the results of these envs say beside arrays. Nothing is received by that.
+Payloads Ledger::gather_payloads(const Ids& ids, bool is_by_env) {
+    Payloads payloads;
+    payloads.is_by_env = is_by_env;
+    auto append = [](nb::object& list, nb::object item) {
+        if (!list) list = nb::list();
+        nb::borrow<nb::list>(list).append(item);
+    };
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const std::uint32_t id = ids[i];
         const Seat seat = slab_->seats[envs_[id].server];
         const ServerWords& words = slab_->words[seat.worker];
         EnvBook& env = envs_[id];
         if (env.is_masked) continue;
+        const std::size_t row = (is_by_env ? id : i) * batch_size_;
+        if (env.is_kept) {
+            if (env.kept_payload) append(payloads.infos, nb::make_tuple(row) + env.kept_payload);
+            if (env.kept_final) append(payloads.finals, nb::make_tuple(row, env.kept_final));
+            continue;
+        }
         const bool is_cut = static_cast<bool>(env.fault_info);  // cut short: only SAME_STEP has a result of its own, a reset's
         const bool has_result = !is_cut || env.final_obs;
         const bool is_final = has_result && !is_cut && (words.result[seat.local] & RESULT_FINAL) != 0;
-        const std::size_t row = (is_by_env ? id : i) * batch_size_;
         nb::object payload;
         if (has_result && words.payload_bytes[seat.local] != 0) {
             payload = take_payload(id);
             if (obs_.num_opaques != 0) envs_[id].opaques = payload[2];
         }
-        if (payload || is_cut) payloads.append(nb::make_tuple(row, payload ? payload : nb::none(), is_cut ? env.fault_info : nb::none()));
-        if (is_cut && env.final_obs) finals.append(nb::make_tuple(row, env.final_obs));
-        if (is_final) finals.append(nb::make_tuple(row, env_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none(), true)));
+        if (payload || is_cut) append(payloads.infos, nb::make_tuple(row, payload ? payload : nb::none(), is_cut ? env.fault_info : nb::none()));
+        if (is_cut && env.final_obs) append(payloads.finals, nb::make_tuple(row, env.final_obs));
+        if (is_final) append(payloads.finals, nb::make_tuple(row, env_obs(id, payload && obs_.num_opaques != 0 ? nb::object(payload[3]) : nb::none(), true)));
     }
+    return payloads;
 }
 
 // (returns, lengths, which of them ended) if an episode ended in this batch, else None.
@@ -104,13 +115,17 @@ nb::object Ledger::fixed_info(const Ids& ids) const {
     return checked(build_tree(info_.root, make_leaf, [](const Node&) -> PyObject* { return nullptr; }));
 }
 
-nb::object Ledger::gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals) {
+nb::object Ledger::make_info(const Payloads& payloads, nb::handle ended, std::size_t num_rows, nb::handle env_ids, nb::handle fixed) const {
+    return make_info_(payloads.infos ? payloads.infos : nb::list(), payloads.finals ? payloads.finals : nb::list(), ended, num_rows, env_ids, fixed);
+}
+
+nb::object Ledger::gather_info(const Ids& ids, const Payloads& payloads) {
     const nb::object ended = has_episodes_ ? episodes(ids) : nb::none();
     const nb::object fixed = fixed_info(ids);
-    if (PyList_GET_SIZE(payloads.ptr()) == 0 && PyList_GET_SIZE(finals.ptr()) == 0 && ended.is_none()) return fixed;
+    if (!payloads.infos && !payloads.finals && ended.is_none()) return fixed;
     nb::object env_ids = nb::none();  // of each row, where it is not the row's own number
     if (!is_all(ids) || batch_size_ > 1) env_ids = row_ids(ids);
-    return make_info_(payloads, finals, ended, ids.size() * batch_size_, env_ids, fixed);
+    return make_info(payloads, ended, ids.size() * batch_size_, env_ids, fixed);
 }
 
 }  // namespace stepmill

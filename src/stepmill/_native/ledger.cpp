@@ -83,6 +83,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       on_dead_(settings["on_dead"]),
       unpickler_(settings["unpickler"]),
       fork_generation_(watch_forks()) {
+    unclaimed_.append(false);
     form_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
@@ -119,7 +120,8 @@ void Ledger::let_go() {
     inline_ = nullptr;
     inline_object_.reset(), helper_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
     form_.wrap.reset();
-    pending_.clear();
+    pending_.clear(), kept_.clear();
+    handout_ = Handout();
     envs_.clear();
     book_.reset();
     slab_.reset();

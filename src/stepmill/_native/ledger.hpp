@@ -52,6 +52,7 @@ struct alignas(CACHE_LINE) EnvBook {
     bool is_own_reset = false;   // the command under way is a step in which a batched env begins an episode in each of its rows
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
     bool is_taking = false;      // the result to come is what its server has staged
+    bool is_kept = false;        // its newest result was received, but did not reach the user: take_back()
     std::uint32_t ticket = 0;
     std::uint32_t server = 0;
     const Word* done = nullptr;
@@ -61,6 +62,7 @@ struct alignas(CACHE_LINE) EnvBook {
     nb::object final_obs;        // SAME_STEP: the last good observation of the episode that was cut short
     const ObsHash* hash = nullptr;
     nb::object lost_info;        // what fault_info will be, of an env that is lost
+    nb::object kept_payload, kept_final;  // of a result that is kept: its payload without the row, and its final observation; null: none
     nb::object opaques;          // newest opaque observation leaves, a list
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     std::uint64_t base_seed = 0;
@@ -74,6 +76,20 @@ struct Form {
     Node root;                                   // the tree of the observation, its tuples by factories of the user's own
     nb::object wrap;                             // wrap(array) stands in an array's place; null: the array itself
     std::vector<std::vector<std::byte>> given;   // by leaf: the bytes of all rows, whatever the envs say; empty: the envs'
+};
+
+// What the infos of a batch are made of. Lists of tuples that begin with a row; null: empty.
+struct Payloads {
+    nb::object infos;   // (row, payload, fault)
+    nb::object finals;  // (row, observation)
+    bool is_by_env = false;  // rows count within all envs, not within the batch
+};
+
+// The last batch that was handed out, for take_back().
+struct Handout {
+    std::vector<std::uint32_t> ids;
+    Payloads payloads;
+    bool has_payloads = false;  // false: they can still be gathered
 };
 
 // Used by one thread at a time; a second one, or a forked child, is told so. Needs the GIL, and lets go of it while parked.
@@ -93,6 +109,8 @@ class Ledger {
     nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // Batch fields of the ready envs, longest-waiting first
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
+    nb::list unclaimed() const { return unclaimed_; }             // [bool]: set when a batch is received, cleared by the pool once it has it
+    void take_back();                                             // the last batch did not reach the user: its results can be received again
     nb::object observe(nb::handle env_ids);                       // newest observations, a fresh copy
     void hand_out(nb::handle program, nb::handle wrap, nb::dict given);
     void discard(nb::handle env_ids);
@@ -201,11 +219,14 @@ class Ledger {
     Outcome outcome_of(std::uint32_t id) const;
     nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
     void settle(const Ids& ids, Ids rest, bool is_seen = true);    // received: they are idle, their targets the latest; the rest is pending
+    void receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads = true);
+    void release_kept(std::uint32_t id);
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
     nb::object decode_payload(std::uint32_t id);
     nb::object take_payload(std::uint32_t id);
-    nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
-    void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
+    nb::object make_info(const Payloads& payloads, nb::handle ended, std::size_t num_rows, nb::handle env_ids, nb::handle fixed) const;
+    nb::object gather_info(const Ids& ids, const Payloads& payloads);
+    Payloads gather_payloads(const Ids& ids, bool is_by_env);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
     bool step_all(nb::handle actions);
     nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
@@ -270,6 +291,9 @@ class Ledger {
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
     Ids all_, pending_;  // pending: in order of send, ties by env id
     std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
+    Ids kept_;                               // results that were received and did not reach the user; their envs are given no command before they do
+    Handout handout_;
+    nb::list unclaimed_;
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received told the end of an episode
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;

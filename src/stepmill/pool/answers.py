@@ -28,6 +28,11 @@ class PoolAnswers:
         """Envs whose result can be received now."""
         return self._ledger.ready_ids()
 
+    @property
+    def has_results_of_all(self) -> bool:
+        """Whether every env is stepping or has a result to be received."""
+        return self._ledger.num_pending() == len(self._ledger.states())
+
     def observe(self, env_ids: EnvIds | None = None) -> Any:
         """Return the newest observations that were received of some envs, or all, [B, ...]; zeros before the first."""
         return self._ledger.observe(env_ids)

@@ -18,11 +18,14 @@ class PoolForms:
     """The part of `Pool` that says what observations look like, and steps for who wants nothing else."""
 
     _ledger: _native.Ledger
+    _unclaimed: list[bool]
     spec: EnvSpec
 
     if TYPE_CHECKING:
 
         def step_wait(self, timeout_s: float | None = None) -> tuple[Any, ...]: ...
+
+        def _take_back(self, result: object) -> None: ...
 
     def hand_out(
         self,
@@ -35,8 +38,8 @@ class PoolForms:
 
         Args:
             observation: the tree of `spec.observation`, its tuples with factories of your own.
-            wrap: called with each array [B, ...]; what it returns takes the array's place. It must not raise: the results
-                are received by then.
+            wrap: called with each array [B, ...]; what it returns takes the array's place. If it raises, the results can be
+                received again.
             given: by number of a leaf, an array [num_rows, ...] of that leaf's dtype: what the rows hold there, whatever
                 the envs say.
         Raises:
@@ -52,5 +55,11 @@ class PoolForms:
 
     def step_obs(self, actions: Any) -> Any:
         """Step all envs and return the newest observations, by the shortest way: no rewards, flags and infos. Hot path."""
-        obs = self._ledger.step_obs(actions)
-        return obs if obs is not None else self.step_wait()[0]
+        obs = None
+        try:
+            obs = self._ledger.step_obs(actions)
+            self._unclaimed[0] = False
+            return obs if obs is not None else self.step_wait()[0]
+        except BaseException:
+            self._take_back(obs)
+            raise

@@ -75,6 +75,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self.num_rows = self.num_envs * self.spec.batch_size
         self.num_workers = len(self._running.plans)
         self._ledger = self._running.ledger
+        self._unclaimed = self._ledger.unclaimed
         self._recovery = self._running.recovery
         self._keepsakes = Keepsakes(self._running)
         self._recovery.restarts.remember(self._keepsakes)
@@ -122,7 +123,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         self._wait_for(ids, None)
-        return Batch(*self._ledger.collect(len(ids), None, ids))
+        return self._collect(len(ids), None, ids)
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
@@ -140,10 +141,16 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
     def step_fast(self, actions: Any) -> StepTuple:
         """Step all envs: Gymnasium's five values, by the shortest way. Hot path.
 
-        Large observation arrays are leased: theirs to hold, no copy made.
+        Large observation arrays are leased: they stay valid while referenced, and are not copied.
         """
-        result = self._ledger.step(actions)
-        return result if result is not None else self.step_wait()
+        result = None
+        try:
+            result = self._ledger.step(actions)
+            self._unclaimed[0] = False
+            return result if result is not None else self.step_wait()
+        except BaseException:
+            self._take_back(result)
+            raise
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
 
@@ -214,6 +221,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         Raises:
             EnvError, BadOutput, WorkerDied: an env has a fault. It is told once; the others stay receivable.
             RecvTimeout: too slow. Nothing is lost; call recv() again.
+            KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are wanted than are pending.
         """
         check_timeout(timeout_s)
@@ -223,19 +231,19 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             ids = self._pending(env_ids)
             self._set_eager(len(ids) < self.num_envs)
             self._wait_for(ids, timeout_s)
-            return Batch(*self._ledger.collect(len(ids), out, ids))
+            return self._collect(len(ids), out, ids)
         least, most = self._bounds(batch_size, min_envs, max_envs)
         self._set_eager(least < self.num_envs)
         self._await(lambda slice_s: self._ledger.wait(least, slice_s), timeout_s)
         if self.options.linger_s and most > least:
             self._linger(most)
-        return Batch(*self._ledger.collect(most, out))
+        return self._collect(most, out)
 
     def recv_ready(self) -> Batch:
         """Return what is ready now, which may be nothing (B = 0)."""
         while self._ledger.num_pending() and self._ledger.wait(self._ledger.num_pending(), 0.0) == _FAULT:
             self._absorb()
-        return Batch(*self._ledger.collect(self.num_envs))
+        return self._collect(self.num_envs)
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -249,8 +257,14 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
     def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the envs of the last `reset_async`; observations of all N rows, and infos [N] of those envs."""
         self._wait_for(self._last_reset, timeout_s)
-        result: tuple[Any, dict[str, Any]] = self._ledger.collect_rows(self._last_reset)
-        return result
+        result = None
+        try:
+            result = self._ledger.collect_rows(self._last_reset)
+            self._unclaimed[0] = False
+            return result
+        except BaseException:
+            self._take_back(result)
+            raise
 
     def step_async(self, actions: Any) -> None:
         """Command a step of all envs but those that are exhausted."""
@@ -259,7 +273,14 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs; Gymnasium's five values."""
         self._await(lambda slice_s: self._ledger.wait(self.num_envs, slice_s), timeout_s)
-        return cast("StepTuple", self._ledger.collect_ready())
+        result = None
+        try:
+            result = self._ledger.collect_ready()
+            self._unclaimed[0] = False
+            return cast("StepTuple", result)
+        except BaseException:
+            self._take_back(result)
+            raise
 
     def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, anew: bool = False) -> None:
         """Bring FAULTED envs back, whose workers are restarted if they are dead; reset them before they are stepped.
@@ -331,6 +352,27 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         if is_eager is not self._is_eager:
             self._is_eager = is_eager
             self._ledger.set_eager(is_eager)
+
+    def _collect(self, most: int, out: Any = None, env_ids: Sequence[int] | None = None) -> Batch:
+        """Receive what is ready, at most so many envs, and of these if they are named.
+
+        Python raises KeyboardInterrupt at almost any point, also on the return of a native call, whose result is lost then.
+        So native code marks in `_unclaimed` that it has received results, and what does not reach the caller is taken back.
+        """
+        fields = None
+        try:
+            fields = self._ledger.collect(most, out, env_ids)
+            self._unclaimed[0] = False
+            return Batch(*fields)
+        except BaseException:
+            self._take_back(fields)
+            raise
+
+    def _take_back(self, result: object) -> None:
+        """Let the results of an interrupted call be received again, if it had received any."""
+        if result is not None or self._unclaimed[0]:
+            self._unclaimed[0] = False
+            self._ledger.take_back()
 
     def _wait_for(self, ids: Sequence[int], timeout_s: float | None) -> None:
         self._await(lambda slice_s: self._ledger.wait_for(ids, slice_s), timeout_s)
