@@ -124,12 +124,14 @@ class Ledger:
     def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
         """The same for all of these envs that are busy."""
 
-    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...]:
-        """Receive ready envs, longest-waiting first: a Batch's six fields."""
-
-    def collect_rows(self, env_ids: object) -> tuple[Any, dict[str, Any]]:
+    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:
         """
-        Receive these envs: newest observations of all envs, infos at their rows.
+        Receive ready envs, longest-waiting first: a Batch's fields. None: one cannot be read, and has a fault.
+        """
+
+    def collect_rows(self, env_ids: object) -> tuple[Any, dict[str, Any]] | None:
+        """
+        Receive these envs: newest observations of all envs, infos at their rows. None: one cannot be read, and has a fault.
         """
 
     def collect_ready(self) -> tuple[Any, ...] | None:
@@ -149,10 +151,8 @@ class Ledger:
     def observe(self, env_ids: object | None = None) -> object:
         """Newest observations of envs, a fresh copy."""
 
-    def faults(self) -> list[tuple[int, int, bytes | None]]:
-        """
-        (env_id, kind, record bytes or None) of every pending env with a fault.
-        """
+    def faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None]]:
+        """(env_id, kind, record or None) of every pending env with a fault."""
 
     def fail(self, env_ids: object) -> None:
         """Pending envs with a fault become FAULTED."""
@@ -307,6 +307,11 @@ def encode(obj: object, pickler: Callable[[object], bytes] | None) -> bytes:
 def decode(data: bytes, unpickler: Callable[[bytes], object] | None) -> object:
     """
     Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.
+    """
+
+def decode_all(data: bytes, unpickler: Callable[[bytes], object] | None, objects: list[object] | None) -> tuple[object, ...]:
+    """
+    The same for values that follow each other; `objects` are those that were passed by reference.
     """
 
 EXIT_LEARNER_GONE: int = 66

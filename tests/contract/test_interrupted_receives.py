@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.pool import payloads
+from stepmill.pool.payloads import InfoMaker
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
@@ -211,7 +211,7 @@ def test_any_other_receiving_call_returns_what_ctrl_c_kept_back(pool_of, name, r
 @pytest.fixture
 def interrupts_infos(monkeypatch):
     """Let Ctrl-C arrive while native code, which has received a batch, has Python make its info."""
-    make = payloads._make_info
+    make = InfoMaker.make
     is_due = [False]
 
     def make_info(*arguments: Any) -> Any:
@@ -220,7 +220,7 @@ def interrupts_infos(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return make(*arguments)
 
-    monkeypatch.setattr(payloads, "_make_info", make_info)
+    monkeypatch.setattr(InfoMaker, "make", make_info)
     return is_due
 
 

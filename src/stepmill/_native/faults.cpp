@@ -20,7 +20,9 @@ nb::list Ledger::faults() {
         const Seat seat = slab_->seats[envs_[id].server];
         const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
         nb::object record = nb::none();  // the dead leave none
-        if (slab_->words[seat.worker].payload_bytes[seat.local] != 0) {
+        if (envs_[id].fault_record && envs_[id].recorded_ticket == envs_[id].ticket) {
+            record = envs_[id].fault_record;
+        } else if (slab_->words[seat.worker].payload_bytes[seat.local] != 0) {
             try {
                 record = read_payload(id);
             } catch (nb::python_error&) {  // unreadable: the fault is told without its words

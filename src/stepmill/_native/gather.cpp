@@ -50,7 +50,8 @@ nb::object Ledger::collect_rows(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids ids, rest;
     part_ready(num_envs_, env_ids, ids, rest);
-    const Payloads payloads = gather_payloads(ids, true);
+    Payloads payloads;
+    if (!gather_payloads(ids, true, payloads)) return nb::none();
     receive(ids, std::move(rest), payloads);
     nb::object info = fixed_info(all_);
     if (payloads.infos) info = make_info(payloads, nb::none(), num_envs_ * batch_size_, nb::none(), info);
@@ -60,7 +61,8 @@ nb::object Ledger::collect_rows(nb::handle env_ids) {
 
 // Until receive() nothing has changed. What fails after it, as Ctrl-C in Python code that is called here, is made good by take_back().
 nb::object Ledger::gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids) {
-    const Payloads payloads = gather_payloads(ids, false);
+    Payloads payloads;
+    if (!gather_payloads(ids, false, payloads)) return nb::none();
     receive(ids, std::move(rest), payloads);
     nb::object obs = gather_obs(ids, outs);
     nb::object reward = gather_rows(reward_, ids);
@@ -106,7 +108,8 @@ void Ledger::take_back() {
     const InUse in_use(*this);
     const Handout taken = std::exchange(handout_, Handout());
     const Ids& ids = taken.ids;
-    const Payloads payloads = taken.has_payloads ? taken.payloads : gather_payloads(ids, false);
+    Payloads payloads = taken.payloads;
+    if (!taken.has_payloads) gather_payloads(ids, false, payloads);
     auto env_of = [&](nb::handle item) -> EnvBook& {
         const std::size_t index = nb::cast<std::size_t>(item[0]) / batch_size_;
         return envs_.at(payloads.is_by_env ? index : ids.at(index));

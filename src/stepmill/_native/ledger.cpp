@@ -80,8 +80,10 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
       encoder_(nb::object(settings["pickler"]).ptr()),
       make_info_(settings["make_info"]),
+      describe_unreadable_(settings["describe_unreadable"]),
       on_dead_(settings["on_dead"]),
       unpickler_(settings["unpickler"]),
+      objects_(LocalObjects::make(slab_->id, slab_->seats.size())),
       fork_generation_(watch_forks()) {
     unclaimed_.append(false);
     form_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
@@ -118,8 +120,9 @@ void Ledger::release() {
 
 void Ledger::let_go() {
     inline_ = nullptr;
-    inline_object_.reset(), helper_.reset(), make_info_.reset(), on_dead_.reset(), unpickler_.reset();
+    inline_object_.reset(), helper_.reset(), make_info_.reset(), describe_unreadable_.reset(), on_dead_.reset(), unpickler_.reset();
     form_.wrap.reset();
+    objects_->clear();
     pending_.clear(), kept_.clear();
     handout_ = Handout();
     envs_.clear();
@@ -131,11 +134,12 @@ int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(inline_object_.ptr());
     Py_VISIT(helper_.ptr());
     Py_VISIT(make_info_.ptr());
+    Py_VISIT(describe_unreadable_.ptr());
     Py_VISIT(on_dead_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(form_.wrap.ptr());
     Py_VISIT(encoder_.pickler());
-    return 0;
+    return objects_->traverse(visit, arg);
 }
 
 std::uint32_t Ledger::server_of(std::uint32_t env_id) const {

@@ -64,6 +64,8 @@ struct alignas(CACHE_LINE) EnvBook {
     nb::object lost_info;        // what fault_info will be, of an env that is lost
     nb::object kept_payload, kept_final;  // of a result that is kept: its payload without the row, and its final observation; null: none
     nb::object opaques;          // newest opaque observation leaves, a list
+    nb::object fault_record;     // of a fault that the pool found when it read the result of the command `recorded_ticket`
+    std::uint32_t recorded_ticket = 0;
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
@@ -80,9 +82,15 @@ struct Form {
 
 // What the infos of a batch are made of. Lists of tuples that begin with a row; null: empty.
 struct Payloads {
-    nb::object infos;   // (row, payload, fault)
+    nb::object infos;   // (row, payload, fault, objects)
     nb::object finals;  // (row, observation)
     bool is_by_env = false;  // rows count within all envs, not within the batch
+};
+
+// An env's payload where its observation has parts of no fixed size.
+struct OpaquePayload {
+    nb::object opaques, final_opaques;  // lists
+    nb::object info;                    // bytes, or null
 };
 
 // The last batch that was handed out, for take_back().
@@ -106,6 +114,7 @@ class Ledger {
     void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
     int wait(std::uint32_t min_envs, nb::handle timeout_s);       // as WaitResult, over all pending envs
     int wait_for(nb::handle env_ids, nb::handle timeout_s);
+    // The next three return None if a result cannot be read: its env has a fault then.
     nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // Batch fields of the ready envs, longest-waiting first
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
@@ -222,11 +231,12 @@ class Ledger {
     void receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads = true);
     void release_kept(std::uint32_t id);
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
-    nb::object decode_payload(std::uint32_t id);
-    nb::object take_payload(std::uint32_t id);
+    bool read_opaques(std::uint32_t id, OpaquePayload& payload);
+    nb::object read_info(std::uint32_t id);
+    nb::object objects_of(std::uint32_t env_id) const;
     nb::object make_info(const Payloads& payloads, nb::handle ended, std::size_t num_rows, nb::handle env_ids, nb::handle fixed) const;
     nb::object gather_info(const Ids& ids, const Payloads& payloads);
-    Payloads gather_payloads(const Ids& ids, bool is_by_env);
+    bool gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloads);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
     bool step_all(nb::handle actions);
     nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
@@ -271,7 +281,7 @@ class Ledger {
     Ids served_by(std::uint32_t worker) const;
     int common_slot(const Ids& ids) const;
     std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
-    nb::object read_payload(std::uint32_t env_id);
+    nb::bytes read_payload(std::uint32_t env_id);
 
     std::shared_ptr<Slab> slab_;
     std::shared_ptr<SlotBook> book_;
@@ -313,7 +323,8 @@ class Ledger {
     std::uint64_t spin_ns_;
     Patience patience_;
     Encoder encoder_;
-    nb::object make_info_, on_dead_, unpickler_, inline_object_, helper_;
+    nb::object make_info_, describe_unreadable_, on_dead_, unpickler_, inline_object_, helper_;
+    std::shared_ptr<LocalObjects> objects_;
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};

@@ -45,7 +45,9 @@ nb::object Ledger::step_obs(nb::handle actions) {
     if (!step_all(actions)) return nb::none();
     // Infos are gathered only where take_back() could not do it later.
     const bool is_special = obs_.num_opaques != 0 || num_spares_ != 0 || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvBook& env) { return bool(env.fault_info); });
-    receive(all_, {}, is_special ? gather_payloads(all_, false) : Payloads(), is_special);
+    Payloads payloads;
+    if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();
+    receive(all_, {}, std::move(payloads), is_special);
     return gather_obs(all_, nullptr);
 }
 

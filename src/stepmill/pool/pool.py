@@ -123,7 +123,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         self._wait_for(ids, None)
-        return self._collect(len(ids), None, ids)
+        return self._collect(len(ids), len(ids), None, ids)
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
@@ -231,19 +231,19 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             ids = self._pending(env_ids)
             self._set_eager(len(ids) < self.num_envs)
             self._wait_for(ids, timeout_s)
-            return self._collect(len(ids), out, ids)
+            return self._collect(len(ids), len(ids), out, ids, timeout_s)
         least, most = self._bounds(batch_size, min_envs, max_envs)
         self._set_eager(least < self.num_envs)
         self._await(lambda slice_s: self._ledger.wait(least, slice_s), timeout_s)
         if self.options.linger_s and most > least:
             self._linger(most)
-        return self._collect(most, out)
+        return self._collect(least, most, out, None, timeout_s)
 
     def recv_ready(self) -> Batch:
         """Return what is ready now, which may be nothing (B = 0)."""
         while self._ledger.num_pending() and self._ledger.wait(self._ledger.num_pending(), 0.0) == _FAULT:
             self._absorb()
-        return self._collect(self.num_envs)
+        return self._collect(0, self.num_envs)
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -259,7 +259,8 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self._wait_for(self._last_reset, timeout_s)
         result = None
         try:
-            result = self._ledger.collect_rows(self._last_reset)
+            while (result := self._ledger.collect_rows(self._last_reset)) is None:
+                self._wait_for(self._last_reset, timeout_s)
             self._unclaimed[0] = False
             return result
         except BaseException:
@@ -275,7 +276,8 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self._await(lambda slice_s: self._ledger.wait(self.num_envs, slice_s), timeout_s)
         result = None
         try:
-            result = self._ledger.collect_ready()
+            while (result := self._ledger.collect_ready()) is None:
+                self._await(lambda slice_s: self._ledger.wait(self.num_envs, slice_s), timeout_s)
             self._unclaimed[0] = False
             return cast("StepTuple", result)
         except BaseException:
@@ -353,15 +355,26 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             self._is_eager = is_eager
             self._ledger.set_eager(is_eager)
 
-    def _collect(self, most: int, out: Any = None, env_ids: Sequence[int] | None = None) -> Batch:
-        """Receive what is ready, at most so many envs, and of these if they are named.
+    def _collect(
+        self,
+        least: int,
+        most: int,
+        out: Any = None,
+        env_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Receive what is ready, at most so many envs, and of these if they are named; `least` are ready.
 
         Python raises KeyboardInterrupt at almost any point, also on the return of a native call, whose result is lost then.
         So native code marks in `_unclaimed` that it has received results, and what does not reach the caller is taken back.
         """
         fields = None
         try:
-            fields = self._ledger.collect(most, out, env_ids)
+            while (fields := self._ledger.collect(most, out, env_ids)) is None:  # a result cannot be read: a fault
+                if env_ids is not None:
+                    self._wait_for(env_ids, timeout_s)
+                else:
+                    self._await(lambda slice_s: self._ledger.wait(least, slice_s), timeout_s)
             self._unclaimed[0] = False
             return Batch(*fields)
         except BaseException:
