@@ -145,23 +145,26 @@ def _press(number: int, frame: object) -> None:
     raise Pressed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-def test_what_a_signal_handler_raises_passes_and_the_info_can_be_read_after_it(pool_of, number):
+@pytest.fixture
+def raising_usr1():
     before = signal.signal(signal.SIGUSR1, _press)
-    try:
-        with pool_of(_two(None)) as pool:
-            pool.reset(seed=0)
-            batch = pool.step([SHY, SHY])
-            for _ in range(3):
-                loads.append(lambda: signal.raise_signal(number))
-                with pytest.raises((KeyboardInterrupt, Pressed)):
-                    batch.info.get("shy")
-            assert batch.info["shy"].tolist() == ["read", "read"]
-            assert "omitted" not in batch.info
-            assert signal.getsignal(signal.SIGUSR1) is _press
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_what_a_signal_handler_raises_passes_and_the_info_can_be_read_after_it(pool_of, raising_usr1, number):
+    with pool_of(_two(None)) as pool:
+        pool.reset(seed=0)
+        batch = pool.step([SHY, SHY])
+        for _ in range(3):
+            loads.append(lambda: signal.raise_signal(number))
+            with pytest.raises((KeyboardInterrupt, Pressed)):
+                batch.info.get("shy")
+        assert batch.info["shy"].tolist() == ["read", "read"]
+        assert "omitted" not in batch.info
+        assert signal.getsignal(signal.SIGUSR1) is _press
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_ends_an_unpickling_that_is_interrupted_each_time(pool_of):

@@ -139,6 +139,8 @@ int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(form_.wrap.ptr());
     Py_VISIT(encoder_.pickler());
+    Py_VISIT(handout_.payloads.infos.ptr());
+    Py_VISIT(handout_.payloads.finals.ptr());
     return objects_->traverse(visit, arg);
 }
 
