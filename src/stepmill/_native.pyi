@@ -142,23 +142,36 @@ class Ledger:
     def wait_event(self, timeout_s: object | None = None) -> int:
         """The same for no env: until take_events() has something."""
 
-    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...]:
-        """Receive ready envs, longest-waiting first: a Batch's six fields."""
-
-    def collect_rows(self, env_ids: object) -> tuple[Any, dict[str, Any]]:
+    def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:
         """
-        Receive these envs: newest observations of all envs, infos at their rows.
+        Receive ready envs, longest-waiting first: a Batch's fields. None: one cannot be read, and has a fault.
+        """
+
+    def collect_rows(self, env_ids: object) -> tuple[Any, dict[str, Any]] | None:
+        """
+        Receive these envs: newest observations of all envs, infos at their rows. None: one cannot be read, and has a fault.
         """
 
     def collect_ready(self) -> tuple[Any, ...] | None:
         """Gymnasium's five values if all envs are ready, else None."""
 
+    @property
+    def unclaimed(self) -> list[bool]:
+        """
+        One flag: set by every call that receives results, cleared by the pool once it has them.
+        """
+
+    def take_back(self) -> None:
+        """
+        The results of the last such call did not reach the user: they can be received again.
+        """
+
     def observe(self, env_ids: object | None = None) -> object:
         """Newest observations of envs, a fresh copy."""
 
-    def take_faults(self) -> list[tuple[int, int, bytes | None, int, int, bool]]:
+    def take_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]:
         """
-        (env_id, kind, record bytes or None, worker, ticket, at_reset) of every pending env with a fault.
+        (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of every pending env with a fault.
         """
 
     def fail(self, env_ids: object) -> None:
@@ -321,11 +334,6 @@ class Ledger:
     def stage_spares(self, seeds: object) -> None:
         """Reset all spares, which wait in the queue; a seed or None for each."""
 
-    def stage_again(self, server: int) -> None:
-        """
-        Reset an object that was built anew, and whose next episode had been begun.
-        """
-
     def spare_counts(self) -> tuple[int, int]:
         """
         Episodes that began with a fresh env, and how many of those still had to wait for it.
@@ -353,6 +361,11 @@ def encode(obj: object, pickler: Callable[[object], bytes] | None) -> bytes:
 def decode(data: bytes, unpickler: Callable[[bytes], object] | None) -> object:
     """
     Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.
+    """
+
+def decode_all(data: bytes, unpickler: Callable[[bytes], object] | None, objects: list[object] | None) -> tuple[object, ...]:
+    """
+    The same for values that follow each other; `objects` are those that were passed by reference.
     """
 
 EXIT_LEARNER_GONE: int = 66

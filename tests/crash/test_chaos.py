@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -157,31 +157,36 @@ def test_the_checks_of_chaos_find_wrong_results(obs: list[int], reward: float, f
 # ---- and so is the engine, with faults planted in it -------------------------------------------------------------------
 
 
+def change_infos(monkeypatch: pytest.MonkeyPatch, change: Callable[[payloads.InfoParts], payloads.InfoParts]) -> None:
+    plain = payloads.InfoMaker.make
+
+    def make(self: payloads.InfoMaker, *batch: Any) -> dict[str, Any]:
+        return plain(self, *change(payloads.InfoParts(*batch)))
+
+    monkeypatch.setattr(payloads.InfoMaker, "make", make)
+
+
 def give_last_observations_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = payloads._in_row_order
+    def rotated(batch: payloads.InfoParts) -> payloads.InfoParts:
+        rows, finals = [row for row, _ in batch.finals], [obs for _, obs in batch.finals]
+        return batch._replace(finals=list(zip(rows, [*finals[1:], *finals[:1]], strict=True)))
 
-    def rotated(rows: Sequence[payloads.Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
-        return plain(rows, dict(zip(finals, [*list(finals.values())[1:], *list(finals.values())[:1]], strict=True)))
-
-    monkeypatch.setattr(payloads, "_in_row_order", rotated)
+    change_infos(monkeypatch, rotated)
 
 
 def swallow_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = payloads._in_row_order
+    def unmarked(batch: payloads.InfoParts) -> payloads.InfoParts:
+        return batch._replace(payloads=[(row, payload, None, objects) for row, payload, _, objects in batch.payloads])
 
-    def unmarked(rows: Sequence[payloads.Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
-        return plain([(row, payload, None) for row, payload, _ in rows], finals)
-
-    monkeypatch.setattr(payloads, "_in_row_order", unmarked)
+    change_infos(monkeypatch, unmarked)
 
 
 def mix_up_infos(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = payloads._in_row_order
+    def moved(batch: payloads.InfoParts) -> payloads.InfoParts:
+        rows = batch.payloads
+        return batch._replace(payloads=[(row, rows[i - 1][1], *rest) for i, (row, _, *rest) in enumerate(rows)])
 
-    def moved(rows: Sequence[payloads.Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
-        return plain([(row, rows[i - 1][1], fault) for i, (row, _, fault) in enumerate(rows)], finals)
-
-    monkeypatch.setattr(payloads, "_in_row_order", moved)
+    change_infos(monkeypatch, moved)
 
 
 def cut_short_what_should_be_played_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_nothing_is_imported_before_the_user_trusts_the_file(tmp_path: Path):
         assert done.returncode == 2
         assert done.stderr.startswith("stepmill: ")
         assert done.stderr.count("\n") == 1
-        assert "'evil:make'" in done.stderr
+        assert "to run evil:make, and to import evil" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -186,8 +186,47 @@ def test_on_a_terminal_the_user_is_asked(answer: str, status: int, tmp_path: Pat
         os.close(terminal)
         os.close(theirs)
     assert process.returncode == status
-    assert "'tests.harness.crashing:CrashingEnv'" in said
+    assert "  tests.harness.crashing:CrashingEnv\n" in said
     assert "Go on? [y/N]" in said
+
+
+def test_the_question_shows_arguments_and_all_modules_that_are_imported(tmp_path: Path):
+    path = crash(tmp_path, [crashing.RAISE])
+    (tmp_path / "evilmod.py").write_text("open('ran', 'w').close()\n")
+    make = {
+        "@": "partial",
+        "name": "gymnasium.envs.registration:make",
+        "args": ["evilmod:CartPole-v1"],
+        "kwargs": {"wrapper": {"@": "object", "name": "other.evil:Wrapper"}, "spec": {"entry_point": "third:Env"}},
+    }
+    hostile = write_capsule(_with(read_capsule(path), constructor=make), str(tmp_path), "hostile")
+    done = subprocess.run([*COMMAND, hostile], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 2
+    call = "gymnasium.envs.registration:make('evilmod:CartPole-v1', wrapper=other.evil:Wrapper, spec={'entry_point': 'third:Env'})"
+    assert call in done.stderr
+    assert "to import evilmod, gymnasium.envs.registration, other.evil, third;" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_capsule_cannot_steer_the_terminal(tmp_path: Path):
+    path = crash(tmp_path, [crashing.RAISE])
+    capsule = read_capsule(path)
+    steering = "\x1b[2J\x07"
+    make = {"@": "call", "name": f"evil:make{steering}", "args": [], "kwargs": {}}
+    changes = {"made": steering, "seed": steering, "message": steering, "constructor": make, "notes": [steering]}
+    hostile = write_capsule(_with(capsule, **changes), str(tmp_path), "hostile")
+    done = replay(hostile)
+    assert done.returncode == 2
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_call_of_a_method_is_asked_for_even_if_the_env_is_given(tmp_path: Path):
+    capsule = read_capsule(crash(tmp_path, [crashing.RAISE]))
+    call = {"kind": "call", "payload": {"@": "tuple", "items": ["erase", ["/"], {}]}}
+    hostile = write_capsule(_with(capsule, command="call", call=call), str(tmp_path), "hostile")
+    done = replay(hostile, "--env", "tests.harness.crashing:make_whole")
+    assert done.returncode == 2
+    assert "the env's call(('erase', ['/'], {}))" in done.stderr
 
 
 def test_a_constructor_can_be_given_where_the_capsule_has_none(tmp_path: Path):
@@ -220,6 +259,15 @@ def test_the_debugger_opens_where_the_env_raised(tmp_path: Path):
 def test_rubbish_is_refused_in_one_line(content: bytes, tmp_path: Path):
     (tmp_path / "file").write_bytes(content)
     done = replay(str(tmp_path / "file"), "--trust")
+    assert done.returncode == 2
+    assert done.stderr.startswith("stepmill: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "/dev/null", "fifo", "."])
+def test_what_is_no_regular_file_is_refused_at_once(special: str, tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo")
+    done = replay(str(tmp_path / special))
     assert done.returncode == 2
     assert done.stderr.startswith("stepmill: ")
     assert done.stderr.count("\n") == 1

@@ -40,8 +40,12 @@ def no_pickle(obj: object) -> bytes:
     raise AssertionError(f"{type(obj)} must not be pickled")
 
 
+class Refused(ValueError):
+    """What an unpickler may raise."""
+
+
 def no_unpickle(data: bytes) -> object:
-    raise pickle.UnpicklingError("refused")
+    raise Refused
 
 
 def round_trip(obj: object, pickler: Callable[[object], bytes] = pickle.dumps) -> object:
@@ -288,11 +292,10 @@ def test_errors_of_the_pickler_arrive_and_bad_picklers_are_named() -> None:
         _native.encode({1}, None)
 
 
-def test_a_pickled_part_that_cannot_be_read_is_a_value_error_with_its_cause() -> None:
+def test_errors_of_the_unpickler_arrive_as_they_are() -> None:
     data = _native.encode({1}, pickle.dumps)
-    with pytest.raises(ValueError, match="payload holds a pickled value that cannot be read") as caught:
+    with pytest.raises(Refused):
         _native.decode(data, no_unpickle)
-    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
     with pytest.raises(ValueError, match="payload holds a pickled value, and there is no unpickler"):
         _native.decode(data, None)
 

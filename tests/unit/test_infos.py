@@ -33,7 +33,7 @@ KINDS = {
     "image": st.integers(0, 255).map(lambda value: np.full((2, 3), value, np.uint8)),
     "strings": st.lists(st.text("ab", max_size=3), min_size=2, max_size=2).map(lambda names: np.array(names, "<U3")),
     "number": st.one_of(ints, st.floats(-1e6, 1e6), st.booleans()),  # dtype by first value
-    "_int": ints,  # a key that looks like a mask
+    "_alone": ints,  # a key that looks like a mask
     7: ints,
     "final_obs": st.one_of(ints, st.lists(ints, max_size=2), st.dictionaries(st.text("a"), ints), ints.map(np.array)),
 }
@@ -125,6 +125,50 @@ def test_last_observations_of_a_batched_env_that_are_not_one_per_row_are_its_bad
     with pytest.raises(BadOutput, match=r"info\['final_obs'\] of env 5 is .* does not fit the env's 2 rows") as caught:
         merge([(0, {"final_obs": fits}), (2, {"final_obs": last})], 4, rows_each=2, env_ids=[4, 4, 5, 5])
     assert (caught.value.env_id, caught.value.phase) == (5, "info")
+
+
+@given(
+    st.lists(infos, min_size=1, max_size=4), st.lists(st.sampled_from(["_int", "_inner", "_7", "_text"]), max_size=3)
+)
+def test_a_key_that_is_the_mask_of_another_is_left_out_and_named(rows, names):
+    without = list(enumerate(rows))
+    given_keys = {key for info in rows for key in info}
+    hidden = [name for name in names if name[1:] in given_keys]
+    payloads = [(row, dict.fromkeys(hidden, 5) | info | dict.fromkeys(hidden, 5)) for row, info in without]
+    ours = merge(payloads, len(rows))
+    omitted = [[error.leaf for error in errors] for errors in ours.pop("omitted", [])]
+    ours.pop("_omitted", None)
+    assert same(ours, gymnasium_merge(without, len(rows)))
+    assert omitted == ([[f"info[{name!r}]" for name in dict.fromkeys(hidden)]] * len(rows) if hidden else [])
+
+
+def test_a_key_that_hides_a_mask_in_another_env_is_left_out_whatever_the_order():
+    for rows in ([{"_x": 7}, {"x": 1}], [{"x": 1}, {"_x": 7}]):
+        merged = merge(enumerate(rows), 2, env_ids=[4, 9])
+        assert merged["_x"].tolist() == ["x" in info for info in rows]
+        (error,) = merged["omitted"][rows.index({"_x": 7})]
+        assert (error.env_id, error.leaf) == ([4, 9][rows.index({"_x": 7})], "info['_x']")
+        assert merged["_omitted"].tolist() == ["_x" in info for info in rows]
+
+
+def test_a_dict_that_contains_itself_is_left_out_and_hides_nothing_else():
+    knot = {"t": 1, "deep": {"a": 1}}
+    knot["deep"]["self"] = knot
+    bush = {}
+    for _ in range(40):  # 2**40 dicts, if one walks all of them
+        bush = {"left": bush, "right": bush}
+    merged = merge([(0, {"x": knot, "t": 5}), (1, {"x": {"t": 2}, "t": 6}), (2, {"y": bush})], 3)
+    assert merged["t"].tolist() == [5, 6, 0]
+    assert (merged["x"]["t"].tolist(), merged["_x"].tolist()) == ([0, 2, 0], [False, True, False])
+    assert [errors and errors[0].leaf for errors in merged["omitted"]] == ["info['x']", None, "info['y']"]
+    assert "y" not in merged
+    assert all(isinstance(errors[0], BadOutput) for errors in merged["omitted"][[0, 2]])
+
+
+def test_dicts_and_other_values_under_one_key_name_the_env_that_differs():
+    for first, second in (({}, 1), ({"a": 1}, 1), (1, {"a": 1})):
+        with pytest.raises(BadOutput, match=r"info\['key'\] of env 9"):
+            merge([(0, {"key": first}), (1, {"key": second})], 2, env_ids=[4, 9])
 
 
 def test_inputs_are_not_changed():
@@ -262,7 +306,7 @@ def test_infos_can_be_had_row_by_row_as_the_envs_gave_them(backend):
         assert rows_of({}) == []
 
 
-def test_an_info_that_contains_itself_is_an_error_that_names_the_env():
+def test_an_info_that_contains_itself_is_left_out_and_named():
     class Looped(CountingEnv):
         def step(self, action):
             obs, reward, terminated, truncated, _ = super().step(action)
@@ -273,6 +317,6 @@ def test_an_info_that_contains_itself_is_an_error_that_names_the_env():
     with Pool([Looped] * 2, backend="serial") as pool:
         pool.reset(seed=0)
         batch = pool.step([0, 1])
-        with pytest.raises(BadOutput, match="env 1 is nested too deep"):
-            batch.info["self"]
+        assert "self" not in batch.info
+        assert "info['self'] of env 1 contains itself" in str(batch.info["omitted"][1][0])
         assert pool.step([0, 0]).reward.shape == (2,)

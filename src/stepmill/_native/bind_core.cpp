@@ -160,13 +160,15 @@ void bind_ledger(nb::module_& module) {
         .def("wait_for", &Ledger::wait_for, "env_ids"_a.none(), "timeout_s"_a.none() = nb::none(), "The same for all of these envs that are busy.")
         .def("wait_event", &Ledger::wait_event, "timeout_s"_a.none() = nb::none(), "The same for no env: until take_events() has something.")
         .def("collect", &Ledger::collect, "max_envs"_a, "out"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
-             nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...]"), "Receive ready envs, longest-waiting first: a Batch's six fields.")
-        .def("collect_rows", &Ledger::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]]"),
-             "Receive these envs: newest observations of all envs, infos at their rows.")
+             nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...] | None"), "Receive ready envs, longest-waiting first: a Batch's fields. None: one cannot be read, and has a fault.")
+        .def("collect_rows", &Ledger::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]] | None"),
+             "Receive these envs: newest observations of all envs, infos at their rows. None: one cannot be read, and has a fault.")
         .def("collect_ready", &Ledger::collect_ready, nb::sig("def collect_ready(self) -> tuple[typing.Any, ...] | None"), "Gymnasium's five values if all envs are ready, else None.")
+        .def_prop_ro("unclaimed", &Ledger::unclaimed, nb::sig("def unclaimed(self) -> list[bool]"), "One flag: set by every call that receives results, cleared by the pool once it has them.")
+        .def("take_back", &Ledger::take_back, "The results of the last such call did not reach the user: they can be received again.")
         .def("observe", &Ledger::observe, "env_ids"_a.none() = nb::none(), "Newest observations of envs, a fresh copy.")
-        .def("take_faults", &Ledger::take_faults, nb::sig("def take_faults(self) -> list[tuple[int, int, bytes | None, int, int, bool]]"),
-             "(env_id, kind, record bytes or None, worker, ticket, at_reset) of every pending env with a fault.")
+        .def("take_faults", &Ledger::take_faults, nb::sig("def take_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]"),
+             "(env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of every pending env with a fault.")
         .def("fail", &Ledger::fail, "env_ids"_a, "Pending envs with a fault become FAULTED.")
         .def("discard", &Ledger::discard, "env_ids"_a.none(), "Drop the results of these envs that are done.")
         .def("truncate", &Ledger::truncate, "env_id"_a, "fault_info"_a, "End the episode of an env that has a fault, marked; a reset is tried again.")

@@ -16,9 +16,16 @@ nb::bytes encode_object(nb::handle obj, nb::handle pickler) {
 }
 
 nb::object decode_bytes(const nb::bytes& data, nb::handle unpickler) {
-    PyObject* obj = decode(static_cast<const std::uint8_t*>(data.data()), data.size(), unpickler.ptr());
+    PyObject* obj = decode(static_cast<const std::uint8_t*>(data.data()), data.size(), {unpickler.ptr(), nullptr});
     if (obj == nullptr) throw nb::python_error();
     return nb::steal(obj);
+}
+
+nb::object decode_all(const nb::bytes& data, nb::handle unpickler, nb::handle objects) {
+    std::size_t used = 0;
+    PyObject* values = decode_values(static_cast<const std::uint8_t*>(data.data()), data.size(), SIZE_MAX, {unpickler.ptr(), objects.ptr()}, used);
+    if (values == nullptr) throw nb::python_error();
+    return nb::steal(values);
 }
 
 }  // namespace
@@ -30,6 +37,9 @@ void bind_codec(nb::module_& module) {
     module.def("decode", &decode_bytes, nb::arg("data"), nb::arg("unpickler").none(),
                nb::sig("def decode(data: bytes, unpickler: collections.abc.Callable[[bytes], object] | None) -> object"),
                "Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.");
+    module.def("decode_all", &decode_all, nb::arg("data"), nb::arg("unpickler").none(), nb::arg("objects").none(),
+               nb::sig("def decode_all(data: bytes, unpickler: collections.abc.Callable[[bytes], object] | None, objects: list[object] | None) -> tuple[object, ...]"),
+               "The same for values that follow each other; `objects` are those that were passed by reference.");
 }
 
 }  // namespace stepmill

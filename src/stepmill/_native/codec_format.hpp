@@ -8,8 +8,9 @@
 //     COMPLEX        16 bytes                       DICT    count, then key and value each
 //     STR, KEY       length, UTF-8 (surrogates ok)  LIST    count, values
 //     BYTES, PICKLE  length, bytes                  TUPLE   count, values
+//     OBJECT         its place in the list of objects that travels beside the bytes
 //
-// Counts, lengths, dimensions are LEB128 varints. KEY is a str that is a key of a dict.
+// Counts, lengths, dimensions, places are LEB128 varints. KEY is a str that is a key of a dict.
 #pragma once
 
 #include <array>
@@ -35,6 +36,7 @@ enum class Tag : std::uint8_t {
     LIST = 'l',
     TUPLE = 't',
     PICKLE = 'p',
+    OBJECT = 'o',
 };
 
 inline constexpr std::size_t MAX_VARINT_BYTES = 10;

@@ -34,13 +34,18 @@ struct Shape {
 // Reads one payload from front to back. Every method returns null (false) with a Python exception set when it cannot.
 class Reader {
    public:
-    Reader(const std::uint8_t* data, std::size_t size, PyObject* unpickler)
-        : begin_(data), at_(data), end_(data + size), num_items_left_(size), unpickler_(unpickler) {}
+    Reader(const std::uint8_t* data, std::size_t size, DecodeContext context)
+        : begin_(data == nullptr ? &NOTHING : data), at_(begin_), end_(begin_ + (data == nullptr ? 0 : size)), num_items_left_(size),
+          unpickler_(context.unpickler == Py_None ? nullptr : context.unpickler), objects_(context.objects == Py_None ? nullptr : context.objects) {}
 
     PyObject* value(int depth);
     bool finish();
+    bool has_more() const { return at_ != end_; }
+    std::size_t used() const { return static_cast<std::size_t>(at_ - begin_); }
 
    private:
+    static constexpr std::uint8_t NOTHING = 0;
+
     std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
 
     std::nullptr_t fail(const char* what) const {
@@ -70,6 +75,7 @@ class Reader {
     PyObject* text(Tag kind);
     PyObject* bytes();
     PyObject* pickled();
+    PyObject* referred();
     PyObject* scalar();
     PyObject* array();
     bool array_type(PyRef& type, std::size_t& item_bytes);
@@ -84,6 +90,7 @@ class Reader {
     const std::uint8_t* end_;
     std::size_t num_items_left_;  // each item takes a byte of its own, so all counts together cannot exceed the size
     PyObject* unpickler_;
+    PyObject* objects_;
 };
 
 // Says ValueError for what the current exception is about, and keeps it as the cause. Out of memory and what is no
@@ -190,8 +197,14 @@ PyObject* Reader::pickled() {
     if (unpickler_ == nullptr) return fail("holds a pickled value, and there is no unpickler");
     const PyRef data(bytes());
     if (data == nullptr) return nullptr;
-    PyObject* value = PyObject_CallOneArg(unpickler_, data.get());
-    return value != nullptr ? value : fail_from_current("holds a pickled value that cannot be read");
+    return PyObject_CallOneArg(unpickler_, data.get());
+}
+
+PyObject* Reader::referred() {
+    std::uint64_t place = 0;
+    if (!varint(place)) return nullptr;
+    const bool is_there = objects_ != nullptr && PyList_Check(objects_) && place < static_cast<std::uint64_t>(PyList_GET_SIZE(objects_));
+    return is_there ? Py_NewRef(PyList_GET_ITEM(objects_, static_cast<Py_ssize_t>(place))) : fail("refers to an object that is not there");
 }
 
 PyObject* Reader::scalar() {
@@ -337,6 +350,7 @@ PyObject* Reader::value(int depth) {
         case Tag::LIST: return sequence<true>(depth);
         case Tag::TUPLE: return sequence<false>(depth);
         case Tag::PICKLE: return pickled();
+        case Tag::OBJECT: return referred();
     }
     return fail("holds a value of unknown kind");
 }
@@ -345,12 +359,26 @@ bool Reader::finish() { return at_ == end_ || fail("goes on after its value") !=
 
 }  // namespace
 
-PyObject* decode(const std::uint8_t* data, std::size_t size, PyObject* unpickler) {
-    static constexpr std::uint8_t NOTHING = 0;
-    Reader reader(data == nullptr ? &NOTHING : data, data == nullptr ? 0 : size, unpickler == Py_None ? nullptr : unpickler);
+PyObject* decode(const std::uint8_t* data, std::size_t size, DecodeContext context) {
+    Reader reader(data, size, context);
     try {
         PyRef value(reader.value(0));
         return value != nullptr && reader.finish() ? value.release() : nullptr;
+    } catch (const std::bad_alloc&) {
+        return PyErr_NoMemory();
+    }
+}
+
+PyObject* decode_values(const std::uint8_t* data, std::size_t size, std::size_t max_values, DecodeContext context, std::size_t& used) {
+    Reader reader(data, size, context);
+    try {
+        const PyRef values(PyList_New(0));
+        for (std::size_t i = 0; values != nullptr && i < max_values && reader.has_more(); ++i) {
+            const PyRef value(reader.value(0));
+            if (value == nullptr || PyList_Append(values.get(), value.get()) != 0) return nullptr;
+        }
+        used = reader.used();
+        return values == nullptr ? nullptr : PyList_AsTuple(values.get());
     } catch (const std::bad_alloc&) {
         return PyErr_NoMemory();
     }

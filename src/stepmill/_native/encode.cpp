@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <new>
+#include <string>
 #include <utility>
 
 namespace stepmill {
@@ -65,10 +66,11 @@ const ScalarKind* scalar_kind_of_type(const PyTypeObject* type) {
 // our feet: items are held while they are written, and counts are written after the items.
 class Walk {
    public:
-    Walk(PyObject* pickler, std::vector<std::uint8_t>& out) : pickler_(pickler), out_(out) {}
+    Walk(PyObject* pickler, std::vector<std::uint8_t>& out, PyObject** objects) : pickler_(pickler), out_(out), objects_(objects) {}
 
     Outcome value(PyObject* obj, int depth);
     Outcome pickle(PyObject* obj);
+    const std::string& failed_at() const { return failed_at_; }  // "['x'][2]": where the part is that could not be encoded
 
    private:
     void raw(const void* data, std::size_t size) {
@@ -100,6 +102,9 @@ class Walk {
     Outcome dict(PyObject* dict, int depth);
     template <bool IS_LIST>
     Outcome sequence(PyObject* sequence, int depth);
+    Outcome refer(PyObject* obj);
+    Outcome failed_under(PyObject* key);
+    void name_place(const std::string& place);
     Outcome key(PyObject* obj, int depth) { return PyUnicode_CheckExact(obj) ? text(Tag::KEY, obj) : value(obj, depth); }
 
     // A count is written before its items, but known only after them: room for it is left, and closed up at the end.
@@ -112,8 +117,51 @@ class Walk {
 
     PyObject* pickler_;
     std::vector<std::uint8_t>& out_;
+    PyObject** objects_;
+    std::string failed_at_;
     std::size_t num_nodes_{0};
 };
+
+// The exception that is set, put aside while Python code runs that must not see it.
+class HeldException {
+   public:
+    HeldException() { PyErr_Fetch(&type_, &value_, &traceback_); }
+    ~HeldException() {
+        if (type_ != nullptr) PyErr_Restore(type_, value_, traceback_);
+    }
+    HeldException(const HeldException&) = delete;
+    HeldException& operator=(const HeldException&) = delete;
+
+    // The exception object itself, a new reference; it is not restored any more.
+    PyRef take() {
+        PyErr_NormalizeException(&type_, &value_, &traceback_);
+        if (traceback_ != nullptr) PyException_SetTraceback(value_, traceback_);
+        Py_CLEAR(type_);
+        Py_CLEAR(traceback_);
+        return PyRef(std::exchange(value_, nullptr));
+    }
+
+   private:
+    PyObject *type_{nullptr}, *value_{nullptr}, *traceback_{nullptr};
+};
+
+std::string text_of(PyObject* obj, PyObject* (*read)(PyObject*)) {
+    const PyRef text(read(obj));
+    const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text.get()) : nullptr;
+    if (utf8 == nullptr) PyErr_Clear();  // whatever its class does there
+    return utf8 != nullptr ? utf8 : "?";
+}
+
+// Says which part cannot be pickled. What is no Exception (KeyboardInterrupt), and out of memory, stays as it is.
+void name_failure(const std::string& part) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) return;
+    PyRef cause = HeldException().take();
+    const std::string what = std::string(Py_TYPE(cause.get())->tp_name) + ": " + text_of(cause.get(), PyObject_Str);
+    PyErr_Format(PyExc_TypeError, "%s cannot be pickled (%s)", part.c_str(), what.c_str());
+    const PyRef error = HeldException().take();
+    PyException_SetCause(error.get(), cause.release());
+    PyErr_SetObject(PyExc_TypeError, error.get());
+}
 
 void Walk::close_count(std::size_t at, std::size_t count) {
     out_[at] = static_cast<std::uint8_t>(count & 0x7f);
@@ -133,7 +181,10 @@ Outcome Walk::pickle(PyObject* obj) {
         return Outcome::FAILED;
     }
     const PyRef pickled(PyObject_CallOneArg(pickler_, obj));
-    if (pickled == nullptr) return Outcome::FAILED;
+    if (pickled == nullptr) {
+        const bool is_referable = objects_ != nullptr && PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
+        return is_referable ? refer(obj) : Outcome::FAILED;
+    }
     if (!PyBytes_CheckExact(pickled.get())) {
         PyErr_Format(PyExc_TypeError, "the pickler returned %.200s for a value of type %.200s; it must return bytes",
                      Py_TYPE(pickled.get())->tp_name, Py_TYPE(obj)->tp_name);
@@ -141,6 +192,30 @@ Outcome Walk::pickle(PyObject* obj) {
     }
     blob(Tag::PICKLE, PyBytes_AS_STRING(pickled.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(pickled.get())));
     return Outcome::DONE;
+}
+
+// What cannot be pickled stays in this process.
+Outcome Walk::refer(PyObject* obj) {
+    PyErr_Clear();
+    if (*objects_ == nullptr) *objects_ = PyList_New(0);
+    if (*objects_ == nullptr || PyList_Append(*objects_, obj) != 0) return Outcome::FAILED;
+    tag(Tag::OBJECT);
+    varint(static_cast<std::uint64_t>(PyList_GET_SIZE(*objects_)) - 1);
+    return Outcome::DONE;
+}
+
+Outcome Walk::failed_under(PyObject* key) {
+    const HeldException held;
+    name_place(text_of(key, PyObject_Repr));
+    return Outcome::FAILED;
+}
+
+void Walk::name_place(const std::string& place) {
+    std::string whole(1, '[');
+    whole += place;
+    whole += ']';
+    whole += failed_at_;
+    failed_at_ = std::move(whole);
 }
 
 Outcome Walk::integer(PyObject* obj) {
@@ -211,7 +286,7 @@ Outcome Walk::dict(PyObject* dict, int depth) {
         const PyRef held_item = share(item);
         Outcome outcome = key(name, depth + 1);
         if (outcome == Outcome::DONE) outcome = value(item, depth + 1);
-        if (outcome != Outcome::DONE) return outcome;
+        if (outcome != Outcome::DONE) return outcome == Outcome::FAILED ? failed_under(name) : outcome;
         ++count;
     }
     close_count(at, count);
@@ -226,6 +301,7 @@ Outcome Walk::sequence(PyObject* sequence, int depth) {
     for (; count < Py_SIZE(sequence); ++count) {
         const PyRef item = share(IS_LIST ? PyList_GET_ITEM(sequence, count) : PyTuple_GET_ITEM(sequence, count));
         const Outcome outcome = value(item.get(), depth + 1);
+        if (outcome == Outcome::FAILED) name_place(std::to_string(count));
         if (outcome != Outcome::DONE) return outcome;
     }
     close_count(at, static_cast<std::size_t>(count));
@@ -269,16 +345,17 @@ Encoder::~Encoder() { Py_XDECREF(pickler_); }
 
 Encoder::Encoder(Encoder&& other) noexcept : pickler_(std::exchange(other.pickler_, nullptr)) {}
 
-bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out) {
+bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContext context) {
     const std::size_t before = out.size();
     Outcome outcome = Outcome::FAILED;
     try {
-        Walk walk(pickler_, out);
+        Walk walk(pickler_, out, context.objects);
         outcome = walk.value(obj, 0);
         if (outcome == Outcome::TOO_COMPLEX) {
             out.resize(before);
             outcome = walk.pickle(obj);
         }
+        if (outcome == Outcome::FAILED && context.name != nullptr) name_failure(context.name + walk.failed_at());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
         outcome = Outcome::FAILED;

@@ -20,13 +20,15 @@ nb::list Ledger::take_faults() {
         const Seat seat = slab_->seats[envs_[id].server];
         const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
         nb::object record = nb::none();  // the dead leave none
-        if (slab_->words[seat.worker].payload_bytes[seat.local] != 0) {
+        if (envs_[id].fault_record && envs_[id].recorded_ticket == envs_[id].ticket) {
+            record = envs_[id].fault_record;
+        } else if (slab_->words[seat.worker].payload_bytes[seat.local] != 0) {
             try {
                 record = read_payload(id);
             } catch (nb::python_error&) {  // unreadable: the fault is told without its words
             }
         }
-        faults.append(nb::make_tuple(id, kind, record, seat.worker, envs_[id].ticket, was_at_reset(id)));
+        faults.append(nb::make_tuple(id, kind, record, seat.worker, envs_[id].ticket, envs_[id].is_reset, was_at_reset(id)));
     }
     return faults;
 }
@@ -46,6 +48,7 @@ void Ledger::discard(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage, done, done_ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].is_kept) release_kept(id);
         if (envs_[id].status == EnvStatus::PENDING && is_done(id)) done.push_back(id);
     }
     for (const std::uint32_t id : done) {

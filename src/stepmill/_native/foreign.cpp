@@ -122,7 +122,7 @@ nb::object ForeignLoop::reset_order(std::uint32_t local) {
     nb::object seed = nb::none(), options = nb::none();
     if (words_.flags[local] & FLAG_BLOB) {
         const bool is_read = read_blob_bytes(*slab_, worker_, local, buffer_);
-        const nb::object blob = nb::steal(is_read ? decode(buffer_.data(), buffer_.size(), unpickler_.ptr()) : nullptr);
+        const nb::object blob = nb::steal(is_read ? decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}) : nullptr);
         if (is_read && !blob) throw nb::python_error();
         if (!is_read) throw std::runtime_error("a reset's options could not be read back");
         seed = blob[0], options = blob[1];
@@ -174,9 +174,7 @@ void ForeignLoop::flush() {
     if (group_ != 0) count_results(*pool_, std::exchange(group_, 0));
 }
 
-void ForeignLoop::write_payload(std::uint32_t local, nb::handle payload) {
-    buffer_.clear();
-    if (!encoder_.encode(payload.ptr(), buffer_)) throw nb::python_error();
+void ForeignLoop::store_payload(std::uint32_t local) {
     if (buffer_.size() <= slab_->plan.payload_row_bytes) {
         std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
     } else {
@@ -214,7 +212,9 @@ void ForeignLoop::write_fault(std::uint32_t local, nb::handle error, const char*
     words_.payload_bytes[local] = 0;
     seats_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP;
     try {
-        write_payload(local, describe_(error, phase));
+        buffer_.clear();
+        if (!encoder_.encode(nb::object(describe_(error, phase)).ptr(), buffer_)) throw nb::python_error();
+        store_payload(local);
     } catch (nb::python_error&) {
     }
     words_.fault[local].store(static_cast<std::uint32_t>(is_output ? Fault::BAD_OUTPUT : Fault::RAISED), std::memory_order_relaxed);

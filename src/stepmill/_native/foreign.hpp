@@ -68,7 +68,7 @@ class ForeignLoop {
     void write_flags(std::uint32_t local, const Rows& rows, std::size_t row);
     void write_final(std::uint32_t local);
     void write_fault(std::uint32_t local, nb::handle error, const char* phase);
-    void write_payload(std::uint32_t local, nb::handle payload);
+    void store_payload(std::uint32_t local);
     void write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows);
     void add_command(std::uint32_t local);
     void land(std::uint32_t local);

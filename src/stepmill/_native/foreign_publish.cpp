@@ -232,7 +232,10 @@ void ForeignLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t 
     const nb::object final_info = seat.is_held ? seat.held_info : nb::none();
     seat.is_held = false;
     seat.held_info.reset();
-    write_payload(local, nb::make_tuple(info, final_info, nb::none(), nb::none()));
+    buffer_.clear();
+    const bool is_encoded = encoder_.encode(info.ptr(), buffer_, {"info"}) && (final_info.is_none() || encoder_.encode(final_info.ptr(), buffer_, {"info"}));
+    if (!is_encoded) throw nb::python_error();
+    store_payload(local);
 }
 
 }  // namespace stepmill

@@ -12,11 +12,14 @@ namespace stepmill {
 
 nb::object Ledger::collect_all() { return gather(all_, {}, nullptr, false); }
 
-// Parts the pending envs: those that are ready, at most max_envs of them and only named ones, and the rest.
+// Parts the pending envs: those that are ready, at most max_envs of them and only named ones, and the rest. Kept results come first.
 void Ledger::part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const {
     Ids storage;
     parse_ids(env_ids, storage);
     const bool is_any = !env_ids.is_valid() || env_ids.is_none();
+    for (const std::uint32_t id : kept_) {
+        if (ids.size() < max_envs && (is_any || is_named_[id]) && !envs_[id].replay) ids.push_back(id);
+    }
     for (const std::uint32_t id : pending_) {
         const bool is_taken = ids.size() < max_envs && (is_any || is_named_[id]) && is_done(id) && !has_fault(id);
         (is_taken ? ids : rest).push_back(id);
@@ -38,7 +41,8 @@ nb::object Ledger::collect(std::uint32_t max_envs, nb::handle out, nb::handle en
 nb::object Ledger::collect_ready() {
     const InUse in_use(*this);
     bool is_fault = false;
-    if (pending_.size() != num_envs_ || scan(pending_, num_envs_, is_fault) != num_envs_ || is_fault) return nb::none();
+    const auto num_pending = static_cast<std::uint32_t>(pending_.size());
+    if (num_pending + num_kept_ready() != num_envs_ || scan(pending_, num_pending, is_fault) != num_pending || is_fault) return nb::none();
     return collect_all();
 }
 
@@ -46,25 +50,25 @@ nb::object Ledger::collect_rows(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids ids, rest;
     part_ready(num_envs_, env_ids, ids, rest);
-    nb::list payloads, finals;
-    gather_payloads(ids, payloads, finals, true);
-    settle(ids, std::move(rest));
+    Payloads payloads;
+    if (!gather_payloads(ids, true, payloads)) return nb::none();
+    receive(ids, std::move(rest), payloads);
     nb::object info = fixed_info(all_);
-    if (nb::len(payloads) != 0) info = make_info_(payloads, finals, nb::none(), num_envs_ * batch_size_, nb::none(), info);
+    if (payloads.infos) info = make_info(payloads, nb::none(), num_envs_ * batch_size_, nb::none(), info);
     const Ids everyone = all_;  // a copy: no view is handed out
     return nb::make_tuple(gather_obs(everyone, nullptr), info);
 }
 
-// What may fail comes first: until settle() nothing is received.
+// Until receive() nothing has changed. What fails after it, as Ctrl-C in Python code that is called here, is made good by take_back().
 nb::object Ledger::gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids) {
-    nb::list payloads, finals;
-    gather_payloads(ids, payloads, finals, false);
-    settle(ids, std::move(rest));
+    Payloads payloads;
+    if (!gather_payloads(ids, false, payloads)) return nb::none();
+    receive(ids, std::move(rest), payloads);
     nb::object obs = gather_obs(ids, outs);
     nb::object reward = gather_rows(reward_, ids);
     nb::object terminated = gather_rows(terminated_, ids);
     nb::object truncated = gather_rows(truncated_, ids);
-    nb::object info = gather_info(ids, payloads, finals);
+    nb::object info = gather_info(ids, payloads);
     if (!has_ids) return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
     nb::object env_id = row_ids(ids);
     if (slab_->plan.outcome.num_agents != 0) {
@@ -89,14 +93,55 @@ nb::object Ledger::observe(nb::handle env_ids) {
     return gather_obs(ids, nullptr);
 }
 
+// From here on the results are received. Python code may be interrupted wherever it runs, also on the return of a native call: what is
+// needed to hand them out again is remembered, until the pool clears `unclaimed`.
+void Ledger::receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads) {
+    handout_.ids = ids;
+    settle(ids, std::move(rest));
+    handout_.payloads = std::move(payloads);
+    handout_.has_payloads = has_payloads;
+    PyList_SetItem(unclaimed_.ptr(), 0, Py_NewRef(Py_True));
+}
+
+// The rows of these envs stay as they are until their next commands, and those are refused while their results are kept.
+void Ledger::take_back() {
+    const InUse in_use(*this);
+    const Handout taken = std::exchange(handout_, Handout());
+    const Ids& ids = taken.ids;
+    Payloads payloads = taken.payloads;
+    if (!taken.has_payloads) gather_payloads(ids, false, payloads);
+    auto env_of = [&](nb::handle item) -> EnvBook& {
+        const std::size_t index = nb::cast<std::size_t>(item[0]) / batch_size_;
+        return envs_.at(payloads.is_by_env ? index : ids.at(index));
+    };
+    for (const std::uint32_t id : ids) {
+        envs_[id].is_kept = true;
+        kept_.push_back(id);
+    }
+    for (nb::handle item : payloads.infos ? payloads.infos : nb::list()) {
+        env_of(item).kept_payload = checked(PyTuple_GetSlice(item.ptr(), 1, PyTuple_GET_SIZE(item.ptr())));
+    }
+    for (nb::handle item : payloads.finals ? payloads.finals : nb::list()) env_of(item).kept_final = item[1];
+}
+
+void Ledger::release_kept(std::uint32_t id) {
+    envs_[id].is_kept = false;
+    envs_[id].kept_payload.reset(), envs_[id].kept_final.reset();
+    std::erase(kept_, id);
+}
+
 // Received: these envs are idle, and where their results went is where their newest result is.
 void Ledger::settle(const Ids& ids, Ids rest, bool is_seen) {
-    const bool is_journaled = log_limit_ != 0 && action_.num_opaques == 0 && is_all(ids);
+    const bool is_journaled = log_limit_ != 0 && action_.num_opaques == 0 && is_all(ids) && kept_.empty();
     if (is_journaled) write_batch();  // first of all: there may be no memory
     pending_ = std::move(rest);
     scanned_ = 0;
     for (const std::uint32_t id : ids) {
         EnvBook& env = envs_[id];
+        if (env.is_kept) {
+            release_kept(id);
+            continue;
+        }
         book_->unpin(env.latest);
         env.latest = env.target;
         env.status = EnvStatus::IDLE;

@@ -80,8 +80,11 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
       encoder_(nb::object(settings["pickler"]).ptr()),
       make_info_(settings["make_info"]),
+      describe_unreadable_(settings["describe_unreadable"]),
       unpickler_(settings["unpickler"]),
+      objects_(LocalObjects::make(slab_->id, slab_->seats.size())),
       fork_generation_(watch_forks()) {
+    unclaimed_.append(false);
     form_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
@@ -117,9 +120,11 @@ void Ledger::release() {
 void Ledger::let_go() {
     inline_ = nullptr;
     reaper_ = nullptr;
-    inline_object_.reset(), helper_.reset(), make_info_.reset(), unpickler_.reset(), reaper_object_.reset();
+    inline_object_.reset(), helper_.reset(), make_info_.reset(), describe_unreadable_.reset(), unpickler_.reset(), reaper_object_.reset();
     form_.wrap.reset();
-    pending_.clear();
+    objects_->clear();
+    pending_.clear(), kept_.clear();
+    handout_ = Handout();
     envs_.clear();
     book_.reset();
     slab_.reset();
@@ -129,10 +134,13 @@ int Ledger::traverse(visitproc visit, void* arg) const {
     Py_VISIT(inline_object_.ptr());
     Py_VISIT(helper_.ptr());
     Py_VISIT(make_info_.ptr());
+    Py_VISIT(describe_unreadable_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(form_.wrap.ptr());
     Py_VISIT(encoder_.pickler());
-    return 0;
+    Py_VISIT(handout_.payloads.infos.ptr());
+    Py_VISIT(handout_.payloads.finals.ptr());
+    return objects_->traverse(visit, arg);
 }
 
 std::uint32_t Ledger::server_of(std::uint32_t env_id) const {

@@ -46,6 +46,7 @@ struct Replay {
     std::vector<std::uint32_t> places; // numbers of commands after which Python is asked
     std::vector<std::byte> action;     // of the pending command
     std::vector<std::byte> sums;       // return and length of the episode as the user knows them
+    std::vector<std::byte> outcome;    // of a result that is kept: its rows beside the observation
 };
 
 // What the parent knows of an env object, whichever env it serves.
@@ -76,6 +77,7 @@ struct alignas(CACHE_LINE) EnvBook {
     bool is_own_reset = false;   // the command under way is a step in which a batched env begins an episode in each of its rows
     bool is_masked = false;      // exhausted, in a step of all envs: it was given no command, and its row is empty
     bool is_taking = false;      // the result to come is what its server has staged
+    bool is_kept = false;        // its newest result was received, but did not reach the user: take_back()
     std::uint32_t ticket = 0;
     std::uint32_t server = 0;
     const Word* done = nullptr;
@@ -85,7 +87,10 @@ struct alignas(CACHE_LINE) EnvBook {
     nb::object final_obs;        // SAME_STEP: the last good observation of the episode that was cut short
     const ObsHash* hash = nullptr;
     nb::object lost_info;        // what fault_info will be, of an env that is lost
+    nb::object kept_payload, kept_final;  // of a result that is kept: its payload without the row, and its final observation; null: none
     nb::object opaques;          // newest opaque observation leaves, a list
+    nb::object fault_record;     // of a fault that the pool found when it read the result of the command `recorded_ticket`
+    std::uint32_t recorded_ticket = 0;
     std::uint64_t num_ended = 0;  // episodes that ended, of its budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
@@ -99,6 +104,26 @@ struct Form {
     Node root;                                   // the tree of the observation, its tuples by factories of the user's own
     nb::object wrap;                             // wrap(array) stands in an array's place; null: the array itself
     std::vector<std::vector<std::byte>> given;   // by leaf: the bytes of all rows, whatever the envs say; empty: the envs'
+};
+
+// What the infos of a batch are made of. Lists of tuples that begin with a row; null: empty.
+struct Payloads {
+    nb::object infos;   // (row, payload, fault, objects)
+    nb::object finals;  // (row, observation)
+    bool is_by_env = false;  // rows count within all envs, not within the batch
+};
+
+// An env's payload where its observation has parts of no fixed size.
+struct OpaquePayload {
+    nb::object opaques, final_opaques;  // lists
+    nb::object info;                    // bytes, or null
+};
+
+// The last batch that was handed out, for take_back().
+struct Handout {
+    std::vector<std::uint32_t> ids;
+    Payloads payloads;
+    bool has_payloads = false;  // false: they can still be gathered
 };
 
 // Used by one thread at a time; a second one, or a forked child, is told so. Needs the GIL, and lets go of it while parked.
@@ -116,16 +141,19 @@ class Ledger {
     int wait(std::uint32_t min_envs, nb::handle timeout_s);       // as WaitResult, over all pending envs
     int wait_for(nb::handle env_ids, nb::handle timeout_s);
     int wait_event(nb::handle timeout_s);                         // for nothing but an event
+    // The next three return None if a result cannot be read: its env has a fault then.
     nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // Batch fields of the ready envs, longest-waiting first
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and the infos of the named ones at their rows
     nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
+    nb::list unclaimed() const { return unclaimed_; }             // [bool]: set when a batch is received, cleared by the pool once it has it
+    void take_back();                                             // the last batch did not reach the user: its results can be received again
     nb::object observe(nb::handle env_ids);                       // newest observations, a fresh copy
     void hand_out(nb::handle program, nb::handle wrap, nb::dict given);
     void discard(nb::handle env_ids);
     void truncate(std::uint32_t env_id, nb::object fault_info);   // of an env with a fault: its episode ends, marked
     void lose_envs(nb::handle env_ids, nb::object fault_info);     // the next step of those that are idle will tell
     void renew(nb::handle env_ids);
-    nb::list take_faults();                                       // of pending envs: (env_id, kind, payload | None, worker, ticket, at_reset)
+    nb::list take_faults();                                       // of pending envs: (env_id, kind, payload | None, worker, ticket, begins_episode, was_resetting)
     void fail(nb::handle env_ids);                                // pending envs with a fault become FAULTED
     // The replacement of a worker, in this order; the second may be called by another thread that has the GIL.
     void begin_replacement(std::uint32_t worker, bool is_replayed);  // commands for its envs wait for its successor, or for their replay
@@ -184,6 +212,9 @@ class Ledger {
     void check_idle(const Ids& ids, Asked asked) const;
     void empty_row(std::uint32_t id);
     std::vector<std::byte> copy_sums(std::uint32_t id) const;
+    template <typename Copy>
+    void walk_outcome(std::uint32_t id, Copy copy) const;
+    std::uint32_t num_kept_ready() const;
     void restore_sums(std::uint32_t id, const std::vector<std::byte>& sums);
     void mask(std::uint32_t id);
     bool is_last(const EnvBook& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its last episode, or all are over
@@ -246,11 +277,15 @@ class Ledger {
     Outcome outcome_of(std::uint32_t id) const;
     nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
     void settle(const Ids& ids, Ids rest, bool is_seen = true);    // received: they are idle, their targets the latest; the rest is pending
+    void receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads = true);
+    void release_kept(std::uint32_t id);
     nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
-    nb::object decode_payload(std::uint32_t id);
-    nb::object take_payload(std::uint32_t id);
-    nb::object gather_info(const Ids& ids, const nb::list& payloads, const nb::list& finals);
-    void gather_payloads(const Ids& ids, nb::list& payloads, nb::list& finals, bool is_by_env);
+    bool read_opaques(std::uint32_t id, OpaquePayload& payload);
+    nb::object read_info(std::uint32_t id);
+    nb::object objects_of(std::uint32_t env_id) const;
+    nb::object make_info(const Payloads& payloads, nb::handle ended, std::size_t num_rows, nb::handle env_ids, nb::handle fixed) const;
+    nb::object gather_info(const Ids& ids, const Payloads& payloads);
+    bool gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloads);
     void part_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
     bool step_all(nb::handle actions);
     nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
@@ -296,7 +331,7 @@ class Ledger {
     Ids served_by(std::uint32_t worker) const;
     int common_slot(const Ids& ids) const;
     std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
-    nb::object read_payload(std::uint32_t env_id);
+    nb::bytes read_payload(std::uint32_t env_id);
 
     std::shared_ptr<Slab> slab_;
     std::shared_ptr<SlotBook> book_;
@@ -316,6 +351,9 @@ class Ledger {
     std::vector<std::uint8_t> is_touched_;   // by worker, scratch
     Ids all_, pending_;  // pending: in order of send, ties by env id
     std::uint32_t scanned_ = 0;              // the first so many of the pending are ready, no fault among them
+    Ids kept_;                               // results that were received and did not reach the user; their envs are given no command before they do
+    Handout handout_;
+    nb::list unclaimed_;
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received told the end of an episode
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;
@@ -336,7 +374,7 @@ class Ledger {
     std::uint64_t spin_ns_;
     Patience patience_;
     Encoder encoder_;
-    nb::object make_info_, unpickler_, inline_object_, helper_, reaper_object_;
+    nb::object make_info_, describe_unreadable_, unpickler_, inline_object_, helper_, reaper_object_;
     Reaper* reaper_ = nullptr;
     Ids playing_;                              // envs whose replay waits for a command that was given
     std::uint32_t num_held_envs_ = 0;
@@ -347,6 +385,7 @@ class Ledger {
     };
     std::vector<Event> events_;
     std::atomic<bool> is_notified_{false};
+    std::shared_ptr<LocalObjects> objects_;
     Loop* inline_ = nullptr;
     std::vector<std::uint8_t> buffer_;
     std::atomic<bool> is_in_use_{false}, is_closed_{false};

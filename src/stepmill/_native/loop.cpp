@@ -14,6 +14,7 @@ constexpr std::uint32_t MAX_PASSED = 64;  // a worker that is never idle does a 
 
 Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings)
     : slab_(std::move(slab)),
+      objects_(LocalObjects::find(slab_->id)),
       worker_(worker),
       control_(slab_->workers.at(worker)),
       words_(slab_->words.at(worker)),

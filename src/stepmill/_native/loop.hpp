@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec.hpp"
+#include "objects.hpp"
 #include "overflow.hpp"
 #include "tree.hpp"
 
@@ -27,6 +28,7 @@ struct Result {
     double reward_value = 0.0;
     bool is_terminated = false, is_truncated = false;
     bool is_over = false;                      // this step ended the episode
+    bool has_bad_info = false;                 // its info cannot be encoded
     std::vector<std::uint8_t> alive;           // [A]; after a reset empty: everyone is
 };
 
@@ -108,7 +110,9 @@ class Loop {
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
     void write_hash(std::uint32_t local, std::uint32_t row);
     void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
-    bool write_payload(std::uint32_t local, PyObject* payload);
+    bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques);
+    bool store_payload(std::uint32_t local);
+    nb::object& objects_of(std::uint32_t local) { return objects_->of(slab_->plan.servers[worker_][local]); }
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
     // In line there is no reaper to lose a command to, and the two locked instructions are saved.
     bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
@@ -117,6 +121,7 @@ class Loop {
     void wait(std::uint32_t seen);
 
     std::shared_ptr<Slab> slab_;
+    std::shared_ptr<LocalObjects> objects_;  // null: the pool is in another process
     std::uint32_t worker_;
     WorkerControl* control_;
     ServerWords words_;

@@ -72,7 +72,7 @@ void Loop::keep_options(std::uint32_t local, nb::handle options) {
     served.options.assign(data, data + PyBytes_GET_SIZE(options.ptr()));
 }
 
-nb::object Loop::kept_options(const ServedEnv& served) const { return nb::steal(decode(served.options.data(), served.options.size(), unpickler_.ptr())); }
+nb::object Loop::kept_options(const ServedEnv& served) const { return nb::steal(decode(served.options.data(), served.options.size(), {unpickler_.ptr(), nullptr})); }
 
 void Loop::drop_early(ServedEnv& served) const {
     if (served.has_seed && seeding_ != Seeding::CONTINUE) --served.episode;  // nobody saw it

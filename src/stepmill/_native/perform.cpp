@@ -113,7 +113,7 @@ bool Loop::read_blob(std::uint32_t local, nb::object& blob) {
         PyErr_SetString(PyExc_RuntimeError, "the command's options or action could not be read back");
         return false;
     }
-    blob = nb::steal(decode(buffer_.data(), buffer_.size(), unpickler_.ptr()));
+    blob = nb::steal(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
     return blob && PyTuple_Check(blob.ptr()) && PyTuple_GET_SIZE(blob.ptr()) == 3;
 }
 

@@ -13,6 +13,11 @@ namespace {
 
 bool is_empty_dict(const nb::object& info) { return !info || (PyDict_CheckExact(info.ptr()) && PyDict_GET_SIZE(info.ptr()) == 0); }
 
+const char* output_phase(bool is_info, bool is_reset) {
+    if (is_info) return is_reset ? "info of reset" : "info of step";
+    return is_reset ? "output of reset" : "output of step";
+}
+
 }  // namespace
 
 PyObject* raised_exception() {
@@ -32,7 +37,8 @@ PyObject* raised_exception() {
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
     if (!claim(local, ticket)) return;  // condemned: the memory belongs to someone else now
     if (!write_result(local, result)) {
-        publish_fault(local, ticket, Fault::BAD_OUTPUT, words_.command[local] == static_cast<std::uint8_t>(Command::RESET) ? "output of reset" : "output of step", true);
+        const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
+        publish_fault(local, ticket, Fault::BAD_OUTPUT, output_phase(result.has_bad_info, is_reset), true);
         return;
     }
     words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);
@@ -59,6 +65,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     const std::uint32_t row = words_.row[local];
     put(words_.result[local], {});
     put(words_.payload_bytes[local], {});
+    if (objects_) objects_of(local).reset();
     if (!PyDict_Check(result.info.ptr())) {
         PyErr_Format(PyExc_TypeError, "info must be a dict, got %R", reinterpret_cast<PyObject*>(Py_TYPE(result.info.ptr())));
         return false;
@@ -76,9 +83,24 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     const bool is_last = (words_.flags[local] & FLAG_LAST) != 0;
     served.needs_reset = !is_batched_ && !is_last && !result.final_obs && result.is_over;
     if (is_empty_dict(result.info) && !result.final_info && obs_.num_opaques == 0) return true;
-    const nb::object none = nb::none();
-    nb::tuple payload = nb::make_tuple(result.info, result.final_info ? result.final_info : none, opaques ? opaques : none, final_opaques ? final_opaques : none);
-    return write_payload(local, payload.ptr());
+    return write_payload(local, result, opaques, final_opaques);
+}
+
+// [opaques, final opaques,] then info and the last info of an episode that ended, unless there is neither.
+bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques) {
+    PyObject* objects = nullptr;
+    auto encode = [&](const nb::object& part, const char* name) { return encoder_.encode(part.ptr(), buffer_, {name, objects_ ? &objects : nullptr}); };
+    auto encode_info = [&] {
+        if (is_empty_dict(result.info) && !result.final_info) return true;
+        const bool is_encoded = encode(result.info, "info") && (!result.final_info || encode(result.final_info, "info"));
+        result.has_bad_info = !is_encoded && PyErr_ExceptionMatches(PyExc_TypeError);
+        return is_encoded;
+    };
+    buffer_.clear();
+    bool is_done = !opaques || (encode(opaques, "observation part ") && encode(final_opaques, "observation part "));
+    is_done = is_done && encode_info();
+    if (objects != nullptr) objects_of(local) = nb::steal(objects);
+    return is_done && store_payload(local);
 }
 
 // What a replay is compared with: the bytes of the observation, multiplied into each other sixteen at a time (as wyhash does), in four lanes
@@ -131,9 +153,8 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
     return walk_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
 }
 
-bool Loop::write_payload(std::uint32_t local, PyObject* payload) {
-    buffer_.clear();
-    if (!encoder_.encode(payload, buffer_)) return false;
+// Puts the bytes in the buffer where the pool finds them.
+bool Loop::store_payload(std::uint32_t local) {
     if (buffer_.size() <= slab_->plan.payload_row_bytes) {
         std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
     } else {
@@ -164,7 +185,8 @@ void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault,
     words_.payload_bytes[local] = 0;
     PyObject* cause = raised ? raised.ptr() : Py_None;
     nb::object record = nb::steal(PyObject_CallFunction(describe_.ptr(), "Os", cause, phase));
-    if (!record || !write_payload(local, record.ptr())) PyErr_Clear();  // the fault itself still arrives, without its words
+    buffer_.clear();
+    if (!record || !encoder_.encode(record.ptr(), buffer_) || !store_payload(local)) PyErr_Clear();  // the fault itself still arrives, without its words
     envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     words_.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
     finish(local, ticket);

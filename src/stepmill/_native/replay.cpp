@@ -266,6 +266,15 @@ nb::tuple Ledger::log_place(std::uint32_t server) const {
     return nb::make_tuple(book.num_begun, is_beginning ? 0 : env.log.length, UINT64_MAX, is_pending, is_between, is_staged);
 }
 
+// What the rows of an env say beside observation, return and length: copy(bytes, size) for each column.
+template <typename Copy>
+void Ledger::walk_outcome(std::uint32_t id, Copy copy) const {
+    const OutcomePlan& plan = slab_->plan.outcome;
+    for (const Column* column : {&plan.reward, &plan.terminated, &plan.truncated, &plan.alive}) copy(slab_->base + column->at(0, row_of(id)), column->row_bytes * batch_size_);
+    for (const Column& column : slab_->plan.info) copy(slab_->base + column.at(0, row_of(id)), column.row_bytes * batch_size_);
+    copy(reinterpret_cast<std::byte*>(slab_->over()) + row_of(id), batch_size_);
+}
+
 // ---- envs that are held ------------------------------------------------------------------------------------------
 
 void Ledger::hold(std::uint32_t env_id) {
@@ -285,6 +294,7 @@ void Ledger::hold_env(std::uint32_t id) {
     replay->action.resize(action_bytes());
     copy_action(id, replay->action.data(), true);
     replay->sums = copy_sums(id);
+    if (env.is_kept) walk_outcome(id, [&](std::byte* row, std::size_t size) { replay->outcome.insert(replay->outcome.end(), row, row + size); });
     replay->never_done.store(env.ticket + (1u << 31), std::memory_order_relaxed);
     env.done = &replay->never_done;
     env.replay = std::move(replay);
@@ -309,6 +319,8 @@ void Ledger::end_hold_with_fault(std::uint32_t id) {
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
     restore_sums(id, env.replay->sums);
+    const std::byte* kept = env.replay->outcome.data();
+    if (!env.replay->outcome.empty()) walk_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
     if (!env.is_commanded() && !is_batched_) slab_->over()[row_of(id)] = env.replay->was_ended;
     if (env.is_masked) empty_row(id);
     words.flags[seat.local] = 0;

@@ -45,9 +45,11 @@ nb::object Ledger::step(nb::handle actions) {
 nb::object Ledger::step_obs(nb::handle actions) {
     const InUse in_use(*this);
     if (!step_all(actions)) return nb::none();
-    nb::list payloads, finals;
-    if (obs_.num_opaques != 0) gather_payloads(all_, payloads, finals, false);
-    settle(all_, {});
+    // Infos are gathered only where take_back() could not do it later.
+    const bool is_special = obs_.num_opaques != 0 || num_spares_ != 0 || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvBook& env) { return bool(env.fault_info); });
+    Payloads payloads;
+    if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();
+    receive(all_, {}, std::move(payloads), is_special);
     return gather_obs(all_, nullptr);
 }
 
@@ -113,12 +115,12 @@ void Ledger::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_
 
 void Ledger::check_idle(const Ids& ids, Asked asked) const {
     const bool is_reset = asked == Asked::RESET;
-    bool is_good = true;
+    bool is_good = kept_.empty();
     for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status != EnvStatus::PENDING);
     if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
     Ids busy, faulted, fresh, ended, exhausted;
     for (const std::uint32_t id : ids) {
-        if (envs_[id].status == EnvStatus::PENDING) busy.push_back(id);
+        if (envs_[id].status == EnvStatus::PENDING || envs_[id].is_kept) busy.push_back(id);
         if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
         if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
         if (envs_[id].status == EnvStatus::EXHAUSTED) exhausted.push_back(id);

@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "protocol.hpp"
@@ -102,11 +103,19 @@ class OwnFds {
     std::vector<int> fds_;
 };
 
+// The number of an open file: two descriptors of one memfd have the same.
+inline std::uint64_t file_id(int fd) {
+    struct stat file {};
+    if (fstat(fd, &file) != 0) throw std::runtime_error("the slab's descriptor cannot be used");
+    return file.st_ino;
+}
+
 // Pointers into a mapping. Shared by value of its shared_ptr; all members are constant after the constructor.
 class Slab {
    public:
     Slab(int fd, SlabPlan slab_plan, const std::vector<int>& commands, const std::vector<int>& results)
         : plan(std::move(slab_plan)),
+          id(file_id(fd)),
           command_fds(commands),
           result_fds(results),
           memory(std::make_shared<SlabMemory>(fd, plan.size_bytes)),
@@ -169,6 +178,7 @@ class Slab {
     std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }
 
     const SlabPlan plan;
+    const std::uint64_t id;  // of the memory: slabs over the same one have the same
     const OwnFds command_fds, result_fds;
     const std::shared_ptr<SlabMemory> memory;
     std::byte* const base;

@@ -249,7 +249,7 @@ void Ledger::claim_staged(nb::handle env_ids) {
     Ids storage, ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
         ServerBook& server = servers_[envs_[id].server];
-        if (!server.is_staged || envs_[id].status == EnvStatus::PENDING) continue;
+        if (!server.is_staged || envs_[id].status == EnvStatus::PENDING || envs_[id].is_kept) continue;
         envs_[id].is_taking = true;
         ids.push_back(id);
     }

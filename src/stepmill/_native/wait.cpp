@@ -35,10 +35,15 @@ std::uint32_t Ledger::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
 
 int Ledger::wait(std::uint32_t min_envs, nb::handle timeout_s) {
     const InUse in_use(*this);
-    if (min_envs > pending_.size()) {
-        raise(errors().usage, std::to_string(min_envs) + " envs are wanted, but only " + std::to_string(pending_.size()) + " are stepping; send() them actions first");
+    if (min_envs > pending_.size() + kept_.size()) {
+        raise(errors().usage, std::to_string(min_envs) + " envs are wanted, but only " + std::to_string(pending_.size() + kept_.size()) + " are stepping; send() them actions first");
     }
-    return static_cast<int>(wait_ids(pending_, min_envs, timeout_s));
+    return static_cast<int>(wait_ids(pending_, min_envs - std::min(min_envs, num_kept_ready()), timeout_s));
+}
+
+// Of the results that are kept those whose rows no replay is using.
+std::uint32_t Ledger::num_kept_ready() const {
+    return static_cast<std::uint32_t>(std::ranges::count_if(kept_, [&](std::uint32_t id) { return !envs_[id].replay; }));
 }
 
 int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
@@ -191,7 +196,7 @@ WaitResult Ledger::wait_helped(const Ids& ids, std::uint32_t need, nb::handle ti
 
 std::uint32_t Ledger::num_pending() {
     const InUse in_use(*this);
-    return static_cast<std::uint32_t>(pending_.size());
+    return static_cast<std::uint32_t>(pending_.size() + kept_.size());
 }
 
 std::uint32_t Ledger::ticket_of(std::uint32_t env_id) {
@@ -208,6 +213,7 @@ std::uint32_t Ledger::ticket_of_server(std::uint32_t server) {
 nb::list Ledger::ready_ids() {
     const InUse in_use(*this);
     nb::list ids;
+    for (const std::uint32_t id : kept_) ids.append(id);
     for (const std::uint32_t id : pending_) {
         if (is_done(id) && !has_fault(id)) ids.append(id);
     }
@@ -219,6 +225,10 @@ nb::list Ledger::states() {
     nb::list states;
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
         const EnvStatus status = envs_[id].status;
+        if (envs_[id].is_kept) {
+            states.append(2);
+            continue;
+        }
         const int pending = is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
         states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : status == EnvStatus::EXHAUSTED ? 4 : 0);
     }

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stepmill.envs.agents import zeros
 from stepmill.envs.pettingzoo import StackedAgents
 from stepmill.frontends.rows import as_batch, first_row
-from stepmill.pool.infos import merge, rows_of
+from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Options, Seed
 from stepmill.spec.batch import Batch
@@ -272,10 +272,8 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return infos
 
     def _by_slot(self, by_agent: Any) -> list[tuple[int, Mapping[str, Any]]]:
-        if isinstance(by_agent, BaseException):
-            raise by_agent
-        fault = {"fault": by_agent["fault"]} if "fault" in by_agent else {}
-        of_slots = [{**by_agent.get(agent, {}), **fault} for agent in self.possible_agents]
+        of_env = _of_env(by_agent)
+        of_slots = [{**by_agent.get(agent, {}), **of_env} for agent in self.possible_agents]
         return [(slot, info) for slot, info in enumerate(of_slots) if info]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -323,10 +321,13 @@ def _spaces_by_agent(spec: EnvSpec) -> tuple[dict[Agent, Space[Any]], dict[Agent
 def _infos(batch: Batch, agents: Sequence[Agent]) -> dict[Agent, dict[str, Any]]:
     """Return each agent's own info; what the engine tells of the env, such as a fault, is in all of them."""
     by_agent: Any = next((info for _, info in rows_of(batch.info)), {})
-    if isinstance(by_agent, BaseException):
-        raise by_agent
-    fault = {"fault": by_agent["fault"]} if "fault" in by_agent else {}
-    return {agent: {**by_agent.get(agent, {}), **fault} for agent in agents}
+    of_env = _of_env(by_agent)
+    return {agent: {**by_agent.get(agent, {}), **of_env} for agent in agents}
+
+
+def _of_env(by_agent: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what the engine tells of the env as a whole."""
+    return {key: by_agent[key] for key in ("fault", OMITTED) if key in by_agent}
 
 
 def _shape_of(leaf: Leaf | Opaque) -> tuple[int, ...]:

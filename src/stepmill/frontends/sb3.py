@@ -88,7 +88,7 @@ class SB3VecEnv(VecEnv):
             for env_id, each in enumerate(options):
                 self._pool.reset_async(seed={env_id: seeds[env_id]}, options=each or None, env_ids=[env_id])
             batch = self._pool.recv(self.num_envs)
-        infos = {row: dict(_checked(info)) for row, info in rows_of(batch.info)}
+        infos = {row: dict(info) for row, info in rows_of(batch.info)}
         self.reset_infos = [infos.get(env_id, {}) for env_id in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -121,19 +121,18 @@ class SB3VecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         ended: set[int] = set()
         for row, own in rows_of(info):
-            checked = _checked(own)
             if not done[row]:
-                infos[row] = {**checked, "TimeLimit.truncated": False}
+                infos[row] = {**own, "TimeLimit.truncated": False}
             elif row not in ended:
                 # The first info of a row that ended is that of its last step, the second that of the reset.
                 ended.add(row)
                 infos[row] = {
-                    **(checked["final_info"] or {}),
+                    **(own["final_info"] or {}),
                     "TimeLimit.truncated": bool(truncated[row] and not terminated[row]),
-                    "terminal_observation": checked["final_obs"],
+                    "terminal_observation": own["final_obs"],
                 }
             else:
-                self.reset_infos[row] = dict(checked)
+                self.reset_infos[row] = dict(own)
         return obs, reward, done, infos
 
     # ---- everything slow -------------------------------------------------------------------------------------------
@@ -194,13 +193,6 @@ def _options(options: PoolOptions | None, start_method: str | None) -> PoolOptio
         raise UsageError("autoreset_mode='Disabled' leaves SB3's algorithms without new episodes; leave it out")
     asked: dict[str, object] = {} if start_method is None else {"context": start_method}
     return replace(apply_arguments(options, **asked), autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def _checked(info: Any) -> Mapping[str, Any]:
-    """Return a row's info, or raise what kept it from being loaded."""
-    if isinstance(info, BaseException):
-        raise info
-    return info  # type: ignore[no-any-return]
 
 
 def _call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

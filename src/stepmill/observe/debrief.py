@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from stepmill.observe.cli import ExitStatus
 from stepmill.observe.policy import load_function, search_current_directory
-from stepmill.observe.replay import Report, Verdict, Witness, env_fn_of, needs_trust, replay
-from stepmill.spec.capsule import Capsule, read_capsule
+from stepmill.observe.replay import Demand, Report, Verdict, Witness, env_fn_of, needs_trust, replay
+from stepmill.spec.capsule import FACTS_NAME, Capsule, read_capsule
 from stepmill.spec.errors import UsageError
+
+MAX_SHOWN = 2000  # characters of an error; a question has all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +56,21 @@ def replay_file(request: ReplayRequest) -> int:
     return ExitStatus.DONE if report.verdict is Verdict.REPRODUCED else ExitStatus.FAILED
 
 
-def ask_for_trust(request: ReplayRequest, names: list[str]) -> None:
-    """Let the user see what is imported, and say no.
+def ask_for_trust(request: ReplayRequest, demand: Demand | None) -> None:
+    """Let the user see all that is imported and called, and refuse it.
 
     Raises:
-        UsageError: the user does, or cannot be asked.
+        UsageError: the user refuses, or cannot be asked.
     """
-    if not names:
+    if demand is None:
         return
-    shown = ", ".join(repr(name) for name in names)
+    calls = [_printable(call) for call in demand.calls]
+    modules = _printable(", ".join(demand.modules))
     if not sys.stdin.isatty():
-        raise UsageError(f"{request.file} asks to import and call {shown}; add --trust if you know where it comes from")
-    sys.stderr.write(f"This file asks to import and call {shown}, which runs their code.\nGo on? [y/N] ")
+        shown = _shortened(f"to run {'; '.join(calls)}, and to import {modules}")
+        raise UsageError(f"{request.file} asks {shown}; add --trust if you know where it comes from")
+    listed = "\n".join(f"  {call}" for call in calls)
+    sys.stderr.write(f"This file asks to run\n{listed}\nand to import {modules}.\nGo on? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was imported, since you do not trust this file")
@@ -109,7 +114,9 @@ def story(capsule: Capsule) -> str:
         "step": f"in step {capsule.num_steps + 1} of episode {capsule.episode}",
     }.get(capsule.command, f"between two commands, after step {capsule.num_steps} of episode {capsule.episode}")
     lines = [
-        f"env {capsule.env_id} of {capsule.pool.get('num_envs', '?')} {place} (seed {capsule.seed}), {capsule.made}",
+        _printable(
+            f"env {capsule.env_id} of {capsule.pool.get('num_envs', '?')} {place} (seed {capsule.seed}), {capsule.made}"
+        ),
         f"  {capsule.kind}: {_printable(capsule.message.partition('; crash capsule')[0])}",
         *(f"  note: {_printable(str(note))}" for note in capsule.notes),
     ]
@@ -129,7 +136,7 @@ def summary(capsule: Capsule, report: Report) -> str:
     if report.failure is not None:
         lines.append(f"  {_printable(report.failure.message)}")
         lines += [f"    {_printable(line)}" for line in report.failure.traceback.splitlines()]
-    lines += [f"  note: {difference}" for difference in report.differences]
+    lines += [f"  note: {_printable(difference)}" for difference in report.differences]
     why = {
         Verdict.REPRODUCED: "it failed again, as told and at the same step",
         Verdict.OTHERWISE: "it failed, but not as told",
@@ -139,6 +146,11 @@ def summary(capsule: Capsule, report: Report) -> str:
     return "\n".join([*lines, f"{report.verdict.value}: {why}"])
 
 
+def _shortened(text: str) -> str:
+    left = len(text) - MAX_SHOWN
+    return text if left <= 0 else f"{text[:MAX_SHOWN]} ... ({left} characters more are in its {FACTS_NAME})"
+
+
 def _printable(text: str) -> str:
-    """A file from elsewhere must not steer the terminal."""
+    """Return a text without what steers a terminal: the file may come from anywhere."""
     return "".join(char if char.isprintable() else " " for char in text)

@@ -20,7 +20,7 @@ from stepmill.pool.stats import read_outcome
 from stepmill.spec.capsule import Capsule
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Seeding
-from stepmill.spec.plain import from_plain, names_in
+from stepmill.spec.plain import calls_in, from_plain, modules_in
 from stepmill.spec.tree import leaves, unflatten
 
 EnvFn = Callable[[], object]
@@ -103,17 +103,23 @@ class Witness:
             raise
 
 
-def needs_trust(capsule: Capsule, *, has_env: bool) -> list[str]:
-    """Return the names that playing this capsule would import or call; `has_env`: its constructor is not used."""
-    parts = [
-        capsule.seed,
-        capsule.options,
-        capsule.command_seed,
-        capsule.command_options,
-        capsule.attributes,
-        capsule.call,
-    ]
-    return names_in(parts if has_env else [capsule.constructor, *parts])
+@dataclass(frozen=True)
+class Demand:
+    """What playing a capsule would run: calls with their arguments, and modules that these import."""
+
+    calls: list[str]
+    modules: list[str]
+
+
+def needs_trust(capsule: Capsule, *, has_env: bool) -> Demand | None:
+    """Return what playing this capsule would run; None if nothing. `has_env`: its constructor is not used."""
+    parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
+    parts = parts if has_env else [capsule.constructor, *parts]
+    told = _payload_of(capsule)
+    if told is not None and capsule.command == "call":
+        parts.append({"@": "call", "name": f"the env's {told[0]}", "args": [told[1]], "kwargs": {}})
+    calls = calls_in(parts)
+    return Demand(calls, modules_in(parts)) if calls else None
 
 
 def env_fn_of(capsule: Capsule) -> EnvFn:

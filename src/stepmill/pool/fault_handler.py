@@ -94,10 +94,7 @@ class FaultHandler:
         """Deal with everything there is to deal with; errors for the user are put into `errors`. Never waits."""
         self.handle_events()
         # Faults that come while these are dealt with are found by the next wait.
-        faults = [
-            EnvFault(env_id, kind_of(number), record, worker, ticket, at_reset)
-            for env_id, number, record, worker, ticket, at_reset in self._state.take_faults()
-        ]
+        faults = [EnvFault(row[0], kind_of(row[1]), *row[2:]) for row in self._state.take_faults()]
         if self._attempts.is_in_new_process:
             for worker in sorted({fault.worker for fault in faults}):
                 self._retry_resets(worker, [fault for fault in faults if fault.worker == worker])
@@ -171,14 +168,14 @@ class FaultHandler:
         late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)
         if late is None:
             return self.workers.worker_died_error(worker)
-        phase = "reset" if late.at_reset else "step"
+        phase = "reset" if late.was_resetting else "step"
         return late_error(late.env_id, self._state.envs_of(worker), phase, self._limits[phase])
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFault]) -> None:
         """Restart a worker in which resets failed, and give them again; its other envs are neighbours of a death."""
         if self.workers.state_of(worker) is WorkerState.RESTARTING:
             return
-        failed = [fault for fault in faults if fault.kind in RETRIED and fault.at_reset and self._is_left(fault)]
+        failed = [fault for fault in faults if fault.kind in RETRIED and fault.begins_episode and self._is_left(fault)]
         again = []
         for fault in failed:
             if self._attempts.take(fault.env_id, fault.ticket):
@@ -347,9 +344,7 @@ class FaultHandler:
         """
         state = self._state
         self.workers.check_replaceable(worker)
-        state.fail(
-            [env_id for env_id, _, _, owner, _, _ in state.take_faults() if owner == worker and env_id in env_ids]
-        )
+        state.fail([env_id for env_id, _, _, owner, *_ in state.take_faults() if owner == worker and env_id in env_ids])
         if self._replay_policy is not None:
             self._replay_policy.drop(worker)
         info = fault_info("neighbour", self.workers.worker_died_error(worker))

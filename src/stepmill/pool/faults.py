@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TypeGuard
 
 from stepmill import _native
-from stepmill.spec.errors import BadOutput, EngineBug, EnvTimeout, StepmillError
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError
 from stepmill.worker.messages import load
 from stepmill.worker.records import env_error
 
@@ -23,7 +24,7 @@ class FaultKind(IntEnum):
     INTERRUPTED = 7
 
 
-FaultRow = tuple[int, int, "bytes | None"]  # env_id, kind, record
+FaultRow = tuple[int, int, "bytes | dict[str, str] | None"]  # env_id, kind, record
 
 
 def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None) -> EnvTimeout:
@@ -46,16 +47,46 @@ def fault_error(row: FaultRow) -> StepmillError:
     env_id, number, data = row
     kind = kind_of(number)
     record = _read_record(data)
-    if not isinstance(record, dict) or set(record) != {"phase", "type", "message", "traceback"}:
-        return EngineBug(
-            f"env {env_id} failed ({number if kind is None else kind.name}), and the words of its fault were lost; please report this"
-        )
+    if kind is None or not _is_record(record):
+        return _lost_words(env_id, kind)
     if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
+    part, _, phase = record["phase"].partition(" of ")
+    what = record["message"] or record["type"]
+    way_out = "correct the env, or the spaces it declares"
+    leaf = ""
+    if part == "info":
+        way_out = "leave it out, or use backend='serial' or 'thread', where infos need not be pickled"
+        leaf = what.partition(" cannot be pickled")[0]
+    text = f"env {env_id} gave a wrong {record['phase']}: {what}; {way_out}"
+    return BadOutput(text, env_id=env_id, leaf=leaf, phase=phase)
+
+
+def _lost_words(env_id: int, kind: FaultKind | None) -> StepmillError:
+    """Return the error of a fault whose record cannot be read, or that is none of ours."""
+    if kind in (FaultKind.RAISED, FaultKind.BAD_ACTION):
+        return EnvError(
+            f"env {env_id} raised, and what it raised cannot be read; reset it", env_id=env_id, phase="step"
+        )
+    if kind is FaultKind.BAD_OUTPUT:
+        return BadOutput(
+            f"env {env_id} gave a wrong output, and what was wrong cannot be read; reset it",
+            env_id=env_id,
+            phase="step",
+        )
     return BadOutput(
-        f"env {env_id} gave a wrong {record['phase']}: {record['message'] or record['type']}; correct the env, or the spaces it declares",
+        f"the result of env {env_id} cannot be read: its memory was overwritten, probably by native code of an env of the "
+        "same worker; reset it, and isolate the envs with envs_per_worker=1",
         env_id=env_id,
-        phase=record["phase"].removeprefix("output of "),
+        phase="step",
+    )
+
+
+def _is_record(record: object) -> TypeGuard[dict[str, str]]:
+    return (
+        isinstance(record, dict)
+        and set(record) == {"phase", "type", "message", "traceback"}
+        and all(isinstance(value, str) for value in record.values())
     )
 
 
@@ -71,9 +102,9 @@ def kind_of(number: int) -> FaultKind | None:
     return FaultKind(number) if number in FaultKind._value2member_map_ else None
 
 
-def _read_record(data: bytes | None) -> object:
+def _read_record(data: bytes | dict[str, str] | None) -> object:
     try:
-        return None if data is None else _native.decode(data, load)
+        return _native.decode(data, load) if isinstance(data, bytes) else data
     except Exception:  # whatever a worker that lost its mind has left there
         return None
 

@@ -3,22 +3,37 @@
 For each key there is an array [num, ...] and, under "_key", the mask [num] of the rows that have it. The first value
 under a key decides: a Python or NumPy number gives an array of its type, an array gives an array of its dtype and
 shape, a dict is merged in its turn, anything else gives an object array. "final_obs" is always an object array.
+
+What cannot be merged is left out of its row, and "omitted" names it there: a tuple of BadOutput errors.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.spec.errors import BadOutput
 
+OMITTED = "omitted"
+MAX_DICT_DEPTH = 64
+MAX_DICTS = 65_536
 _FINAL_OBS = "final_obs"
 _NUMBERS = (int, float, bool)
 _UNREAD: Any = object()
+
+_UNFIT = (TypeError, ValueError, OverflowError)  # what NumPy raises for a value that an array cannot take
+
+Cell = tuple[int, Mapping[Any, Any]]  # first row, and the dict that has the value
+Place = tuple[str, Any]
+
+
+def omission(leaf: str, env_id: int, why: str) -> BadOutput:
+    """Return the error that stands for a value that is left out of the merged infos."""
+    return BadOutput(f"{leaf} of env {env_id} {why}", env_id=env_id, leaf=leaf, phase="info")
 
 
 def merge(
@@ -40,80 +55,174 @@ def merge(
     Raises:
         BadOutput: an env's value does not fit the array that the first env began.
     """
-    merged: dict[str, Any] = {}
-    row = 0
-    try:
-        for row, info in payloads:
-            if rows_each is None:
-                _add_row(merged, info, row, num)
-            else:
-                _add_rows(merged, info, slice(row, row + rows_each), num)
-    except _UnfitError as unfit:
-        env_id = row if env_ids is None else int(env_ids[row])
-        raise BadOutput(
-            f"info[{unfit.key!r}] of env {env_id} is a {type(unfit.value).__name__} that does not fit {unfit.wanted} "
-            f"({unfit.reason}); let all envs give one type and shape under a key, or read it with call()",
-            env_id=env_id,
-            leaf=f"info[{unfit.key!r}]",
-            phase="info",
-        ) from unfit.__cause__
-    except RecursionError:
-        env_id = row if env_ids is None else int(env_ids[row])
-        raise BadOutput(
-            f"the info of env {env_id} is nested too deep, or contains itself; give flatter infos",
-            env_id=env_id,
-            leaf="info",
-            phase="info",
-        ) from None
+    merge = _Merge(num, rows_each, env_ids)
+    merged = merge.merge_dicts(payloads, "info")
+    merge.add_omissions(merged)
     return merged
 
 
-class _UnfitError(Exception):
-    def __init__(
-        self, key: object, value: object, reason: object, wanted: str = "what the first env with that key gave"
-    ) -> None:
-        super().__init__(key, value, reason, wanted)
-        self.key, self.value, self.reason, self.wanted = key, value, reason, wanted
+class _Merge:
+    """One batch whose infos are merged, key by key. A place is (leaf, key): where a dict is, and a key of it."""
 
+    def __init__(self, num: int, rows_each: int | None, env_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
+        self._num = num
+        self._rows_each = rows_each
+        self._env_ids = env_ids
+        self._omissions: list[tuple[int, BadOutput]] = []  # by first row
 
-def _add_row(merged: dict[Any, Any], info: Mapping[Any, Any], row: int, num: int) -> None:
-    for key, value in info.items():
-        if isinstance(value, dict) and key != _FINAL_OBS:
-            column = _inner(merged, key, value)
-            if value:
-                _add_row(column, value, row, num)
-        else:
-            column = merged[key] if key in merged else _new_column(key, value, num)
-            _put(column, row, key, value)
-        mask = _mask_of(merged, key, num)
-        mask[row] = True
-        merged[key], merged[f"_{key}"] = column, mask
-
-
-def _add_rows(merged: dict[Any, Any], info: Mapping[Any, Any], rows: slice, num: int) -> None:
-    for key, value in info.items():
-        if _is_mask(info, key):
-            continue
-        if isinstance(value, dict) and key != _FINAL_OBS:
-            column = _inner(merged, key, value)
-            if value:
-                _add_rows(column, value, rows, num)
-        else:
-            values = _as_rows(key, value, rows.stop - rows.start)
-            if key in merged:
-                column = merged[key]
-            elif values.dtype == object:
-                column = np.full(num, None, dtype=object)
+    def merge_dicts(self, infos: Iterable[Cell], leaf: str) -> dict[Any, Any]:
+        """Return these dicts as one; `leaf` is where they are."""
+        is_batched = self._rows_each is not None
+        cells_of: dict[Any, list[Cell]] = {}
+        for cell in infos:
+            for key in cell[1]:
+                if is_batched and _is_mask(cell[1], key):
+                    continue
+                if key in cells_of:
+                    cells_of[key].append(cell)
+                else:
+                    cells_of[key] = [cell]
+        merged: dict[Any, Any] = {}
+        for key, cells in cells_of.items():
+            if isinstance(key, str) and key[:1] == "_" and key[1:] in cells_of:
+                why = f"is left out: {key!r} is the mask of {key[1:]!r} in merged infos; give it another name"
+                self._omit(cells, (leaf, key), why)
+                continue
+            if key != _FINAL_OBS and any([isinstance(info[key], dict) for _, info in cells]):  # noqa: C419 - faster
+                column = self._merge_nested(cells, (leaf, key))
             else:
-                column = np.zeros((num, *values.shape[1:]), dtype=values.dtype)
-            _put(column, rows, key, values)
-        mask = _mask_of(merged, key, num)
-        _put(mask, rows, f"_{key}", info.get(f"_{key}", True))
-        merged[key], merged[f"_{key}"] = column, mask
+                column = self._merge_values(cells, (leaf, key))
+            if cells:
+                name = f"_{key}"
+                merged[key], merged[name] = column, self._mask_of(cells, (leaf, key), merged.get(name))
+        return merged
+
+    def add_omissions(self, merged: dict[Any, Any]) -> None:
+        """Name what was left out, each in its row, beside what was left out before."""
+        for row, error in self._omissions:
+            if OMITTED not in merged:
+                merged[OMITTED], merged[f"_{OMITTED}"] = np.full(self._num, None, object), np.zeros(self._num, np.bool_)
+            for place in range(row, row + (self._rows_each or 1)):
+                merged[OMITTED][place] = (*(merged[OMITTED][place] or ()), error)
+                merged[f"_{OMITTED}"][place] = True
+
+    def _merge_nested(self, cells: list[Cell], place: Place) -> Any:
+        """Return the values under a key where some are dicts. What is left out is taken out of `cells`."""
+        leaf, key = place
+        tangled = [cell for cell in cells if isinstance(cell[1][key], dict) and _is_tangled(cell[1][key])]
+        if tangled:
+            self._omit(tangled, place, "contains itself, or too many or too deeply nested dicts; give flatter infos")
+            cells[:] = [cell for cell in cells if id(cell) not in map(id, tangled)]
+            if not cells:
+                return None
+        nested = [(row, info[key]) for row, info in cells if isinstance(info[key], dict)]
+        if len(nested) == len(cells):
+            return self.merge_dicts(nested, f"{leaf}[{key!r}]")
+        # Among other values only empty dicts fit, which say nothing.
+        is_first_nested = isinstance(cells[0][1][key], dict)
+        for row, info in cells:
+            is_nested = isinstance(info[key], dict)
+            if is_nested != is_first_nested and (info[key] or not is_nested):
+                self._raise_unfit((row, info[key]), place, "a dict and something else under one key")
+        return self._merge_values([cell for cell in cells if not isinstance(cell[1][key], dict)], place)
+
+    def _merge_values(self, cells: Sequence[Cell], place: Place) -> Any:
+        if self._rows_each is not None:
+            return self._merge_rows(cells, place, self._rows_each)
+        key = place[1]
+        column = _new_column(key, cells[0][1][key], self._num)
+        row = 0
+        info: Mapping[Any, Any] = {}
+        try:
+            for row, info in cells:
+                column[row] = info[key]
+        except _UNFIT as exc:
+            self._raise_unfit((row, info[key]), place, exc)
+        return column
+
+    def _merge_rows(self, cells: Sequence[Cell], place: Place, rows_each: int) -> Any:
+        """Return the values of batched envs, which have an array each."""
+        key = place[1]
+        column: NDArray[Any] | None = None
+        for row, info in cells:
+            try:
+                values = _as_rows(key, info[key], rows_each)
+                if column is None:
+                    is_object = values.dtype == object
+                    shape = (self._num, *values.shape[1:])
+                    column = np.full(self._num, None, object) if is_object else np.zeros(shape, values.dtype)
+                column[row : row + rows_each] = values
+            except _UnfitError as unfit:
+                self._raise_unfit((row, unfit.value), place, unfit.reason, unfit.wanted)
+            except _UNFIT as exc:
+                self._raise_unfit((row, info[key]), place, exc)
+        return column
+
+    def _mask_of(self, cells: Sequence[Cell], place: Place, mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        mask = np.zeros(self._num, dtype=np.bool_) if mask is None else mask
+        if self._rows_each is None:
+            for row, _ in cells:
+                mask[row] = True
+            return mask
+        for row, info in cells:
+            name = f"_{place[1]}"
+            try:
+                mask[row : row + self._rows_each] = info.get(name, True)
+            except _UNFIT as exc:
+                self._raise_unfit((row, info[name]), (place[0], name), exc)
+        return mask
+
+    def _omit(self, cells: Sequence[Cell], place: Place, why: str) -> None:
+        leaf = f"{place[0]}[{place[1]!r}]"
+        self._omissions += [(row, omission(leaf, self._env_of(row), why)) for row, _ in cells]
+
+    def _env_of(self, row: int) -> int:
+        return row if self._env_ids is None else int(self._env_ids[row])
+
+    def _raise_unfit(self, cell: tuple[int, Any], place: Place, reason: Any, wanted: str = "") -> NoReturn:
+        row, value = cell
+        leaf, env_id = f"{place[0]}[{place[1]!r}]", self._env_of(row)
+        wanted = wanted or "what the first env with that key gave"
+        raise BadOutput(
+            f"{leaf} of env {env_id} is a {type(value).__name__} that does not fit {wanted} ({reason}); let all envs give "
+            "one type and shape under a key, or read it with call()",
+            env_id=env_id,
+            leaf=leaf,
+            phase="info",
+        ) from (reason if isinstance(reason, Exception) else None)
+
+
+def _new_column(key: Any, value: Any, num: int) -> NDArray[Any]:
+    if key == _FINAL_OBS:
+        return np.full(num, None, dtype=object)
+    if type(value) in _NUMBERS or isinstance(value, np.number):
+        return np.zeros(num, dtype=type(value))
+    if isinstance(value, np.ndarray):
+        return np.zeros((num, *value.shape), dtype=value.dtype)
+    return np.full(num, None, dtype=object)
+
+
+class _UnfitError(Exception):
+    def __init__(self, value: object, reason: str, wanted: str) -> None:
+        super().__init__(value, reason, wanted)
+        self.value, self.reason, self.wanted = value, reason, wanted
 
 
 def _is_mask(info: Mapping[Any, Any], key: object) -> bool:
     return isinstance(key, str) and key.startswith("_") and key[1:] in info
+
+
+def _is_tangled(value: dict[Any, Any]) -> bool:
+    """Whether a dict contains itself, or so many dicts, or so deep, that merging it would take for ever."""
+    num_dicts = 0
+    open_dicts = [(value, 1)]
+    while open_dicts:
+        found, depth = open_dicts.pop()
+        num_dicts += 1
+        if depth > MAX_DICT_DEPTH or num_dicts > MAX_DICTS:
+            return True
+        open_dicts += [(child, depth + 1) for child in found.values() if isinstance(child, dict)]
+    return False
 
 
 def _as_rows(key: object, value: object, num_rows: int) -> NDArray[Any]:
@@ -125,58 +234,29 @@ def _as_rows(key: object, value: object, num_rows: int) -> NDArray[Any]:
     if key == _FINAL_OBS and not (isinstance(value, np.ndarray) and value.dtype == object):
         split = np.full(num_rows, None, dtype=object)
         for row in range(num_rows):
-            split[row] = _row_of(key, value, row, num_rows)
+            split[row] = _row_of(value, row, num_rows)
         return split
     if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == num_rows:
         return value
-    values = value if isinstance(value, (list, tuple)) and len(value) == num_rows else [value] * num_rows
+    is_by_row = isinstance(value, (list, tuple)) and len(value) == num_rows and key != OMITTED
+    values: Any = value if is_by_row else [value] * num_rows
     column = np.full(num_rows, None, dtype=object)
     for place, single in enumerate(values):
         column[place] = single
     return column
 
 
-def _row_of(key: object, obs: Any, row: int, num_rows: int) -> Any:
+def _row_of(obs: Any, row: int, num_rows: int) -> Any:
     """Return one row of an observation of several."""
     if isinstance(obs, dict):
-        return {name: _row_of(key, child, row, num_rows) for name, child in obs.items()}
+        return {name: _row_of(child, row, num_rows) for name, child in obs.items()}
     if isinstance(obs, np.ndarray):
         if obs.shape[:1] != (num_rows,):
-            raise _UnfitError(key, obs, f"an array of shape {obs.shape}", f"the env's {num_rows} rows")
+            raise _UnfitError(obs, f"an array of shape {obs.shape}", f"the env's {num_rows} rows")
         return obs[row]
     if isinstance(obs, tuple) and hasattr(obs, "_fields"):
-        return type(obs)(*(_row_of(key, child, row, num_rows) for child in obs))
-    return tuple(_row_of(key, child, row, num_rows) for child in obs) if isinstance(obs, tuple) else obs
-
-
-def _inner(merged: dict[Any, Any], key: object, value: dict[Any, Any]) -> Any:
-    """Return the dict under a key that a dict is merged into."""
-    column = merged.get(key, {})
-    if value and not isinstance(column, dict):
-        raise _UnfitError(key, value, "no dict")
-    return column
-
-
-def _new_column(key: object, value: object, num: int) -> NDArray[Any]:
-    if key == _FINAL_OBS:
-        return np.full(num, None, dtype=object)
-    if type(value) in _NUMBERS or isinstance(value, np.number):
-        return np.zeros(num, dtype=type(value))
-    if isinstance(value, np.ndarray):
-        return np.zeros((num, *value.shape), dtype=value.dtype)
-    return np.full(num, None, dtype=object)
-
-
-def _mask_of(merged: dict[Any, Any], key: object, num: int) -> Any:
-    mask = merged.get(f"_{key}")
-    return np.zeros(num, dtype=np.bool_) if mask is None else mask
-
-
-def _put(column: Any, rows: int | slice, key: object, value: object) -> None:
-    try:
-        column[rows] = value
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise _UnfitError(key, value, exc) from exc
+        return type(obs)(*(_row_of(child, row, num_rows) for child in obs))
+    return tuple(_row_of(child, row, num_rows) for child in obs) if isinstance(obs, tuple) else obs
 
 
 def _filling(name: str) -> Callable[..., Any]:
@@ -201,8 +281,8 @@ def rows_of(info: Mapping[str, Any]) -> InfoRows:
     Args:
         info: of a batch, untouched.
     Returns:
-        (row, info) for each row that has one; in place of an info that cannot be loaded, the exception. With SAME_STEP
-        autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
+        (row, info) for each row that has one. What cannot be read is left out, and info["omitted"] names it: a tuple of
+        BadOutput errors. With SAME_STEP autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
     """
     return info._rows() if isinstance(info, LazyInfo) and info._rows is not None else []
 
@@ -229,9 +309,10 @@ class LazyInfo(dict[str, Any]):
         if load is None:
             return
         loaded = load()
-        self._load = None
-        dict.clear(self)
+        # In this order Ctrl-C may come anywhere: the next look begins again.
         dict.update(self, loaded)
+        dict.pop(self, _UNREAD, None)
+        self._load = None
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return dict, (dict(self),)

@@ -1,89 +1,305 @@
-"""What a result carries beside arrays becomes the batch's info: decoded and merged when it is first looked at."""
+"""What a result carries beside arrays becomes the batch's info: decoded and merged when it is first looked at.
+
+A value that cannot be read is a fault of its env and hides nothing else: it is left out, "omitted" names it in the row of
+its env, and the logger "stepmill" tells of it once.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.infos import InfoRows, LazyInfo, merge
-from stepmill.worker.messages import load
+from stepmill.pool.infos import OMITTED, LazyInfo, merge, omission
+from stepmill.spec.errors import BadOutput, EngineBug
+from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
+from stepmill.worker.messages import Record, load
+from stepmill.worker.records import describe
 
-# (first row, payload, fault): the payload as bytes, decoded already where observations have parts of no fixed size, or
-# None; the fault is what the info of an episode that was cut short says, else None.
-Payload = tuple[int, Any, "dict[str, str] | None"]
+# (first row, payload, fault, objects). The payload: bytes; a str that says why there are none; or None. The fault: what the
+# info of an episode that was cut short says, else None. Objects: those that the bytes refer to, in this process, or None.
+Payload = tuple[int, "bytes | str | None", "dict[str, str] | None", "list[object] | None"]
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, which of them ended
-MakeInfo = Callable[..., dict[str, Any]]
+Info = Mapping[Any, Any]
+
+_log = logging.getLogger("stepmill")
+_OVERWRITTEN = "its memory was overwritten, by its worker or by native code in one of the worker's envs"
 
 
-def info_maker(rows_each: int | None) -> MakeInfo:
-    """Return the function that native code calls for a batch that carries more than arrays.
+def reserved_keys(options: PoolOptions, *, is_batched: bool) -> frozenset[str]:
+    """Return the keys of infos that are the pool's own under these options: an env's values under them are left out.
 
-    It holds no pool, so that no cycle keeps a pool alive.
+    Batched envs, which reset themselves, say "final_obs" and "final_info" themselves.
     """
-    return functools.partial(_make_info, rows_each)
+    names = {OMITTED}
+    if (options.on_fault, options.on_raise or OnFault.RAISE) != (OnFault.RAISE, OnFault.RAISE):
+        names.add("fault")
+    if options.autoreset_mode is AutoresetMode.SAME_STEP and not is_batched:
+        names |= {"final_obs", "final_info"}
+    return frozenset(names)
 
 
-def _make_info(
-    rows_each: int | None,
-    payloads: Sequence[Payload],
-    finals: Sequence[tuple[int, object]],
-    episodes: Episodes | None,
-    num_rows: int,
-    env_ids: NDArray[np.int64] | None,
-    fixed: dict[str, Any],
-) -> dict[str, Any]:
-    def load_info() -> dict[str, Any]:
-        merged = merge(_in_row_order(payloads, dict(finals)), num_rows, rows_each=rows_each, env_ids=env_ids)
-        if episodes is not None and "episode" not in merged:
-            merged.update(_episode_info(*episodes))
-        return {**fixed, **merged}
+class InfoParts(NamedTuple):
+    """What native code says of one batch's infos."""
 
-    def load_rows() -> InfoRows:
-        return _one_by_one(payloads, dict(finals))
-
-    return LazyInfo(load_info, load_rows)
+    payloads: Sequence[Payload]
+    finals: Sequence[tuple[int, object]]
+    episodes: Episodes | None
+    num_rows: int
+    env_ids: NDArray[np.int64] | None  # of each row; None if they are the rows' numbers
+    fixed: dict[str, Any]
 
 
-def _one_by_one(payloads: Sequence[Payload], finals: dict[int, object]) -> InfoRows:
-    rows: InfoRows = []
-    for payload in payloads:
+class InfoMaker:
+    """Makes the infos of one pool's batches. It holds no pool, so that no cycle keeps a pool alive."""
+
+    def __init__(self, rows_each: int | None, reserved: frozenset[str] = frozenset((OMITTED,))) -> None:
+        self._rows_each = rows_each
+        self._reserved = reserved
+        self._told: set[tuple[int | None, str]] = set()
+
+    def make(self, *batch: Any) -> dict[str, Any]:
+        """Return the info of a batch, which is read when it is first looked at. Native code calls this with the fields of `InfoParts`."""
+        parts = InfoParts(*batch)
+        return LazyInfo(lambda: self._merged(parts), lambda: list(self._rows(parts)))
+
+    def _merged(self, batch: InfoParts) -> dict[str, Any]:
+        merged = merge(self._rows(batch), batch.num_rows, rows_each=self._rows_each, env_ids=batch.env_ids)
+        if OMITTED in merged:
+            self._tell(merged[OMITTED])
+        if batch.episodes is not None:
+            _add_episodes(merged, *batch.episodes)
+        return {**batch.fixed, **merged}
+
+    def _rows(self, batch: InfoParts) -> Iterator[tuple[int, dict[Any, Any]]]:
+        finals = dict(batch.finals)
+        reader = _Reader()
+        for row, payload, fault, objects in batch.payloads:
+            info: dict[Any, Any] = {}
+            final_info: dict[Any, Any] | None = None
+            if payload is not None:
+                values = reader.read(payload, objects)
+                info, final_info = values[0], values[1] if len(values) == 2 else None
+                if reader.has_failed or not self._reserved.isdisjoint(info) or final_info is not None:
+                    env_id = self._env_of(batch, row)
+                    info = self._checked(info, "info", env_id)
+                    final_info = None if final_info is None else self._checked(final_info, "final_info", env_id)
+            if fault is not None:
+                if row not in finals:
+                    info = {**info, "fault": fault}
+                final_info = {"fault": fault}
+            if row in finals:
+                yield row, {"final_obs": finals[row], "final_info": final_info}
+            yield row, info
+
+    def _env_of(self, batch: InfoParts, row: int) -> int:
+        return row // (self._rows_each or 1) if batch.env_ids is None else int(batch.env_ids[row])
+
+    def _checked(self, info: dict[Any, Any] | _Unreadable, leaf: str, env_id: int) -> dict[Any, Any]:
+        """Return an info without what cannot be read, and without what has a name of the pool's."""
+        omissions: list[BadOutput] = []
+        info = _without_unreadable(info, leaf, env_id, omissions)
+        for key in sorted(self._reserved.intersection(info)):
+            why = f"is left out: {key!r} in infos is the pool's own word; give it another name"
+            omissions.append(omission(f"{leaf}[{key!r}]", env_id, why))
+        if not omissions:
+            return info
+        self._tell([omissions])
+        return {**{key: value for key, value in info.items() if key not in self._reserved}, OMITTED: tuple(omissions)}
+
+    def _tell(self, rows: Sequence[Sequence[BadOutput] | None]) -> None:
+        """Log each of these errors, unless the same place of the same env was told of before."""
+        for error in (error for errors in rows for error in errors or ()):
+            if (error.env_id, error.leaf) not in self._told:
+                self._told.add((error.env_id, error.leaf))
+                _log.warning("%s", error.message, exc_info=error.__cause__)
+            if error.__cause__ is not None:
+                error.__cause__.__traceback__ = None  # its frames would keep alive what they refer to
+
+
+def _add_episodes(
+    merged: dict[str, Any], returns: NDArray[np.float64], lengths: NDArray[np.int64], ended: NDArray[np.bool_]
+) -> None:
+    """Add return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics.
+
+    A return has the shape of the env's reward: with agents it is one per agent. Rows whose env says something under
+    "episode" keep that; what is no dict there leaves no room for ours.
+    """
+    own = merged.setdefault("episode", {})
+    if not isinstance(own, dict):
+        return
+    mask = merged.setdefault("_episode", np.zeros(len(ended), np.bool_))
+    rows = ended & ~mask
+    for key, values in (("r", returns), ("l", lengths)):
+        before = own.get(key, np.zeros_like(values))
+        fits = isinstance(before, np.ndarray) and before.shape == values.shape and before.dtype.kind in "biuf"
+        if fits:
+            in_shape = rows.reshape(rows.shape + (1,) * (values.ndim - 1))
+            own[key] = np.where(in_shape, values, before)
+            own[f"_{key}"] = own.get(f"_{key}", False) | rows
+    merged["_episode"] = mask | rows
+
+
+# ---- values that cannot be read ---------------------------------------------------------------------------------------
+
+
+class _Unreadable:
+    """Stands in the place of a value whose pickle cannot be loaded."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+
+
+class _Reader:
+    """Reads the payloads of one batch. `has_failed`: some value of the last payload cannot be read."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+        self._passing: BaseException | None = None  # a signal handler raised it: it goes on to the caller
+
+    def read(self, payload: bytes | str, objects: list[object] | None) -> Sequence[Any]:
+        """Return info, and final info if there is one; `_Unreadable` in the place of what cannot be read."""
+        self.has_failed = False
         try:
-            rows.extend(_in_row_order([payload], finals))
-        except Exception as exc:  # loading runs code of the user's classes; the other rows have nothing to do with it
-            rows.append((payload[0], exc))
-    return rows
+            values = _native.decode_all(payload, self._load, objects)  # type: ignore[arg-type]  # of a str below
+        except MemoryError:
+            raise
+        except BaseException as error:
+            if error is self._passing:
+                raise
+            self.has_failed = True
+            return (_Unreadable(self._cause_of_all(payload, objects, error)),)
+        is_whole = len(values) in (1, 2) and isinstance(values[0], (dict, _Unreadable))
+        if is_whole and (len(values) == 1 or isinstance(values[1], (dict, _Unreadable))):
+            return values
+        self.has_failed = True
+        return (_Unreadable(EngineBug(_OVERWRITTEN)),)
+
+    def _cause_of_all(self, payload: bytes | str, objects: list[object] | None, error: BaseException) -> BaseException:
+        if isinstance(payload, str):
+            return EngineBug(payload)
+        return find_cause(lambda: _native.decode_all(payload, self._load, objects), error)
+
+    def _load(self, data: bytes) -> object:
+        try:
+            return load(data)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            self.has_failed = True
+            return _Unreadable(self._find_cause(data, error))
+
+    def _find_cause(self, data: bytes, error: BaseException) -> BaseException:
+        try:
+            return find_cause(lambda: load(data), error)
+        except BaseException as passing:
+            self._passing = passing
+            raise
 
 
-def _in_row_order(payloads: Sequence[Payload], finals: dict[int, object]) -> Iterator[tuple[int, dict[Any, Any]]]:
-    for row, payload, fault in payloads:
-        decoded: Any = _native.decode(payload, load) if isinstance(payload, bytes) else payload
-        info, final_info, _, _ = decoded or ({}, None, None, None)
-        if fault is not None:
-            if row not in finals:
-                info = {**info, "fault": fault}
-            final_info = {"fault": fault}
-        if row in finals:
-            yield row, {"final_obs": finals[row], "final_info": final_info}
-        yield row, info
+def _without_unreadable(
+    value: dict[Any, Any] | _Unreadable, leaf: str, env_id: int, omissions: list[BadOutput]
+) -> dict[Any, Any]:
+    """Return a dict without the values that are, or contain, something unreadable; adds to `omissions` what they are."""
+    if isinstance(value, _Unreadable):
+        omissions.append(_unreadable(leaf, env_id, value))
+        return {}
+    readable = {}
+    for key, item in value.items():
+        place = f"{leaf}[{key!r}]"
+        unreadable = _find_unreadable(key) or (None if type(item) is dict else _find_unreadable(item))
+        if unreadable is not None:
+            omissions.append(_unreadable(place if not isinstance(key, _Unreadable) else leaf, env_id, unreadable))
+        else:
+            readable[key] = _without_unreadable(item, place, env_id, omissions) if type(item) is dict else item
+    return readable
 
 
-def _episode_info(returns: NDArray[np.float64], lengths: NDArray[np.int64], ended: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics.
+def _unreadable(leaf: str, env_id: int, value: _Unreadable) -> BadOutput:
+    why = f"cannot be read here: {_text_of(value.cause)}; give plain values, or classes that this process can unpickle"
+    error = omission(leaf, env_id, why)
+    error.__cause__ = value.cause
+    return error
 
-    A return has the shape of the env's reward: with agents it is one per agent.
+
+def _find_unreadable(value: object) -> _Unreadable | None:
+    if isinstance(value, _Unreadable):
+        return value
+    if type(value) in (list, tuple, dict):  # made by the codec, so that they do not contain themselves
+        items: Any = value.values() if isinstance(value, dict) else value
+        return next((found for item in items if (found := _find_unreadable(item)) is not None), None)
+    return None
+
+
+def describe_unreadable(error: BaseException, data: bytes, objects: list[object] | None) -> Record:
+    """Return the record of the fault of an env whose observation cannot be read. Native code calls this.
+
+    Raises:
+        BaseException: `error` itself, if it is no fault of the env, but out of memory or of a signal handler.
     """
-    in_shape = ended.reshape(ended.shape + (1,) * (returns.ndim - 1))
-    return {
-        "episode": {
-            "r": np.where(in_shape, returns, 0.0),
-            "l": np.where(ended, lengths, 0),
-            "_r": ended,
-            "_l": ended.copy(),
-        },
-        "_episode": ended.copy(),
-    }
+    if isinstance(error, MemoryError):
+        raise error
+    if not isinstance(error, EngineBug):
+        error = find_cause(lambda: _native.decode_all(data, load, objects), error)
+    return describe(error, "output of step")
+
+
+def _text_of(error: BaseException) -> str:
+    record = describe(error, "info")
+    return f"{record['type']}: {record['message']}" if record["message"] else record["type"]
+
+
+def find_cause(read: Callable[[], object], error: BaseException) -> BaseException:
+    """Decide whether `read`, which raised `error`, did so by itself, or a signal handler raised in the middle of it.
+
+    Reading runs code of the user's classes, which may raise anything, KeyboardInterrupt and SystemExit too; and so may
+    handlers of signals, Ctrl-C above all. So it is read once more, while handlers leave a note when they run.
+
+    Returns:
+        What reading raises by itself.
+    Raises:
+        BaseException: what a handler raised: `error`, if reading works now.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return error  # handlers run in the main thread only
+    with _noted_signals() as came:
+        try:
+            read()
+        except BaseException as again:
+            if came:
+                raise
+            return again
+    raise error
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Yield a list of the signals that Python handlers have handled meanwhile."""
+    came: list[int] = []
+
+    def noted(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], object]:
+        def handle(number: int, frame: FrameType | None) -> object:
+            came.append(number)
+            return handler(number, frame)
+
+        return handle
+
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+    try:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, noted(handler))
+        yield came
+    finally:
+        for handled, handler in handlers.items():
+            signal.signal(handled, handler)

@@ -76,6 +76,7 @@ class Pool:
         self.num_rows = self.num_envs * self.spec.batch_size
         self.num_workers = len(self._running.plans)
         self._state = self._running.state
+        self._unclaimed = self._state.unclaimed
         self._faults = self._running.faults
         self._waits = PoolWait(self._state, self._faults, self.options)
         self._requests = EnvRequests(
@@ -117,7 +118,7 @@ class Pool:
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         self._waits.wait_for(ids, None)
-        return Batch(*self._state.collect(len(ids), None, ids))
+        return self._collect(len(ids), len(ids), None, ids)
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
@@ -135,14 +136,19 @@ class Pool:
     def step_fast(self, actions: Any) -> StepTuple:
         """Step all envs: Gymnasium's five values, by the shortest way. Hot path.
 
-        Large observation arrays are leased: they stay valid while referenced, and no copy is made.
+        Large observation arrays are leased: they stay valid while referenced, and are not copied.
         """
+        result = None
         try:
             result = self._state.step(actions)
+            self._unclaimed[0] = False
+            return result if result is not None else self.step_wait()
         except _native.DeadWorkers:  # nothing was sent
             self.step_async(actions)
-            result = None
-        return result if result is not None else self.step_wait()
+            return self.step_wait()
+        except BaseException:
+            self._take_back(result)
+            raise
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
 
@@ -211,6 +217,7 @@ class Pool:
         Raises:
             EnvError, BadOutput, WorkerDied: an env has a fault. It is told once; the others stay receivable.
             RecvTimeout: too slow. Nothing is lost; call recv() again.
+            KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are wanted than are pending.
         """
         check_timeout(timeout_s)
@@ -220,18 +227,18 @@ class Pool:
             ids = self._pending(env_ids)
             self._set_eager(len(ids) < self.num_envs)
             self._waits.wait_for(ids, timeout_s)
-            return Batch(*self._state.collect(len(ids), out, ids))
+            return self._collect(len(ids), len(ids), out, ids, timeout_s)
         least, most = self._bounds(batch_size, min_envs, max_envs)
         self._set_eager(least < self.num_envs)
         self._waits.wait_any(least, timeout_s)
         if self.options.linger_s and most > least:
             self._waits.linger(most)
-        return Batch(*self._state.collect(most, out))
+        return self._collect(least, most, out, None, timeout_s)
 
     def recv_ready(self) -> Batch:
         """Return what is ready now, which may be nothing (B = 0)."""
         self._waits.poll()
-        return Batch(*self._state.collect(self.num_envs))
+        return self._collect(0, self.num_envs)
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -245,8 +252,15 @@ class Pool:
     def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the envs of the last `reset_async`; observations of all N rows, and infos [N] of those envs."""
         self._waits.wait_for(self._last_reset, timeout_s)
-        result: tuple[Any, dict[str, Any]] = self._state.collect_rows(self._last_reset)
-        return result
+        result = None
+        try:
+            while (result := self._state.collect_rows(self._last_reset)) is None:
+                self._waits.wait_for(self._last_reset, timeout_s)
+            self._unclaimed[0] = False
+            return result
+        except BaseException:
+            self._take_back(result)
+            raise
 
     def step_async(self, actions: Any) -> None:
         """Command a step of all envs but those that are exhausted."""
@@ -255,7 +269,15 @@ class Pool:
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
         """Wait for all envs; Gymnasium's five values."""
         self._waits.wait_any(self.num_envs, timeout_s)
-        return cast("StepTuple", self._state.collect_ready())
+        result = None
+        try:
+            while (result := self._state.collect_ready()) is None:
+                self._waits.wait_any(self.num_envs, timeout_s)
+            self._unclaimed[0] = False
+            return cast("StepTuple", result)
+        except BaseException:
+            self._take_back(result)
+            raise
 
     def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, anew: bool = False) -> None:
         """Bring FAULTED envs back, whose workers are restarted if they are dead; reset them before they are stepped.
@@ -340,6 +362,11 @@ class Pool:
         """Envs whose result can be received now."""
         return self._state.ready_ids()
 
+    @property
+    def has_results_of_all(self) -> bool:
+        """Whether every env is stepping or has a result to be received."""
+        return self._state.num_pending() == self.num_envs
+
     def observe(self, env_ids: EnvIds | None = None) -> Any:
         """Return the newest observations that were received of some envs, or all, [B, ...]; zeros before the first."""
         return self._state.observe(env_ids)
@@ -392,8 +419,8 @@ class Pool:
 
         Args:
             observation: the tree of `spec.observation`, its tuples with factories of your own.
-            wrap: called with each array [B, ...]; what it returns takes the array's place. It must not raise: the results
-                are received by then.
+            wrap: called with each array [B, ...]; what it returns takes the array's place. If it raises, the results can be
+                received again.
             given: by number of a leaf, an array [num_rows, ...] of that leaf's dtype: what the rows hold there, whatever
                 the envs say.
         Raises:
@@ -409,12 +436,17 @@ class Pool:
 
     def step_obs(self, actions: Any) -> Any:
         """Step all envs and return the newest observations, without rewards, flags and infos. Hot path."""
+        obs = None
         try:
             obs = self._state.step_obs(actions)
+            self._unclaimed[0] = False
+            return obs if obs is not None else self.step_wait()[0]
         except _native.DeadWorkers:  # nothing was sent
             self.step_async(actions)
-            obs = None
-        return obs if obs is not None else self.step_wait()[0]
+            return self.step_wait()[0]
+        except BaseException:
+            self._take_back(obs)
+            raise
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -484,3 +516,35 @@ class Pool:
         if is_eager is not self._is_eager:
             self._is_eager = is_eager
             self._state.set_eager(is_eager)
+
+    def _collect(
+        self,
+        least: int,
+        most: int,
+        out: Any = None,
+        env_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Receive what is ready, at most so many envs, and of these if they are named; `least` are ready.
+
+        Python raises KeyboardInterrupt at almost any point, also on the return of a native call, whose result is lost then.
+        So native code marks in `_unclaimed` that it has received results, and what does not reach the caller is taken back.
+        """
+        fields = None
+        try:
+            while (fields := self._state.collect(most, out, env_ids)) is None:  # a result cannot be read: a fault
+                if env_ids is not None:
+                    self._waits.wait_for(env_ids, timeout_s)
+                else:
+                    self._waits.wait_any(least, timeout_s)
+            self._unclaimed[0] = False
+            return Batch(*fields)
+        except BaseException:
+            self._take_back(fields)
+            raise
+
+    def _take_back(self, result: object) -> None:
+        """Let the results of an interrupted call be received again, if it had received any."""
+        if result is not None or self._unclaimed[0]:
+            self._unclaimed[0] = False
+            self._state.take_back()

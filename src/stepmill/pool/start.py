@@ -17,7 +17,7 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool.fault_handler import FaultHandler
-from stepmill.pool.payloads import info_maker
+from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
 from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
@@ -332,7 +332,10 @@ def _ledger_settings(
         "holds_gil": isinstance(backend, ProcessBackend),
         "lease_bytes": LEASE_BYTES,
         "spin_ns": parent_spin_ns(options, num_workers),
-        "make_info": info_maker(spec.batch_size if spec.is_batched else None),
+        "make_info": InfoMaker(
+            spec.batch_size if spec.is_batched else None, reserved_keys(options, is_batched=spec.is_batched)
+        ).make,
+        "describe_unreadable": describe_unreadable,
         "seeding": _SEEDING_NUMBERS[options.seeding],
         "num_episodes": options.num_episodes or 0,
         "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,

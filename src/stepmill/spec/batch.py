@@ -45,13 +45,14 @@ class Players:
         return len(self.env_id)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Batch:
     """The results of B envs; it unpacks like a tuple: obs, reward, terminated, truncated, info, env_id.
 
     Attributes:
         obs: the observations, [B, ...] in every array; dicts and tuples as the env's space has them. Parts of no
-            fixed size (text, sequences, graphs) are tuples of B values. Large arrays are leased: theirs to hold.
+            fixed size (text, sequences, graphs) are tuples of B values. Large arrays are leased: they stay valid
+            while referenced.
         reward: [B] float64, or in the shape [B, ...] and the dtype that the env declares; 0 for an env that was reset.
         terminated: [B] bool; [B, A] for envs with A agents.
         truncated: [B] bool; [B, A] for envs with A agents.
@@ -71,6 +72,26 @@ class Batch:
     info: dict[str, Any]
     env_id: NDArray[np.int64]
     alive: NDArray[np.bool_] | None = None
+
+    def __init__(
+        self,
+        obs: Any,
+        reward: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        info: dict[str, Any],
+        env_id: NDArray[np.int64],
+        alive: NDArray[np.bool_] | None = None,
+    ) -> None:
+        # Hot path: the __init__ that a frozen dataclass generates takes 0.3 us longer.
+        values = self.__dict__
+        values["obs"] = obs
+        values["reward"] = reward
+        values["terminated"] = terminated
+        values["truncated"] = truncated
+        values["info"] = info
+        values["env_id"] = env_id
+        values["alive"] = alive
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.obs, self.reward, self.terminated, self.truncated, self.info, self.env_id))

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import re
 import secrets
+import stat
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -31,6 +33,13 @@ FACTS_NAME = "capsule.json"
 MAX_FACTS_BYTES = 4 << 20
 MAX_ARRAY_BYTES = 64 << 20  # of all arrays
 MAX_MEMBERS = 256
+MAX_FILE_BYTES = MAX_ARRAY_BYTES + MAX_FACTS_BYTES + (1 << 20)
+MAX_NDIM = 32
+MAX_DEPTH = 256  # of the facts: what `to_plain` makes is less deep
+_MEMBER_MARK = b"PK\x01\x02"
+_HEADER = re.compile(
+    rb"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': False, 'shape': \(([\d, ]{0,400})\), \} *\n"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +127,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+_WORDS = {
+    "kind": ("raised", "bad_output", "bad_action", "died", "timed_out", "neighbour"),
+    "command": ("step", "reset", "call", "construct", ""),
+}
+_RESULTS = {"rewards": np.float64, "flags": np.uint8, "hashes": np.uint16}
+
+
 def write_capsule(capsule: Capsule, folder: str, name: str) -> str:
     """Write a capsule whole or not at all, under a name that no other has; return its path.
 
@@ -152,15 +168,37 @@ def read_capsule(path: str) -> Capsule:
         UsageError: there is no such file, or it is no capsule, or a broken one.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            facts, arrays = _read_members(archive)
-        return _checked(facts, arrays)
+        data = _read_file(path)
     except OSError as exc:
         raise UsageError(f"{path} cannot be read: {exc.strerror or exc}; give the path of a crash capsule") from exc
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError) as exc:
-        raise UsageError(f"{path} is no crash capsule, or a broken one: {exc}; give another file") from exc
+    except ValueError as exc:
+        raise UsageError(f"{path!r} is no crash capsule: {exc}; give another file") from exc
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            facts, arrays = _read_members(archive)
+        return _checked(facts, arrays)
     except (MemoryError, RecursionError) as exc:
         raise UsageError(f"{path} is no crash capsule: it asks for too much memory; give another file") from exc
+    except Exception as exc:  # zipfile, zlib and json raise a dozen kinds of errors for bytes that are no archive
+        reason = " ".join(f"{type(exc).__name__}: {exc}".split())
+        raise UsageError(f"{path} is no crash capsule, or a broken one: {reason}; give another file") from exc
+
+
+def _read_file(path: str) -> bytes:
+    """Return the bytes of a regular file that is not too large; others may have no end, or block."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is no regular file")
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    if data.count(_MEMBER_MARK) > 2 * MAX_MEMBERS:  # each takes memory before it can be counted in another way
+        raise ValueError("it has too many members")
+    return data
 
 
 def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -171,12 +209,14 @@ def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, N
     arrays: dict[str, NDArray[Any]] = {}
     facts: object = None
     for member in members:
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename!r} is compressed in another way than capsules are")
         # The size that the archive states is not believed: no more than what is left is ever unpacked.
         limit = MAX_FACTS_BYTES if member.filename == FACTS_NAME else left
         with archive.open(member) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
-            raise ValueError(f"{member.filename} is too large")
+            raise ValueError(f"{member.filename!r} is too large")
         left -= len(data)
         if member.filename == FACTS_NAME:
             facts = json.loads(data)
@@ -188,37 +228,63 @@ def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, N
 
 
 def _read_array(data: bytes) -> NDArray[Any]:
-    file = io.BytesIO(data)
-    major, _ = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(file)
-    if dtype.hasobject or dtype.kind not in "biufc" or is_fortran:
-        raise ValueError(f"an array of {dtype} has no place here")
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    body = data[file.tell() :]
-    if size != len(body):
-        raise ValueError(f"an array of {shape} has {len(body)} bytes")
+    """Return the array of an .npy file as `write_capsule` makes them. NumPy's own reader evaluates the header."""
+    major = data[6] if len(data) > 6 else 0
+    num_bytes = 2 if major == 1 else 4
+    if data[:6] != b"\x93NUMPY" or major not in (1, 2):
+        raise ValueError("one of its arrays is no .npy file")
+    start = 8 + num_bytes
+    end = start + int.from_bytes(data[8:start], "little")
+    header = _HEADER.fullmatch(data[start:end])
+    if header is None:
+        raise ValueError("an array has a header that has no place here")
+    dtype = np.dtype(header[1].decode())
+    shape = tuple(int(length) for length in header[2].split(b",") if length.strip())
+    body = data[end:]
+    if len(shape) > MAX_NDIM or dtype.itemsize * math.prod(shape) != len(body):
+        raise ValueError(f"an array of shape {shape[:MAX_NDIM]} has {len(body)} bytes")
     return np.frombuffer(body, dtype).reshape(shape)
 
 
 def _checked(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Capsule:
+    _check_depth(facts)
     values = {entry.name: facts[entry.name] for entry in fields(Capsule) if entry.name != "arrays"}
     for name, types in _TYPES.items():
         if type(values[name]) not in types:
             raise ValueError(f"{name} is a {type(values[name]).__name__}")
-    length = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
-    num_results = {length.get(name, 0) for name in ("rewards", "flags", "hashes")}
-    num_actions = {count for name, count in length.items() if name.startswith("action.")}
-    known = all(name in ("rewards", "flags", "hashes") or _is_action(name) for name in arrays)
-    if not known or len(num_results) > 1 or len(num_actions) > 1 or min({0, *length.values()}) < 0:
-        raise ValueError("its arrays do not belong together")
-    least = max(*num_results, 1) - 1 + (values["command"] == "step")
-    if num_actions and min(num_actions) < least:
-        raise ValueError("it has fewer actions than steps")
+    for name, known in _WORDS.items():
+        if values[name] not in known:
+            raise ValueError(f"{name} is {values[name]!r:.40}")
+    _check_arrays(arrays, is_step=values["command"] == "step")
     return Capsule(**values, arrays=arrays)
 
 
-def _is_action(name: str) -> bool:
-    return name.startswith("action.") and name[7:].isascii() and name[7:].isdigit() and len(name) < 12
+def _check_arrays(arrays: Mapping[str, NDArray[Any]], *, is_step: bool) -> None:
+    results = {name: array for name, array in arrays.items() if name in _RESULTS}
+    actions = {name: array for name, array in arrays.items() if name not in _RESULTS}
+    if any(array.ndim != 1 or array.dtype != _RESULTS[name] for name, array in results.items()):
+        raise ValueError("its results have other types than those of capsules")
+    if set(actions) != {f"action.{place}" for place in range(len(actions))} or any(
+        array.ndim == 0 for array in actions.values()
+    ):
+        raise ValueError("its actions are not those of capsules")
+    num_results = {len(results[name]) if name in results else 0 for name in _RESULTS}
+    num_actions = {len(array) for array in actions.values()}
+    if len(num_results) > 1 or len(num_actions) > 1:
+        raise ValueError("its arrays do not belong together")
+    least = max(*num_results, 1) - 1 + is_step
+    if num_actions and min(num_actions) < least:
+        raise ValueError("it has fewer actions than steps")
+
+
+def _check_depth(value: object) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return
+    raise ValueError("its facts are nested too deep")
+
+
+def _children(node: object) -> list[object]:
+    return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []

@@ -10,6 +10,7 @@ Nothing here runs code of others but `from_plain`, which imports the names and m
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -23,6 +24,8 @@ import numpy as np
 MAX_ARRAY_BYTES = 65_536
 MAX_DEPTH = 32
 _TAG = "@"
+_NAMING = ("object", "call", "partial")  # kinds of values that have a name to be imported
+_MODULE_AND_NAME = re.compile(r"([A-Za-z_][\w.]*):[\w.<>/-]+")
 
 
 class NotPlain(ValueError):
@@ -119,24 +122,64 @@ def name_of(value: object) -> str:
     return f"{module}:{qualname}"
 
 
-def names_in(plain: object) -> list[str]:
-    """Return what `from_plain` would import, and what a spec of an env names to be imported; each once."""
-    names: dict[str, None] = {}
+def calls_in(plain: object) -> list[str]:
+    """Return what `from_plain` would import and call, with all arguments, as text; each once, calls in calls within them."""
+    texts: dict[str, None] = {}
 
-    def look(node: object, key: str = "") -> None:
-        if isinstance(node, str) and key.endswith("entry_point"):
-            names[node] = None
+    def look(node: object) -> None:
+        if isinstance(node, dict) and node.get(_TAG) in _NAMING:
+            texts[_text_of(node)] = None
+            return
+        children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        for child in children:
+            look(child)
+
+    look(plain)
+    return list(texts)
+
+
+def modules_in(plain: object) -> list[str]:
+    """Return the modules that a value names to be imported, sorted: those of classes and functions, and what is before the
+    colon of a text as "module:Env-v1" or of an entry point, which Gymnasium imports.
+    """
+    modules: set[str] = set()
+
+    def look(node: object) -> None:
+        if isinstance(node, str):
+            found = _MODULE_AND_NAME.fullmatch(node)
+            modules.update((found[1],) if found else ())
         elif isinstance(node, list):
             for item in node:
                 look(item)
         elif isinstance(node, dict):
-            if node.get(_TAG) in ("object", "call", "partial") and isinstance(node.get("name"), str):
-                names[node["name"]] = None
-            for name, item in node.items():
-                look(item, str(name))
+            for key, item in node.items():
+                look(key)
+                look(item)
 
     look(plain)
-    return list(names)
+    return sorted(modules)
+
+
+def _text_of(node: object) -> str:
+    """Return a value in the form of `to_plain` as Python would write it; names as "module:qualname"."""
+    if isinstance(node, list):
+        return f"[{', '.join(_text_of(item) for item in node)}]"
+    if not isinstance(node, dict):
+        return repr(node)
+    kind = node.get(_TAG)
+    name = node.get("name")
+    if kind == "object":
+        return str(name)
+    if kind in ("call", "partial"):
+        args, kwargs = node.get("args"), node.get("kwargs")
+        given = [_text_of(item) for item in args] if isinstance(args, list) else [repr(args)]
+        given += (
+            [f"{key}={_text_of(item)}" for key, item in kwargs.items()] if isinstance(kwargs, dict) else [repr(kwargs)]
+        )
+        return f"{name}({', '.join(given)})"
+    if kind == "tuple" and isinstance(node.get("items"), list):
+        return f"({', '.join(_text_of(item) for item in node['items'])})"
+    return "{" + ", ".join(f"{key!r}: {_text_of(item)}" for key, item in node.items()) + "}"
 
 
 def from_plain(plain: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stepmill.envs.di_engine import timestep_class
 from stepmill.envs.di_managed import CARGO, Form
 from stepmill.frontends.di_engine.errors import TornError
-from stepmill.pool.infos import rows_of
+from stepmill.pool.infos import OMITTED, rows_of
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import BadOutput
 from stepmill.spec.tree import DictNode, Node, Opaque, TupleNode
@@ -106,20 +106,22 @@ def _sort(batch: Batch) -> tuple[dict[int, Any], dict[int, Any]]:
     cargoes: dict[int, Any] = {}
     finals: dict[int, Any] = {}
     for row, info in rows_of(batch.info):
-        if isinstance(info, Exception):
-            cargoes[row] = info
-        elif "final_info" in info:
+        if "final_info" in info:
             finals[row] = info["final_obs"]
-            cargoes[row] = (info["final_info"] or {}).get(CARGO)
+            cargoes[row] = _cargo_of(info["final_info"] or {})
         elif row not in finals:
-            cargoes[row] = info.get(CARGO)
+            cargoes[row] = _cargo_of(info)
     return cargoes, finals
+
+
+def _cargo_of(info: Mapping[str, Any]) -> Any:
+    """Return what the env sent along, or the error that kept it from being read."""
+    return info[OMITTED][0] if CARGO not in info and OMITTED in info else info.get(CARGO)
 
 
 def _torn(env_id: int, cause: Exception) -> TornError:
     error = TornError(
-        f"the timestep of env {env_id} cannot be read: {type(cause).__name__}: {cause}; its info must be loadable in "
-        "the manager's process",
+        f"the timestep of env {env_id} cannot be read: {cause}; its info must be loadable in the manager's process",
         env_id=env_id,
         leaf="info",
         phase="step",

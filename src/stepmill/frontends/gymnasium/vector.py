@@ -147,7 +147,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self._waiting = _Waiting.STEP
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """Return the results of `step_async`; see `step`.
+        """Return the results of `step_async`, or of a `step` that Ctrl-C interrupted; see `step`.
 
         Args:
             timeout: seconds; None waits while something live is at work.
@@ -311,7 +311,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def _wait(self, kind: _Waiting, wait: Callable[..., Any], timeout: float | None) -> Any:
         if self._waiting is _Waiting.CLOSED:
             self._refuse(f"{kind.value}_wait")
-        if self._waiting is not kind:
+        # An interrupted step() leaves results behind, too.
+        is_left = kind is _Waiting.STEP and self._waiting is _NOTHING and self._pool.has_results_of_all
+        if self._waiting is not kind and not is_left:
             raise NothingPendingError(f"no {kind.value} is pending; begin one with {kind.value}_async()", kind.value)
         is_over = True
         try:

@@ -22,15 +22,17 @@ class EnvFault:
         record: encoded description of the exception, or None.
         worker: that was to carry it out.
         ticket: number of the command.
-        at_reset: whether a reset failed.
+        begins_episode: whether the command begins an episode.
+        was_resetting: whether the env was in `reset`, which it may be in a step as well.
     """
 
     env_id: int
     kind: FaultKind | None
-    record: bytes | None
+    record: bytes | dict[str, str] | None
     worker: int
     ticket: int
-    at_reset: bool
+    begins_episode: bool
+    was_resetting: bool
 
 
 @dataclass(frozen=True)
