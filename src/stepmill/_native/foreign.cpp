@@ -177,7 +177,7 @@ void ForeignLoop::flush() {
 void ForeignLoop::write_payload(std::uint32_t local, nb::handle payload) {
     buffer_.clear();
     if (!encoder_.encode(payload.ptr(), buffer_)) throw nb::python_error();
-    if (buffer_.size() <= slab_->plan.payload_row_bytes) {
+    if (buffer_.size() <= slab_->plan.payload.row_bytes) {
         std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
     } else {
         OverflowRef ref;

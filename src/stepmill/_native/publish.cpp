@@ -134,7 +134,7 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
 bool Loop::write_payload(std::uint32_t local, PyObject* payload) {
     buffer_.clear();
     if (!encoder_.encode(payload, buffer_)) return false;
-    if (buffer_.size() <= slab_->plan.payload_row_bytes) {
+    if (buffer_.size() <= slab_->plan.payload.row_bytes) {
         std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
     } else {
         OverflowRef ref;
