@@ -165,8 +165,8 @@ void a_range_that_is_no_whole_pages_is_refused() {
 constexpr std::uint32_t NUM_SLOTS = 5, NUM_PRIVATE = 2;
 
 void a_slot_that_is_held_or_pinned_is_not_given_away() {
-    const auto slab = make_arena(1, 1);
-    const auto book = std::make_shared<SlotBook>(slab->memory, NUM_SLOTS);
+    const auto slab = make_arena(1, 1, NUM_SLOTS);
+    const auto book = std::make_shared<SlotBook>(*slab);
     CHECK(book->find_free(NUM_PRIVATE) == 2);
     auto lease = std::make_unique<Lease>(book, 2);
     CHECK(book->find_free(NUM_PRIVATE) == 3 && book->num_held() == 1);
@@ -185,8 +185,8 @@ void a_slot_that_is_held_or_pinned_is_not_given_away() {
 
 // Leases are dropped by whatever thread collects the garbage.
 void leases_dropped_in_many_threads_are_counted() {
-    const auto slab = make_arena(1, 1);
-    const auto book = std::make_shared<SlotBook>(slab->memory, NUM_SLOTS);
+    const auto slab = make_arena(1, 1, NUM_SLOTS);
+    const auto book = std::make_shared<SlotBook>(*slab);
     std::vector<std::thread> threads;
     for (std::uint32_t t = 0; t < 4; ++t) {
         threads.emplace_back([&book, t] {
@@ -203,12 +203,67 @@ void leases_dropped_in_many_threads_are_counted() {
 
 // Arrays outlive the pool: the memory goes with the last of them.
 void a_lease_keeps_the_memory_of_a_slab_that_is_gone() {
-    auto slab = make_arena(1, 1);
+    auto slab = make_arena(1, 1, NUM_SLOTS);
     std::uint64_t& value = observation(*slab, 0);
     value = 42;
-    const auto lease = std::make_unique<Lease>(std::make_shared<SlotBook>(slab->memory, NUM_SLOTS), 0);
+    const auto lease = std::make_unique<Lease>(std::make_shared<SlotBook>(*slab), 0);
     slab.reset();
     CHECK(value == 42);
+}
+
+// Ends with 0 in a child where `is_good` holds.
+template <typename Check>
+void check_in_a_fork(const Check& is_good) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) _exit(is_good() ? 0 : 1);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+void a_forked_child_has_what_was_held_for_itself() {
+    const auto slab = make_arena(1, 1, NUM_SLOTS);
+    const auto book = std::make_shared<SlotBook>(*slab);
+    const Lease lease(book, 2);
+    std::uint64_t &held = observation(*slab, 0, 2), &other = observation(*slab, 0, 3);
+    held = 42, other = 43;
+    check_in_a_fork([&] {
+        held = 7;
+        return other == 43;
+    });
+    CHECK(held == 42);
+    int gate[2];
+    CHECK(pipe(gate) == 0);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char byte = 0;
+        _exit(read(gate[0], &byte, 1) == 1 && held == 42 && other == 44 ? 0 : 1);
+    }
+    held = 8, other = 44;
+    CHECK(write(gate[1], "x", 1) == 1);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(gate[0]), close(gate[1]);
+}
+
+// The mutex that keeps forks away is one that their children must be able to take.
+void forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other() {
+    std::atomic<bool> is_over{false};
+    std::thread maker([&is_over] {
+        while (!is_over.load()) {
+            const auto slab = make_arena(1, 1, NUM_SLOTS);
+            const Lease lease(std::make_shared<SlotBook>(*slab), 2);
+        }
+    });
+    for (int i = 0; i < 50; ++i) {
+        check_in_a_fork([] {
+            const auto slab = make_arena(1, 1, NUM_SLOTS);
+            return slab->plan.num_slots == NUM_SLOTS;
+        });
+    }
+    is_over.store(true);
+    maker.join();
 }
 
 }  // namespace
@@ -227,5 +282,7 @@ int main() {
         {"a slot that is held or pinned is not given away", a_slot_that_is_held_or_pinned_is_not_given_away},
         {"leases dropped in many threads are counted", leases_dropped_in_many_threads_are_counted},
         {"a lease keeps the memory of a slab that is gone", a_lease_keeps_the_memory_of_a_slab_that_is_gone},
+        {"a forked child has what was held for itself", a_forked_child_has_what_was_held_for_itself},
+        {"forks, and slabs that come and go in other threads, do not block each other", forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other},
     });
 }

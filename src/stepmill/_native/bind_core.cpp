@@ -47,6 +47,7 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.batch_size = static_cast<std::uint32_t>(number("batch_size"));
     plan.num_slots = static_cast<std::uint32_t>(number("num_slots"));
     plan.private_slots = static_cast<std::uint32_t>(number("private_slots"));
+    plan.lease_bytes = number("lease_bytes");
     plan.pool_words = number("pool_words");
     plan.shared_words = number("shared_words");
     auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };

@@ -43,7 +43,7 @@ Errors& errors() {
 
 Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
     : slab_(std::move(slab)),
-      book_(std::make_shared<SlotBook>(slab_->memory, slab_->plan.num_slots)),
+      book_(std::make_shared<SlotBook>(*slab_)),
       num_envs_(nb::cast<std::uint32_t>(settings["num_envs"])),
       batch_size_(slab_->plan.batch_size),
       num_workers_(static_cast<std::uint32_t>(slab_->workers.size())),
@@ -76,7 +76,7 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       has_episodes_(nb::cast<bool>(settings["episode_stats"])),
       holds_gil_(nb::cast<bool>(settings["holds_gil"])),
       is_batched_(nb::cast<bool>(settings["batched"])),
-      lease_bytes_(nb::cast<std::size_t>(settings["lease_bytes"])),
+      lease_bytes_(slab_->plan.lease_bytes),
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
       encoder_(nb::object(settings["pickler"]).ptr()),
       make_info_(settings["make_info"]),

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "at_fork.hpp"
 #include "protocol.hpp"
 
 namespace stepmill {
@@ -67,12 +68,18 @@ struct OutcomePlan {
     bool is_plain() const noexcept { return num_agents == 0 && has_scalar_reward && !has_float_reward; }
 };
 
+// Bytes start … stop-1 of a slab.
+struct ByteRange {
+    std::size_t start, stop;
+};
+
 struct SlabPlan {
     std::size_t size_bytes = 0;
     std::uint32_t num_rows = 0;
     std::uint32_t batch_size = 1;  // rows per server
     std::uint32_t num_slots = 1;
     std::uint32_t private_slots = 1;
+    std::size_t lease_bytes = 0;                           // an observation leaf of at least so many bytes a batch is lent
     std::size_t pool_words = 0, shared_words = 0;
     std::vector<std::size_t> learner_words, worker_words;  // by worker
     std::vector<std::size_t> segments;                     // by worker: where its part of every split column begins
@@ -89,6 +96,16 @@ struct SlabPlan {
 
     SlabPlan() = default;
     SlabPlan(SlabPlan&&) = default;  // columns point into `places`
+
+    // Where the observations of a slot lie that can be lent.
+    std::vector<ByteRange> lent_ranges(std::size_t slot) const {
+        std::vector<ByteRange> ranges;
+        for (const Column& column : observation) {
+            const std::size_t start = column.at(slot, 0), size = column.row_bytes * num_rows;
+            if (size >= lease_bytes) ranges.push_back({start, start + size});
+        }
+        return ranges;
+    }
 
     // Finds the place of each row in the columns that are split. With an `only_worker` the plan holds for its rows alone, whose
     // places need no table.
@@ -120,16 +137,12 @@ struct SlabPlan {
     }
 };
 
-// Bytes start … stop-1 of a slab.
-struct ByteRange {
-    std::size_t start, stop;
-};
-
-// Owns the mapping. The last of pool, loop and leases that lets go unmaps it.
-class SlabMemory {
+// Owns the mapping. The last of pool, loop and leases that lets go unmaps it. A forked child can read it, and write none of it.
+class SlabMemory final : AtFork {
    public:
     // writable: ranges of whole pages; the rest can only be read.
     SlabMemory(int fd, std::size_t size_bytes, std::span<const ByteRange> writable) : size_bytes_(size_bytes) {
+        const std::lock_guard no_fork(forks());
         void* base = mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
         if (base == MAP_FAILED) throw std::runtime_error("the slab cannot be mapped: " + std::to_string(size_bytes) + " bytes");
         base_ = static_cast<std::byte*>(base);
@@ -139,14 +152,19 @@ class SlabMemory {
             throw std::runtime_error("the slab cannot be made writable: too many mappings, or bytes " + std::to_string(range.start) + " to " +
                                      std::to_string(range.stop) + " are not whole pages");
         }
+        join();
     }
-    ~SlabMemory() { munmap(base_, size_bytes_); }
-    SlabMemory(const SlabMemory&) = delete;
-    SlabMemory& operator=(const SlabMemory&) = delete;
+    ~SlabMemory() {
+        const std::lock_guard no_fork(forks());
+        leave();
+        munmap(base_, size_bytes_);
+    }
 
     std::byte* base() const noexcept { return base_; }
 
    private:
+    void after_fork_in_child() noexcept override { mprotect(base_, size_bytes_, PROT_READ); }
+
     std::byte* base_ = nullptr;
     std::size_t size_bytes_;
 };

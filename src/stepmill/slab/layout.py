@@ -202,6 +202,7 @@ class _Builder:
             "batch_size": self._spec.batch_size,
             "num_slots": self._num_slots,
             "private_slots": PRIVATE_SLOTS,
+            "lease_bytes": LEASE_BYTES,
             "servers": [list(owned) for owned in self._servers],
             "pool_words": ruler.place("pool words", _native.POOL_WORDS_BYTES),
             "learner_words": [
