@@ -4,10 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-POOL_CONTROL_BYTES: int = 320
+LAYOUT_VERSION: int = 2
 
-def worker_control_bytes(num_servers: int) -> int:
-    """Bytes of one worker's control words."""
+POOL_WORDS_BYTES: int = 128
+
+SHARED_WORDS_BYTES: int = 192
+
+def learner_words_bytes(num_servers: int) -> int:
+    """Bytes of the learner's words of one worker."""
+
+def worker_words_bytes(num_servers: int) -> int:
+    """Bytes of one worker's own words."""
 
 REPLAY_PLACE: int = 0
 
@@ -28,7 +35,10 @@ def register_errors(usage: object, busy: object, closed: object, bug: object) ->
 class Slab:
     """One mapped slab of shared memory; slab/layout.py says what lies where."""
 
-    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int]) -> None: ...
+    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int], writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
+        """
+        writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.
+        """
 
     def place(self) -> tuple:
         """

@@ -11,16 +11,17 @@ import numpy as np
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from tests.harness.pools import await_restart
+from tests.harness.slab_memory import write_slab
 from tests.harness.spare_envs import KILL, Named, named_pool
 
 FAST = {"max_restarts": 1000}
 GUARD_S = 20.0
-WORKER_CONTROL_BYTES = 4 * 64  # of protocol.hpp; the ticket words come next
+STATE_AT = 3 * 64  # of protocol.hpp: from a worker's own words on, the state of its first server
 NONSENSE = 77
 
 
 class Traitor(CountingEnv):
-    """Overwrites the command word of its neighbour, and dies, when it is told to."""
+    """Overwrites the state word of its neighbour, and dies, when it is told to."""
 
     def __init__(self, identity):
         super().__init__(identity)
@@ -31,17 +32,9 @@ class Traitor(CountingEnv):
 
     def step(self, action):
         if self._at is not None:
-            slab = next(int(name) for name in os.listdir("/proc/self/fd") if "stepmill-slab" in link_of(name))
-            os.pwrite(slab, struct.pack("<I", NONSENSE), self._at)
+            write_slab(self._at, struct.pack("<I", NONSENSE))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
-
-
-def link_of(name):
-    try:
-        return os.readlink(f"/proc/self/fd/{name}")
-    except OSError:
-        return ""
 
 
 def test_a_worker_that_is_to_be_replaced_does_not_take_what_its_successor_is_commanded():
@@ -85,7 +78,7 @@ def test_what_was_commanded_before_a_death_is_not_done_by_the_successor_whatever
     options = stepmill.PoolOptions(context="fork", on_fault="truncate", **FAST)
     with stepmill.Pool([partial(Traitor, env_id) for env_id in range(2)], num_workers=1, options=options) as pool:
         pool.reset(seed=0)
-        at = dict(pool._running.slab.plan)["worker_control"][0] + WORKER_CONTROL_BYTES + 4
+        at = dict(pool._running.slab.plan)["worker_words"][0] + STATE_AT + 4
         pool.call("plan", at, env_ids=[0])
         batch = pool.step([1, 1])  # env 0 comes first, and env 1 is never begun
         assert batch.truncated.tolist() == [True, True]

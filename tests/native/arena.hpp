@@ -12,33 +12,42 @@
 
 namespace stepmill {
 
-inline SlabPlan plan_arena(std::uint32_t num_workers, std::uint32_t servers_per_worker) {
+inline SlabPlan plan_arena(std::uint32_t num_workers, std::uint32_t servers_per_worker, std::uint32_t num_slots) {
     SlabPlan plan;
+    plan.num_slots = num_slots;
     plan.num_rows = num_workers * servers_per_worker;
-    std::size_t used = sizeof(PoolControl);
+    plan.shared_words = sizeof(PoolWords);
+    std::size_t used = plan.shared_words + sizeof(SharedWords);
     for (std::uint32_t worker = 0; worker < num_workers; ++worker) {
-        plan.worker_control.push_back(used);
+        plan.learner_words.push_back(used);
+        used += learner_words_bytes(servers_per_worker);
+        plan.worker_words.push_back(used);
+        used += worker_words_bytes(servers_per_worker);
         plan.servers.emplace_back(servers_per_worker);
         std::iota(plan.servers.back().begin(), plan.servers.back().end(), worker * servers_per_worker);
-        used += worker_control_bytes(servers_per_worker);
     }
-    plan.observation.push_back(Column{used, 0, sizeof(std::uint64_t)});
-    plan.size_bytes = used + align_line(plan.num_rows * sizeof(std::uint64_t));
+    constexpr std::size_t PAGE = 4096;
+    used = (used + PAGE - 1) / PAGE * PAGE;
+    const std::size_t stride = (plan.num_rows * sizeof(std::uint64_t) + PAGE - 1) / PAGE * PAGE;
+    plan.observation.push_back(Column{.offset = used, .slot_stride = stride, .row_bytes = sizeof(std::uint64_t)});
+    plan.size_bytes = used + num_slots * stride;
     return plan;
 }
 
-inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t servers_per_worker) {
-    SlabPlan plan = plan_arena(num_workers, servers_per_worker);
+inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t servers_per_worker, std::uint32_t num_slots = 1) {
+    SlabPlan plan = plan_arena(num_workers, servers_per_worker, num_slots);
     const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(plan.size_bytes)) == 0);
-    auto slab = std::make_shared<Slab>(fd, std::move(plan), std::vector<int>{}, std::vector<int>{});
+    plan.place_rows();
+    const ByteRange whole{0, plan.size_bytes};
+    auto slab = std::make_shared<Slab>(fd, std::move(plan), std::vector<int>{}, std::vector<int>{}, std::span(&whole, 1));
     close(fd);
     slab->format();
     return slab;
 }
 
-inline std::uint64_t& observation(Slab& slab, std::uint32_t server) {
-    return *reinterpret_cast<std::uint64_t*>(slab.base + slab.plan.observation[0].at(0, server));
+inline std::uint64_t& observation(Slab& slab, std::uint32_t server, std::uint32_t slot = 0) {
+    return *reinterpret_cast<std::uint64_t*>(slab.base + slab.plan.observation[0].at(slot, server));
 }
 
 }  // namespace stepmill

@@ -57,7 +57,10 @@ enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_D
 class Household {
    public:
     Household(Habit habit, Limits limits) : slab(make_arena(1, 2)), pid(fork()) {
-        if (pid == 0) live(*slab, habit);
+        if (pid == 0) {
+            mprotect(slab->base, slab->plan.size_bytes, PROT_READ | PROT_WRITE);  // as if the worker had mapped it
+            live(*slab, habit);
+        }
         CHECK(pid > 0);
         reaper = std::make_unique<Reaper>(slab, limits);
         const int pidfd = open_pidfd(pid);

@@ -3,6 +3,7 @@
 #include "bindings.hpp"
 #include "ledger.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,7 +15,7 @@ using namespace nb::literals;
 
 Column parse_column(nb::handle item) {
     nb::tuple parts = nb::cast<nb::tuple>(item);
-    return {nb::cast<std::size_t>(parts[0]), nb::cast<std::size_t>(parts[1]), nb::cast<std::size_t>(parts[2])};
+    return {nb::cast<std::size_t>(parts[0]), nb::cast<std::size_t>(parts[1]), nb::cast<std::size_t>(parts[2]), nb::cast<bool>(parts[3])};
 }
 
 std::vector<Column> parse_columns(nb::handle list) {
@@ -46,7 +47,11 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.batch_size = static_cast<std::uint32_t>(number("batch_size"));
     plan.num_slots = static_cast<std::uint32_t>(number("num_slots"));
     plan.private_slots = static_cast<std::uint32_t>(number("private_slots"));
-    plan.worker_control = nb::cast<std::vector<std::size_t>>(fields["worker_control"]);
+    plan.lease_bytes = number("lease_bytes");
+    plan.pool_words = number("pool_words");
+    plan.shared_words = number("shared_words");
+    auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };
+    plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments");
     for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
     plan.observation = parse_columns(fields["observation"]);
     plan.final_observation = parse_columns(fields["final_observation"]);
@@ -54,12 +59,10 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.staging = parse_columns(fields["staging"]);
     plan.info = parse_columns(fields["info"]);
     plan.outcome = parse_outcome(fields);
-    plan.over = number("over");
-    plan.episode_length = number("episode_length");
-    plan.payload = number("payload");
-    plan.payload_row_bytes = number("payload_row_bytes");
-    plan.blob = number("blob");
-    plan.blob_row_bytes = number("blob_row_bytes");
+    plan.over = parse_column(fields["over"]);
+    plan.episode_length = parse_column(fields["episode_length"]);
+    plan.payload = parse_column(fields["payload"]);
+    plan.blob = parse_column(fields["blob"]);
     return plan;
 }
 
@@ -103,10 +106,15 @@ PyType_Slot* collector_slots() {
 void bind_slab(nb::module_& module) {
     nb::class_<Slab>(module, "Slab", "One mapped slab of shared memory; slab/layout.py says what lies where.")
         .def("__init__",
-             [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds) {
-                 new (self) Slab(fd, parse_plan(plan), command_fds, result_fds);
+             [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds, std::vector<std::pair<std::size_t, std::size_t>> writable, int only_worker) {
+                 std::vector<ByteRange> ranges;
+                 for (const auto& [start, stop] : writable) ranges.push_back({start, stop});
+                 SlabPlan parsed = parse_plan(plan);
+                 parsed.place_rows(only_worker);
+                 new (self) Slab(fd, std::move(parsed), command_fds, result_fds, ranges);
              },
-             "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a)
+             "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a, "writable"_a, "only_worker"_a = SlabPlan::ALL_WORKERS,
+             "writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.")
         .def("place", [](const Slab& slab) { return nb::make_tuple(reinterpret_cast<std::uintptr_t>(slab.base), slab.plan.size_bytes); },
              "Address and size in bytes of the mapping in this process, for whoever locks its pages.")
         .def("format", &Slab::format, "Write the header. The pool's, once, before a worker attaches.")
@@ -225,8 +233,11 @@ void bind_ledger(nb::module_& module) {
 }  // namespace
 
 void bind_core(nb::module_& module) {
-    module.attr("POOL_CONTROL_BYTES") = sizeof(PoolControl);
-    module.def("worker_control_bytes", &worker_control_bytes, "num_servers"_a, "Bytes of one worker's control words.");
+    module.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
+    module.attr("POOL_WORDS_BYTES") = sizeof(PoolWords);
+    module.attr("SHARED_WORDS_BYTES") = sizeof(SharedWords);
+    module.def("learner_words_bytes", &learner_words_bytes, "num_servers"_a, "Bytes of the learner's words of one worker.");
+    module.def("worker_words_bytes", &worker_words_bytes, "num_servers"_a, "Bytes of one worker's own words.");
     module.attr("REPLAY_PLACE") = static_cast<int>(ReplayEvent::PLACE);
     module.attr("REPLAY_PLAYED") = static_cast<int>(ReplayEvent::PLAYED);
     module.attr("REPLAY_DIFFERS") = static_cast<int>(ReplayEvent::DIFFERS);

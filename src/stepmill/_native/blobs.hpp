@@ -15,7 +15,7 @@ constexpr std::uint64_t BLOB_IN_ROW = UINT64_MAX;  // as a blob's offset: it lie
 
 // Writes a value that fits its row, which costs no system call. False: it does not fit.
 inline bool write_small_blob(const Slab& slab, std::uint32_t server, const std::vector<std::uint8_t>& bytes) noexcept {
-    if (bytes.size() > slab.plan.blob_row_bytes) return false;
+    if (bytes.size() > slab.plan.blob.row_bytes) return false;
     const Seat seat = slab.seats[server];
     const ServerWords& words = slab.words[seat.worker];
     std::memcpy(slab.blob(server), bytes.data(), bytes.size());
@@ -30,7 +30,7 @@ inline bool write_small_blob(const Slab& slab, std::uint32_t server, const std::
     const OverflowRef ref{words.blob_offset[local], words.blob_bytes[local], words.blob_generation[local]};
     if (ref.offset != BLOB_IN_ROW) return read_overflow(slab.command_fds.at(worker), ref, out);
     out.clear();
-    if (ref.size > slab.plan.blob_row_bytes) return false;
+    if (ref.size > slab.plan.blob.row_bytes) return false;
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(slab.blob(slab.plan.servers[worker][local]));
     out.assign(bytes, bytes + ref.size);
     return true;

@@ -175,7 +175,7 @@ void ForeignLoop::flush() {
 }
 
 void ForeignLoop::store_payload(std::uint32_t local) {
-    if (buffer_.size() <= slab_->plan.payload_row_bytes) {
+    if (buffer_.size() <= slab_->plan.payload.row_bytes) {
         std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
     } else {
         OverflowRef ref;

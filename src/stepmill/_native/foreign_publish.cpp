@@ -209,7 +209,7 @@ void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t
     *slab_->terminated(at) = seat.is_held ? seat.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
     *slab_->truncated(at) = seat.is_held ? seat.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
     const bool is_end = *slab_->terminated(at) || *slab_->truncated(at);
-    slab_->over()[at] = is_end;
+    *slab_->over(at) = is_end;
     if (seat.is_reset || seat.needs_reset) {
         seat.episode_return = 0.0, seat.episode_length = 0;
         if (autoreset_ != Autoreset::SAME_STEP) slab_->clear_episode(at);
@@ -217,7 +217,7 @@ void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t
         seat.episode_return += reward;
         ++seat.episode_length;
         *slab_->episode_return(at) = seat.episode_return;
-        slab_->episode_length()[at] = seat.episode_length;
+        *slab_->episode_length(at) = seat.episode_length;
         if (is_end) seat.episode_return = 0.0, seat.episode_length = 0;
     }
     if (seat.is_held) write_final(local);

@@ -245,7 +245,7 @@ nb::object Ledger::gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot
 void Ledger::gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const {
     const std::size_t env_bytes = leaf.row_bytes * batch_size_;
     if (is_all(ids) && common_slot >= 0) {
-        std::memcpy(target, slab_->base + leaf.column.at(static_cast<std::size_t>(common_slot), 0), env_bytes * num_envs_);
+        slab_->copy_rows(leaf.column, static_cast<std::size_t>(common_slot), target);
     } else {
         for (std::size_t i = 0; i < ids.size(); ++i) {
             std::memcpy(target + i * env_bytes, slab_->base + leaf.column.at(envs_[ids[i]].latest, row_of(ids[i])), env_bytes);

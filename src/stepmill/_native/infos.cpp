@@ -18,7 +18,7 @@ std::span<const std::uint8_t> Ledger::fetch_payload(std::uint32_t env_id) {
     const std::uint64_t bytes = words.payload_bytes[seat.local];
     if (!(words.result[seat.local] & RESULT_REMOTE)) {
         const auto* row = reinterpret_cast<const std::uint8_t*>(slab_->payload(result_row(env_id)));
-        buffer_.assign(row, row + std::min<std::uint64_t>(bytes, slab_->plan.payload_row_bytes));
+        buffer_.assign(row, row + std::min<std::uint64_t>(bytes, slab_->plan.payload.row_bytes));
         return buffer_;
     }
     const OverflowRef ref{words.payload_offset[seat.local], bytes, words.payload_generation[seat.local]};
@@ -125,10 +125,9 @@ nb::object Ledger::read_info(std::uint32_t id) {
 
 // (returns, lengths, which of them ended) if an episode ended in this batch, else None.
 nb::object Ledger::episodes(const Ids& ids) const {
-    const std::uint8_t* over = slab_->over();
     bool is_any = false;
     for (const std::uint32_t id : ids) {
-        for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) is_any |= over[row] != 0;
+        for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) is_any |= *slab_->over(row) != 0;
     }
     if (!is_any) return nb::none();
     return nb::make_tuple(gather_rows(episode_return_, ids), gather_rows(episode_length_, ids), gather_rows(over_, ids));

@@ -167,20 +167,20 @@ bool Loop::write_info(std::uint32_t row, Result& result) {
 }
 
 void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
-    if (is_plain_ && slab_->over()[row] == 0) {  // hot: a step of one number that ends nothing
+    if (is_plain_ && *slab_->over(row) == 0) {  // hot: a step of one number that ends nothing
         *slab_->episode_return(row) = env.episode_return[k] += *reinterpret_cast<const double*>(slab_->reward(row));
-        slab_->episode_length()[row] = ++env.episode_length[k];
+        *slab_->episode_length(row) = ++env.episode_length[k];
         return;
     }
     const std::uint32_t num_rewards = slab_->plan.outcome.num_rewards;
     double* running = env.episode_return.data() + std::size_t{k} * num_rewards;
     double* shared = slab_->episode_return(row);  // the running values too: of a worker that dies they are all that is left
-    const bool is_end = slab_->over()[row] != 0;
+    const bool is_end = *slab_->over(row) != 0;
     for (std::uint32_t i = 0; i < num_rewards; ++i) {
         shared[i] = running[i] + slab_->reward_item(row, i);
         running[i] = is_end ? 0.0 : shared[i];
     }
-    slab_->episode_length()[row] = ++env.episode_length[k];
+    *slab_->episode_length(row) = ++env.episode_length[k];
     if (is_end) env.episode_length[k] = 0;
 }
 
@@ -212,7 +212,7 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     } else {
         *reinterpret_cast<double*>(slab_->reward(row)) = result.reward_value;
     }
-    put<std::uint8_t>(slab_->over()[row], result.is_over);
+    put<std::uint8_t>(*slab_->over(row), result.is_over);
     if (served.alive.empty()) {
         put<std::uint8_t>(*slab_->terminated(row), result.is_terminated);
         put<std::uint8_t>(*slab_->truncated(row), result.is_truncated);
@@ -250,11 +250,11 @@ bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& r
     for (std::uint32_t k = 0; k < batch_size_; ++k) {
         *slab_->terminated(row + k) = items(terminated)[k] != 0;
         *slab_->truncated(row + k) = items(truncated)[k] != 0;
-        slab_->over()[row + k] = items(terminated)[k] || items(truncated)[k];
+        *slab_->over(row + k) = items(terminated)[k] || items(truncated)[k];
         const bool is_reset = served.ended[k] && autoreset_ == Autoreset::NEXT_STEP;
         if (is_reset) slab_->clear_episode(row + k);
         else note_episode(served, row + k, k);
-        served.ended[k] = slab_->over()[row + k];
+        served.ended[k] = *slab_->over(row + k);
     }
     return true;
 }

@@ -1,7 +1,12 @@
 // The words that a pool and its workers share, and the only functions that change them. Knows neither Python nor NumPy.
 //
-//     slab:  PoolControl | WorkerControl 0, its server words | WorkerControl 1, its server words | … | data arrays
+//     learner's  PoolWords | LearnerWords 0, its arrays of server words | LearnerWords 1, … | options of resets | actions
+//     shared     SharedWords
+//     worker 0's WorkerWords, its arrays of server words, its rows of small data arrays
+//     worker 1's …
+//     large observations
 //
+// Each part begins on a page of its own, and a worker process maps for writing only what it writes (slab/layout.py).
 // One writer per byte (docs/ARCHITECTURE.md). What several write is an atomic read-modify-write and says so.
 #pragma once
 
@@ -19,7 +24,7 @@ namespace stepmill {
 
 constexpr std::size_t CACHE_LINE = 64;
 constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
-constexpr std::uint32_t LAYOUT_VERSION = 1;
+constexpr std::uint32_t LAYOUT_VERSION = 2;
 
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
 // What a worker is at. An early reset (overlapped) answers no command: nobody asked for it yet.
@@ -46,33 +51,46 @@ using Word = std::atomic<std::uint32_t>;
 using ObsHash = std::uint16_t;  // few bits: the parent reads them all, see docs/decisions/0017
 static_assert(Word::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
-struct alignas(CACHE_LINE) PoolControl {
+// The learner's words of the pool. Workers map them for reading only.
+struct alignas(CACHE_LINE) PoolWords {
     // Written once, before a worker attaches.
     std::uint64_t magic;
     std::uint32_t version;
     std::uint32_t num_workers;
     std::uint64_t size_bytes;
-    alignas(CACHE_LINE) Word bell;   // anyone adds; the parent sleeps on it
-    alignas(CACHE_LINE) Word count;  // anyone adds: results published since the start, a hint
-    // The parent's.
     alignas(CACHE_LINE) Word want;  // ring when count crosses this
     Word eager;                     // 1: workers add to count after every result, 0: after every group
     Word parked;                    // 1: the parent sleeps, a ring needs the system call
     std::atomic<std::int32_t> max_spinners;
-    Word spin_ns;                              // how long a worker may spin before it parks
-    Word num_spin_workers;                     // workers 0 … this-1 may spin at all
-    Word hashing;                              // 1: workers leave a hash of every observation
+    Word spin_ns;                   // how long a worker may spin before it parks
+    Word num_spin_workers;          // workers 0 … this-1 may spin at all
+    Word hashing;                   // 1: workers leave a hash of every observation
+};
+static_assert(sizeof(PoolWords) == 2 * CACHE_LINE);
+
+// Words that every worker writes, by atomic read-modify-write: the only ones that a worker which writes outside its own memory
+// can spoil for others. All three are hints. Nobody waits for ever, and nothing that is handed out changes, whatever they say.
+struct alignas(CACHE_LINE) SharedWords {
+    Word bell;                       // anyone adds; the parent sleeps on it, 100 ms at a time
+    alignas(CACHE_LINE) Word count;  // anyone adds: results published since the start
     alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // a bit per who spins; each sets and clears its own, the reaper clears a dead one's
 };
-static_assert(sizeof(PoolControl) == 5 * CACHE_LINE);
+static_assert(sizeof(SharedWords) == 3 * CACHE_LINE);
 
-struct alignas(CACHE_LINE) WorkerControl {
-    // The parent's.
+// The learner's words of one worker, which maps them for reading only.
+struct alignas(CACHE_LINE) LearnerWords {
     Word bell;      // the worker sleeps on it
     Word requests;  // slow requests posted so far
     Word stop;      // 1: close the envs and end
-    // The worker's.
-    alignas(CACHE_LINE) Word parked;
+    // The reaper's.
+    alignas(CACHE_LINE) Word dead;
+    Word buried;  // 1: it has let go of the dead: nobody but the learner's thread writes these words until a successor is watched
+};
+static_assert(sizeof(LearnerWords) == 2 * CACHE_LINE);
+
+// A worker's own words.
+struct alignas(CACHE_LINE) WorkerWords {
+    Word parked;
     Word current;   // the server whose command runs, NO_SERVER when none does
     Word running;   // its Activity there
     Word serving;   // 1: at a slow request, which has a deadline of its own
@@ -82,31 +100,61 @@ struct alignas(CACHE_LINE) WorkerControl {
     std::atomic<std::uint64_t> num_steps;
     std::atomic<std::uint64_t> num_resets;
     std::atomic<std::uint64_t> num_retries;  // resets that were tried once more
-    // The reaper's.
-    alignas(CACHE_LINE) Word dead;
-    Word buried;  // 1: it has let go of the dead: nobody but the learner's thread writes these words until a successor is watched
 };
-static_assert(sizeof(WorkerControl) == 4 * CACHE_LINE);
+static_assert(sizeof(WorkerWords) == 2 * CACHE_LINE);
+
+// All words of a pool, wherever they lie.
+struct PoolControl {
+    std::uint64_t& magic;
+    std::uint32_t& version;
+    std::uint32_t& num_workers;
+    std::uint64_t& size_bytes;
+    Word &want, &eager, &parked;
+    std::atomic<std::int32_t>& max_spinners;
+    Word &spin_ns, &num_spin_workers, &hashing;
+    Word &bell, &count;
+    std::atomic<std::uint64_t>& spinners;
+
+    PoolControl(PoolWords& own, SharedWords& shared) noexcept
+        : magic(own.magic), version(own.version), num_workers(own.num_workers), size_bytes(own.size_bytes),
+          want(own.want), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
+          spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing),
+          bell(shared.bell), count(shared.count), spinners(shared.spinners) {}
+};
+
+// All words of one worker, wherever they lie.
+struct WorkerControl {
+    WorkerWords& own;
+    Word &bell, &requests, &stop, &dead, &buried;
+    Word &parked, &current, &running, &serving;
+    std::atomic<std::uint64_t>&progress, &env_ns, &wait_ns, &num_steps, &num_resets, &num_retries;
+
+    WorkerControl(LearnerWords& learner, WorkerWords& own) noexcept
+        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), dead(learner.dead), buried(learner.buried),
+          parked(own.parked), current(own.current), running(own.running), serving(own.serving),
+          progress(own.progress), env_ns(own.env_ns), wait_ns(own.wait_ns), num_steps(own.num_steps),
+          num_resets(own.num_resets), num_retries(own.num_retries) {}
+};
 
 constexpr std::uint32_t NO_SERVER = UINT32_MAX;
 
 // The worker begins something, or turns to another part of it. Who sees `current` sees what it is at, and the progress.
 inline void begin_activity(WorkerControl& worker, std::uint32_t local, Activity activity) noexcept {
-    worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    worker.running.store(static_cast<std::uint32_t>(activity), std::memory_order_release);
-    worker.current.store(local, std::memory_order_release);
+    worker.own.progress.store(worker.own.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    worker.own.running.store(static_cast<std::uint32_t>(activity), std::memory_order_release);
+    worker.own.current.store(local, std::memory_order_release);
 }
 
 // In this order: as long as `current` names a server, what ran there when progress last grew runs on.
 inline void end_activity(WorkerControl& worker) noexcept {
-    worker.current.store(NO_SERVER, std::memory_order_release);
-    worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    worker.own.current.store(NO_SERVER, std::memory_order_release);
+    worker.own.progress.store(worker.own.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
 // A slow request was answered. The progress first: who sees that it is over must not count its time as the next command's.
 inline void end_request(WorkerControl& worker) noexcept {
-    worker.progress.store(worker.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    worker.serving.store(0, std::memory_order_release);
+    worker.own.progress.store(worker.own.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    worker.own.serving.store(0, std::memory_order_release);
 }
 
 // What is as it was is not written: a line that nobody writes stays in the caches of both sides, and most of what a result says
@@ -118,9 +166,10 @@ inline void put(Value& place, Value value) noexcept {
 
 constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
-// The control words of a worker's k servers: one array per word, each from a cache line of its own.
+// The control words of a worker's k servers: one array per word, each from a cache line of its own. The learner's arrays lie
+// behind its words of the worker, the worker's arrays behind the worker's own.
 struct ServerWords {
-    // The parent's.
+    // The learner's.
     Word* ticket;
     std::uint32_t* row;
     std::uint8_t* command;
@@ -141,28 +190,35 @@ struct ServerWords {
     std::uint64_t* payload_generation;
     ObsHash* hash;
 
-    static ServerWords at(std::byte* base, std::uint32_t num_servers) noexcept {
+    static ServerWords at(std::byte* learner, std::byte* worker, std::uint32_t num_servers) noexcept {
         ServerWords words{};
-        std::size_t used = 0;
-        auto place = [&](auto*& pointer) {
-            using Item = std::remove_reference_t<decltype(*pointer)>;
-            pointer = reinterpret_cast<Item*>(base + used);
-            used += align_line(sizeof(Item) * num_servers);
-        };
-        place(words.ticket), place(words.row), place(words.command), place(words.flags), place(words.slot), place(words.seed);
-        place(words.blob_offset), place(words.blob_bytes), place(words.blob_generation), place(words.episode);
-        place(words.done), place(words.state), place(words.fault), place(words.result);
-        place(words.payload_offset), place(words.payload_bytes), place(words.payload_generation), place(words.hash);
+        words.place_learners(learner, num_servers);
+        words.place_workers(worker, num_servers);
         return words;
     }
 
-    static constexpr std::size_t size_bytes(std::uint32_t num_servers) noexcept {
-        const std::size_t n = num_servers;
-        return 5 * align_line(4 * n) + 4 * align_line(n) + 8 * align_line(8 * n) + align_line(sizeof(ObsHash) * n);
+    static std::size_t learner_bytes(std::uint32_t num_servers) noexcept { return ServerWords{}.place_learners(nullptr, num_servers); }
+    static std::size_t worker_bytes(std::uint32_t num_servers) noexcept { return ServerWords{}.place_workers(nullptr, num_servers); }
+
+   private:
+    std::size_t place_learners(std::byte* base, std::uint32_t num_servers) noexcept {
+        return place(base, num_servers, ticket, row, command, flags, slot, seed, blob_offset, blob_bytes, blob_generation, episode);
+    }
+    std::size_t place_workers(std::byte* base, std::uint32_t num_servers) noexcept {
+        return place(base, num_servers, done, state, fault, result, payload_offset, payload_bytes, payload_generation, hash);
+    }
+    // Places arrays one after the other; returns how many bytes they take. Without a base it only counts.
+    template <typename... Items>
+    static std::size_t place(std::byte* base, std::uint32_t num_servers, Items*&... arrays) noexcept {
+        std::size_t used = 0;
+        ((arrays = base == nullptr ? nullptr : reinterpret_cast<Items*>(base + used), used += align_line(sizeof(Items) * num_servers)), ...);
+        return used;
     }
 };
 
-constexpr std::size_t worker_control_bytes(std::uint32_t num_servers) { return sizeof(WorkerControl) + ServerWords::size_bytes(num_servers); }
+// Bytes of what the learner and a worker write of the worker's words.
+inline std::size_t learner_words_bytes(std::uint32_t num_servers) { return sizeof(LearnerWords) + ServerWords::learner_bytes(num_servers); }
+inline std::size_t worker_words_bytes(std::uint32_t num_servers) { return sizeof(WorkerWords) + ServerWords::worker_bytes(num_servers); }
 
 // ---- row states -------------------------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
 
 // Puts the bytes in the buffer where the pool finds them.
 bool Loop::store_payload(std::uint32_t local) {
-    if (buffer_.size() <= slab_->plan.payload_row_bytes) {
+    if (buffer_.size() <= slab_->plan.payload.row_bytes) {
         std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
     } else {
         OverflowRef ref;

@@ -12,7 +12,7 @@
 namespace stepmill {
 
 bool Ledger::is_ended(std::uint32_t id) const {
-    return !is_batched_ && !envs_[id].is_taking && slab_->over()[row_of(id)] != 0;
+    return !is_batched_ && !envs_[id].is_taking && *slab_->over(row_of(id)) != 0;
 }
 
 // A batched env whose rows have all ended begins anew with its next step: between episodes there is nothing to cut short.
@@ -21,7 +21,7 @@ bool Ledger::resets_itself(std::uint32_t id, bool is_received) const {
 }
 
 bool Ledger::have_all_ended(std::uint32_t id, bool is_received) const {
-    const std::uint8_t* over = (is_batched_ && is_received ? ended_.data() : slab_->over()) + row_of(id);
+    const std::uint8_t* over = is_batched_ && is_received ? ended_.data() + row_of(id) : slab_->over(row_of(id));
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
 
@@ -29,7 +29,7 @@ bool Ledger::have_all_ended(std::uint32_t id, bool is_received) const {
 void Ledger::note_ended(std::uint32_t id, bool is_cut) {
     std::uint8_t* ended = ended_.data() + row_of(id);
     if (is_cut) std::fill_n(ended, batch_size_, std::uint8_t{1});
-    else std::copy_n(slab_->over() + row_of(id), batch_size_, ended);
+    else std::copy_n(slab_->over(row_of(id)), batch_size_, ended);
 }
 
 // Each row says so, but for one whose episode had ended before, and whose next one was to begin now: it waits once more.
@@ -48,7 +48,7 @@ void Ledger::mark_truncated(std::uint32_t id) {
         const bool is_any = std::ranges::any_of(before, [](std::uint8_t flag) { return flag != 0; });
         if (is_any) std::memcpy(slab_->truncated(row), before.data(), before.size());  // the dead do not end twice
         std::memset(slab_->alive(row), goes_on, alive.row_bytes);
-        slab_->over()[row] = 1;
+        *slab_->over(row) = 1;
     }
 }
 

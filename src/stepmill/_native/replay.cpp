@@ -116,17 +116,20 @@ void Ledger::write_batch() {
     }
     for (const Leaf& leaf : action_.leaves) journal_.write(slab_->base + leaf.column.at(0, 0));
     if (is_plain_ && !is_batched_) {
-        const std::uint8_t *terminated = slab_->terminated(0), *truncated = slab_->truncated(0);
-        for (std::uint32_t id = 0; id < num_envs_; ++id) flags_[id] = static_cast<std::uint8_t>(terminated[id] | truncated[id] << 1);
+        slab_->copy_rows(slab_->plan.outcome.terminated, 0, reinterpret_cast<std::byte*>(flags_.data()));
+        for (const RowRun& run : slab_->plan.runs) {
+            const std::uint8_t* truncated = slab_->truncated(run.first);
+            for (std::size_t i = 0; i < run.num; ++i) flags_[run.first + i] = static_cast<std::uint8_t>(flags_[run.first + i] | truncated[i] << 1);
+        }
         gather_hashes();
-        journal_.write(slab_->reward(0));
+        slab_->copy_rows(slab_->plan.outcome.reward, 0, reinterpret_cast<std::byte*>(rewards_.data()));
     } else {
         for (std::uint32_t id = 0; id < num_envs_; ++id) {
             const Outcome outcome = outcome_of(id);
             rewards_[id] = outcome.reward, hashes_[id] = outcome.hash, flags_[id] = outcome.flags;
         }
-        journal_.write(rewards_.data());
     }
+    journal_.write(rewards_.data());
     journal_.write(hashes_.data());
     journal_.write(flags_.data());
     is_recorded_ = false;
@@ -241,14 +244,14 @@ std::vector<std::byte> Ledger::copy_sums(std::uint32_t id) const {
     const std::size_t returns = slab_->plan.outcome.episode_return.row_bytes * batch_size_, lengths = sizeof(std::int64_t) * batch_size_;
     std::vector<std::byte> sums(returns + lengths);
     std::memcpy(sums.data(), slab_->episode_return(row_of(id)), returns);
-    std::memcpy(sums.data() + returns, slab_->episode_length() + row_of(id), lengths);
+    std::memcpy(sums.data() + returns, slab_->episode_length(row_of(id)), lengths);
     return sums;
 }
 
 void Ledger::restore_sums(std::uint32_t id, const std::vector<std::byte>& sums) {
     const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
     std::memcpy(slab_->episode_return(row_of(id)), sums.data(), returns);
-    std::memcpy(slab_->episode_length() + row_of(id), sums.data() + returns, lengths);
+    std::memcpy(slab_->episode_length(row_of(id)), sums.data() + returns, lengths);
 }
 
 // Where in its episodes an env object stands, and what was commanded: for who must do something at the same place again.
@@ -272,7 +275,7 @@ void Ledger::walk_outcome(std::uint32_t id, Copy copy) const {
     const OutcomePlan& plan = slab_->plan.outcome;
     for (const Column* column : {&plan.reward, &plan.terminated, &plan.truncated, &plan.alive}) copy(slab_->base + column->at(0, row_of(id)), column->row_bytes * batch_size_);
     for (const Column& column : slab_->plan.info) copy(slab_->base + column.at(0, row_of(id)), column.row_bytes * batch_size_);
-    copy(reinterpret_cast<std::byte*>(slab_->over()) + row_of(id), batch_size_);
+    copy(reinterpret_cast<std::byte*>(slab_->over(row_of(id))), batch_size_);
 }
 
 // ---- envs that are held ------------------------------------------------------------------------------------------
@@ -321,7 +324,7 @@ void Ledger::end_hold_with_fault(std::uint32_t id) {
     restore_sums(id, env.replay->sums);
     const std::byte* kept = env.replay->outcome.data();
     if (!env.replay->outcome.empty()) walk_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
-    if (!env.is_commanded() && !is_batched_) slab_->over()[row_of(id)] = env.replay->was_ended;
+    if (!env.is_commanded() && !is_batched_) *slab_->over(row_of(id)) = env.replay->was_ended;
     if (env.is_masked) empty_row(id);
     words.flags[seat.local] = 0;
     release_env(id);

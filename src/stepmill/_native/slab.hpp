@@ -1,7 +1,9 @@
 // One mapped slab: where everything lies. Built once from the plan that slab/layout.py made; knows no Python.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -13,17 +15,40 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "at_fork.hpp"
 #include "protocol.hpp"
 
 namespace stepmill {
 
-// One leaf of an observation or action: [slot][row][row_bytes].
-struct Column {
-    std::size_t offset;
-    std::size_t slot_stride;  // 0 where there is only one slot
-    std::size_t row_bytes;
+// Where the rows of a worker lie in columns that are split by worker.
+struct RowPlace {
+    std::size_t segment;  // of the row's worker
+    std::size_t local;    // the row's number there
+};
 
-    std::size_t at(std::size_t slot, std::size_t row) const noexcept { return offset + slot * slot_stride + row * row_bytes; }
+// One data array: [slot][row][row_bytes]. Large observations, which are lent, and what the learner writes are whole. All others
+// are split by worker: a part in each worker's segment, on pages that no other worker can write.
+struct Column {
+    std::size_t offset = 0;       // of row 0 in the slab; of a split column: of a worker's first row in its segment
+    std::size_t slot_stride = 0;  // 0 where there is only one slot
+    std::size_t row_bytes = 0;
+    bool is_split = false;
+    const RowPlace* places = nullptr;  // of a split column, by row: the slab's, which outlives every copy of the column
+
+    std::size_t at(std::size_t slot, std::size_t row) const noexcept { return offset + slot * slot_stride + from_start(row, row_bytes); }
+    // The same where there is one slot, and the size of a row is known when this is compiled.
+    template <std::size_t ROW_BYTES>
+    std::size_t at(std::size_t row) const noexcept { return offset + from_start(row, ROW_BYTES); }
+
+   private:
+    std::size_t from_start(std::size_t row, std::size_t size) const noexcept {
+        return places == nullptr ? row * size : places[row].segment + places[row].local * size;
+    }
+};
+
+// Rows that follow each other in every column.
+struct RowRun {
+    std::size_t first, num;
 };
 
 // Where a server's control words lie.
@@ -44,37 +69,103 @@ struct OutcomePlan {
     bool is_plain() const noexcept { return num_agents == 0 && has_scalar_reward && !has_float_reward; }
 };
 
+// Bytes start … stop-1 of a slab.
+struct ByteRange {
+    std::size_t start, stop;
+};
+
 struct SlabPlan {
     std::size_t size_bytes = 0;
     std::uint32_t num_rows = 0;
     std::uint32_t batch_size = 1;  // rows per server
     std::uint32_t num_slots = 1;
     std::uint32_t private_slots = 1;
-    std::vector<std::size_t> worker_control;             // offset of each WorkerControl
-    std::vector<std::vector<std::uint32_t>> servers;     // of each worker, in local order
+    std::size_t lease_bytes = 0;                           // an observation leaf of at least so many bytes a batch is lent
+    std::size_t pool_words = 0, shared_words = 0;
+    std::vector<std::size_t> learner_words, worker_words;  // by worker
+    std::vector<std::size_t> segments;                     // by worker: where its part of every split column begins
+    std::vector<std::vector<std::uint32_t>> servers;       // of each worker, in local order
     std::vector<Column> observation, final_observation, action, info;
-    std::vector<Column> staging;                         // first observations that wait for their turn: row num_rows + i is row i there. Only with spares
+    std::vector<Column> staging;                           // first observations that wait for their turn: row num_rows + i is row i there. Only with spares
     OutcomePlan outcome;
-    std::size_t over = 0, episode_length = 0;
-    std::size_t payload = 0, payload_row_bytes = 0;
-    std::size_t blob = 0, blob_row_bytes = 0;            // a row per server
+    Column over{}, episode_length{}, payload{};
+    Column blob{};                                         // a row per server
+    std::vector<RowPlace> places;                          // by row; made by place_rows()
+    std::vector<RowRun> runs;
+
+    static constexpr int ALL_WORKERS = -1;
+
+    SlabPlan() = default;
+    SlabPlan(SlabPlan&&) = default;  // columns point into `places`
+
+    // Where the observations of a slot lie that can be lent.
+    std::vector<ByteRange> lent_ranges(std::size_t slot) const {
+        std::vector<ByteRange> ranges;
+        for (const Column& column : observation) {
+            const std::size_t start = column.at(slot, 0), size = column.row_bytes * num_rows;
+            if (size >= lease_bytes) ranges.push_back({start, start + size});
+        }
+        return ranges;
+    }
+
+    // Finds the place of each row in the columns that are split. With an `only_worker` the plan holds for its rows alone, whose
+    // places need no table.
+    void place_rows(int only_worker = ALL_WORKERS) {
+        places.resize(num_rows);
+        for (std::size_t worker = 0; worker < servers.size(); ++worker) {
+            for (std::size_t local = 0; local < servers[worker].size() * batch_size; ++local) {
+                const std::size_t row = std::size_t{servers[worker][local / batch_size]} * batch_size + local % batch_size;
+                if (row < num_rows) places[row] = {segments.empty() ? 0 : segments.at(worker), local};
+            }
+        }
+        for (std::size_t row = 0; row < num_rows; ++row) {
+            const bool follows = row != 0 && places[row].segment == places[row - 1].segment && places[row].local == places[row - 1].local + 1;
+            if (!follows) runs.push_back({row, 0});
+            ++runs.back().num;
+        }
+        const std::size_t first = only_worker == ALL_WORKERS ? 0 : std::size_t{servers.at(static_cast<std::size_t>(only_worker)).at(0)} * batch_size;
+        const bool has_table = only_worker == ALL_WORKERS && runs.size() > 1;
+        auto point = [&](Column& column) {
+            if (!column.is_split) return;
+            column.places = has_table ? places.data() : nullptr;
+            if (has_table) return;
+            column.is_split = false;
+            column.offset += places.at(first).segment - first * column.row_bytes;  // the worker's rows follow each other
+        };
+        for (std::vector<Column>* columns : {&observation, &final_observation, &action, &info, &staging}) std::ranges::for_each(*columns, point);
+        for (Column* column : {&outcome.reward, &outcome.terminated, &outcome.truncated, &outcome.alive, &outcome.episode_return}) point(*column);
+        for (Column* column : {&over, &episode_length, &payload, &blob}) point(*column);
+    }
 };
 
-// Owns the mapping. The last of pool, loop and leases that lets go unmaps it.
-class SlabMemory {
+// Owns the mapping. The last of pool, loop and leases that lets go unmaps it. A forked child can read it, and write none of it.
+class SlabMemory final : AtFork {
    public:
-    SlabMemory(int fd, std::size_t size_bytes) : size_bytes_(size_bytes) {
-        void* base = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    // writable: ranges of whole pages; the rest can only be read.
+    SlabMemory(int fd, std::size_t size_bytes, std::span<const ByteRange> writable) : size_bytes_(size_bytes) {
+        const std::lock_guard no_fork(forks());
+        void* base = mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
         if (base == MAP_FAILED) throw std::runtime_error("the slab cannot be mapped: " + std::to_string(size_bytes) + " bytes");
         base_ = static_cast<std::byte*>(base);
+        for (const ByteRange range : writable) {
+            if (mprotect(base_ + range.start, range.stop - range.start, PROT_READ | PROT_WRITE) == 0) continue;
+            munmap(base_, size_bytes_);
+            throw std::runtime_error("the slab cannot be made writable: too many mappings, or bytes " + std::to_string(range.start) + " to " +
+                                     std::to_string(range.stop) + " are not whole pages");
+        }
+        join();
     }
-    ~SlabMemory() { munmap(base_, size_bytes_); }
-    SlabMemory(const SlabMemory&) = delete;
-    SlabMemory& operator=(const SlabMemory&) = delete;
+    ~SlabMemory() {
+        const std::lock_guard no_fork(forks());
+        leave();
+        munmap(base_, size_bytes_);
+    }
 
     std::byte* base() const noexcept { return base_; }
 
    private:
+    void after_fork_in_child() noexcept override { mprotect(base_, size_bytes_, PROT_READ); }
+
     std::byte* base_ = nullptr;
     std::size_t size_bytes_;
 };
@@ -113,24 +204,27 @@ inline std::uint64_t file_id(int fd) {
 // Pointers into a mapping. Shared by value of its shared_ptr; all members are constant after the constructor.
 class Slab {
    public:
-    Slab(int fd, SlabPlan slab_plan, const std::vector<int>& commands, const std::vector<int>& results)
+    // slab_plan: with its rows placed. writable: what this process may write, ranges of whole pages.
+    Slab(int fd, SlabPlan slab_plan, const std::vector<int>& commands, const std::vector<int>& results, std::span<const ByteRange> writable)
         : plan(std::move(slab_plan)),
           id(file_id(fd)),
           command_fds(commands),
           result_fds(results),
-          memory(std::make_shared<SlabMemory>(fd, plan.size_bytes)),
+          memory(std::make_shared<SlabMemory>(fd, plan.size_bytes, writable)),
           base(memory->base()),
-          pool(reinterpret_cast<PoolControl*>(base)) {
-        for (std::size_t w = 0; w < plan.worker_control.size(); ++w) {
-            std::byte* control = base + plan.worker_control[w];
-            workers.push_back(reinterpret_cast<WorkerControl*>(control));
-            words.push_back(ServerWords::at(control + sizeof(WorkerControl), static_cast<std::uint32_t>(plan.servers[w].size())));
-            for (std::uint32_t local = 0; local < plan.servers[w].size(); ++local) {
+          control(*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words)) {
+        for (std::size_t w = 0; w < plan.servers.size(); ++w) {
+            std::byte *const learner = base + plan.learner_words.at(w), *const own = base + plan.worker_words.at(w);
+            const auto num_servers = static_cast<std::uint32_t>(plan.servers[w].size());
+            controls.emplace_back(*reinterpret_cast<LearnerWords*>(learner), *reinterpret_cast<WorkerWords*>(own));
+            words.push_back(ServerWords::at(learner + sizeof(LearnerWords), own + sizeof(WorkerWords), num_servers));
+            for (std::uint32_t local = 0; local < num_servers; ++local) {
                 const std::uint32_t server = plan.servers[w][local];
                 if (server >= seats.size()) seats.resize(server + 1);
                 seats[server] = {static_cast<std::uint32_t>(w), local};
             }
         }
+        for (WorkerControl& worker : controls) workers.push_back(&worker);
     }
 
     // Called once, by the pool that made the memfd, before a worker attaches.
@@ -148,13 +242,15 @@ class Slab {
         }
     }
 
-    // Of a row: its reward, a flag per agent, who is alive; whether this result ended its episode; the episode so far.
-    std::byte* reward(std::size_t row) const noexcept { return base + plan.outcome.reward.at(0, row); }
+    // Of a row: its reward, a flag per agent, who is alive; whether this result ended its episode; the episode so far. The rows of
+    // an env follow each other.
+    std::byte* reward(std::size_t row) const noexcept { return cell(plan.outcome.reward, row); }
     std::uint8_t* terminated(std::size_t row) const noexcept { return bytes(plan.outcome.terminated, row); }
     std::uint8_t* truncated(std::size_t row) const noexcept { return bytes(plan.outcome.truncated, row); }
     std::uint8_t* alive(std::size_t row) const noexcept { return bytes(plan.outcome.alive, row); }
-    std::uint8_t* over() const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.over); }
-    double* episode_return(std::size_t row) const noexcept { return reinterpret_cast<double*>(base + plan.outcome.episode_return.at(0, row)); }
+    std::uint8_t* over(std::size_t row) const noexcept { return reinterpret_cast<std::uint8_t*>(base + plan.over.at<1>(row)); }
+    double* episode_return(std::size_t row) const noexcept { return reinterpret_cast<double*>(cell(plan.outcome.episode_return, row)); }
+    std::int64_t* episode_length(std::size_t row) const noexcept { return reinterpret_cast<std::int64_t*>(base + plan.episode_length.at<sizeof(std::int64_t)>(row)); }
     double reward_item(std::size_t row, std::size_t index) const noexcept {
         const std::byte* items = reward(row);
         return plan.outcome.has_float_reward ? static_cast<double>(reinterpret_cast<const float*>(items)[index]) : reinterpret_cast<const double*>(items)[index];
@@ -166,29 +262,41 @@ class Slab {
         std::memset(terminated(row), 0, outcome.terminated.row_bytes);
         std::memset(truncated(row), 0, outcome.truncated.row_bytes);
         std::memset(alive(row), 1, outcome.alive.row_bytes);
-        over()[row] = 0;
+        *over(row) = 0;
     }
     // No step of the episode yet.
     void clear_episode(std::size_t row) const noexcept {
         std::memset(episode_return(row), 0, plan.outcome.episode_return.row_bytes);
-        episode_length()[row] = 0;
+        *episode_length(row) = 0;
     }
-    std::int64_t* episode_length() const noexcept { return reinterpret_cast<std::int64_t*>(base + plan.episode_length); }
-    std::byte* blob(std::size_t server) const noexcept { return base + plan.blob + server * plan.blob_row_bytes; }
-    std::byte* payload(std::size_t row) const noexcept { return base + plan.payload + row * plan.payload_row_bytes; }
+    std::byte* blob(std::size_t server) const noexcept { return cell(plan.blob, server); }
+    std::byte* payload(std::size_t row) const noexcept { return cell(plan.payload, row); }
 
+    // Copies a column's rows, all of them, in order.
+    void copy_rows(const Column& column, std::size_t slot, std::byte* target) const noexcept {
+        const std::size_t row_bytes = column.row_bytes;
+        if (!column.is_split) {
+            std::memcpy(target, base + column.at(slot, 0), row_bytes * plan.num_rows);
+            return;
+        }
+        for (const RowRun& run : plan.runs) std::memcpy(target + run.first * row_bytes, base + column.at(slot, run.first), row_bytes * run.num);
+    }
+
+    std::vector<ServerWords> words;       // by worker
+    std::vector<Seat> seats;              // by server
+    std::vector<WorkerControl*> workers;  // into `controls`
     const SlabPlan plan;
     const std::uint64_t id;  // of the memory: slabs over the same one have the same
     const OwnFds command_fds, result_fds;
     const std::shared_ptr<SlabMemory> memory;
     std::byte* const base;
-    PoolControl* const pool;
-    std::vector<WorkerControl*> workers;
-    std::vector<ServerWords> words;
-    std::vector<Seat> seats;  // by server
+    PoolControl control;
+    PoolControl* const pool = &control;
+    std::deque<WorkerControl> controls;
 
    private:
-    std::uint8_t* bytes(const Column& column, std::size_t row) const noexcept { return reinterpret_cast<std::uint8_t*>(base + column.at(0, row)); }
+    std::byte* cell(const Column& column, std::size_t row) const noexcept { return base + column.at(0, row); }
+    std::uint8_t* bytes(const Column& column, std::size_t row) const noexcept { return reinterpret_cast<std::uint8_t*>(cell(column, row)); }
 };
 
 }  // namespace stepmill

@@ -19,7 +19,7 @@ from stepmill.backends.thread import ThreadBackend
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
-from stepmill.slab.layout import LEASE_BYTES, lay_out
+from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
@@ -330,7 +330,6 @@ def _ledger_settings(
         "episode_stats": options.episode_stats is not False,
         "batched": spec.is_batched,
         "holds_gil": isinstance(backend, ProcessBackend),
-        "lease_bytes": LEASE_BYTES,
         "spin_ns": parent_spin_ns(options, num_workers),
         "make_info": InfoMaker(
             spec.batch_size if spec.is_batched else None, reserved_keys(options, is_batched=spec.is_batched)

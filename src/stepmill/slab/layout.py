@@ -1,29 +1,39 @@
-"""Where everything lies in a slab.
+"""Where everything lies in a slab, and what of it each worker may write.
 
-    | pool control | worker 0: control, server words | worker 1: … | data arrays, each from a cache line of its own |
+    | learner's: control words, reset options, actions | shared words | segment of worker 0 | segment 1 | … | whole arrays |
+
+Each part begins on a page of its own. A segment holds what one worker writes: its control words, and its rows of all data
+arrays that are copied out of the slab. Observations that are lent, not copied, lie in whole arrays: the rows of all workers
+follow each other, and where the rows of two workers meet they may share a page. A worker process can read all of the slab,
+and write only the shared words, its segment, and the pages of its rows of whole arrays.
 
 The control words are C++ structures (`_native/protocol.hpp`); this file places them and the data arrays, and native code
-takes the places from `Layout.plan`. No two fields share a byte, which a property test checks.
+takes the places from `Layout.plan`. Property tests check that no two fields share a byte, and who can write which.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import mmap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepmill import _native
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.tree import Leaf, Node, leaves
+from stepmill.spec.tree import Leaf, leaves
 
 LINE_BYTES = 64
-PAGE_BYTES = 4096
+PAGE_BYTES = mmap.PAGESIZE
 PRIVATE_SLOTS = 3  # two that alternate, and one more that makes all envs meet in one slot again after a partial reset
 LEASE_BYTES = 16 * 1024  # an observation leaf of at least so many bytes a batch is lent, a smaller one copied
 PAYLOAD_ROW_BYTES = (
     1024  # an info that is larger goes to the worker's overflow memory, unless the env asks for more room
 )
 BLOB_ROW_BYTES = 256  # a reset's options or an opaque action that are larger go to the worker's command memory
+
+Range = tuple[int, int]  # bytes start … stop-1
+# Offset, slot stride, bytes of a row, whether it is split: then the offset is from the start of each worker's segment.
+Column = tuple[int, int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -36,12 +46,55 @@ class Span:
 
 
 @dataclass(frozen=True)
+class WritableParts:
+    """What workers may write.
+
+    Attributes:
+        shared: what all of them may write.
+        segments: by worker, what only that worker may write.
+        rows: by worker, its first row, and the one behind its last.
+        arrays: (offset, bytes of a row) of each copy of each whole array.
+    """
+
+    shared: tuple[Range, ...]
+    segments: tuple[Range, ...]
+    rows: tuple[Range, ...]
+    arrays: tuple[tuple[int, int], ...]
+
+    def ranges(self, worker: int) -> list[Range]:
+        """Return what one worker may write: ranges of whole pages, in order, none of which touches the next."""
+        first, behind = self.rows[worker]
+        own = [(offset + first * row_bytes, offset + behind * row_bytes) for offset, row_bytes in self.arrays]
+        return _merge_pages((*self.shared, self.segments[worker], *own))
+
+
+def _merge_pages(ranges: Iterable[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for start, stop in sorted(ranges):
+        pages = start // PAGE_BYTES * PAGE_BYTES, _round_up(stop, PAGE_BYTES)
+        if merged and pages[0] <= merged[-1][1]:
+            last = merged.pop()
+            pages = last[0], max(pages[1], last[1])
+        merged.append(pages)
+    return merged
+
+
+def _round_up(place: int, align: int) -> int:
+    return -(-place // align) * align
+
+
+@dataclass(frozen=True)
 class Layout:
-    """A slab's size, its fields, and the plan that native code reads."""
+    """A slab's size, its fields, and the plan that native code reads.
+
+    Attributes:
+        writable: what workers may write; in the plan, too, which travels to them.
+    """
 
     size_bytes: int
     spans: tuple[Span, ...]
     plan: dict[str, object]
+    writable: WritableParts
 
 
 class _Ruler:
@@ -52,10 +105,24 @@ class _Ruler:
         self.end = 0
 
     def place(self, name: str, size_bytes: int, align: int = LINE_BYTES) -> int:
-        start = -(-self.end // align) * align
+        start = _round_up(self.end, align)
         self.end = start + size_bytes
         self.spans.append(Span(name, start, self.end))
         return start
+
+    def place_column(
+        self, name: str, row_bytes: int, num_rows: int, *, num_slots: int = 1, is_split: bool = False
+    ) -> Column:
+        """Place `num_slots` copies of [num_rows, ...]."""
+        size_bytes = row_bytes * num_rows
+        # Slots of large leaves begin on pages of their own: what is never used is never resident.
+        align = PAGE_BYTES if size_bytes >= PAGE_BYTES else LINE_BYTES
+        starts = [self.place(f"{name} slot {slot}", max(size_bytes, 1), align) for slot in range(num_slots)]
+        return starts[0], starts[1] - starts[0] if num_slots > 1 else 0, row_bytes, is_split
+
+    def begin_page(self) -> int:
+        self.end = _round_up(self.end, PAGE_BYTES)
+        return self.end
 
 
 def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int, num_spares: int = 0) -> Layout:
@@ -63,102 +130,155 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
 
     Args:
         spec: of the envs.
-        servers: of each worker, the servers it owns, in local order.
+        servers: of each worker, the servers it owns, in local order. Without spares they follow each other.
         lease_slots: D, result slots that can be lent, beside the private ones.
         num_spares: how many of the servers are spares. With any, each server has a staging row (one per row of its
-            env), where the first observation of its next episode waits; they are numbered behind the envs' rows.
+            env), where the first observation of its next episode waits; they are numbered behind the envs' rows. A spare
+            comes to serve envs of other workers: then every worker may write all rows.
     """
-    num_servers = sum(len(owned) for owned in servers)
-    num_rows = spec.batch_size * (num_servers - num_spares)
-    num_staged = spec.batch_size * num_servers if num_spares else 0
-    num_leased = lease_slots if _is_any_leased(spec.observation, num_rows) else 0
-    num_slots = PRIVATE_SLOTS + num_leased
-    payload_row_bytes = _payload_row_bytes(spec)
-    ruler = _Ruler()
-    ruler.place("pool control", _native.POOL_CONTROL_BYTES)
-    control = [
-        ruler.place(f"worker {worker} control", _native.worker_control_bytes(len(owned)))
-        for worker, owned in enumerate(servers)
-    ]
-    plan: dict[str, object] = {
-        "num_rows": num_rows,
-        "batch_size": spec.batch_size,
-        "num_slots": num_slots,
-        "private_slots": PRIVATE_SLOTS,
-        "worker_control": control,
-        "servers": [list(owned) for owned in servers],
-        "observation": _columns(ruler, "observation", spec.observation, num_rows, num_slots),
-        "final_observation": _columns(ruler, "final observation", spec.observation, num_rows, 1),
-        "action": _columns(ruler, "action", spec.action, num_rows, 1),
-        "staging": _columns(ruler, "staging", spec.observation, num_staged, 1) if num_spares else [],
-        "payload_row_bytes": payload_row_bytes,
-        "blob": ruler.place("blobs", BLOB_ROW_BYTES * num_servers),
-        "blob_row_bytes": BLOB_ROW_BYTES,
-    }
-    plan["info"] = _columns(ruler, "info", spec.info, num_rows + num_staged, 1)
-    plan.update(_place_outcome(ruler, spec, num_rows + num_staged))
-    for name, item_bytes in _ROW_FIELDS.items():
-        plan[name] = ruler.place(name, item_bytes * (num_rows + num_staged))
-    align = PAGE_BYTES if payload_row_bytes > PAYLOAD_ROW_BYTES else LINE_BYTES
-    plan["payload"] = ruler.place("payload", payload_row_bytes * (num_rows + num_staged), align)
-    plan["size_bytes"] = -(-ruler.end // PAGE_BYTES) * PAGE_BYTES
-    return Layout(-(-ruler.end // PAGE_BYTES) * PAGE_BYTES, tuple(ruler.spans), plan)
+    return _Builder(spec, servers, lease_slots, num_spares).lay_out()
 
 
-def _place_outcome(ruler: _Ruler, spec: EnvSpec, num_rows: int) -> dict[str, object]:
-    """Place what a row's result says beside its observation: (offset, 0, row bytes) each, and how it is to be read."""
-    num_agents, num_rewards = len(spec.agents), math.prod(spec.reward.shape)
-    sizes = {
-        "reward": spec.reward.dtype.itemsize * num_rewards,
-        "terminated": num_agents or 1,
-        "truncated": num_agents or 1,
-        "alive": num_agents,
-        "episode_return": 8 * num_rewards,
-    }
-    places: dict[str, object] = {
-        name: (ruler.place(name, max(row_bytes * num_rows, 1)), 0, row_bytes) for name, row_bytes in sizes.items()
-    }
-    return {
-        **places,
-        "num_agents": num_agents,
-        "num_rewards": num_rewards,
-        "has_scalar_reward": not spec.reward.shape,
-        "has_float_reward": spec.reward.dtype.itemsize == 4,
-        "is_open": spec.is_open,
-    }
+class _Builder:
+    """Places the fields of one slab, part by part."""
 
+    def __init__(self, spec: EnvSpec, servers: Sequence[Sequence[int]], lease_slots: int, num_spares: int) -> None:
+        num_servers = sum(len(owned) for owned in servers)
+        self._spec = spec
+        self._servers = servers
+        self._is_split = num_spares == 0  # whether each row has one worker, for ever
+        self._num_rows = spec.batch_size * (num_servers - num_spares)
+        self._num_staged = spec.batch_size * num_servers if num_spares else 0
+        has_leased = any(self._is_leased(leaf) for _, leaf in leaves(spec.observation))
+        self._num_slots = PRIVATE_SLOTS + (lease_slots if has_leased else 0)
+        self._slab = _Ruler()
+        self._segment = _Ruler()  # places in a segment: all of them look the same
 
-_ROW_FIELDS = {
-    "over": 1,
-    "episode_length": 8,
-}
+    def _is_leased(self, leaf: Leaf) -> bool:
+        return _row_bytes(leaf) * self._num_rows >= LEASE_BYTES
+
+    def lay_out(self) -> Layout:
+        plan = self._place_learners()
+        shared = self._slab.begin_page()
+        plan["shared_words"] = self._slab.place("shared words", _native.SHARED_WORDS_BYTES)
+        num_local = max(len(owned) for owned in self._servers)
+        self._segment.place("words", _native.worker_words_bytes(num_local))
+        split: dict[str, Column] = {}
+        if self._is_split:
+            plan.update(self._place_outcome(self._segment, self._spec.batch_size * num_local))
+            split = self._place_observation(self._segment, self._spec.batch_size * num_local, is_leased=False)
+        segments = self._place_segments()
+        common = [(shared, segments[0][0])]
+        begin = self._slab.begin_page()
+        whole = self._place_observation(self._slab, self._num_rows, is_leased=True)
+        if not self._is_split:
+            plan.update(self._place_outcome(self._slab, self._num_rows + self._num_staged))
+            whole.update(self._place_observation(self._slab, self._num_rows, is_leased=False))
+            common.append((begin, self._slab.begin_page()))
+        size_bytes = self._slab.begin_page()
+        arrays = [(offset + slot * stride, size) for offset, stride, size, _ in whole.values() for slot in self._slots]
+        writable = WritableParts(tuple(common), segments, self._rows, tuple(arrays) if self._is_split else ())
+        starts = [start for start, _ in segments]
+        observation = [(split | whole)[path] for path, _ in leaves(self._spec.observation)]
+        plan.update(observation=observation, worker_words=starts, segments=starts, writable=writable)
+        plan["size_bytes"] = size_bytes
+        return Layout(size_bytes, tuple(self._slab.spans), plan, writable)
+
+    @property
+    def _slots(self) -> range:
+        return range(self._num_slots)
+
+    @property
+    def _rows(self) -> tuple[Range, ...]:
+        """By worker, its first row and the one behind its last; of no use with spares."""
+        k = self._spec.batch_size
+        return tuple((k * min(owned), k * (max(owned) + 1)) for owned in self._servers)
+
+    def _place_learners(self) -> dict[str, object]:
+        """Place what only the learner writes."""
+        ruler = self._slab
+        return {
+            "num_rows": self._num_rows,
+            "batch_size": self._spec.batch_size,
+            "num_slots": self._num_slots,
+            "private_slots": PRIVATE_SLOTS,
+            "lease_bytes": LEASE_BYTES,
+            "servers": [list(owned) for owned in self._servers],
+            "pool_words": ruler.place("pool words", _native.POOL_WORDS_BYTES),
+            "learner_words": [
+                ruler.place(f"learner's words of worker {worker}", _native.learner_words_bytes(len(owned)))
+                for worker, owned in enumerate(self._servers)
+            ],
+            "blob": ruler.place_column("blobs", BLOB_ROW_BYTES, sum(len(owned) for owned in self._servers)),
+            "action": [
+                ruler.place_column(f"action{path}", _row_bytes(leaf), self._num_rows)
+                for path, leaf in leaves(self._spec.action)
+            ],
+        }
+
+    def _place_segments(self) -> tuple[Range, ...]:
+        begin, stride = self._slab.begin_page(), self._segment.begin_page()
+        segments = tuple((begin + i * stride, begin + (i + 1) * stride) for i in range(len(self._servers)))
+        for worker, (start, stop) in enumerate(segments):
+            for span in self._segment.spans:
+                self._slab.spans.append(Span(f"worker {worker} {span.name}", start + span.start, start + span.stop))
+            self._slab.end = stop
+        return segments
+
+    def _place_outcome(self, ruler: _Ruler, num_rows: int) -> dict[str, object]:
+        """Place what a worker writes beside newest observations: in its segment, or of all workers together."""
+        spec = self._spec
+        num_agents, num_rewards = len(spec.agents), math.prod(spec.reward.shape)
+
+        def place(name: str, row_bytes: int) -> Column:
+            return ruler.place_column(name, row_bytes, num_rows, is_split=self._is_split)
+
+        def place_tree(name: str, sizes: dict[str, int], rows: int) -> list[Column]:
+            return [
+                ruler.place_column(f"{name}{path}", size, rows, is_split=self._is_split) for path, size in sizes.items()
+            ]
+
+        observation = {path: _row_bytes(leaf) for path, leaf in leaves(spec.observation)}
+        return {
+            "num_agents": num_agents,
+            "num_rewards": num_rewards,
+            "has_scalar_reward": not spec.reward.shape,
+            "has_float_reward": spec.reward.dtype.itemsize == 4,
+            "is_open": spec.is_open,
+            "reward": place("reward", spec.reward.dtype.itemsize * num_rewards),
+            "terminated": place("terminated", num_agents or 1),
+            "truncated": place("truncated", num_agents or 1),
+            "alive": place("alive", num_agents),
+            "over": place("over", 1),
+            "episode_return": place("episode_return", 8 * num_rewards),
+            "episode_length": place("episode_length", 8),
+            "info": place_tree("info", {path: _row_bytes(leaf) for path, leaf in leaves(spec.info)}, num_rows),
+            "payload": place("payload", _payload_row_bytes(spec)),
+            "final_observation": place_tree("final observation", observation, min(num_rows, self._num_rows)),
+            "staging": place_tree("staging", observation, self._num_staged) if self._num_staged else [],
+        }
+
+    def _place_observation(self, ruler: _Ruler, num_rows: int, *, is_leased: bool) -> dict[str, Column]:
+        """Place the leaves that are lent, or those that are not."""
+        return {
+            path: ruler.place_column(
+                f"observation{path}",
+                _row_bytes(leaf),
+                num_rows,
+                num_slots=self._num_slots,
+                is_split=self._is_split and not is_leased,
+            )
+            for path, leaf in leaves(self._spec.observation)
+            if self._is_leased(leaf) == is_leased
+        }
 
 
 def _payload_row_bytes(spec: EnvSpec) -> int:
     if spec.payload_bytes <= PAYLOAD_ROW_BYTES:
         return PAYLOAD_ROW_BYTES
     # Whole pages: what a row does not use is never resident, nor shared with the next.
-    return -(-spec.payload_bytes // PAGE_BYTES) * PAGE_BYTES
+    return _round_up(spec.payload_bytes, PAGE_BYTES)
 
 
 def _row_bytes(leaf: Leaf) -> int:
     return leaf.dtype.itemsize * math.prod(leaf.shape)
-
-
-def _is_any_leased(node: Node, num_rows: int) -> bool:
-    return any(_row_bytes(leaf) * num_rows >= LEASE_BYTES for _, leaf in leaves(node))
-
-
-def _columns(ruler: _Ruler, name: str, node: Node, num_rows: int, num_slots: int) -> list[tuple[int, int, int]]:
-    """Place each leaf's `num_slots` copies of [num_rows, ...]; return (offset, slot stride, row bytes) of each."""
-    columns = []
-    for path, leaf in leaves(node):
-        row_bytes = _row_bytes(leaf)
-        # Slots of large leaves begin on pages of their own: what is never used is never resident.
-        align = PAGE_BYTES if row_bytes * num_rows >= PAGE_BYTES else LINE_BYTES
-        starts = [
-            ruler.place(f"{name}{path} slot {slot}", max(row_bytes * num_rows, 1), align) for slot in range(num_slots)
-        ]
-        stride = starts[1] - starts[0] if num_slots > 1 else 0
-        columns.append((starts[0], stride, row_bytes))
-    return columns

@@ -6,9 +6,10 @@ import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from stepmill import _native
-from stepmill.slab.layout import Layout
+from stepmill.slab.layout import Layout, WritableParts
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
@@ -66,9 +67,29 @@ class SharedSlab:
 
 
 def attach(plan: Mapping[str, object], fds: Sequence[int]) -> _native.Slab:
-    """Map a slab from its descriptors, in any process.
+    """Map a slab from its descriptors, to read and write all of it.
 
     Raises:
         RuntimeError: it is not a slab of this version.
     """
-    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]))
+    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), _all_of(plan))
+
+
+def attach_worker(plan: Mapping[str, object], fds: Sequence[int], worker: int, *, is_protected: bool) -> _native.Slab:
+    """Map a slab for one worker, which uses its own words and rows only.
+
+    Args:
+        plan: of the slab.
+        fds: as in `SharedSlab`; -1 for those of other workers.
+        worker: whose mapping it is.
+        is_protected: whether memory that is not the worker's can be read, but not written.
+
+    Raises:
+        RuntimeError: it is not a slab of this version.
+    """
+    writable = cast("WritableParts", plan["writable"]).ranges(worker) if is_protected else _all_of(plan)
+    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), writable, worker)
+
+
+def _all_of(plan: Mapping[str, object]) -> list[tuple[int, int]]:
+    return [(0, cast("int", plan["size_bytes"]))]

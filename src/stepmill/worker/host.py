@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from stepmill import _native
-from stepmill.slab.memory import attach
+from stepmill.slab.memory import attach_worker
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import AutoresetMode, Seeding
 from stepmill.spec.tree import Node, leaves, program
@@ -93,19 +93,23 @@ def build(
     return built
 
 
-def attach_own(plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int]) -> _native.Slab:
+def attach_own(
+    plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int], *, is_process: bool = False
+) -> _native.Slab:
     """Maps a slab for one worker, which needs no other worker's memory.
 
     Args:
         plan: of the slab.
         num_workers: of the pool.
         worker: whose mapping it is.
-        fds: of the slab, of this worker's commands and of its results. They must stay open as long as the mapping.
+        fds: of the slab, of this worker's commands and of its results. The mapping needs them no more.
+        is_process: whether the worker has a process of its own. Then an env that writes over other workers' results ends
+            by a signal; in a thread it would end the learner, which is no better than a wrong value.
     """
     slab_fd, commands_fd, results_fd = fds
     everyone = [slab_fd] + [NO_FD] * (2 * num_workers)
     everyone[1 + 2 * worker], everyone[2 + 2 * worker] = commands_fd, results_fd
-    return attach(plan, everyone)
+    return attach_worker(plan, everyone, worker, is_protected=is_process)
 
 
 def make_loop(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from stepmill import _native, timers
 from stepmill.worker import settle
 from stepmill.worker.calls import Unreadable
-from stepmill.worker.channel import Channel, ChannelClosed
+from stepmill.worker.channel import Channel, ChannelClosed, close_fds
 from stepmill.worker.host import Built, attach_own, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import (
     Attach,
@@ -108,7 +108,10 @@ class _Worker:
         if not isinstance(message, Attach):
             raise TypeError(f"a worker is told to attach after it has built, not {type(message).__name__}")
         try:
-            slab = attach_own(message.plan, message.num_workers, order.worker, fds)
+            try:
+                slab = attach_own(message.plan, message.num_workers, order.worker, fds, is_process=True)
+            finally:
+                close_fds(fds)  # an env that writes to a stale descriptor must not hit the slab
             loop = make_loop(slab, order.worker, built, order.settings, is_inline=False)
             faults = obey(loop, order.env_ids, built.envs, [_unpacked(request) for request in message.orders])
         except Exception as exc:

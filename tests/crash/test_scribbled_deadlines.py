@@ -1,0 +1,136 @@
+"""A worker that fills all it can write: every call returns by its deadline, and no other env's result changes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from tests.harness.slab_memory import slab_parts
+
+NUM_ENVS = 4  # on two workers
+CULPRIT = 2
+STEP_S = 0.3
+ANSWER_S = 8.0  # a guard against waits without an end, on a machine that has other things to do
+ROUNDS = 6
+FAULTS = (stepmill.EnvError, stepmill.WorkerDied, stepmill.EnvTimeout)
+
+
+def fill(pattern: str, rng: random.Random) -> None:
+    """Fill every byte of the slab that this process can write."""
+    for part in slab_parts():
+        size = part.stop - part.start
+        if part.is_writable:
+            data = {"zeros": bytes(size), "ones": b"\xff" * size}.get(pattern) or rng.randbytes(size)
+            ctypes.memmove(part.start, data, size)
+
+
+def fill_for_ever(pattern: str, rng: random.Random) -> None:
+    while True:
+        fill(pattern, rng)
+
+
+class FillingEnv(CountingEnv):
+    """Fills its worker's memory in its third step, and then does as it is told."""
+
+    def __init__(self, identity: int, pattern: str, then: str, marks: Path) -> None:
+        super().__init__(identity, length=10_000)
+        self._pattern, self._then, self._marks = pattern, then, marks
+
+    def step(self, action: np.int64) -> Any:
+        if self.identity == CULPRIT and self._t == 2 and not self._marks.exists():
+            self._marks.touch()  # its successor does not do it again
+            self._misbehave(random.Random(self._pattern))
+        return super().step(action)
+
+    def _misbehave(self, rng: random.Random) -> None:
+        fill(self._pattern, rng)
+        if self._then == "dies":
+            os._exit(3)
+        if self._then == "raises":
+            raise ValueError("as told")
+        if self._then == "hangs":
+            time.sleep(600)
+        if self._then == "fills for ever":
+            fill_for_ever(self._pattern, rng)
+        if self._then == "fills in a thread":
+            threading.Thread(target=fill_for_ever, args=(self._pattern, rng), daemon=True).start()
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < ANSWER_S
+
+
+BELIEVED = pytest.mark.xfail(strict=True, reason="the reaper takes every change of `progress` for progress")
+ENDINGS = ["returns", "raises", "dies", "hangs", "fills for ever", "fills in a thread"]
+CASES = [(pattern, then) for pattern in ("zeros", "ones", "noise") for then in ENDINGS]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("on_fault", ["raise", "truncate"])
+@pytest.mark.parametrize(
+    ("pattern", "then"),
+    [
+        pytest.param(pattern, then, marks=[BELIEVED] if pattern == "noise" and then.startswith("fills") else [])
+        for pattern, then in CASES
+    ],
+)
+def test_others_are_served_in_time_beside_a_worker_that_fills_all_it_can_write(
+    pattern: str, then: str, on_fault: str, tmp_path: Path
+) -> None:
+    options = stepmill.PoolOptions(
+        context="fork",
+        on_fault=on_fault,
+        step_timeout_s=STEP_S,
+        reset_timeout_s=STEP_S,
+        call_timeout_s=STEP_S,
+        max_restarts=1000,
+    )
+    env_fns = [partial(FillingEnv, env_id, pattern, then, tmp_path / "mark") for env_id in range(NUM_ENVS)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+        pool.reset(seed=0)
+        for number in range(1, ROUNDS + 1):
+            with in_time():
+                step_all(pool, number)
+
+
+def step_all(pool: stepmill.Pool, number: int) -> None:
+    """Step envs 0 and 1, and what else can be stepped; receive all. Check envs 0 and 1."""
+    ids = of_state(pool, "IDLE")
+    with contextlib.suppress(*FAULTS):
+        pool.send([number] * len(ids), ids)
+    if 0 in of_state(pool, "IDLE"):  # it was told of a death, and sent nothing
+        pool.send([number] * 2, [0, 1])
+    seen: list[int] = []
+    while of_state(pool, "BUSY", "READY"):
+        with contextlib.suppress(*FAULTS):
+            seen += check_batch(pool.recv(min_envs=1, max_envs=NUM_ENVS, timeout_s=ANSWER_S), number)
+    assert sorted(seen) == [0, 1]
+
+
+def of_state(pool: stepmill.Pool, *names: str) -> list[int]:
+    return [env_id for env_id, state in enumerate(pool.states) if state.name in names]
+
+
+def check_batch(batch: stepmill.Batch, number: int) -> list[int]:
+    """Return which of envs 0 and 1 are in it."""
+    rows = {env_id: row for row, env_id in enumerate(batch.env_id.tolist()) if env_id < 2}
+    for env_id, row in rows.items():
+        assert batch.obs[row].tolist() == [env_id, 0, number]
+        assert [batch.reward[row], batch.terminated[row], batch.truncated[row]] == [number, False, False]
+    return list(rows)
