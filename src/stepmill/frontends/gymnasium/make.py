@@ -15,6 +15,7 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 
 from stepmill.envs.envpool import EnvPoolTask
 from stepmill.envs.gymnasium import EnvMaker
+from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.spec.errors import UsageError
@@ -73,7 +74,7 @@ def make_vec(
         raise UsageError(f"{spec.id} has no entry point for a single env; it can only be made by gymnasium.make_vec")
     arguments = {**vector_kwargs, **named}
     single_kwargs = {**stored, **kwargs, **(env_kwargs or {})}
-    make_env = EnvMaker(replace(spec, kwargs=single_kwargs), wrappers)
+    make_env = EnvMaker(portable_spec(replace(spec, kwargs=single_kwargs)), wrappers)
     envs = VectorEnv([make_env] * (num_envs + _count_spares(arguments)), **arguments)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments))
     return envs
