@@ -124,13 +124,16 @@ class EnvMaker:
     Attributes:
         spec: what to make, with its keyword arguments.
         wrappers: put around the env, the first one innermost.
+        max_episode_steps, disable_env_checker: as for `gymnasium.make`.
     """
 
     spec: GymnasiumSpec
     wrappers: tuple[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]], ...] = ()
+    max_episode_steps: int | None = None
+    disable_env_checker: bool | None = None
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(self.spec)
+        env: gymnasium.Env[Any, Any] = gymnasium.make(self.spec, self.max_episode_steps, self.disable_env_checker)
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
