@@ -23,7 +23,7 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
-from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
 try:
@@ -33,7 +33,7 @@ except ModuleNotFoundError as exc:
     raise MissingExtraError(module="dm_env", extra="dm-env") from exc
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 _DISCOUNT = "discount"
 
@@ -45,9 +45,10 @@ class DmEnvironment(dm_env.Environment):
 
     Args:
         env_fn: makes the env, in its worker: one of Gymnasium, dm_env, or what else stepmill takes, with one agent.
-        backend: where it runs; "serial" is in line.
         seed: of the first reset; None seeds nothing. Later episodes go on with the env's own generator.
-        options: everything else. The autoreset mode is DISABLED: the resets are dm_env's.
+        options: how it is run. The backend is "process" unless another is chosen; "serial" is in line. The autoreset mode is
+            DISABLED: the resets are dm_env's.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Raises:
         UsageError: the env has agents, is a vector env, or has a space that no spec can describe.
@@ -58,14 +59,15 @@ class DmEnvironment(dm_env.Environment):
         self,
         env_fn: Callable[[], object],
         *,
-        backend: object = "process",
         seed: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
-        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        chosen = merge_options(options, keywords, backend=BackendName.PROCESS)
+        chosen = replace(chosen, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._seed = seed
         self._is_over = True
-        self._pool = Pool([env_fn], backend=backend, options=chosen)
+        self._pool = Pool([env_fn], options=chosen)
         try:
             self._spec = _checked(self._pool.spec)
             observation, action = read_spaces([self._spec])[0]

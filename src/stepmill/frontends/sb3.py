@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -20,13 +20,16 @@ from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
-from stepmill.spec.options import AutoresetMode, PoolOptions, apply_arguments
+from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
 
 try:
     from stable_baselines3.common.env_util import is_wrapped
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 except ImportError as exc:
     raise MissingExtraError(module="stable_baselines3", extra="sb3") from exc
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NOTHING_PENDING = "step_wait() has nothing to wait for; call step_async(actions) first"
 
@@ -41,8 +44,8 @@ class SB3VecEnv(VecEnv):
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
         start_method: "forkserver", "fork" or "spawn", as `SubprocVecEnv` takes it; None leaves it to `options`.
-        backend, num_workers: as in PoolOptions.
-        options: everything else. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
+        options: how the envs are run. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Raises:
         UsageError: the envs differ in their spaces, or an option is wrong.
@@ -54,14 +57,13 @@ class SB3VecEnv(VecEnv):
         env_fns: Sequence[Callable[[], Any]],
         start_method: str | None = None,
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         # Python floats add up in an episode's statistics, which Monitor keeps in the env already.
-        chosen = replace(_options(options, start_method), episode_stats=False)
+        chosen = replace(_options(options, keywords, start_method), episode_stats=False)
         self._is_stepping = False
-        self._pool = Pool(env_fns, backend=backend, num_workers=num_workers, options=chosen)
+        self._pool = Pool(env_fns, options=chosen)
         try:
             pairs = read_spaces(self._pool.env_specs)
             if self._pool.spec.is_batched:
@@ -189,11 +191,12 @@ class SB3VecEnv(VecEnv):
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
 
-def _options(options: PoolOptions | None, start_method: str | None) -> PoolOptions:
-    if options is not None and options.autoreset_mode is AutoresetMode.DISABLED:
+def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method: str | None) -> PoolOptions:
+    asked = {} if start_method is None else {"context": start_method}
+    chosen = merge_options(options, {**keywords, **asked})
+    if chosen.autoreset_mode is AutoresetMode.DISABLED:
         raise UsageError("autoreset_mode='Disabled' leaves SB3's algorithms without new episodes; leave it out")
-    asked: dict[str, object] = {} if start_method is None else {"context": start_method}
-    return replace(apply_arguments(options, **asked), autoreset_mode=AutoresetMode.SAME_STEP)
+    return replace(chosen, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def _checked(info: Any) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -23,13 +23,16 @@ from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
-from stepmill.spec.options import AutoresetMode, EnvState, PoolOptions
+from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.tree import Leaf, Opaque, map_tree
 
 try:
     from tianshou.env import BaseVectorEnv
 except ImportError as exc:
     raise MissingExtraError(module="tianshou", extra="tianshou") from exc
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 EnvIds: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None
 StepResult: TypeAlias = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
@@ -44,8 +47,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         env_fns: functions that make the envs; each runs in the worker that owns the env.
         wait_num: `step` returns when so many envs are done, and what else is there; None waits for all.
         timeout: seconds after which `step` returns with fewer, but with one at least. Either makes it asynchronous.
-        backend, num_workers: as in PoolOptions.
-        options: everything else. The autoreset mode is DISABLED.
+        options: how the envs are run. The autoreset mode is DISABLED.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
     """
 
     def __init__(
@@ -54,9 +57,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         wait_num: int | None = None,
         timeout: float | None = None,
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         # Not super().__init__(): it makes a worker for each env.
         self._env_fns = env_fns
@@ -71,8 +73,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.is_closed = False
         self.waiting_id: list[int] = []
         self.ready_id = list(range(self.env_num))
-        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
-        self._pool = Pool(env_fns, backend=backend, num_workers=num_workers, options=chosen)
+        chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        self._pool = Pool(env_fns, options=chosen)
         try:
             self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs)
             if isinstance(self._spaces[0][0], spaces.Tuple):

@@ -199,7 +199,7 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
     begun_s = perf_counter()
     with Pool(
         [choice.make] * plan.num_envs,
-        backend=request.backend,
+        backend=BackendName(request.backend),
         num_workers=request.num_workers,
         batch_size=plan.batch_size,
     ) as pool:

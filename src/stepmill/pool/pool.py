@@ -23,7 +23,7 @@ from stepmill.pool.start import has_log, start_pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
-from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
+from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, Seeding, merge_options
 from stepmill.worker.messages import RequestKind
 
 SLOW_S = 30.0  # after this long without an answer a wait tells of it
@@ -31,7 +31,7 @@ MAX_LATE_FAULTS = 2  # that a wait whose time is over still deals with, since wh
 _FAULT, _TIMED_OUT = 1, 2  # what Ledger.wait returns beside 0
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -45,9 +45,9 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
 
     Args:
         env_fns: functions without arguments, one per env and then one per spare; called in the workers.
-        backend, num_workers: as in PoolOptions.
         batch_size: how many envs `recv` returns if it is not told; None is all that are pending.
-        options: everything else.
+        options: how the envs are run.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
     Raises:
         UsageError: the envs differ, or an option is wrong.
         EnvError: a constructor raised.
@@ -58,13 +58,12 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self,
         env_fns: Sequence[Callable[[], object]],
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         batch_size: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         env_fns = checked_fns(env_fns)
-        self.options = apply_arguments(options, backend=backend, num_workers=num_workers)
+        self.options = merge_options(options, keywords)
         self._num_spares = self.options.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)

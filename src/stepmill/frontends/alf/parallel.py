@@ -20,9 +20,8 @@ from stepmill.spec.options import PoolOptions
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
-    from stepmill.frontends.alf.arguments import Keywords
     from stepmill.frontends.alf.nests import Convert
 
 logger = logging.getLogger("stepmill.frontends.alf")
@@ -65,9 +64,9 @@ class FastParallelEnvironment(HasSpecs):
         flatten: bool = True,
         num_spare_envs_for_reload: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        **keywords: Unpack[Keywords],
+        **keywords: Any,
     ) -> None:
-        own = Chosen(**keywords)
+        own = Chosen.read(keywords)
         makers = [AlfMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
         wanted = 0 if own.options is None else own.options.spare_envs
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
