@@ -20,6 +20,7 @@ from gymnasium import spaces
 from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.frontends.rows import as_batch, first_row
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
@@ -140,6 +141,10 @@ class DmEnvironment(dm_env.Environment):
     def get_attr(self, name: str) -> Any:
         """Return an attribute of the env, through wrappers."""
         return self._pool.get_attr(name)[0]
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close(self) -> None:
         """Close the env and end its worker, in at most 2 s. Idempotent."""

@@ -28,6 +28,7 @@ from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import merge, rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Options, Seed
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
@@ -159,6 +160,10 @@ class StepmillParallelEnv(ParallelEnv):
     def get_attr(self, name: str) -> Any:
         """Return an attribute of the env, through wrappers."""
         return self._pool.get_attr(name)[0]
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close(self) -> None:
         """Close the env and end its worker, in at most 2 s. Idempotent."""
@@ -292,6 +297,10 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def render(self) -> tuple[Any, ...]:
         """Return a frame, or what the render mode gives, per env, not per row."""
         return self._pool.render()
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the envs and end the workers, in at most 2 s."""

@@ -1,7 +1,8 @@
-"""One env's values out of batches and into them, for front-ends that show a single env."""
+"""Rows out of batches and into them, by the tree of their structure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,26 @@ from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode, map_tree
 def first_row(node: Node, batch: Any) -> Any:
     """Return the first row of a batch, in the structure of a tree. Arrays are views of the batch's."""
     return map_tree(lambda _, column: column[0], node, batch)
+
+
+def take_rows(node: Node, actions: Any, rows: Sequence[int], num_rows: int) -> Any:
+    """Return some of `num_rows` actions, in the structure of a tree.
+
+    Raises:
+        UsageError: they have not the structure of the tree, or are more or fewer.
+    """
+
+    def take(_: Node, column: Any) -> Any:
+        if len(column) != num_rows:
+            raise UsageError(f"there are {len(column)} actions for {num_rows} envs; give one for each")
+        return column[list(rows)] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+
+    try:
+        return map_tree(take, node, actions)
+    except (KeyError, IndexError, TypeError) as exc:
+        raise UsageError(
+            f"the actions are no batch of the action space: {type(exc).__name__}: {exc}; give one with all its parts"
+        ) from exc
 
 
 def as_batch(node: Node, value: Any, path: str = "action") -> Any:

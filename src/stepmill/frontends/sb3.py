@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
 
@@ -168,6 +169,10 @@ class SB3VecEnv(VecEnv):
             )
             return [None] * self.num_envs
         return list(self._pool.render())
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close(self) -> None:
         """Close the envs and end the workers, in at most 2 s. Idempotent."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
@@ -198,6 +199,10 @@ class StepmillVectorEnv(BaseVectorEnv):
                 f"envs {self.waiting_id} are still stepping; step(None) until they are done, then render"
             )
         return list(self._pool.call("render", **kwargs)) if kwargs else list(self._pool.render())
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close(self) -> None:
         """Close the envs and end the workers, in at most 2 s."""

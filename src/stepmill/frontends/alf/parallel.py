@@ -15,6 +15,7 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, known_here, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import PoolOptions
 from stepmill.spec.tree import Leaf, TupleNode, leaves
@@ -249,6 +250,10 @@ class FastParallelEnvironment(HasSpecs):
         return self._specs
 
     # ---- the end ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close(self) -> None:
         """Close all envs and spares and end their processes, in about two seconds at most (A-B10). Idempotent."""

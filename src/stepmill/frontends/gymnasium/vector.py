@@ -24,14 +24,16 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
+from stepmill.frontends.rows import take_rows
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError
-from stepmill.spec.options import PoolOptions, merge_options
+from stepmill.spec.options import EnvState, PoolOptions, merge_options
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -48,6 +50,7 @@ class _Waiting(Enum):
     CLOSED = "closed"
 
 
+_PENDING = (EnvState.BUSY, EnvState.READY)
 _NOTHING = _Waiting.NOTHING  # an enum's member is slow to look up, and `step` asks each time
 
 
@@ -119,6 +122,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def step(self, actions: Any) -> StepResult:
         """Step all envs. Hot path: everything that can be is done natively.
 
+        If an env fails, the results of the others are kept. Bring it back by `reset(options={"reset_mask": mask})`; the next
+        step then returns those results, and steps only the envs that have none: give it the same actions again.
+
         Args:
             actions: an element of `action_space`.
 
@@ -127,7 +133,11 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """
         if self._waiting is not _NOTHING:
             self._refuse("step")
-        return self._step_fast(actions)
+        try:
+            return self._step_fast(actions)
+        except UsageError as exc:
+            self._step_rest(actions, exc)
+            return self._pool.step_wait()
 
     def step_async(self, actions: Any) -> None:
         """Begin to step all envs; `step_wait` gives the results.
@@ -136,8 +146,31 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             actions: an element of `action_space`.
         """
         self._check_idle("step_async")
-        self._pool.step_async(actions)
+        try:
+            self._pool.step_async(actions)
+        except UsageError as exc:
+            self._step_rest(actions, exc)
         self._waiting = _Waiting.STEP
+
+    def _step_rest(self, actions: Any, error: UsageError) -> None:
+        """Step the envs that have no result of a step that failed; raise `error` if no step has."""
+        states = self._pool.states
+        failed = [env_id for env_id, state in enumerate(states) if state is EnvState.FAULTED]
+        if failed:
+            raise UsageError(
+                f"envs {failed} have failed; bring them back by reset(options={{'reset_mask': mask}}), which keeps the "
+                "results of the others for the next step, or reset()"
+            ) from error
+        idle = [env_id for env_id, state in enumerate(states) if state is EnvState.IDLE]
+        if not any(state in _PENDING for state in states):
+            raise error
+        if not idle:
+            raise PendingCallError(
+                "the last step was interrupted; call step_wait() for its results, or reset()", "step"
+            ) from error
+        size = self._pool.spec.batch_size
+        rows = [row for env_id in idle for row in range(env_id * size, (env_id + 1) * size)]
+        self._pool.send(take_rows(self._pool.spec.action, actions, rows, self.num_envs), idle)
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Return the results of `step_async`; see `step`.
@@ -274,6 +307,16 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """A copy of every env's generator."""
         return self.get_attr("np_random")
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the workers, within seconds whatever they do; both arguments are Gymnasium's."""
         self._waiting = _Waiting.CLOSED
@@ -295,7 +338,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def _wait(self, kind: _Waiting, wait: Callable[..., Any], timeout: float | None) -> Any:
         if self._waiting is _Waiting.CLOSED:
             self._refuse(f"{kind.value}_wait")
-        if self._waiting is not kind:
+        is_interrupted = self._waiting is _NOTHING and all(state in _PENDING for state in self._pool.states)
+        if self._waiting is not kind and not (is_interrupted and kind is _Waiting.STEP):
             raise NothingPendingError(f"no {kind.value} is pending; begin one with {kind.value}_async()", kind.value)
         is_over = True
         try:
