@@ -55,8 +55,8 @@ envs.step([0, 1])
 envs.close()
 """,
     "torch": """
-import gymnasium, torch, stepmill.torch
-with stepmill.torch.TensorPool([lambda: gymnasium.make("CartPole-v1")] * 2) as pool:
+import gymnasium, torch, stepmill, stepmill.torch
+with stepmill.torch.TensorPool(stepmill.Pool([lambda: gymnasium.make("CartPole-v1")] * 2)) as pool:
     pool.reset(seed=0)
     assert isinstance(pool.step(torch.tensor([0, 1])).obs, torch.Tensor)
 """,
