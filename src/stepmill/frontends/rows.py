@@ -36,6 +36,30 @@ def take_rows(node: Node, actions: Any, rows: Sequence[int], num_rows: int) -> A
         ) from exc
 
 
+def stack_rows(node: Node, values: Sequence[Any], path: str = "action") -> Any:
+    """Return a sequence of values, each of one env, as a batch.
+
+    Raises:
+        UsageError: one of them has not the structure of the tree.
+    """
+    if isinstance(node, Leaf):
+        return np.asarray(values)
+    try:
+        if isinstance(node, DictNode):
+            return {
+                key: stack_rows(child, [value[key] for value in values], f"{path}[{key!r}]")
+                for key, child in node.items
+            }
+        if isinstance(node, TupleNode):
+            return tuple(
+                stack_rows(child, [value[place] for value in values], f"{path}[{place}]")
+                for place, child in enumerate(node.children)
+            )
+    except (KeyError, IndexError, TypeError) as exc:
+        raise UsageError(f"{path} of an env lacks a part of the action space: {type(exc).__name__}: {exc}") from exc
+    return tuple(values)
+
+
 def as_batch(node: Node, value: Any, path: str = "action") -> Any:
     """Return one env's value as a batch of one.
 

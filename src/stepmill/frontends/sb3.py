@@ -12,16 +12,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
+from stepmill.frontends.rows import stack_rows
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.tree import Leaf
 
 try:
     from stable_baselines3.common.env_util import is_wrapped
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NOTHING_PENDING = "step_wait() has nothing to wait for; call step_async(actions) first"
+
+
+Actions: TypeAlias = "NDArray[Any] | Sequence[Any] | Mapping[str, Any]"
 
 
 class NoAttributeError(EnvError, AttributeError):
@@ -71,6 +76,7 @@ class SB3VecEnv(VecEnv):
                 raise UsageError("env_fns make vector envs; SB3VecEnv takes functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
             super().__init__(self._pool.num_envs, *pairs[0])
+            self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
         except BaseException:
             self._pool.close()
             raise
@@ -98,13 +104,13 @@ class SB3VecEnv(VecEnv):
         obs: VecEnvObs = batch.obs
         return obs
 
-    def step_async(self, actions: NDArray[Any]) -> None:
+    def step_async(self, actions: Actions) -> None:
         """Begin to step all envs.
 
         Args:
-            actions: [N, ...].
+            actions: an array [N, ...], or a sequence with one action per env, in the structure of the action space.
         """
-        self._pool.step_async(actions)
+        self._pool.step_async(self._batched(actions))
         self._is_stepping = True
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -114,9 +120,17 @@ class SB3VecEnv(VecEnv):
         self._is_stepping = False
         return self._as_sb3(self._pool.step_wait())
 
-    def step(self, actions: NDArray[Any]) -> VecEnvStepReturn:
-        """Step all envs; see `step_wait`. Hot path."""
-        return self._as_sb3(self._pool.step_fast(actions))
+    def step(self, actions: Actions) -> VecEnvStepReturn:
+        """Step all envs; see `step_async` and `step_wait`. Hot path."""
+        return self._as_sb3(self._pool.step_fast(self._batched(actions)))
+
+    def _batched(self, actions: Actions) -> Any:
+        """Return the actions as the pool takes them. An array of a space that is one array goes through as it is."""
+        if self._has_plain_actions or isinstance(actions, Mapping):
+            return actions
+        if len(actions) != self.num_envs:
+            raise UsageError(f"there are {len(actions)} actions for {self.num_envs} envs; give one for each")
+        return stack_rows(self._pool.spec.action, list(actions))
 
     def _as_sb3(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
         obs, reward, terminated, truncated, info = result
