@@ -32,7 +32,7 @@ def batches_name_their_arrays(batch: stepmill.Batch) -> None:
     assert_type(batch.terminated, NDArray[np.bool_])
     assert_type(batch.truncated, NDArray[np.bool_])
     assert_type(batch.env_id, NDArray[np.int64])
-    assert_type(len(batch), int)
+    assert_type(batch.num_rows, int)
 
 
 def pools_are_made_of_functions(env_fns: Sequence[Any]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.vector.utils import batch_space
 
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec
@@ -97,6 +98,31 @@ def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object
         # Spaces of classes that came here by value (defined in a script or a function) need their class shipped.
         pickled = cloudpickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
     return like if like == pickled else pickled
+
+
+class VectorSpaces(NamedTuple):
+    """The spaces of a vector env of N rows: of all rows, and of one."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+    single_observation: spaces.Space[Any]
+    single_action: spaces.Space[Any]
+
+
+def vector_spaces(spec: EnvSpec, num_rows: int) -> VectorSpaces:
+    """Return the spaces of `num_rows` rows of an env.
+
+    Raises:
+        UsageError: the env has no Gymnasium spaces.
+    """
+    pair: tuple[Any, Any] = pickle.loads(spec.spaces) if spec.spaces else (None, None)
+    if spec.agents or not all(isinstance(space, spaces.Space) for space in pair):
+        raise UsageError(
+            "these envs have no Gymnasium spaces of one agent; pool.spec.observation and pool.spec.action say what they "
+            "observe and do"
+        )
+    observation, action = pair
+    return VectorSpaces(batch_space(observation, num_rows), batch_space(action, num_rows), observation, action)
 
 
 def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:

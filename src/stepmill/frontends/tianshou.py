@@ -246,8 +246,8 @@ def _as_actions(action: Any, space: spaces.Space[Any]) -> Any:
 
 def _own_infos(batch: Batch) -> NDArray[Any]:
     """Return each env's info as the env gave it, as an object array [B] of dicts."""
-    infos = np.empty(len(batch), dtype=object)
-    for row in range(len(batch)):
+    infos = np.empty(batch.num_rows, dtype=object)
+    for row in range(batch.num_rows):
         infos[row] = {}
     for row, info in rows_of(batch.info):
         if isinstance(info, BaseException):

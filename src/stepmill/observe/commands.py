@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import sys
 import traceback
 from collections.abc import Iterator
@@ -26,8 +25,6 @@ from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError
 from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from stepmill.pool.pool import Pool
 
 BACKENDS = ("auto", "serial", "thread", "process")
@@ -309,7 +306,7 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
             start_s=start_s,
         )
         view.began(setup)
-        running = Run(pool, policy, batch_actions(action_space(pool), plan.batch_size, plan.seed), plan)
+        running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
         is_interrupted = False
         try:
             for snapshot in running.snapshots(view.interval_s):
@@ -327,12 +324,6 @@ def backend_of(pool: Pool) -> str:
 
     chosen = choose_backend(pool.num_envs, pool.options)
     return chosen.value if isinstance(chosen, BackendName) else type(chosen).__name__
-
-
-def action_space(pool: Pool) -> gymnasium.Space[object]:
-    """Return the action space of one env, as the env declared it."""
-    spaces: tuple[object, gymnasium.Space[object]] = pickle.loads(pool.spec.spaces)
-    return spaces[1]
 
 
 @contextmanager

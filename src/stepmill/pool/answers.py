@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,13 @@ from numpy.typing import NDArray
 from stepmill import _native
 from stepmill.pool.start import Running
 from stepmill.pool.stats import PoolStats, read_stats
+from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import EnvState
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from stepmill.envs.gymnasium import VectorSpaces
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -22,6 +29,34 @@ class PoolAnswers:
 
     _running: Running
     _ledger: _native.Ledger
+    spec: EnvSpec
+    num_rows: int
+
+    @cached_property
+    def _spaces(self) -> VectorSpaces:
+        # By name: the adapters import foreign libraries, which are loaded only where their envs are.
+        spaces: VectorSpaces = import_module("stepmill.envs.gymnasium").vector_spaces(self.spec, self.num_rows)
+        return spaces
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of the observations of all rows; bounds are those of env 0. UsageError if the envs have none."""
+        return self._spaces.observation
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of the actions of all rows, each with the bounds of env 0. UsageError if the envs have none."""
+        return self._spaces.action
+
+    @property
+    def single_observation_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of one row's observation, as env 0 has it. UsageError if the envs have none."""
+        return self._spaces.single_observation
+
+    @property
+    def single_action_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of one row's action, as env 0 has it. UsageError if the envs have none."""
+        return self._spaces.single_action
 
     @property
     def ready_ids(self) -> list[int]:

@@ -266,7 +266,9 @@ class Engine:
             if not ids.size:
                 break
             pool.send(take_rows(actions, ids), ids)
-            _, more, terminated, truncated, info, env_ids = pool.recv(len(ids))
+            batch = pool.recv(len(ids))
+            _, more, terminated, truncated, info = batch
+            env_ids = batch.env_id
             self.note_infos(info, env_ids)
             reward[env_ids] += more
             self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
@@ -324,7 +326,9 @@ class Engine:
             self.reset(self._fresh.copy())
         try:
             self.pool.send(actions, ids)
-            obs, reward, terminated, truncated, info, order = self.pool.recv(len(ids))
+            batch = self.pool.recv(len(ids))
+            obs, reward, terminated, truncated, info = batch
+            order = batch.env_id
         except StepmillError as exc:
             raise translated(exc) from exc
         self.note_infos(info, order)
