@@ -157,6 +157,29 @@ def test_a_vectorization_mode_of_gymnasium_chooses_the_backend(mode, backend, as
         each.close()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "backend"),
+    [
+        ({"num_envs": 8}, "serial"),
+        ({"num_envs": 16, "copy": True, "sutton_barto_reward": True}, "serial"),
+        ({"num_envs": 17}, "auto"),
+        ({"num_envs": 2, "on_fault": "truncate"}, "auto"),
+        ({"num_envs": 2, "num_workers": 2}, "auto"),
+        ({"num_envs": 2, "backend": "process"}, "process"),
+        ({"num_envs": 2, "vectorization_mode": "async"}, "process"),
+        ({"num_envs": 2, "wrappers": [gymnasium.Wrapper]}, "auto"),
+        ({"num_envs": 2, "render_mode": "rgb_array"}, "auto"),
+        ({"num_envs": 2, "id": "Acrobot-v1"}, "auto"),
+        ({"num_envs": 2, "options": stepmill.PoolOptions(backend="thread")}, "thread"),
+    ],
+)
+def test_tiny_envs_run_in_line_unless_something_speaks_for_processes(arguments, backend):
+    envs = stepmill.make_vec(**{"id": "CartPole-v1", **arguments})
+    assert envs._pool.options.backend == backend
+    assert "backend" not in envs.spec.kwargs.get("vector_kwargs", {}) or "backend" in arguments
+    envs.close()
+
+
 def _unwrapped(env):
     return env.unwrapped
 
