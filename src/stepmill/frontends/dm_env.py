@@ -147,7 +147,7 @@ class DmEnvironment(dm_env.Environment):
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the env and end its worker, in at most 2 s. Idempotent."""
+        """Close the env and end its worker, within 2 s; in line, however long that takes. Idempotent."""
         self._pool.close()
 
     def __enter__(self) -> Self:

@@ -166,7 +166,7 @@ class StepmillParallelEnv(ParallelEnv):
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the env and end its worker, in at most 2 s. Idempotent."""
+        """Close the env and end its worker, within 2 s; in line, however long that takes. Idempotent."""
         self.agents = []
         self._pool.close()
 
@@ -303,7 +303,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self._pool.stats()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs and end the workers, in at most 2 s."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes."""
         self._pool.close()
 
 

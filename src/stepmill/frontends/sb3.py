@@ -189,7 +189,7 @@ class SB3VecEnv(VecEnv):
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the envs and end the workers, in at most 2 s. Idempotent."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes. Idempotent."""
         self._pool.close()
 
     def _call(self, indices: VecEnvIndices, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -205,7 +205,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the envs and end the workers, in at most 2 s."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes."""
         self._assert_is_not_closed()
         self._pool.close()
         self.is_closed = True

@@ -318,7 +318,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self.close()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end the workers, within seconds whatever they do; both arguments are Gymnasium's."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes. The arguments are Gymnasium's."""
         self._waiting = _Waiting.CLOSED
         self._read_call = tuple
         self._pool.close()
