@@ -190,10 +190,15 @@ def test_options_are_keywords_of_make_vec(cartpoles):
 
 
 def test_a_typo_in_an_option_of_make_vec_names_the_nearest():
-    with pytest.raises(stepmill.EnvError, match=r"on_faul'.*did you mean the option on_fault") as caught:
+    with pytest.raises(stepmill.EnvError, match=r"on_faul'.*did you mean on_fault") as caught:
         stepmill.make_vec("CartPole-v1", 64, backend="serial", on_faul="truncate")
     assert len(str(caught.value).partition("where it raised")[0]) < 1500
     assert str(caught.value).count("Traceback (most recent call last)") <= 2  # of the cause, and of gymnasium.make
+
+
+def test_a_typo_in_an_argument_of_make_vec_names_the_nearest():
+    with pytest.raises(stepmill.EnvError, match=r"num_env'.*did you mean num_envs\?"):
+        stepmill.make_vec("CartPole-v1", num_env=4)
 
 
 def test_a_function_in_place_of_a_list_is_refused_with_what_to_write():

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
+from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.stats import PoolStats
@@ -62,8 +63,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         # Not super().__init__(): it makes a worker for each env.
-        self._env_fns = env_fns
-        self.env_num = len(env_fns)
+        self._env_fns = checked_fns(env_fns)
+        self.env_num = len(self._env_fns)
         self.wait_num = wait_num or self.env_num
         assert 1 <= self.wait_num <= self.env_num, (
             f"wait_num={wait_num} must be 1 to {self.env_num}, the number of envs"

@@ -378,9 +378,9 @@ def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
     return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
 
 
-def nearest_option(name: str) -> str | None:
-    """Return the option whose name is most like this one, if any is."""
-    return next(iter(difflib.get_close_matches(name, OPTION_NAMES, n=1)), None)
+def nearest_option(name: str, others: Iterable[str] = ()) -> str | None:
+    """Return the option, or the one of other names, that is most like this name, if any is."""
+    return next(iter(difflib.get_close_matches(name, [*OPTION_NAMES, *others], n=1)), None)
 
 
 def _plain(value: object) -> object:

@@ -48,6 +48,7 @@ _MAX_TINY_ENVS = 16
 _NEUTRAL_NAMES = frozenset(
     {"autoreset_mode", "copy", "daemon", "episode_stats", "observation_mode", "seeding", "shared_memory"}
 )
+_OWN_NAMES = (*VECTOR_NAMES, *_MAKE_NAMES, "num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "env_kwargs")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -149,9 +150,9 @@ def _open(env_fns: Sequence[EnvMaker], arguments: Mapping[str, Any], unknown: Ma
     except EnvError as exc:
         for fault in (exc, *exc.others):
             refused = _UNEXPECTED.search(fault.message)
-            near = nearest_option(refused[1]) if refused and refused[1] in unknown else None
+            near = nearest_option(refused[1], _OWN_NAMES) if refused and refused[1] in unknown else None
             if near is not None:
-                fault.message += f"; did you mean the option {near}?"
+                fault.message += f"; did you mean {near}?"
                 fault.args = (fault.message,)
         raise
 

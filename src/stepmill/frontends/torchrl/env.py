@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from stepmill.frontends.torchrl.specs import (
     observation_spec,
     with_infos,
 )
+from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import OptionKeywords, PoolOptions, pop_options
+from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,15 +96,21 @@ class StepmillEnv(EnvBase):
     ) -> None:
         base: dict[str, Any] = {**keywords}
         of_pool = pop_options(base)
+        known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
+        check_option_names(sorted(base.keys() - known))
         kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
+            if of_pool:
+                raise UsageError(
+                    f"{', '.join(of_pool)} came too late: this pool is made; give options to stepmill.Pool"
+                )
             if kwargs:
                 raise UsageError(
                     "create_env_kwargs are for env functions, and this pool's envs are there; leave them out"
                 )
             opener, makers = pool_once(env_fns), None
         else:
-            own = makers = EnvMakers(env_fns, kwargs)
+            own = makers = EnvMakers(checked_fns(env_fns), kwargs)
             chosen = with_deadlines(torchrl_options(options, of_pool), len(own.functions()))
 
             def opener() -> Pool:
