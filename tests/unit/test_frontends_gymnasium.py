@@ -148,7 +148,9 @@ def test_the_arguments_of_gymnasiums_make_go_to_it(cartpoles):
 @pytest.mark.parametrize("as_enum", [False, True])
 def test_a_vectorization_mode_of_gymnasium_chooses_the_backend(mode, backend, as_enum):
     asked = gymnasium.VectorizeMode(mode) if as_enum else mode
-    envs = stepmill.make_vec("CartPole-v1", 2, asked, {"shared_memory": True, "copy": True}, [_unwrapped])
+    envs = stepmill.make_vec(
+        "CartPole-v1", 2, asked, {"shared_memory": True, "copy": True, "context": None}, [_unwrapped]
+    )
     assert envs._pool.options.backend == backend
     assert envs.copy
     again = stepmill.make_vec(envs.spec)

@@ -44,7 +44,10 @@ def read_keywords(keywords: VectorKeywords) -> dict[str, Any]:
             "stepmill runs its own loop in its workers and takes no worker; reach into the envs by call(), get_attr() and "
             "set_attr(), or wrap them"
         )
-    return {name: value for name, value in keywords.items() if name not in (*_WITHOUT_EFFECT, "worker")}
+    read = {name: value for name, value in keywords.items() if name not in (*_WITHOUT_EFFECT, "worker")}
+    if read.get("context", "") is None:  # Gymnasium's default, which leaves it to multiprocessing
+        del read["context"]
+    return read
 
 
 def read_options(options: object, num_envs: int) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:
