@@ -124,16 +124,9 @@ def make_vec(
     num_envs = _count(stored.pop("num_envs", num_envs))
     wrappers = tuple(stored.pop("wrappers", wrappers or ()))
     mode = stored.pop("vectorization_mode", vectorization_mode)
-    arguments = {**stored.pop("vector_kwargs", {}), **arguments}
-    named = {name: kwargs.pop(name) for name in VECTOR_NAMES if name in kwargs}
-    twice = sorted(named.keys() & arguments.keys() | kwargs.keys() & (env_kwargs or {}).keys())
-    if twice:
-        raise UsageError(f"{', '.join(twice)} came both by name and in vector_kwargs or env_kwargs; give it once")
-    arguments |= named
-    single_kwargs = {**stored, **kwargs, **(env_kwargs or {})}
-    for_env = {name: value for name, value in single_kwargs.items() if name not in _MAKE_NAMES}
-    for_make = {name: single_kwargs[name] for name in _MAKE_NAMES if name in single_kwargs}
-    make_env = EnvMaker(portable_spec(replace(spec, kwargs=for_env)), wrappers, **for_make)
+    arguments = _merge_once({**stored.pop("vector_kwargs", {}), **arguments}, _pop_named(kwargs))
+    single_kwargs = {**stored, **_merge_once(kwargs, env_kwargs or {})}
+    make_env = _env_maker(spec, wrappers, single_kwargs)
     is_tiny = num_envs <= _MAX_TINY_ENVS and _is_tiny(make_env) and arguments.keys() <= _NEUTRAL_NAMES
     chosen = (
         {**arguments, "backend": BackendName.SERIAL} if mode is None and is_tiny else _with_backend(mode, arguments)
@@ -141,6 +134,25 @@ def make_vec(
     envs = _open([make_env] * (num_envs + _count_spares(arguments)), chosen, kwargs)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments, mode))
     return envs
+
+
+def _pop_named(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take the arguments of `VectorEnv` out of keyword arguments, and return them."""
+    return {name: kwargs.pop(name) for name in VECTOR_NAMES if name in kwargs}
+
+
+def _merge_once(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    twice = sorted(arguments.keys() & others.keys())
+    if twice:
+        raise UsageError(f"{', '.join(twice)} came both by name and in vector_kwargs or env_kwargs; give it once")
+    return {**arguments, **others}
+
+
+def _env_maker(spec: GymnasiumSpec, wrappers: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EnvMaker:
+    """Return the env function; of `kwargs` some are for `gymnasium.make`, the others for the env's constructor."""
+    for_env = {name: value for name, value in kwargs.items() if name not in _MAKE_NAMES}
+    for_make = {name: kwargs[name] for name in _MAKE_NAMES if name in kwargs}
+    return EnvMaker(portable_spec(replace(spec, kwargs=for_env)), wrappers, **for_make)
 
 
 def _open(env_fns: Sequence[EnvMaker], arguments: Mapping[str, Any], unknown: Mapping[str, Any]) -> VectorEnv:
@@ -193,7 +205,7 @@ def _make_envpool(
         raise ArgumentTypeError(f"id={task_id!r} is a {type(task_id).__name__}; EnvPool's tasks are named by a text")
     if wrappers:
         raise UsageError("EnvPool's envs cannot be wrapped one by one; wrap the vector env, or leave wrappers out")
-    arguments |= {name: kwargs.pop(name) for name in VECTOR_NAMES if name in kwargs}
+    arguments |= _pop_named(kwargs)
     return VectorEnv([EnvPoolTask(task_id, kwargs)] * num_envs, **arguments)
 
 
