@@ -13,7 +13,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-originals test-jupyter test-versions bench-setup bench dist lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-originals test-jupyter test-versions bench-setup bench dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -92,6 +92,9 @@ bench: build  ## the tables of benchmarks/
 
 dist: venv  ## sdist and wheel, each tried in an empty environment
 	$(PY) scripts/check_dist.py
+
+extras: venv  ## each extra alone in an empty environment, doing what it promises
+	PIP_CONSTRAINT= $(PY) scripts/check_extras.py
 
 lock: venv  ## choose the versions of constraints.txt anew
 	scripts/lock.sh $(PY)

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from stepmill.spec.errors import UsageError as UsageError
     from stepmill.spec.errors import WorkerDied as WorkerDied
     from stepmill.spec.options import AutoresetMode as AutoresetMode
+    from stepmill.spec.options import Context as Context
     from stepmill.spec.options import EnvState as EnvState
     from stepmill.spec.options import OnFault as OnFault
     from stepmill.spec.options import PoolOptions as PoolOptions
+    from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
 
 _HOME_OF = {
@@ -48,9 +50,11 @@ _HOME_OF = {
     "Batch": "stepmill.spec.batch",
     "EnvSpec": "stepmill.spec.env",
     "AutoresetMode": "stepmill.spec.options",
+    "Context": "stepmill.spec.options",
     "EnvState": "stepmill.spec.options",
     "OnFault": "stepmill.spec.options",
     "PoolOptions": "stepmill.spec.options",
+    "RetryIn": "stepmill.spec.options",
     "Seeding": "stepmill.spec.options",
     "BadOutput": "stepmill.spec.errors",
     "BusyEnvError": "stepmill.spec.errors",
@@ -71,6 +75,7 @@ __all__ = [
     "Batch",
     "BusyEnvError",
     "ClosedPoolError",
+    "Context",
     "EngineBug",
     "EnvError",
     "EnvSpec",
@@ -81,6 +86,7 @@ __all__ = [
     "Pool",
     "PoolOptions",
     "RecvTimeout",
+    "RetryIn",
     "Rollout",
     "RolloutBatch",
     "Seeding",

@@ -119,6 +119,10 @@ class TensorPool:
     def __init__(
         self, pool: Pool, device: str | torch.device | Courier = "cpu", *, reward_dtype: torch.dtype = torch.float32
     ) -> None:
+        if not isinstance(pool, Pool):
+            raise UsageError(
+                f"pool is a {type(pool).__name__}; give a stepmill.Pool(env_fns), which is closed with this"
+            )
         self.pool = pool
         self.reward_dtype = reward_dtype
         self._courier = _courier_for(pool, device)

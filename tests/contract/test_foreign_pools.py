@@ -158,7 +158,7 @@ def test_what_the_pool_raises_in_send_is_the_fault_of_the_envs_sent(foreign):
     pool.send([1, 1], env_ids=[2, 3])
     assert pool.recv().env_id.tolist() == [2, 3]
     pool.reset(env_ids=[0, 1])
-    assert len(pool.step([1, 1, 1, 1])) == 4
+    assert pool.step([1, 1, 1, 1]).num_rows == 4
 
 
 def test_what_the_pool_raises_in_recv_is_the_fault_of_all_at_work(foreign):
@@ -193,7 +193,7 @@ def test_an_observation_of_another_shape_is_a_bad_output(foreign):
     with pytest.raises(stepmill.BadOutput, match=r"shape|\(4,\)"):
         pool.step([1, 1, 1, 1])
     script.obs_shape = (3,)
-    assert len(pool.reset()) == 4
+    assert pool.reset().num_rows == 4
 
 
 def test_faults_can_cut_the_episode_short_instead(foreign):
@@ -214,7 +214,7 @@ def test_calls_run_after_the_commands_that_were_sent_before(foreign):
     assert pool.call("time") == (1, 1, 1, 1)
     assert pool.render([2]) == ("picture of 2 at 1",)
     assert pool.get_attr("env_id", env_ids=[3]) == (3,)
-    assert len(pool.recv()) == 4
+    assert pool.recv().num_rows == 4
 
 
 def test_closing_while_envs_are_at_work_waits_for_them(foreign):

@@ -294,6 +294,15 @@ def test_a_partial_reset_touches_the_masked_envs_only(vector_env_of):
     assert options == {"reset_mask": mask}
 
 
+def test_a_reset_mask_may_be_a_list(vector_env_of):
+    envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)
+    first, _ = envs.reset(seed=0)
+    last, *_ = envs.step(np.array([0, 0, 0]))
+    again, _ = envs.reset(seed=0, options={"reset_mask": [True, False, False]})
+    assert np.array_equal(again[0], first[0])
+    assert np.array_equal(again[1:], last[1:])
+
+
 @pytest.mark.parametrize(
     ("mask", "names"),
     [
@@ -303,9 +312,10 @@ def test_a_partial_reset_touches_the_masked_envs_only(vector_env_of):
         (np.array([False, False, False]), "True"),
         (np.array([1, 1, 0]), "bool"),
         (np.array([1.0, 1.0, 0.0]), "bool"),
-        ([True, False, True], "array"),
+        ([True, False, 1], "array"),
+        (None, "array"),
     ],
-    ids=["short", "long", "2d", "empty", "int", "float", "list"],
+    ids=["short", "long", "2d", "empty", "int", "float", "list", "none"],
 )
 def test_a_bad_reset_mask_is_refused_and_changes_nothing(vector_env_of, mask, names):
     envs = vector_env_of(cartpoles(3), autoreset_mode=AutoresetMode.DISABLED)

@@ -216,8 +216,8 @@ def test_receiving_with_nothing_pending_is_an_error_and_never_a_wait(pool_of):
 def test_recv_without_a_size_takes_the_batch_size_of_the_pool(pool_of):
     pool = pool_of(counting_envs(4), batch_size=2)
     pool.reset_async(seed=0)
-    assert len(pool.recv()) == 2
-    assert len(pool.recv()) == 2
+    assert pool.recv().num_rows == 2
+    assert pool.recv().num_rows == 2
 
 
 @pytest.mark.covers("X-13")

@@ -6,12 +6,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import stepmill
+from stepmill.envs.plain import PlainMaker
 from stepmill.testing.check import check_backend
 from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
 from stepmill.testing.faulty import OddRewardEnv
 from stepmill.testing.leaves import DisguiseEnv, ScalarDisguiseEnv
+from tests.harness.plain_envs import OldEnv
 from tests.harness.pools import BACKENDS, counting_envs, make_pool
 
 
@@ -24,17 +27,35 @@ def test_a_batch_has_one_row_per_env(pool_of):
     pool = pool_of(counting_envs(3))
     batch = pool.reset(seed=0)
     assert isinstance(batch, stepmill.Batch)
-    assert len(batch) == 3
+    assert batch.num_rows == 3
     assert batch.obs.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
     assert batch.env_id.tolist() == [0, 1, 2]
     batch = pool.step(np.array([7, 8, 9]))
-    obs, reward, terminated, truncated, info, env_id = batch
+    obs, reward, terminated, truncated, info = batch
     assert obs.tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
     assert reward.tolist() == [7.0, 8.0, 9.0]
     assert reward.dtype == np.float64
     assert terminated.tolist() == truncated.tolist() == [False] * 3
     assert info["t"].tolist() == [1, 1, 1]
-    assert env_id.tolist() == [0, 1, 2]
+    assert batch.env_id.tolist() == [0, 1, 2]
+
+
+def test_a_pool_has_gymnasiums_spaces(pool_of):
+    pool = pool_of(counting_envs(3))
+    assert pool.single_observation_space == spaces.Box(-1, 2**40, (3,), np.int64)
+    assert pool.single_action_space == spaces.Discrete(100)
+    assert pool.observation_space.shape == (3, 3)
+    assert pool.action_space.shape == (3,)
+    pool.reset(seed=0)
+    pool.step(pool.action_space.sample())
+
+
+def test_a_pool_of_other_envs_says_that_it_has_no_such_spaces():
+    with (
+        stepmill.Pool([PlainMaker(OldEnv)], backend="serial") as pool,
+        pytest.raises(stepmill.UsageError, match=r"no Gymnasium spaces .*pool.spec.observation"),
+    ):
+        pool.observation_space  # noqa: B018
 
 
 def test_actions_may_be_a_plain_list(pool_of):

@@ -359,10 +359,10 @@ def test_an_info_that_cannot_be_pickled_names_env_and_key_where_it_must_travel()
 
 
 def _overwrite(pool: stepmill.Pool, env_id: int, bytes_: bytes) -> None:
-    """Write over the payload of an env, as native code of an env may."""
+    """Write over the payload of an env, the only one of its worker, as native code of that env may."""
     base, _ = pool._running.slab.native.place()
     plan: dict[str, Any] = dict(pool._running.slab.plan)
-    ctypes.memmove(base + plan["payload"] + env_id * plan["payload_row_bytes"], bytes_, len(bytes_))
+    ctypes.memmove(base + plan["segments"][pool.worker_of[env_id]] + plan["payload"][0], bytes_, len(bytes_))
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff" * 16, b"N" * 16, b"d\x00" * 8, b"t\x00" * 8, b"o\x05" * 8, bytes(16)])

@@ -19,6 +19,8 @@ import stepmill
 DEADLINE_S = 60.0
 COMMAND = [sys.executable, "-m", "stepmill"]
 MY_ENVS = """
+import threading
+
 import gymnasium
 from gymnasium.error import DependencyNotInstalled
 from stepmill.testing import BadOutputEnv, CountingEnv, DyingEnv, RaisingEnv
@@ -27,7 +29,14 @@ class Needy(CountingEnv):
     def __init__(self):
         raise DependencyNotInstalled('Box9D is not installed, run `pip install "gymnasium[box9d]"`')
 
+class Hanging(CountingEnv):
+    def step(self, action):
+        if self.num_steps == 6:
+            threading.Event().wait()
+        return super().step(action)
+
 for name, entry_point, kwargs in [
+    ("Hanging", Hanging, {}),
     ("Counting", CountingEnv, {}),
     ("Needy", Needy, {}),
     ("Broken", RaisingEnv, {"phase": "init"}),
@@ -196,6 +205,14 @@ def test_help_documents_policies_and_the_atari_preprocessing():
         (["run", "CartPole-v1", "--batch-size", "0"], "--batch-size"),
         (["run", "CartPole-v1", "--steps", "-3"], "--steps"),
         (["run", "CartPole-v1", "--seconds", "0"], "--seconds"),
+        (["run", "CartPole-v1", "--seconds", "nan"], "--seconds"),
+        (["run", "CartPole-v1", "--seconds", "inf"], "--seconds"),
+        (["run", "CartPole-v1", "--step-timeout", "nan"], "--step-timeout"),
+        (["run", "CartPole-v1", "--context", "thread"], "--context"),
+        (["run", "CartPole-v1", "--on-fault", "ignore"], "--on-fault"),
+        (["run", "CartPole-v1", "--env-kwargs", "gravity=3"], "is not JSON"),
+        (["run", "CartPole-v1", "--env-kwargs", "[3]"], "is a JSON list; give an object"),
+        (["run", "CartPole-v1", "--policy", "my_policies.py:ones"], "drop the .py: my_policies:ones"),
         (["run", "CartPole-v1", "--seed", "-1"], "--seed"),
         (["run", "CartPole-v1", "--num-envs", "4", "--batch-size", "5"], "--batch-size 5 is above --num-envs 4"),
         (["run", "CartPole-v1", "--num-envs", "many"], "--num-envs"),
@@ -214,6 +231,30 @@ def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("stepmill: ")
     assert expected in done.stderr
+
+
+@pytest.mark.parametrize("batch_size", ["2", "1"])
+def test_envs_that_hang_are_named_when_the_run_ends(here, batch_size):
+    done = run_cli(
+        "run", "my_envs:Hanging-v0", "--num-envs", "2", "--batch-size", batch_size, "--seconds", "2", cwd=here
+    )
+    assert done.returncode == 1
+    assert "steps" in done.stdout
+    line = done.stderr.splitlines()[-1]  # those before it warn of the workers that close() had to kill
+    assert line.startswith("stepmill: envs [0, 1] had not answered for ")
+    assert "--step-timeout" in line
+
+
+def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(here):
+    arguments = ["--num-envs", "2", "--context", "spawn", "--step-timeout", "0.2", "--on-fault", "truncate"]
+    done = run_cli("run", "my_envs:Hanging-v0", *arguments, "--steps", "30", "--crash-dir", "crashes", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert list((here / "crashes").iterdir())
+
+
+def test_arguments_of_the_env_come_as_json(here):
+    done = run_cli("run", "my_envs:Counting-v0", "--env-kwargs", '{"length": 3}', "--steps", "60", "--json", cwd=here)
+    assert json.loads(done.stdout)["episodes"]["length_mean"] == 3
 
 
 @pytest.mark.parametrize("batch_size", ["2", "1"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepmill.spec.options import NOT_YET_BACKENDS, PoolOptions
+from stepmill.spec.options import PoolOptions
 from tests.harness.scripts import ROOT, run_file
 
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -80,12 +80,6 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right():
     documented = table_rows("docs/POOL.md")
     wanted = {field.name: repr(default_of(field.name)) for field in fields(PoolOptions)}
     assert {name: documented.get(name) for name in wanted} == wanted
-
-
-def test_the_backends_that_are_not_built_yet_are_listed():
-    text = (ROOT / "docs/LIMITS.md").read_text()
-    section = text.partition("## Not built yet")[2].partition("\n## ")[0]
-    assert all(f'`"{backend.value}"`' in section for backend in NOT_YET_BACKENDS)
 
 
 def test_the_texts_of_errors_that_help_is_given_for_are_those_of_the_code():

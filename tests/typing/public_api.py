@@ -32,7 +32,7 @@ def batches_name_their_arrays(batch: stepmill.Batch) -> None:
     assert_type(batch.terminated, NDArray[np.bool_])
     assert_type(batch.truncated, NDArray[np.bool_])
     assert_type(batch.env_id, NDArray[np.int64])
-    assert_type(len(batch), int)
+    assert_type(batch.num_rows, int)
 
 
 def pools_are_made_of_functions(env_fns: Sequence[Any]) -> None:
@@ -40,16 +40,26 @@ def pools_are_made_of_functions(env_fns: Sequence[Any]) -> None:
     stepmill.Pool([CountingEnv], options=stepmill.PoolOptions(seeding=stepmill.Seeding.FIXED, slots=2))
     stepmill.Pool([CountingEnv()])  # type: ignore[list-item]
     stepmill.Pool([CountingEnv], num_workers="two")  # type: ignore[arg-type]
-    stepmill.PoolOptions(1)  # type: ignore[call-arg]
+    stepmill.PoolOptions(context="spawn", on_fault=stepmill.OnFault.TRUNCATE, reset_retry_in="new")
+    stepmill.PoolOptions(context="thread")  # type: ignore[arg-type]
+    stepmill.Pool([CountingEnv], on_fault="truncate", step_timeout_s=2, batch_size=1)
+    stepmill.Pool([CountingEnv], on_faul="truncate")  # type: ignore[call-arg]
+    stepmill.Pool([CountingEnv], backend="proces")  # type: ignore[arg-type]
     with stepmill.Pool(env_fns) as pool:
         assert_type(pool, stepmill.Pool)
 
 
 def vector_envs_are_gymnasiums(env_fns: Sequence[Any]) -> None:
     envs = stepmill.VectorEnv(env_fns, autoreset_mode="SameStep", copy=True)
+    stepmill.VectorEnv(env_fns, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, shared_memory=False)
+    stepmill.VectorEnv(env_fns, context=stepmill.Context.SPAWN, seeding="per_episode", on_fault="replay")
+    stepmill.VectorEnv(env_fns, seeding="per_epsiode")  # type: ignore[arg-type]
+    stepmill.VectorEnv(env_fns, nworkers=2)  # type: ignore[call-arg]
     as_gymnasium: gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]] = envs
     assert_type(as_gymnasium.num_envs, int)
     assert_type(stepmill.make_vec("CartPole-v1", 4), stepmill.VectorEnv)
+    assert_type(stepmill.make_vec("CartPole-v1", 4, on_fault="truncate", max_episode_steps=3), stepmill.VectorEnv)
+    assert_type(stepmill.make_vec("CartPole-v1", 4, "async", sutton_barto_reward=True), stepmill.VectorEnv)
     _, reward, terminated, _, _ = envs.step([0, 1])
     assert_type(reward, NDArray[np.float64])
     assert_type(terminated, NDArray[np.bool_])

@@ -133,6 +133,89 @@ def test_a_spec_makes_the_same_vector_env_again(cartpoles):
     )
 
 
+def test_the_arguments_of_gymnasiums_make_go_to_it(cartpoles):
+    arguments = {"max_episode_steps": 3, "disable_env_checker": True, "render_mode": "rgb_array"}
+    envs = cartpoles(2, **arguments)
+    theirs = gymnasium.make_vec("CartPole-v1", 2, "sync", **arguments)
+    assert [spec.max_episode_steps for spec in envs.get_attr("spec")] == [3, 3]
+    assert envs.call("get_wrapper_attr", "spec") == theirs.call("get_wrapper_attr", "spec")
+    assert envs.render_mode == "rgb_array"
+    assert envs.spec.kwargs.keys() - {"vector_kwargs"} == theirs.spec.kwargs.keys() - {"vectorization_mode"}
+    theirs.close()
+
+
+@pytest.mark.parametrize(("mode", "backend"), [("sync", "serial"), ("async", "process")])
+@pytest.mark.parametrize("as_enum", [False, True])
+def test_a_vectorization_mode_of_gymnasium_chooses_the_backend(mode, backend, as_enum):
+    asked = gymnasium.VectorizeMode(mode) if as_enum else mode
+    envs = stepmill.make_vec(
+        "CartPole-v1", 2, asked, {"shared_memory": True, "copy": True, "context": None}, [_unwrapped]
+    )
+    assert envs._pool.options.backend == backend
+    assert envs.copy
+    again = stepmill.make_vec(envs.spec)
+    assert again._pool.options.backend == backend
+    for each in (envs, again):
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend"),
+    [
+        ({"num_envs": 8}, "serial"),
+        ({"num_envs": 16, "copy": True, "sutton_barto_reward": True}, "serial"),
+        ({"num_envs": 17}, "auto"),
+        ({"num_envs": 2, "on_fault": "truncate"}, "auto"),
+        ({"num_envs": 2, "num_workers": 2}, "auto"),
+        ({"num_envs": 2, "backend": "process"}, "process"),
+        ({"num_envs": 2, "vectorization_mode": "async"}, "process"),
+        ({"num_envs": 2, "wrappers": [gymnasium.Wrapper]}, "auto"),
+        ({"num_envs": 2, "render_mode": "rgb_array"}, "auto"),
+        ({"num_envs": 2, "id": "Acrobot-v1"}, "auto"),
+        ({"num_envs": 2, "options": stepmill.PoolOptions(backend="thread")}, "thread"),
+    ],
+)
+def test_tiny_envs_run_in_line_unless_something_speaks_for_processes(arguments, backend):
+    envs = stepmill.make_vec(**{"id": "CartPole-v1", **arguments})
+    assert envs._pool.options.backend == backend
+    assert "backend" not in envs.spec.kwargs.get("vector_kwargs", {}) or "backend" in arguments
+    envs.close()
+
+
+def _unwrapped(env):
+    return env.unwrapped
+
+
+def test_options_are_keywords_of_make_vec(cartpoles):
+    options = cartpoles(2, on_fault="truncate", slots=2, options=stepmill.PoolOptions(max_restarts=3))._pool.options
+    assert (options.on_fault, options.slots, options.max_restarts) == ("truncate", 2, 3)
+
+
+def test_a_typo_in_an_option_of_make_vec_names_the_nearest():
+    with pytest.raises(stepmill.EnvError, match=r"on_faul'.*did you mean on_fault") as caught:
+        stepmill.make_vec("CartPole-v1", 64, backend="serial", on_faul="truncate")
+    assert len(str(caught.value).partition("where it raised")[0]) < 1500
+    assert str(caught.value).count("Traceback (most recent call last)") <= 2  # of the cause, and of gymnasium.make
+
+
+def test_a_typo_in_an_argument_of_make_vec_names_the_nearest():
+    with pytest.raises(stepmill.EnvError, match=r"num_env'.*did you mean num_envs\?"):
+        stepmill.make_vec("CartPole-v1", num_env=4)
+
+
+def test_a_function_in_place_of_a_list_is_refused_with_what_to_write():
+    with pytest.raises(UsageError, match=r"env_fns is a function; give a list .*: \[make_env\] \* 8"):
+        stepmill.VectorEnv(lambda: gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize("options", [3, [("low", 1)], "low"])
+def test_options_of_a_reset_that_are_no_mapping_are_refused(cartpoles, options):
+    envs = cartpoles(2)
+    for reset in (envs.reset, envs.reset_async):
+        with pytest.raises(UsageError, match=r"reset\(options=.*\) is a .*; give a dict, or None"):
+            reset(options=options)
+
+
 def test_wrappers_go_around_every_env(cartpoles):
     envs = cartpoles(2, wrappers=[lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 3 * reward)])
     envs.reset(seed=0)
@@ -150,7 +233,11 @@ def test_an_argument_named_like_ours_reaches_the_env_by_env_kwargs(cartpoles):
         ({"num_envs": 0}, "num_envs=0 must be a whole number"),
         ({"num_envs": 2.5}, "num_envs=2.5 must be a whole number"),
         ({"num_envs": True}, "num_envs=True must be a whole number"),
-        ({"vectorization_mode": "sync"}, "takes no vectorization_mode; choose backend='serial'"),
+        ({"vectorization_mode": "async"}, "vectorization_mode='async' is backend='process', and backend='serial' is"),
+        ({"vectorization_mode": "vector_entry_point"}, "'vector_entry_point' is for vector envs that make themselves"),
+        ({"vectorization_mode": "fast"}, "vectorization_mode='fast' is neither 'sync' nor 'async'"),
+        ({"worker": print}, "takes no worker; reach into the envs"),
+        ({"options": {"copy": True}}, "options is a dict; give stepmill.PoolOptions"),
         ({"vector_kwargs": {"backend": "serial"}}, "backend came both by name"),
         ({"gravity": 1, "env_kwargs": {"gravity": 2}}, "gravity came both by name"),
         ({"options": stepmill.PoolOptions(backend="thread")}, "backend is given twice: 'serial', and 'thread'"),

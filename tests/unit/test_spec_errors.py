@@ -59,6 +59,31 @@ def test_one_error_stays_itself():
     assert join_errors([error]) is error
 
 
+def test_faults_that_are_alike_are_told_once():
+    faults = [
+        EnvError(f"env {i} raised ValueError in construct: no licence", env_id=i, remote_traceback="Traceback: there\n")
+        for i in range(64)
+    ]
+    faults[7] = EnvError("env 7 raised OSError in construct", env_id=7, remote_traceback="Traceback: elsewhere\n")
+    joined = join_errors(faults)
+    assert len(joined.others) == 63
+    assert str(joined) == (
+        "env 0 raised ValueError in construct: no licence\n\n"
+        "the same happened to envs 1-6, 8-63\n"
+        "and at the same time: env 7 raised OSError in construct\n\n"
+        "env 0, where it raised:\nTraceback: there\n\n"
+        "env 7, where it raised:\nTraceback: elsewhere"
+    )
+
+
+def test_many_different_faults_are_counted():
+    faults = [EnvError(f"env {i} raised ValueError in construct: port {i} is taken", env_id=i) for i in range(64)]
+    text = str(join_errors(faults))
+    assert "port 4 is taken" in text
+    assert "port 5 is taken" not in text
+    assert "and 59 more faults, which are in `others` of this error" in text
+
+
 def test_several_errors_become_the_first_and_mention_all():
     first = EnvError("env 0 raised", env_id=0, remote_traceback="here")
     second = WorkerDied("worker 1 died", worker=1, env_ids=[2])

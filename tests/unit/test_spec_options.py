@@ -13,10 +13,11 @@ from stepmill.spec.options import (
     BackendName,
     Context,
     OnFault,
+    OptionKeywords,
     PoolOptions,
     RetryIn,
     Seeding,
-    apply_arguments,
+    merge_options,
 )
 
 
@@ -59,7 +60,7 @@ def test_numpy_numbers_become_python_numbers():
     [
         ({"backend": "gpu"}, r"backend='gpu' is not one of 'auto', 'serial'"),
         ({"backend": 3}, r"neither a name nor a Backend"),
-        ({"backend": "ray"}, r"backend='ray' is not built yet; use 'auto'"),
+        ({"backend": "ray"}, r"backend='ray' is not one of 'auto', 'serial', 'thread', 'process', 'envpool'$"),
         ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),
         ({"autoreset_mode": "Never"}, r"autoreset_mode='Never' is not one of 'NextStep'"),
         ({"num_workers": -1}, r"num_workers=-1 must be a whole number, 0 or more, or None"),
@@ -127,14 +128,51 @@ def test_the_callers_dict_is_not_kept():
     assert options.worker_env == {"A": "1"}
 
 
-def test_arguments_go_over_defaults_and_agree_with_options():
-    assert apply_arguments(None, backend="serial").backend is BackendName.SERIAL
-    assert apply_arguments(PoolOptions(num_workers=3), num_workers=None, copy=False).num_workers == 3
-    assert apply_arguments(PoolOptions(num_workers=3), num_workers=3).num_workers == 3
+def test_keywords_go_over_defaults_and_agree_with_options():
+    assert merge_options(None, {"backend": "serial"}).backend is BackendName.SERIAL
+    assert merge_options(PoolOptions(num_workers=3), {"num_workers": None}).num_workers == 3
+    assert merge_options(PoolOptions(num_workers=3), {"num_workers": 3, "context": "spawn"}).num_workers == 3
+    assert merge_options(PoolOptions(context="spawn"), {"context": Context.SPAWN}).context is Context.SPAWN
+    assert merge_options(PoolOptions(), {"worker_threads": None}).worker_threads is None
 
 
-def test_an_argument_that_contradicts_the_options_is_refused():
+def test_a_callers_default_holds_where_nothing_else_is_chosen():
+    assert merge_options(None, {}, backend="process").backend is BackendName.PROCESS
+    assert merge_options(PoolOptions(backend="thread"), {}, backend="process").backend is BackendName.THREAD
+    assert merge_options(None, {"backend": "serial"}, backend="process").backend is BackendName.SERIAL
+
+
+def test_a_keyword_that_contradicts_the_options_is_refused():
     with pytest.raises(UsageError, match="num_workers is given twice: 2, and 3 in options"):
-        apply_arguments(PoolOptions(num_workers=3), num_workers=2)
+        merge_options(PoolOptions(num_workers=3), {"num_workers": 2})
+    with pytest.raises(UsageError, match="copy is given twice: False, and True in options"):
+        merge_options(PoolOptions(copy=True), {"copy": False})
     with pytest.raises(UsageError, match="both given"):
-        apply_arguments(PoolOptions(envs_per_worker=3), num_workers=2)
+        merge_options(PoolOptions(envs_per_worker=3), {"num_workers": 2})
+
+
+def test_a_keyword_is_checked_together_with_the_options():
+    merged = merge_options(PoolOptions(seeding="per_episode"), {"on_fault": "replay"})
+    assert (merged.seeding, merged.on_fault) == (Seeding.PER_EPISODE, OnFault.REPLAY)
+
+
+@pytest.mark.parametrize(
+    ("typo", "near"), [("on_faul", "on_fault"), ("nworkers", "num_workers"), ("step_timeout", "step_timeout_s")]
+)
+def test_a_typo_names_the_nearest_option(typo, near):
+    for make in (lambda: PoolOptions(**{typo: 1}), lambda: merge_options(None, {typo: 1})):
+        with pytest.raises(UsageError, match=f"^{typo} is no option of stepmill; did you mean {near}") as caught:
+            make()
+        assert len(str(caught.value)) < 200
+    with pytest.raises(UsageError, match=r"zzz is no option of stepmill; help\(stepmill.PoolOptions\)"):
+        PoolOptions(zzz=1)
+
+
+def test_what_is_no_pool_options_is_refused_with_what_to_write():
+    with pytest.raises(UsageError, match=r"options is a dict; give stepmill.PoolOptions\(...\), or .*copy=True"):
+        merge_options({"copy": True}, {})
+
+
+def test_the_keywords_are_the_fields_of_the_options():
+    fields = {field.name: field.type for field in dataclasses.fields(PoolOptions)}
+    assert list(OptionKeywords.__annotations__) == list(fields)

@@ -37,7 +37,7 @@ from stepmill.worker.settle import born_deaf, fork, uninterrupted, worker_enviro
 # What a forked worker would otherwise load again and again. Names, since this room imports none of them.
 _PRELOAD = ["numpy.random", "stepmill.worker.work", "stepmill.envs"]
 # What to load as well if the learner has it loaded, because then the envs will need it.
-_PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium"]}
+_PRELOAD_IF_USED = {"gymnasium": ["gymnasium", "stepmill.envs.gymnasium", "stepmill.envs.gymnasium_registry"]}
 
 
 class LauncherHandle:

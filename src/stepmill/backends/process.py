@@ -45,6 +45,7 @@ from stepmill.worker.messages import (
     WorkerSettings,
     dump,
 )
+from stepmill.worker.program_state import ProgramState
 from stepmill.worker.settle import uninterrupted
 
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
@@ -60,6 +61,8 @@ class ProcessBackend:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        # What the user registers later is not for this pool: its restarted workers are as the first ones were.
+        self._program = None if settings.context is Context.FORK else ProgramState.read()
         self._pid = os.getpid()
         self._links: list[WorkerLink] = []
         self._launcher: LauncherHandle | None = None
@@ -107,8 +110,8 @@ class ProcessBackend:
             raise
 
     def _order(self, plan: WorkerPlan) -> bytes:
-        inherited = self._settings.context is Context.FORK
-        return dump(Build(self._settings, plan.worker, plan.env_ids, None if inherited else _pickle_plan(plan)))
+        data = None if self._program is None else _pickle_plan(plan)
+        return dump(Build(self._settings, plan.worker, plan.env_ids, data, self._program))
 
     def _launch(self, links: Sequence[WorkerLink], orders: Sequence[bytes]) -> None:
         launcher = self._live_launcher()

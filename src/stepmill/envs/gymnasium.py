@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.vector.utils import batch_space
 
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec
@@ -99,6 +100,31 @@ def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object
     return like if like == pickled else pickled
 
 
+class VectorSpaces(NamedTuple):
+    """The spaces of a vector env of N rows: of all rows, and of one."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+    single_observation: spaces.Space[Any]
+    single_action: spaces.Space[Any]
+
+
+def vector_spaces(spec: EnvSpec, num_rows: int) -> VectorSpaces:
+    """Return the spaces of `num_rows` rows of an env.
+
+    Raises:
+        UsageError: the env has no Gymnasium spaces.
+    """
+    pair: tuple[Any, Any] = pickle.loads(spec.spaces) if spec.spaces else (None, None)
+    if spec.agents or not all(isinstance(space, spaces.Space) for space in pair):
+        raise UsageError(
+            "these envs have no Gymnasium spaces of one agent; pool.spec.observation and pool.spec.action say what they "
+            "observe and do"
+        )
+    observation, action = pair
+    return VectorSpaces(batch_space(observation, num_rows), batch_space(action, num_rows), observation, action)
+
+
 def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:
     # For information only. Gymnasium rebuilds it from every wrapper's arguments, whose own __deepcopy__ and
     # __reduce__ run here and may raise anything.
@@ -124,13 +150,16 @@ class EnvMaker:
     Attributes:
         spec: what to make, with its keyword arguments.
         wrappers: put around the env, the first one innermost.
+        max_episode_steps, disable_env_checker: as for `gymnasium.make`.
     """
 
     spec: GymnasiumSpec
     wrappers: tuple[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]], ...] = ()
+    max_episode_steps: int | None = None
+    disable_env_checker: bool | None = None
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(self.spec)
+        env: gymnasium.Env[Any, Any] = gymnasium.make(self.spec, self.max_episode_steps, self.disable_env_checker)
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env

@@ -20,10 +20,11 @@ from gymnasium import spaces
 from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.frontends.rows import as_batch, first_row
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
-from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
 try:
@@ -33,7 +34,7 @@ except ModuleNotFoundError as exc:
     raise MissingExtraError(module="dm_env", extra="dm-env") from exc
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 _DISCOUNT = "discount"
 
@@ -45,9 +46,10 @@ class DmEnvironment(dm_env.Environment):
 
     Args:
         env_fn: makes the env, in its worker: one of Gymnasium, dm_env, or what else stepmill takes, with one agent.
-        backend: where it runs; "serial" is in line.
         seed: of the first reset; None seeds nothing. Later episodes go on with the env's own generator.
-        options: everything else. The autoreset mode is DISABLED: the resets are dm_env's.
+        options: how it is run. The backend is "process" unless another is chosen; "serial" is in line. The autoreset mode is
+            DISABLED: the resets are dm_env's.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Raises:
         UsageError: the env has agents, is a vector env, or has a space that no spec can describe.
@@ -58,14 +60,15 @@ class DmEnvironment(dm_env.Environment):
         self,
         env_fn: Callable[[], object],
         *,
-        backend: object = "process",
         seed: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
-        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        chosen = merge_options(options, keywords, backend=BackendName.PROCESS)
+        chosen = replace(chosen, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._seed = seed
         self._is_over = True
-        self._pool = Pool([env_fn], backend=backend, options=chosen)
+        self._pool = Pool([env_fn], options=chosen)
         try:
             self._spec = _checked(self._pool.spec)
             observation, action = read_spaces([self._spec])[0]
@@ -139,8 +142,12 @@ class DmEnvironment(dm_env.Environment):
         """Return an attribute of the env, through wrappers."""
         return self._pool.get_attr(name)[0]
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
     def close(self) -> None:
-        """Close the env and end its worker, in at most 2 s. Idempotent."""
+        """Close the env and end its worker, within 2 s; in line, however long that takes. Idempotent."""
         self._pool.close()
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space
@@ -24,19 +24,24 @@ from numpy.typing import NDArray
 from stepmill.envs.agents import zeros
 from stepmill.envs.pettingzoo import StackedAgents
 from stepmill.frontends.rows import as_batch, first_row
+from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Options, Seed
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
-from stepmill.spec.options import AutoresetMode, PoolOptions
+from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.tree import DictNode, Leaf, Node, Opaque, map_tree
 
 try:
     from pettingzoo.utils.env import ParallelEnv
 except ModuleNotFoundError as exc:
     raise MissingExtraError(module="pettingzoo", extra="pettingzoo") from exc
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Agent: TypeAlias = Any
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -47,8 +52,9 @@ class StepmillParallelEnv(ParallelEnv):
 
     Args:
         env_fn: makes the env, in its worker.
-        backend: where it runs; "serial" is in line.
-        options: everything else. The autoreset mode is DISABLED: PettingZoo's users reset.
+        options: how it is run. The backend is "process" unless another is chosen; "serial" is in line. The autoreset mode is
+            DISABLED: PettingZoo's users reset.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Attributes:
         possible_agents: all agents, as the env names them.
@@ -60,11 +66,12 @@ class StepmillParallelEnv(ParallelEnv):
     """
 
     def __init__(
-        self, env_fn: Callable[[], object], *, backend: object = "process", options: PoolOptions | None = None
+        self, env_fn: Callable[[], object], *, options: PoolOptions | None = None, **keywords: Unpack[OptionKeywords]
     ) -> None:
-        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        chosen = merge_options(options, keywords, backend=BackendName.PROCESS)
+        chosen = replace(chosen, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self.agents: list[Agent] = []
-        self._pool = Pool([env_fn], backend=backend, options=chosen)
+        self._pool = Pool([env_fn], options=chosen)
         try:
             spec = self._pool.spec
             self._observation, self._action = _trees_by_agent(spec)
@@ -154,8 +161,12 @@ class StepmillParallelEnv(ParallelEnv):
         """Return an attribute of the env, through wrappers."""
         return self._pool.get_attr(name)[0]
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
     def close(self) -> None:
-        """Close the env and end its worker, in at most 2 s. Idempotent."""
+        """Close the env and end its worker, within 2 s; in line, however long that takes. Idempotent."""
         self.agents = []
         self._pool.close()
 
@@ -169,8 +180,8 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
-        backend, num_workers: as in PoolOptions.
-        options: everything else.
+        options: how the envs are run.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Raises:
         UsageError: the agents' spaces differ, or the envs do, or another autoreset mode was asked for.
@@ -181,19 +192,16 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self,
         env_fns: Sequence[Callable[[], object]],
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
-        chosen = replace(options or PoolOptions(), episode_stats=False)
+        chosen = replace(merge_options(options, keywords), episode_stats=False)
         if chosen.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise UsageError(
                 f"autoreset_mode={chosen.autoreset_mode.value!r} has no meaning for rows of one env that end at different "
                 "times; leave it at 'NextStep'"
             )
-        self._pool = Pool(
-            [_Stacking(env_fn) for env_fn in env_fns], backend=backend, num_workers=num_workers, options=chosen
-        )
+        self._pool = Pool([_Stacking(env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
         try:
             self._describe(self._pool.spec)
         except BaseException:
@@ -288,8 +296,12 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Return a frame, or what the render mode gives, per env, not per row."""
         return self._pool.render()
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs and end the workers, in at most 2 s."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes."""
         self._pool.close()
 
 

@@ -12,15 +12,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
+from stepmill.frontends.rows import stack_rows
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
-from stepmill.spec.options import AutoresetMode, PoolOptions, apply_arguments
+from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.tree import Leaf
 
 try:
     from stable_baselines3.common.env_util import is_wrapped
@@ -28,7 +31,13 @@ try:
 except ImportError as exc:
     raise MissingExtraError(module="stable_baselines3", extra="sb3") from exc
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _NOTHING_PENDING = "step_wait() has nothing to wait for; call step_async(actions) first"
+
+
+Actions: TypeAlias = "NDArray[Any] | Sequence[Any] | Mapping[str, Any]"
 
 
 class NoAttributeError(EnvError, AttributeError):
@@ -41,8 +50,8 @@ class SB3VecEnv(VecEnv):
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
         start_method: "forkserver", "fork" or "spawn", as `SubprocVecEnv` takes it; None leaves it to `options`.
-        backend, num_workers: as in PoolOptions.
-        options: everything else. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
+        options: how the envs are run. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Raises:
         UsageError: the envs differ in their spaces, or an option is wrong.
@@ -54,20 +63,20 @@ class SB3VecEnv(VecEnv):
         env_fns: Sequence[Callable[[], Any]],
         start_method: str | None = None,
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         # Python floats add up in an episode's statistics, which Monitor keeps in the env already.
-        chosen = replace(_options(options, start_method), episode_stats=False)
+        chosen = replace(_options(options, keywords, start_method), episode_stats=False)
         self._is_stepping = False
-        self._pool = Pool(env_fns, backend=backend, num_workers=num_workers, options=chosen)
+        self._pool = Pool(env_fns, options=chosen)
         try:
             pairs = read_spaces(self._pool.env_specs)
             if self._pool.spec.is_batched:
                 raise UsageError("env_fns make vector envs; SB3VecEnv takes functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
             super().__init__(self._pool.num_envs, *pairs[0])
+            self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
         except BaseException:
             self._pool.close()
             raise
@@ -95,13 +104,13 @@ class SB3VecEnv(VecEnv):
         obs: VecEnvObs = batch.obs
         return obs
 
-    def step_async(self, actions: NDArray[Any]) -> None:
+    def step_async(self, actions: Actions) -> None:
         """Begin to step all envs.
 
         Args:
-            actions: [N, ...].
+            actions: an array [N, ...], or a sequence with one action per env, in the structure of the action space.
         """
-        self._pool.step_async(actions)
+        self._pool.step_async(self._batched(actions))
         self._is_stepping = True
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -111,9 +120,17 @@ class SB3VecEnv(VecEnv):
         self._is_stepping = False
         return self._as_sb3(self._pool.step_wait())
 
-    def step(self, actions: NDArray[Any]) -> VecEnvStepReturn:
-        """Step all envs; see `step_wait`. Hot path."""
-        return self._as_sb3(self._pool.step_fast(actions))
+    def step(self, actions: Actions) -> VecEnvStepReturn:
+        """Step all envs; see `step_async` and `step_wait`. Hot path."""
+        return self._as_sb3(self._pool.step_fast(self._batched(actions)))
+
+    def _batched(self, actions: Actions) -> Any:
+        """Return the actions as the pool takes them. An array of a space that is one array goes through as it is."""
+        if self._has_plain_actions or isinstance(actions, Mapping):
+            return actions
+        if len(actions) != self.num_envs:
+            raise UsageError(f"there are {len(actions)} actions for {self.num_envs} envs; give one for each")
+        return stack_rows(self._pool.spec.action, list(actions))
 
     def _as_sb3(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
         obs, reward, terminated, truncated, info = result
@@ -166,8 +183,12 @@ class SB3VecEnv(VecEnv):
             return [None] * self.num_envs
         return list(self._pool.render())
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
     def close(self) -> None:
-        """Close the envs and end the workers, in at most 2 s. Idempotent."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes. Idempotent."""
         self._pool.close()
 
     def _call(self, indices: VecEnvIndices, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -188,11 +209,12 @@ class SB3VecEnv(VecEnv):
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
 
-def _options(options: PoolOptions | None, start_method: str | None) -> PoolOptions:
-    if options is not None and options.autoreset_mode is AutoresetMode.DISABLED:
+def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method: str | None) -> PoolOptions:
+    asked = {} if start_method is None else {"context": start_method}
+    chosen = merge_options(options, {**keywords, **asked})
+    if chosen.autoreset_mode is AutoresetMode.DISABLED:
         raise UsageError("autoreset_mode='Disabled' leaves SB3's algorithms without new episodes; leave it out")
-    asked: dict[str, object] = {} if start_method is None else {"context": start_method}
-    return replace(apply_arguments(options, **asked), autoreset_mode=AutoresetMode.SAME_STEP)
+    return replace(chosen, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def _call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -12,24 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
+from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
-from stepmill.spec.options import AutoresetMode, EnvState, PoolOptions
+from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.tree import Leaf, Opaque, map_tree
 
 try:
     from tianshou.env import BaseVectorEnv
 except ImportError as exc:
     raise MissingExtraError(module="tianshou", extra="tianshou") from exc
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 EnvIds: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None
 StepResult: TypeAlias = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[Any]]
@@ -44,8 +49,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         env_fns: functions that make the envs; each runs in the worker that owns the env.
         wait_num: `step` returns when so many envs are done, and what else is there; None waits for all.
         timeout: seconds after which `step` returns with fewer, but with one at least. Either makes it asynchronous.
-        backend, num_workers: as in PoolOptions.
-        options: everything else. The autoreset mode is DISABLED.
+        options: how the envs are run. The autoreset mode is DISABLED.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
     """
 
     def __init__(
@@ -54,13 +59,12 @@ class StepmillVectorEnv(BaseVectorEnv):
         wait_num: int | None = None,
         timeout: float | None = None,
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         # Not super().__init__(): it makes a worker for each env.
-        self._env_fns = env_fns
-        self.env_num = len(env_fns)
+        self._env_fns = checked_fns(env_fns)
+        self.env_num = len(self._env_fns)
         self.wait_num = wait_num or self.env_num
         assert 1 <= self.wait_num <= self.env_num, (
             f"wait_num={wait_num} must be 1 to {self.env_num}, the number of envs"
@@ -71,8 +75,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         self.is_closed = False
         self.waiting_id: list[int] = []
         self.ready_id = list(range(self.env_num))
-        chosen = replace(options or PoolOptions(), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
-        self._pool = Pool(env_fns, backend=backend, num_workers=num_workers, options=chosen)
+        chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
+        self._pool = Pool(env_fns, options=chosen)
         try:
             self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs)
             if isinstance(self._spaces[0][0], spaces.Tuple):
@@ -197,8 +201,12 @@ class StepmillVectorEnv(BaseVectorEnv):
             )
         return list(self._pool.call("render", **kwargs)) if kwargs else list(self._pool.render())
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
     def close(self) -> None:
-        """Close the envs and end the workers, in at most 2 s."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes."""
         self._assert_is_not_closed()
         self._pool.close()
         self.is_closed = True
@@ -239,8 +247,8 @@ def _as_actions(action: Any, space: spaces.Space[Any]) -> Any:
 
 def _own_infos(batch: Batch) -> NDArray[Any]:
     """Return each env's info as the env gave it, as an object array [B] of dicts."""
-    infos = np.empty(len(batch), dtype=object)
-    for row in range(len(batch)):
+    infos = np.empty(batch.num_rows, dtype=object)
+    for row in range(batch.num_rows):
         infos[row] = {}
     for row, info in rows_of(batch.info):
         infos[row].update(info)

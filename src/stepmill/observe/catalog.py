@@ -7,8 +7,8 @@ process, and workers get the resolved `EnvSpec`, so that they need no registrati
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,12 +37,13 @@ class EnvChoice:
     is_atari: bool
 
 
-def find_env(env_id: str, *, atari: bool | None = None) -> EnvChoice:
+def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str, object] | None = None) -> EnvChoice:
     """Resolve a Gymnasium id.
 
     Args:
         env_id: `Id`, `namespace/Id` or `module:Id`; the module is imported first, so that it can register the id.
         atari: whether the env gets the standard Atari preprocessing; None means that ids of ale_py do.
+        env_kwargs: arguments of the env's constructor.
 
     Raises:
         UsageError: no such id (names the nearest), or its module cannot be imported, or it is no Atari env.
@@ -56,6 +57,7 @@ def find_env(env_id: str, *, atari: bool | None = None) -> EnvChoice:
         raise UsageError(
             f"{spec.id!r} exists as a vector env only, which Gymnasium's make_vec builds; choose another id"
         )
+    spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
     is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
     if atari and not is_ale:
         raise UsageError(f"{spec.id!r} is not an Atari env of ale_py; leave --atari out")

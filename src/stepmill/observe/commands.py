@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import json
+import math
 import sys
 import traceback
 from collections.abc import Iterator
@@ -20,12 +21,10 @@ from stepmill.observe.policy import act_randomly, load_policy, search_current_di
 from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
 from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
-from stepmill.spec.errors import StepmillError, UsageError
-from stepmill.spec.options import BackendName
+from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError
+from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from stepmill.pool.pool import Pool
 
 BACKENDS = ("auto", "serial", "thread", "process")
@@ -33,10 +32,43 @@ RANDOM = "random"
 DEFAULT_NUM_ENVS = 8
 DEFAULT_SECONDS = 10.0
 COUNT = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
+CONTEXTS = tuple(context.value for context in Context)
+POLICIES = tuple(policy.value for policy in OnFault)
 
 
-@dataclass(frozen=True)
+class Seconds(click.FloatRange):
+    """A number of seconds above 0, and neither nan nor infinity: a run without an end is ended by Ctrl-C."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+class Arguments(click.ParamType[dict[str, object]]):
+    """Keyword arguments as a JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
+        try:
+            found = json.loads(value)
+        except ValueError as exc:
+            self.fail(f"{value!r} is not JSON: {exc}.", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(
+                f"{value!r} is a JSON {type(found).__name__}; give an object, such as '{{\"gravity\": 9.8}}'.",
+                param,
+                ctx,
+            )
+        return found
+
+
+SECONDS = Seconds(min=0, min_open=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """The options of `stepmill run`, as click parsed them; None is "not given"."""
 
@@ -49,6 +81,12 @@ class RunRequest:
     seconds: float | None
     seed: int | None
     policy: str
+    env_kwargs: dict[str, object] | None = None
+    context: str = Context.FORKSERVER.value
+    step_timeout: float | None = None
+    reset_timeout: float | None = None
+    on_fault: str = OnFault.RAISE.value
+    crash_dir: str | None = None
     atari: bool | None
     json: bool
     traceback: bool
@@ -62,6 +100,19 @@ class RunRequest:
             )
         seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
         return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
+
+    def pool_options(self) -> PoolOptions:
+        """Return the options of the pool; under "replay" the seeds that it needs."""
+        return PoolOptions(
+            backend=BackendName(self.backend),
+            num_workers=self.num_workers,
+            context=Context(self.context),
+            step_timeout_s=self.step_timeout,
+            reset_timeout_s=self.reset_timeout,
+            on_fault=OnFault(self.on_fault),
+            seeding=Seeding.PER_EPISODE if self.on_fault == OnFault.REPLAY.value else Seeding.CONTINUE,
+            crash_dir=self.crash_dir,
+        )
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -118,6 +169,30 @@ def group() -> None:
     "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of env 0, and of the actions; env i gets seed + i."
 )
 @click.option("--policy", default=RANDOM, metavar="MODULE:FUNCTION", help="Who acts; see above.  [default: random]")
+@click.option(
+    "--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor, as a JSON object."
+)
+@click.option(
+    "--context",
+    metavar="NAME",
+    type=click.Choice(CONTEXTS),
+    default=Context.FORKSERVER.value,
+    show_default=True,
+    help=f"How worker processes start: {', '.join(CONTEXTS)}.",
+)
+@click.option("--step-timeout", type=SECONDS, metavar="S", help="End the worker of an env whose step takes longer.")
+@click.option("--reset-timeout", type=SECONDS, metavar="S", help="The same for a reset.")
+@click.option(
+    "--on-fault",
+    metavar="NAME",
+    type=click.Choice(POLICIES),
+    default=OnFault.RAISE.value,
+    show_default=True,
+    help=f"What an env that fails leads to: {', '.join(POLICIES)}.",
+)
+@click.option(
+    "--crash-dir", type=click.Path(file_okay=False), metavar="DIR", help="Write a crash capsule for each fault."
+)
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
 @click.option("--json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")
 @click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show where.")
@@ -136,7 +211,8 @@ def run(context: click.Context, /, **_: object) -> None:
     84x84, up to 30 no-ops after a reset, the last 4 frames stacked. It needs pip install 'stepmill[atari]'.
 
     On a terminal the run is shown live; elsewhere it writes a line every two seconds. Counted are steps of envs, not
-    resets. Exit status: 0 done, 1 an env, worker or policy failed, 2 the command cannot work as given, 130 Ctrl-C.
+    resets. Exit status: 0 done, 1 an env, worker or policy failed, or an env did not answer, 2 the command cannot work as
+    given, 130 Ctrl-C.
     """
     request = RunRequest(**context.params)
     try:
@@ -180,29 +256,43 @@ def run_env(request: RunRequest) -> None:
     """Find the env, build the pool, run, and print the summary; also after a Ctrl-C, which is passed on."""
     plan = request.plan()
     search_current_directory()
-    choice = find_env(request.env_id, atari=request.atari)
+    choice = find_env(request.env_id, atari=request.atari, env_kwargs=request.env_kwargs)
     with open_view(request, plan) as view:
-        setup, totals, is_interrupted = run_pool(request, plan, choice, view)
+        outcome = run_pool(request, plan, choice, view)
     summarise = summary_json if request.json else summary_text
-    sys.stdout.write(f"{summarise(setup, totals, is_interrupted=is_interrupted)}\n")
+    sys.stdout.write(f"{summarise(outcome.setup, outcome.totals, is_interrupted=outcome.is_interrupted)}\n")
     sys.stdout.flush()
-    if is_interrupted:
+    if outcome.is_interrupted:
         raise KeyboardInterrupt
+    if outcome.silent:
+        raise EnvTimeout(
+            f"envs {outcome.silent} had not answered for {outcome.silence_s:.1f} s when the run ended; --step-timeout and "
+            "--reset-timeout end envs that hang",
+            env_ids=outcome.silent,
+            timeout_s=outcome.silence_s,
+        )
 
 
-def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> tuple[Setup, Snapshot, bool]:
-    """Run the envs under the view. Returns what was run, the totals, and whether a Ctrl-C ended it."""
+@dataclass(frozen=True)
+class Outcome:
+    """What was run, the totals, whether a Ctrl-C ended it, and which envs did not answer at the end, for how long."""
+
+    setup: Setup
+    totals: Snapshot
+    is_interrupted: bool
+    silent: list[int]
+    silence_s: float
+
+
+def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> Outcome:
+    """Run the envs under the view."""
     from stepmill.pool.pool import Pool
 
     policy = act_randomly if request.policy == RANDOM else load_policy(request.policy)
     view.starting(f"{plural(plan.num_envs, 'env')} of {choice.env_id}")
     begun_s = perf_counter()
-    with Pool(
-        [choice.make] * plan.num_envs,
-        backend=request.backend,
-        num_workers=request.num_workers,
-        batch_size=plan.batch_size,
-    ) as pool:
+    env_fns = [choice.make] * plan.num_envs
+    with Pool(env_fns, batch_size=plan.batch_size, options=request.pool_options()) as pool:
         start_s = perf_counter() - begun_s
         setup = Setup(
             env_id=choice.env_id,
@@ -216,14 +306,16 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
             start_s=start_s,
         )
         view.began(setup)
-        running = Run(pool, policy, batch_actions(action_space(pool), plan.batch_size, plan.seed), plan)
+        running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
         is_interrupted = False
         try:
             for snapshot in running.snapshots(view.interval_s):
                 view.show(snapshot)
         except KeyboardInterrupt:
             is_interrupted = True
-        return setup, running.finish(), is_interrupted
+        totals = running.finish()
+        silent, silence_s = running.silent_envs()
+        return Outcome(setup, totals, is_interrupted, silent, silence_s)
 
 
 def backend_of(pool: Pool) -> str:
@@ -232,12 +324,6 @@ def backend_of(pool: Pool) -> str:
 
     chosen = choose_backend(pool.num_envs, pool.options)
     return chosen.value if isinstance(chosen, BackendName) else type(chosen).__name__
-
-
-def action_space(pool: Pool) -> gymnasium.Space[object]:
-    """Return the action space of one env, as the env declared it."""
-    spaces: tuple[object, gymnasium.Space[object]] = pickle.loads(pool.spec.spaces)
-    return spaces[1]
 
 
 @contextmanager

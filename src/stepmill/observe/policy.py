@@ -41,6 +41,8 @@ def load_function(option: str, path: str, *, takes: str = "()") -> Callable[...,
     module, _, name = path.partition(":")
     if not module or not name:
         raise UsageError(f"{option} {path!r} is not of the form module:function")
+    if module.endswith(".py"):
+        raise UsageError(f"{option} {path!r} names a file; drop the .py: {module.removesuffix('.py')}:{name}")
     search_current_directory()
     found: object = import_user_module(module, needed_by=f"{option} {path}")
     for part in name.split("."):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from stepmill.spec.batch import Batch
 
 RECENT_S = 2.0
+SILENT_S = 1.0  # an env that has not answered for so long when the run ends, and for
+SILENT_FACTOR = 10  # so many times as long as any answer took, is told of
 RECV_SLICE_S = 0.25
 
 
@@ -80,6 +82,8 @@ class Run:
         self._batches = 0
         self._policy_s = 0.0
         self._pool_s = 0.0
+        self._sent_s = np.zeros(plan.num_envs)  # when each env was given its last command
+        self._slowest_s = 0.0
         self._first = self._mark(perf_counter())
         self._marks: deque[_Mark] = deque([self._first])
 
@@ -103,10 +107,17 @@ class Run:
         now = self._mark(perf_counter())
         return self._compose(now, since=self._first)
 
+    def silent_envs(self) -> tuple[list[int], float]:
+        """Return the envs that have not answered for much longer than any answer took, and since how many seconds."""
+        silence_s = perf_counter() - self._sent_s
+        silent = silence_s > max(SILENT_S, SILENT_FACTOR * self._slowest_s)
+        return np.flatnonzero(silent).tolist(), float(silence_s.max())
+
     def _advance(self) -> Iterator[float]:
         """Yield the time in seconds after each batch, or after a slice of waiting in vain: a slow env freezes no view."""
         is_in_step = self._plan.batch_size == self._plan.num_envs
         self._pool.reset_async(seed=self._plan.seed)
+        self._sent_s[:] = perf_counter()
         while True:
             begun_s = perf_counter()
             try:
@@ -116,11 +127,14 @@ class Run:
                 self._pool_s += now_s - begun_s
                 yield now_s
                 continue
-            self._pool_s += perf_counter() - begun_s
+            came_s = perf_counter()
+            self._pool_s += came_s - begun_s
+            self._slowest_s = max(self._slowest_s, came_s - float(self._sent_s[batch.env_id].min()))
             actions, acted_s = self._act(batch)
             # Sent before it is counted: the envs need not wait for our books.
             self._pool.send(actions, None if is_in_step else batch.env_id)
             now_s = perf_counter()
+            self._sent_s[batch.env_id] = now_s
             self._pool_s += now_s - acted_s
             self._count(batch)
             yield now_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stepmill.spec.errors import UsageError
 
@@ -19,6 +19,11 @@ def check_timeout(timeout_s: object) -> None:
 
 def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
     """Return the functions that make the envs, or say which is none."""
+    given: object = env_fns
+    if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"env_fns is a {type(env_fns).__name__}; give a list of functions that make envs, one per env: [make_env] * 8"
+        )
     fns = tuple(env_fns)
     if not fns:
         raise UsageError("a pool needs at least one env; env_fns is empty")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native, timers
-from stepmill.pool.arguments import check_timeout, checked_batch_size, checked_fns, checked_num_envs
+from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.properties import PoolProperties
+from stepmill.pool.receiving import Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture
 from stepmill.pool.resets import Options, ResetDesk, ResetOrder, Seed
 from stepmill.pool.settings import Name
@@ -25,13 +26,16 @@ from stepmill.pool.waiting import PoolWait
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import EnvState, PoolOptions, Seeding, apply_arguments
+from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, Seeding, merge_options
 from stepmill.spec.tree import Node, program, walk
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    import gymnasium
+    from typing_extensions import Self, Unpack
+
+    from stepmill.envs.gymnasium import VectorSpaces
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -45,9 +49,9 @@ class Pool:
 
     Args:
         env_fns: functions without arguments, one per env and then one per spare; called in the workers.
-        backend, num_workers: as in PoolOptions.
         batch_size: how many envs `recv` returns if it is not told; None is all that are pending.
-        options: everything else.
+        options: how the envs are run.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
     Raises:
         UsageError: the envs differ, or an option is wrong.
         EnvError: a constructor raised.
@@ -58,13 +62,12 @@ class Pool:
         self,
         env_fns: Sequence[Callable[[], object]],
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         batch_size: int | None = None,
         options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         env_fns = checked_fns(env_fns)
-        self.options = apply_arguments(options, backend=backend, num_workers=num_workers)
+        self.options = merge_options(options, keywords)
         self._num_spares = self.options.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
@@ -82,7 +85,7 @@ class Pool:
         self._requests = EnvRequests(
             self._running.backend, self._faults, self._running.seats, self.options, num_envs=self.num_envs
         )
-        self._is_eager = False
+        self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
         self._resets = ResetDesk(
             self.num_envs,
             self.spec.batch_size,
@@ -118,7 +121,7 @@ class Pool:
         """
         ids = self.reset_async(seed=seed, options=options, env_ids=env_ids, persist_options=persist_options)
         self._waits.wait_for(ids, None)
-        return self._collect(len(ids), len(ids), None, ids)
+        return self._receiver.collect(len(ids), len(ids), None, ids)
 
     def step(self, actions: Any) -> Batch:
         """Step all envs and wait for all.
@@ -147,7 +150,7 @@ class Pool:
             self.step_async(actions)
             return self.step_wait()
         except BaseException:
-            self._take_back(result)
+            self._receiver.take_back(result)
             raise
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
@@ -220,25 +223,12 @@ class Pool:
             KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are wanted than are pending.
         """
-        check_timeout(timeout_s)
-        if env_ids is not None:
-            if (batch_size, min_envs, max_envs) != (None, None, None):
-                raise UsageError("recv() takes env_ids, or how many envs, not both")
-            ids = self._pending(env_ids)
-            self._set_eager(len(ids) < self.num_envs)
-            self._waits.wait_for(ids, timeout_s)
-            return self._collect(len(ids), len(ids), out, ids, timeout_s)
-        least, most = self._bounds(batch_size, min_envs, max_envs)
-        self._set_eager(least < self.num_envs)
-        self._waits.wait_any(least, timeout_s)
-        if self.options.linger_s and most > least:
-            self._waits.linger(most)
-        return self._collect(least, most, out, None, timeout_s)
+        return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, out)
 
     def recv_ready(self) -> Batch:
         """Return what is ready now, which may be nothing (B = 0)."""
         self._waits.poll()
-        return self._collect(0, self.num_envs)
+        return self._receiver.collect(0, self.num_envs)
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -259,7 +249,7 @@ class Pool:
             self._unclaimed[0] = False
             return result
         except BaseException:
-            self._take_back(result)
+            self._receiver.take_back(result)
             raise
 
     def step_async(self, actions: Any) -> None:
@@ -276,7 +266,7 @@ class Pool:
             self._unclaimed[0] = False
             return cast("StepTuple", result)
         except BaseException:
-            self._take_back(result)
+            self._receiver.take_back(result)
             raise
 
     def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, anew: bool = False) -> None:
@@ -391,6 +381,32 @@ class Pool:
         """Which worker owns each env, by env_id: envs of one worker are lost together."""
         return tuple(self._state.worker_of(env_id) for env_id in range(len(self._state.states())))
 
+    @cached_property
+    def _spaces(self) -> VectorSpaces:
+        # By name: the adapters import foreign libraries, which are loaded only where their envs are.
+        spaces: VectorSpaces = import_module("stepmill.envs.gymnasium").vector_spaces(self.spec, self.num_rows)
+        return spaces
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of the observations of all rows; bounds are those of env 0. UsageError if the envs have none."""
+        return self._spaces.observation
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of the actions of all rows, each with the bounds of env 0. UsageError if the envs have none."""
+        return self._spaces.action
+
+    @property
+    def single_observation_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of one row's observation, as env 0 has it. UsageError if the envs have none."""
+        return self._spaces.single_observation
+
+    @property
+    def single_action_space(self) -> gymnasium.Space[Any]:
+        """Gymnasium's space of one row's action, as env 0 has it. UsageError if the envs have none."""
+        return self._spaces.single_action
+
     def xla(self) -> tuple[Any, ...]:
         """Return EnvPool's (handle, recv, send, step), for use inside JAX's `jit`; see `stepmill.jax.xla`."""
         functions: tuple[Any, ...] = import_module("stepmill.jax").xla(self)
@@ -445,7 +461,7 @@ class Pool:
             self.step_async(actions)
             return self.step_wait()[0]
         except BaseException:
-            self._take_back(obs)
+            self._receiver.take_back(obs)
             raise
 
     # ---- the end ------------------------------------------------------------------------------------------------
@@ -481,70 +497,3 @@ class Pool:
         self._waits.drain(order.demanding)
         self._faults.prepare_reset(order.demanding, wait=not order.is_whole)
         self._faults.raise_errors()
-
-    def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
-        if batch_size is not None and (min_envs is not None or max_envs is not None):
-            raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
-        pending = self._state.num_pending()
-        if pending == 0:
-            over = "; all envs are exhausted" if self.exhausted.all() else ""
-            raise UsageError(f"recv() with nothing pending would wait for ever; send() or reset_async() first{over}")
-        if min_envs is not None or max_envs is not None:
-            least = 1 if min_envs is None else min_envs
-            most = max(least, self.num_envs) if max_envs is None else max_envs
-        elif batch_size is not None:
-            least = most = batch_size
-        else:
-            least = most = self.batch_size or pending
-        if not 1 <= least <= most:
-            raise UsageError(f"recv() of {least} to {most} envs makes no sense; ask for 1 to {self.num_envs}")
-        return least, most
-
-    def _pending(self, env_ids: EnvIds) -> list[int]:
-        """Return these ids, if each is one of an env that is stepping or whose result waits to be received."""
-        ids = sorted(set(self._requests.checked_ids(env_ids)))
-        states = self._state.states()
-        faulted = [fault[0] for fault in self._state.take_faults()]
-        idle = [
-            env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in faulted
-        ]
-        if idle or not ids:
-            raise UsageError(f"envs {idle} were sent nothing that recv() could wait for; send() or reset_async() first")
-        return ids
-
-    def _set_eager(self, is_eager: bool) -> None:
-        if is_eager is not self._is_eager:
-            self._is_eager = is_eager
-            self._state.set_eager(is_eager)
-
-    def _collect(
-        self,
-        least: int,
-        most: int,
-        out: Any = None,
-        env_ids: Sequence[int] | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch:
-        """Receive what is ready, at most so many envs, and of these if they are named; `least` are ready.
-
-        Python raises KeyboardInterrupt at almost any point, also on the return of a native call, whose result is lost then.
-        So native code marks in `_unclaimed` that it has received results, and what does not reach the caller is taken back.
-        """
-        fields = None
-        try:
-            while (fields := self._state.collect(most, out, env_ids)) is None:  # a result cannot be read: a fault
-                if env_ids is not None:
-                    self._waits.wait_for(env_ids, timeout_s)
-                else:
-                    self._waits.wait_any(least, timeout_s)
-            self._unclaimed[0] = False
-            return Batch(*fields)
-        except BaseException:
-            self._take_back(fields)
-            raise
-
-    def _take_back(self, result: object) -> None:
-        """Let the results of an interrupted call be received again, if it had received any."""
-        if result is not None or self._unclaimed[0]:
-            self._unclaimed[0] = False
-            self._state.take_back()

@@ -88,6 +88,8 @@ class PoolWait:
 
     def linger(self, num_envs: int) -> None:
         """Wait up to `linger_s` for so many of the pending envs."""
+        if not self._linger_s:
+            return
         deadline = time.monotonic() + self._linger_s
         while True:
             num_wanted = min(num_envs, self._state.num_pending())

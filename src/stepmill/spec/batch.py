@@ -47,7 +47,7 @@ class Players:
 
 @dataclass(frozen=True, eq=False, init=False)
 class Batch:
-    """The results of B envs; it unpacks like a tuple: obs, reward, terminated, truncated, info, env_id.
+    """The results of B envs. It unpacks into Gymnasium's five values: obs, reward, terminated, truncated, info.
 
     Attributes:
         obs: the observations, [B, ...] in every array; dicts and tuples as the env's space has them. Parts of no
@@ -58,7 +58,7 @@ class Batch:
         truncated: [B] bool; [B, A] for envs with A agents.
         info: merged as Gymnasium merges: for each key an array [B] or [B, ...], and under "_key" the mask [B] of
             the envs that have it. Decoded when it is first looked at.
-        env_id: [B] int64, which env each row belongs to.
+        env_id: [B] int64, which env each row belongs to. It is not unpacked.
         alive: [B, A] bool, which agents go on and want an action; None for envs without agents. It is not unpacked.
             What a step says of an agent counts if the agent was alive before it.
 
@@ -94,10 +94,15 @@ class Batch:
         values["alive"] = alive
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.obs, self.reward, self.terminated, self.truncated, self.info, self.env_id))
+        return iter((self.obs, self.reward, self.terminated, self.truncated, self.info))
 
     def __len__(self) -> int:
-        """Return B."""
+        """Return how many values it unpacks into, which is 5; `num_rows` says how many results it holds."""
+        return 5
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
         return len(self.env_id)
 
     @property

@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_MAX_TOLD = 4  # different faults, beside the first, that the text of an error tells
+_MAX_RANGES = 16
+
 
 def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]) -> StepmillError:
     """Make an unpickled error without its own constructor, which may ask for more than a message."""
@@ -52,11 +55,23 @@ class StepmillError(Exception):
         return ""
 
     def __str__(self) -> str:
-        parts = [self.message]
-        if self.others:
-            parts.append("\n".join(f"and at the same time: {other.message}" for other in self.others))
-        parts.extend(details for error in (self, *self.others) if (details := error.details()))
-        return "\n\n".join(parts)
+        groups: dict[object, list[StepmillError]] = {}
+        for error in (self, *self.others):
+            groups.setdefault(error._fault(), []).append(error)
+        own, *rest = groups.values()
+        told = rest[:_MAX_TOLD]
+        lines = [
+            *_same(own),
+            *(line for group in told for line in (f"and at the same time: {group[0].message}", *_same(group))),
+        ]
+        if len(rest) > len(told):
+            lines.append(f"and {sum(map(len, rest[_MAX_TOLD:]))} more faults, which are in `others` of this error")
+        parts = [self.message, "\n".join(lines), *(group[0].details() for group in (own, *told))]
+        return "\n\n".join(part for part in parts if part)
+
+    def _fault(self) -> object:
+        """Return what faults of several envs have in common if they are one fault; here, nothing but the whole text."""
+        return type(self), self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, dict(self.__dict__))
@@ -118,6 +133,10 @@ class EnvError(StepmillError):
         self.phase = phase
         self.error_type = error_type
         self.remote_traceback = remote_traceback
+
+    def _fault(self) -> object:
+        """An env's number makes no other fault of it."""
+        return type(self), self.message.replace(f"env {self.env_id} ", "", 1), self.remote_traceback
 
     def details(self) -> str:
         """Return the traceback from where the env ran."""
@@ -226,10 +245,30 @@ class EngineBug(StepmillError):
     """Something that stepmill rules out has happened; please report it."""
 
 
+def _same(errors: Sequence[StepmillError]) -> list[str]:
+    """Return a line that names the envs of all these errors but the first, which are the same fault; none if there are none."""
+    if len(errors) == 1:
+        return []
+    ids = [error.env_id for error in errors[1:] if isinstance(error, EnvError) and error.env_id is not None]
+    return [f"the same happened to env{'s' if len(ids) > 1 else ''} {_ranges(ids)}"]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as text, "1-3, 5"; at most so many of its parts that a line stays short."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    told = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts[:_MAX_RANGES])
+    return told if len(parts) <= _MAX_RANGES else f"{told} and others, {len(numbers)} in all"
+
+
 def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
     """Return one error that stands for several faults: a copy of the first, with the rest in `others`.
 
-    Its text mentions all of them. The arguments are not changed.
+    Its text mentions them: what several envs raised alike, once, with the envs. The arguments are not changed.
     """
     first, *rest = errors
     if not rest:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from enum import Enum, IntEnum
-from typing import SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar
 
 import numpy as np
 
 from stepmill.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium.vector
+    from typing_extensions import Self, Unpack
+
+    from stepmill.backends.base import Backend
 
 
 class AutoresetMode(str, Enum):
@@ -61,8 +68,6 @@ class BackendName(str, Enum):
     SERIAL = "serial"
     THREAD = "thread"
     PROCESS = "process"
-    KERNEL = "kernel"
-    RAY = "ray"
     ENVPOOL = "envpool"
 
 
@@ -80,8 +85,6 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 _MIB = 1 << 20
 _BACKEND_METHODS = ("start", "attach", "call", "revive", "close")
-
-NOT_YET_BACKENDS = frozenset({BackendName.KERNEL, BackendName.RAY})
 
 _CHOICES: dict[str, type[Enum]] = {
     "context": Context,
@@ -126,9 +129,51 @@ _NOT_OF_ENVPOOL = (
 )
 
 
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `PoolOptions` as keyword arguments: what may be given where an attribute of it is an enum, too."""
+
+    backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool"] | Backend
+    num_workers: int | None
+    envs_per_worker: int | None
+    context: Context | Literal["forkserver", "fork", "spawn"]
+    autoreset_mode: AutoresetMode | gymnasium.vector.AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
+    copy: bool
+    episode_stats: bool | None
+    step_timeout_s: float | None
+    reset_timeout_s: float | None
+    start_serially: bool
+    start_timeout_s: float
+    call_timeout_s: float
+    linger_s: float
+    slots: int
+    spin_us: float | None
+    seeding: Seeding | Literal["continue", "per_episode", "fixed"]
+    num_episodes: int | None
+    on_fault: OnFault | Literal["raise", "truncate", "replay"]
+    on_raise: OnFault | Literal["raise", "truncate", "replay"] | None
+    max_restarts: int
+    restart_window_s: float
+    max_env_errors: int
+    max_restarts_total: int | None
+    reset_retries: int
+    reset_retry_in: RetryIn | Literal["same", "new"]
+    reset_retry_wait_s: float
+    spare_envs: int
+    overlap_resets: bool
+    replay_log_bytes: int
+    crash_dir: str | os.PathLike[str] | None
+    worker_env: Mapping[str, str]
+    worker_threads: int | None
+    affinity: Sequence[int] | None
+    persist_options: bool
+    timers_every: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
     """How a pool runs its envs. Strings are accepted where a field is an enum.
+
+    What makes a pool takes each of them by keyword, too: `Pool(env_fns, on_fault="truncate")`.
 
     Attributes:
         backend: "auto" is serial if there is one env or num_workers is 0, else process; or a Backend object.
@@ -165,7 +210,7 @@ class PoolOptions:
         timers_every: measure one in so many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
     """
 
-    backend: object = BackendName.AUTO
+    backend: BackendName | Backend = BackendName.AUTO
     num_workers: int | None = None
     envs_per_worker: int | None = None
     context: Context = Context.FORKSERVER
@@ -201,6 +246,16 @@ class PoolOptions:
     persist_options: bool = False
     timers_every: int = 0
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **keywords: Unpack[OptionKeywords]) -> None: ...
+
+    else:
+
+        def __new__(cls, **keywords: object) -> Self:
+            check_option_names(keywords)
+            return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self._set("backend", _backend(self.backend))
         for name, choices in _CHOICES.items():
@@ -224,7 +279,6 @@ class PoolOptions:
         self._check_envpool()
         self._check_replay()
         self._check_spares()
-        self._check_built()
 
     @classmethod
     def default_of(cls, name: str) -> object:
@@ -274,35 +328,63 @@ class PoolOptions:
                 "observation already: which spare that comes from would depend on which env ended first; use NEXT_STEP"
             )
 
-    def _check_built(self) -> None:
-        if isinstance(self.backend, BackendName) and self.backend in NOT_YET_BACKENDS:
+
+OPTION_NAMES = tuple(PoolOptions.__dataclass_fields__)
+
+
+def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], **defaults: object) -> PoolOptions:
+    """Return options with keywords put in.
+
+    Args:
+        options: as a user gave them; None is all defaults.
+        keywords: options by name. One that `options` has, too, at another value than its default, must have the same
+            value here; None, where that is the default, counts as not given.
+        **defaults: what an option of the caller's pools is where neither says anything.
+    Raises:
+        UsageError: a keyword is no option, or is given twice, or a value is not allowed.
+    """
+    if options is not None and not isinstance(options, PoolOptions):
+        raise UsageError(
+            f"options is a {type(options).__name__}; give stepmill.PoolOptions(...), or each option by its name: "
+            "copy=True in place of options={'copy': True}"
+        )
+    given = PoolOptions() if options is None else options
+    unset = {name: value for name, value in defaults.items() if getattr(given, name) == PoolOptions.default_of(name)}
+    check_option_names(keywords)
+    keywords = {
+        name: value for name, value in keywords.items() if value is not None or PoolOptions.default_of(name) is not None
+    }
+    merged = replace(given, **{**unset, **keywords})  # type: ignore[arg-type]  # checked by its __post_init__
+    for name in keywords:
+        chosen = getattr(given, name)
+        if chosen not in (PoolOptions.default_of(name), getattr(merged, name)):
             raise UsageError(
-                f"backend={self.backend.value!r} is not built yet; use 'auto', 'serial', 'thread', 'process' or 'envpool'"
+                f"{name} is given twice: {_plain(keywords[name])!r}, and {_plain(chosen)!r} in options; give it once"
             )
+    return merged
 
 
-def apply_arguments(options: PoolOptions | None, **arguments: object) -> PoolOptions:
-    """Return options with a function's own arguments put in.
-
-    An argument at its default leaves the option as it is. An argument and an option that are both given must agree.
+def check_option_names(names: Iterable[str]) -> None:
+    """Refuse what is no field of PoolOptions.
 
     Raises:
-        UsageError: they do not agree, or a value is not allowed.
+        UsageError: names the nearest one.
     """
-    options = PoolOptions() if options is None else options
-    given = PoolOptions(**arguments)  # type: ignore[arg-type]  # checked by its __post_init__
-    changes = {}
-    for name in arguments:
-        default = PoolOptions.__dataclass_fields__[name].default
-        asked, chosen = getattr(given, name), getattr(options, name)
-        if asked == default:
-            continue
-        if chosen not in (default, asked):
-            raise UsageError(
-                f"{name} is given twice: {_plain(asked)!r}, and {_plain(chosen)!r} in options; give it once"
-            )
-        changes[name] = asked
-    return replace(options, **changes) if changes else options
+    for name in names:
+        if name not in OPTION_NAMES:
+            near = nearest_option(name)
+            advice = f"did you mean {near}?" if near else "help(stepmill.PoolOptions) lists them"
+            raise UsageError(f"{name} is no option of stepmill; {advice}")
+
+
+def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields of PoolOptions out of keyword arguments, and return them."""
+    return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
+
+
+def nearest_option(name: str, others: Iterable[str] = ()) -> str | None:
+    """Return the option, or the one of other names, that is most like this name, if any is."""
+    return next(iter(difflib.get_close_matches(name, [*OPTION_NAMES, *others], n=1)), None)
 
 
 def _plain(value: object) -> object:

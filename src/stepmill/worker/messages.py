@@ -17,6 +17,7 @@ import cloudpickle
 
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import AutoresetMode, Context, Seeding
+from stepmill.worker.program_state import ProgramState
 
 Record: TypeAlias = Mapping[str, str]
 """An exception as text, with the keys phase, type, message and traceback."""
@@ -150,12 +151,18 @@ class Reply:
 
 @dataclass(frozen=True)
 class Build:
-    """Build these envs. `plan` is WorkerPlan as bytes, or None in a fork, which has inherited it."""
+    """Build these envs.
+
+    Attributes:
+        plan: WorkerPlan as bytes, or None in a fork, which has inherited it.
+        program: what the worker takes over from the learner's program; None in a fork, which has it.
+    """
 
     settings: WorkerSettings
     worker: int
     env_ids: tuple[int, ...]
     plan: bytes | None
+    program: ProgramState | None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stepmill import _native, timers
 from stepmill.worker import settle
@@ -33,6 +33,7 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
+from stepmill.worker.program_state import ProgramState
 from stepmill.worker.records import describe
 
 EXIT_FAILED = 1  # told the learner why it cannot serve
@@ -87,12 +88,20 @@ class _Worker:
         settle.pin_cores(order.settings.affinity)
         timers.enable(order.settings.timers_every)
         try:
+            if order.program is not None:
+                order.program.apply_filters()  # loading the plan may import modules that warn
             plan = plan if order.plan is None else _load_plan(order.plan)
             if plan is None:
                 raise TypeError("this worker was given no plan")
+            register_all = _take_over(order.program)
         except BaseException as exc:
             return self._fail(Failed(no_env(exc, "unpickle")))
-        built = build(plan.env_ids, plan.env_fns, on_begin=lambda env_id: self._send(Building(env_id)))
+
+        def begin_env(env_id: int) -> None:
+            self._send(Building(env_id))
+            register_all()
+
+        built = build(plan.env_ids, plan.env_fns, on_begin=begin_env)
         settle.limit_threads(order.settings.worker_threads)  # an env may have loaded such a library
         if built.faults:
             return self._fail(Failed(tuple(built.faults)))
@@ -156,6 +165,14 @@ class _Worker:
         self._send(message)
         self._channel.flush(_LAST_WORDS_S)
         return EXIT_FAILED
+
+
+def _take_over(program: ProgramState | None) -> Callable[[], None]:
+    """Applies the state of the learner's program; returns what is to be called before each env is built."""
+    if program is None:
+        return lambda: None
+    program.apply_filters()  # once more: the env functions have loaded modules whose categories filters name
+    return program.load_registries()
 
 
 def _load_plan(data: bytes) -> WorkerPlan | None:

@@ -121,6 +121,56 @@ def test_steps_and_infos_are_those_of_the_librarys_own_vec_env(sb3_env_of, is_cu
     theirs.close()
 
 
+class Nested(gymnasium.Env):
+    """Rewards what its action says; the observation is the action's array."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        push, which = action.values() if isinstance(action, dict) else action
+        return np.asarray(push, np.float32), float(which), False, False, {}
+
+
+PUSH = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+NESTS = {
+    "dict": gymnasium.spaces.Dict({"push": PUSH, "which": gymnasium.spaces.Discrete(9)}),
+    "tuple": gymnasium.spaces.Tuple([PUSH, gymnasium.spaces.Discrete(9)]),
+}
+
+
+@pytest.mark.parametrize("kind", NESTS)
+@pytest.mark.parametrize("as_sequence", [list, tuple, lambda actions: np.array(actions, dtype=object)])
+def test_actions_are_a_sequence_with_one_per_env_as_for_the_librarys_own(kind, as_sequence):
+    space = NESTS[kind]
+    space.seed(3)
+    for num_envs in (2, 3):  # of 2 envs a tuple of 2 actions looks like a batch of the space's two parts
+        actions = as_sequence([space.sample() for _ in range(num_envs)])
+        results = []
+        for cls in (DummyVecEnv, SB3VecEnv):
+            envs = cls([lambda: Nested(space)] * num_envs)
+            envs.reset()
+            results.append(envs.step(actions)[:2])
+            envs.close()
+        for theirs, ours in zip(*results, strict=True):
+            assert np.array_equal(theirs, ours)
+
+
+def test_too_few_actions_are_refused():
+    envs = SB3VecEnv([lambda: Nested(NESTS["dict"])] * 2, backend="serial")
+    envs.reset()
+    with pytest.raises(UsageError, match="1 actions for 2 envs"):
+        envs.step([NESTS["dict"].sample()])
+    with pytest.raises(UsageError, match="lacks a part of the action space: KeyError"):
+        envs.step([{"push": np.zeros(2)}] * 2)
+    envs.close()
+
+
 def test_step_async_and_step_wait_are_a_step_in_two_halves(sb3_env_of):
     envs = sb3_env_of(make(2))
     envs.reset()

@@ -201,3 +201,8 @@ def test_misuse_is_told(envs_of):
 
 def test_the_guide_runs(tmp_path):
     run_guide("tianshou", tmp_path)
+
+
+def test_a_function_in_place_of_a_list_is_refused_with_what_to_write():
+    with pytest.raises(UsageError, match=r"env_fns is a function; give a list .*\[make_env\] \* 8"):
+        StepmillVectorEnv(lambda: None)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from stepmill.frontends.alf import errors
-from stepmill.spec.options import BackendName, Context, PoolOptions
+from stepmill.spec.options import BackendName, Context, PoolOptions, merge_options
 
 CONTEXTS = ("fork", "spawn", "forkserver")
-
-
-class Keywords(TypedDict, total=False):
-    """What may be given by keyword; `Chosen` has the defaults."""
-
-    start_method: str
-    num_workers: int | None
-    as_tensors: bool | None
-    device: object
-    name: str
-    options: PoolOptions | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +31,14 @@ class Chosen:
     device: object = None
     name: str = ""
     options: PoolOptions | None = None
+
+    @classmethod
+    def read(cls, keywords: Mapping[str, Any]) -> Chosen:
+        """Return the keyword arguments of a class; those that are no field here are fields of PoolOptions."""
+        names = {each.name for each in fields(cls)}
+        own = {name: value for name, value in keywords.items() if name in names}
+        of_pool = {name: value for name, value in keywords.items() if name not in names}
+        return cls(**{**own, "options": merge_options(own.get("options"), of_pool)})
 
     def pool_options(
         self, *, num_threads: int | None, start_serially: bool = False, num_spares: int = 0

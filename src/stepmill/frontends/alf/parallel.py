@@ -15,14 +15,14 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, known_here, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import PoolOptions
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
-    from stepmill.frontends.alf.arguments import Keywords
     from stepmill.frontends.alf.nests import Convert
 
 logger = logging.getLogger("stepmill.frontends.alf")
@@ -65,9 +65,9 @@ class FastParallelEnvironment(HasSpecs):
         flatten: bool = True,
         num_spare_envs_for_reload: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        **keywords: Unpack[Keywords],
+        **keywords: Any,
     ) -> None:
-        own = Chosen(**keywords)
+        own = Chosen.read(keywords)
         makers = [AlfMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
         wanted = 0 if own.options is None else own.options.spare_envs
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
@@ -252,6 +252,10 @@ class FastParallelEnvironment(HasSpecs):
         return self._specs
 
     # ---- the end ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
 
     def close(self) -> None:
         """Close all envs and spares and end their processes, in about two seconds at most (A-B10). Idempotent."""

@@ -19,9 +19,7 @@ from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.errors import StepmillError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
-    from stepmill.frontends.alf.arguments import Keywords
+    from typing_extensions import Self
 
 
 class ProcessEnvironment(HasSpecs):
@@ -46,9 +44,11 @@ class ProcessEnvironment(HasSpecs):
         fast: bool = False,
         num_envs: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        **keywords: Unpack[Keywords],
+        **keywords: Any,
     ) -> None:
-        self._options = replace(Chosen(**keywords), num_workers=1).pool_options(num_threads=torch_num_threads_per_env)
+        self._options = replace(Chosen.read(keywords), num_workers=1).pool_options(
+            num_threads=torch_num_threads_per_env
+        )
         self._maker = AlfMaker(env_constructor, env_id)
         self._backend: ProcessBackend | None = None
         self._pool: Pool | None = None

@@ -31,14 +31,14 @@ class Reader:
 
     def read_obs(self, batch: Batch) -> list[Any]:
         """Return the observation of each row."""
-        return split_rows(self._observation, batch.obs, len(batch))
+        return split_rows(self._observation, batch.obs, batch.num_rows)
 
     def read(self, batch: Batch) -> list[Timestep | TornError]:
         """Return the timestep of each row, or an error in place of one that came torn."""
         observations = self.read_obs(batch)
         if type(batch.info) is dict and self._is_common:
             return self._read_alike(batch, observations)
-        return self._read_rows(batch, observations, range(len(batch)))
+        return self._read_rows(batch, observations, range(batch.num_rows))
 
     def _read_rows(self, batch: Batch, observations: list[Any], rows: Iterable[int]) -> list[Timestep | TornError]:
         cargoes, finals = _sort(batch)

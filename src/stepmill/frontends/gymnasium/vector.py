@@ -7,9 +7,8 @@ changed; a wait that timed out can be waited for again; errors are stepmill's, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 from gymnasium.vector import AutoresetMode as GymnasiumAutoreset
@@ -17,7 +16,7 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from stepmill.frontends.gymnasium.arguments import read_mask
+from stepmill.frontends.gymnasium.arguments import VectorKeywords, read_keywords, read_options
 from stepmill.frontends.gymnasium.errors import (
     ClosedVectorEnvError,
     NothingPendingError,
@@ -25,11 +24,16 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
+from stepmill.frontends.rows import take_rows
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
+from stepmill.pool.stats import PoolStats
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError
-from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, apply_arguments
+from stepmill.spec.options import EnvState, PoolOptions, merge_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
 
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -46,6 +50,7 @@ class _Waiting(Enum):
     CLOSED = "closed"
 
 
+_PENDING = (EnvState.BUSY, EnvState.READY)
 _NOTHING = _Waiting.NOTHING  # an enum's member is slow to look up, and `step` asks each time
 
 
@@ -55,13 +60,11 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env. One may make a vector env,
             as long as all do: it owns as many rows as it has envs.
-        backend: where the envs run.
-        num_workers: how many workers share the envs.
-        autoreset_mode: stepmill's or Gymnasium's, or its name.
-        copy: False lends large observations without a copy: they stay valid as long as they are held.
         observation_mode: "same", "different" (same shapes and dtypes, other bounds), or a tuple (batched observation
             space, single observation space).
-        options: everything else; what is given here and above must agree.
+        options: how the envs are run.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it: backend, num_workers,
+            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and all others; and those of `AsyncVectorEnv`.
 
     Raises:
         EnvError: a constructor raised.
@@ -72,25 +75,18 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self,
         env_fns: Sequence[Callable[[], Any]],
         *,
-        backend: object = BackendName.AUTO,
-        num_workers: int | None = None,
-        autoreset_mode: AutoresetMode | GymnasiumAutoreset | str = AutoresetMode.NEXT_STEP,
-        copy: bool = False,
         observation_mode: str | SpacePair = "same",
         options: PoolOptions | None = None,
+        **keywords: Unpack[VectorKeywords],
     ) -> None:
-        chosen = apply_arguments(
-            options, backend=backend, num_workers=num_workers, autoreset_mode=autoreset_mode, copy=copy
-        )
-        if chosen.episode_stats is None:
-            chosen = replace(chosen, episode_stats=False)
+        chosen = merge_options(options, read_keywords(keywords), episode_stats=False)
         self.env_fns = env_fns
         self.copy = chosen.copy
         self.observation_mode = observation_mode
         self.autoreset_mode = GymnasiumAutoreset(chosen.autoreset_mode.value)
         self._waiting = _Waiting.CLOSED
         self._read_call: Callable[..., Sequence[Any]] = tuple  # gives the results of the call that is pending
-        self._pool = Pool(env_fns, backend=chosen.backend, num_workers=chosen.num_workers, options=chosen)
+        self._pool = Pool(env_fns, options=chosen)
         try:
             self._describe(self._pool.spec, self._pool.env_specs)
         except BaseException:
@@ -126,6 +122,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def step(self, actions: Any) -> StepResult:
         """Step all envs. Hot path: everything that can be is done natively.
 
+        If an env fails, the results of the others are kept. Bring it back by `reset(options={"reset_mask": mask})`; the next
+        step then returns those results, and steps only the envs that have none: give it the same actions again.
+
         Args:
             actions: an element of `action_space`.
 
@@ -134,7 +133,11 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """
         if self._waiting is not _NOTHING:
             self._refuse("step")
-        return self._step_fast(actions)
+        try:
+            return self._step_fast(actions)
+        except UsageError as exc:
+            self._step_rest(actions, exc)
+            return self._pool.step_wait()
 
     def step_async(self, actions: Any) -> None:
         """Begin to step all envs; `step_wait` gives the results.
@@ -143,8 +146,31 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             actions: an element of `action_space`.
         """
         self._check_idle("step_async")
-        self._pool.step_async(actions)
+        try:
+            self._pool.step_async(actions)
+        except UsageError as exc:
+            self._step_rest(actions, exc)
         self._waiting = _Waiting.STEP
+
+    def _step_rest(self, actions: Any, error: UsageError) -> None:
+        """Step the envs that have no result of a step that failed; raise `error` if no step has."""
+        states = self._pool.states
+        failed = [env_id for env_id, state in enumerate(states) if state is EnvState.FAULTED]
+        if failed:
+            raise UsageError(
+                f"envs {failed} have failed; bring them back by reset(options={{'reset_mask': mask}}), which keeps the "
+                "results of the others for the next step, or reset()"
+            ) from error
+        idle = [env_id for env_id, state in enumerate(states) if state is EnvState.IDLE]
+        if not any(state in _PENDING for state in states):
+            raise error
+        if not idle:
+            raise PendingCallError(
+                "the last step was interrupted; call step_wait() for its results, or reset()", "step"
+            ) from error
+        size = self._pool.spec.batch_size
+        rows = [row for env_id in idle for row in range(env_id * size, (env_id + 1) * size)]
+        self._pool.send(take_rows(self._pool.spec.action, actions, rows, self.num_envs), idle)
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Return the results of `step_async`, or of a `step` that Ctrl-C interrupted; see `step`.
@@ -170,7 +196,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             observations [N, ...] and infos.
         """
         self._check_idle("reset")
-        mask, rest = self._read_options(options)
+        mask, rest = read_options(options, self.num_envs)
         if mask is not None:
             return self._pool.reset_rows(mask, seed, rest)
         batch = self._pool.reset(seed=seed, options=rest)
@@ -179,7 +205,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def reset_async(self, seed: Seed = None, options: Mapping[str, Any] | None = None) -> None:
         """Begin to reset envs; `reset_wait` gives the results. See `reset` for the arguments."""
         self._check_idle("reset_async")
-        mask, rest = self._read_options(options)
+        mask, rest = read_options(options, self.num_envs)
         self._pool.reset_async(seed=seed, options=rest, mask=mask)
         self._waiting = _Waiting.RESET
 
@@ -194,15 +220,6 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """
         result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._pool.reset_wait, timeout)
         return result
-
-    def _read_options(
-        self, options: Mapping[str, Any] | None
-    ) -> tuple[NDArray[np.bool_] | None, Mapping[str, Any] | None]:
-        """Return the reset mask, and the options without it."""
-        if options is None or "reset_mask" not in options:
-            return None, options
-        rest = {key: value for key, value in options.items() if key != "reset_mask"}
-        return read_mask(options["reset_mask"], self.num_envs), rest
 
     # ---- everything slow -------------------------------------------------------------------------------------------
 
@@ -290,8 +307,18 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """A copy of every env's generator."""
         return self.get_attr("np_random")
 
+    def stats(self) -> PoolStats:
+        """Return where the time went since the start, per worker."""
+        return self._pool.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end the workers, within seconds whatever they do; both arguments are Gymnasium's."""
+        """Close the envs and end the workers, within 2 s; in line, however long that takes. The arguments are Gymnasium's."""
         self._waiting = _Waiting.CLOSED
         self._read_call = tuple
         self._pool.close()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepmill.frontends.multi_env.fleet import Answer, Fleet
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
-from stepmill.spec.options import PoolOptions, apply_arguments
+from stepmill.spec.options import OptionKeywords, PoolOptions, merge_options
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class LifeCycleError(UsageError):
@@ -38,14 +38,17 @@ class SubprocessEnv:
         env_fn: makes the env, in the process; again after a crash. It travels by cloudpickle.
         options: of the engine: context, deadlines, restarts and their limits. None isolates the env, repairs crashes
             and raises exceptions.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
 
     Envs that `create_subprocess_envs` made share one engine, and only one thread at a time gets into it; the others wait.
     """
 
-    def __init__(self, env_fn: Callable[[], object], *, options: PoolOptions | None = None) -> None:
+    def __init__(
+        self, env_fn: Callable[[], object], *, options: PoolOptions | None = None, **keywords: Unpack[OptionKeywords]
+    ) -> None:
         if not callable(env_fn):
             raise UsageError(f"env_fn is a {type(env_fn).__name__}; give a function that makes the env")
-        self._join(Fleet([env_fn], PoolOptions() if options is None else options), 0)
+        self._join(Fleet([env_fn], merge_options(options, keywords)), 0)
 
     def _join(self, fleet: Fleet, index: int) -> None:
         self._fleet = fleet
@@ -211,16 +214,16 @@ def restart_info(fault: Mapping[str, str]) -> dict[str, Any]:
 def create_subprocess_envs(
     env_fns: Sequence[Callable[[], object]],
     *,
-    num_workers: int | None = None,
     options: PoolOptions | None = None,
+    **keywords: Unpack[OptionKeywords],
 ) -> list[SubprocessEnv]:
     """Return envs in processes, started and initialized; all are built at the same time.
 
     Args:
         env_fns: one per env; may be called again, after a crash.
-        num_workers: processes to share the envs among. None gives each env its own, as actorcritic does; fewer are
+        options: as for SubprocessEnv. num_workers of None gives each env its own process, as actorcritic does; fewer are
             faster for envs that are fast, and a crash then ends the episodes of all envs in that process.
-        options: as for SubprocessEnv.
+        **keywords: as for SubprocessEnv.
     Raises:
         EnvError: constructors raised, all of which are told (M-B5: actorcritic returned such envs as if they were well).
         EnvTimeout, WorkerDied: building took too long, or a process ended.
@@ -231,7 +234,7 @@ def create_subprocess_envs(
     for index, env_fn in enumerate(functions):
         if not callable(env_fn):
             raise UsageError(f"env_fns[{index}] is a {type(env_fn).__name__}; give a function that makes the env")
-    fleet = Fleet(functions, apply_arguments(options, num_workers=num_workers))
+    fleet = Fleet(functions, merge_options(options, keywords))
     envs = [_member(fleet, index) for index in range(len(functions))]
     try:
         for env in envs:

@@ -220,11 +220,11 @@ class AsyncStepmillEnv(StepmillEnv):
 
     def _absorb(self, batch: Batch) -> None:
         """Sort finished rows by what they were asked for."""
-        if not len(batch):
+        if not batch.num_rows:
             return
         self._engine.note_infos(batch.info, batch.env_id)
         packed = self._pack((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
-        rows = self._to_rows(packed, len(batch))
+        rows = self._to_rows(packed, batch.num_rows)
         tasks = [self._tasks[env_id] for env_id in batch.env_id.tolist()]
         for task in dict.fromkeys(tasks):
             places = [place for place, own in enumerate(tasks) if own is task]

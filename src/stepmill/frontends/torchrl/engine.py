@@ -22,27 +22,25 @@ from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.pool.start import choose_backend
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
-from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, apply_arguments
+from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
 
 Mask = NDArray[np.bool_]
 Rows = tuple[Any, NDArray[np.float64], Mask, Mask]  # observations, rewards, terminated, truncated: [N, ...] each
 
 
-def torchrl_options(options: PoolOptions | None) -> PoolOptions:
-    """Return options for a pool that leaves resets to TorchRL.
+def torchrl_options(options: PoolOptions | None, keywords: Mapping[str, Any], **defaults: object) -> PoolOptions:
+    """Return options for a pool that leaves resets to TorchRL; the arguments are those of `merge_options`.
 
     Raises:
         UsageError: they ask for automatic resets.
     """
-    options = PoolOptions() if options is None else options
+    options = merge_options(options, keywords, **defaults)
     if options.autoreset_mode is AutoresetMode.SAME_STEP:
         raise UsageError("TorchRL resets envs itself; leave autoreset_mode out of the options")
     return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
 
 
-def with_deadlines(
-    options: PoolOptions, num_envs: int, *, backend: object = "auto", num_workers: int | None = None
-) -> PoolOptions:
+def with_deadlines(options: PoolOptions, num_envs: int) -> PoolOptions:
     """Return options with the deadlines that BATCHED_PIPE_TIMEOUT sets, if they set none and the backend can keep them.
 
     Raises:
@@ -51,7 +49,7 @@ def with_deadlines(
     text = os.environ.get("BATCHED_PIPE_TIMEOUT", "")
     if not text or options.step_timeout_s is not None or options.reset_timeout_s is not None:
         return options
-    choice = choose_backend(num_envs, apply_arguments(options, backend=backend, num_workers=num_workers))
+    choice = choose_backend(num_envs, options)
     if choice not in (BackendName.THREAD, BackendName.PROCESS):
         return options
     try:
@@ -268,7 +266,9 @@ class Engine:
             if not ids.size:
                 break
             pool.send(take_rows(actions, ids), ids)
-            _, more, terminated, truncated, info, env_ids = pool.recv(len(ids))
+            batch = pool.recv(len(ids))
+            _, more, terminated, truncated, info = batch
+            env_ids = batch.env_id
             self.note_infos(info, env_ids)
             reward[env_ids] += more
             self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
@@ -326,7 +326,9 @@ class Engine:
             self.reset(self._fresh.copy())
         try:
             self.pool.send(actions, ids)
-            obs, reward, terminated, truncated, info, order = self.pool.recv(len(ids))
+            batch = self.pool.recv(len(ids))
+            obs, reward, terminated, truncated, info = batch
+            order = batch.env_id
         except StepmillError as exc:
             raise translated(exc) from exc
         self.note_infos(info, order)

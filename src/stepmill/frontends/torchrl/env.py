@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
 from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
-from stepmill.frontends.torchrl.makers import EnvMakers
+from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
 from stepmill.frontends.torchrl.specs import (
     ActionReader,
     action_spec,
@@ -24,15 +25,36 @@ from stepmill.frontends.torchrl.specs import (
     observation_spec,
     with_infos,
 )
+from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import PoolOptions
+from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # What TorchRL itself makes its tensordicts with; private, and so with a way out.
 _new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 EnvFns = Sequence[Callable[[], object]]
+
+
+class EnvKeywords(OptionKeywords, total=False):
+    """What may be given by keyword beside the fields of PoolOptions.
+
+    Attributes:
+        device, allow_done_after_reset, run_type_checks: EnvBase's own. The device is "cpu" if none is given.
+        info_specs: {key: spec} of single envs, for infos that come along under ("info", key): the newest of each env.
+        create_env_kwargs: keyword arguments for the env functions, one mapping for all or one per env; each env is given
+            a deep copy. See `update_kwargs`.
+    """
+
+    device: Any
+    allow_done_after_reset: bool
+    run_type_checks: bool
+    info_specs: Mapping[str, Any] | None
+    create_env_kwargs: Kwargs | Sequence[Kwargs] | None
 
 
 class StepmillEnv(EnvBase):
@@ -51,14 +73,10 @@ class StepmillEnv(EnvBase):
     Args:
         env_fns: functions that make Gymnasium envs, or whatever else stepmill takes; or a `stepmill.Pool` that was made
             with `autoreset_mode="Disabled"`.
-        backend, num_workers: as for `stepmill.Pool`.
         categorical_action_encoding: actions chosen from a list are numbers; otherwise they are one-hot.
         frame_skip: repeat each action so often, until the episode ends: last observation, summed reward.
-        options: everything else; automatic resets are TorchRL's.
-        create_env_kwargs: keyword arguments for the env functions, one mapping for all or one per env; each env is given
-            a deep copy. See `update_kwargs`.
-        **base: EnvBase's own: device ("cpu"), allow_done_after_reset, run_type_checks. And info_specs: {key: spec} of
-            single envs, for infos that come along under ("info", key): the newest that each env gave.
+        options: how the envs are run; automatic resets are TorchRL's.
+        **keywords: fields of PoolOptions by name, in place of `options` or beside it; and those of `EnvKeywords`.
     Raises:
         UsageError: a space has parts without a fixed size, or keys that TorchRL uses itself.
         EnvError: a constructor raised.
@@ -71,27 +89,32 @@ class StepmillEnv(EnvBase):
         self,
         env_fns: EnvFns | Pool,
         *,
-        backend: object = "auto",
-        num_workers: int | None = None,
         categorical_action_encoding: bool = False,
         frame_skip: int = 1,
         options: PoolOptions | None = None,
-        **base: Any,
+        **keywords: Unpack[EnvKeywords],
     ) -> None:
+        base: dict[str, Any] = {**keywords}
+        of_pool = pop_options(base)
+        known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
+        check_option_names(sorted(base.keys() - known))
         kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
+            if of_pool:
+                raise UsageError(
+                    f"{', '.join(of_pool)} came too late: this pool is made; give options to stepmill.Pool"
+                )
             if kwargs:
                 raise UsageError(
                     "create_env_kwargs are for env functions, and this pool's envs are there; leave them out"
                 )
             opener, makers = pool_once(env_fns), None
         else:
-            own = makers = EnvMakers(env_fns, kwargs)
-            where: dict[str, Any] = {"backend": backend, "num_workers": num_workers}
-            options = with_deadlines(torchrl_options(options), len(own.functions()), **where)
+            own = makers = EnvMakers(checked_fns(env_fns), kwargs)
+            chosen = with_deadlines(torchrl_options(options, of_pool), len(own.functions()))
 
             def opener() -> Pool:
-                return Pool(own.functions(), **where, options=options)
+                return Pool(own.functions(), options=chosen)
 
         self._set_up(
             Engine(opener, frame_skip=frame_skip, makers=makers),

@@ -23,7 +23,7 @@ from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import MissingExtraError
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import BackendName, PoolOptions, pop_options
 
 _ABSENT: Any = object()
 
@@ -87,9 +87,9 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         env_name: an EnvPool task; "ALE/" in front of it is left out. With another backend an id of Gymnasium's, or a
             function that makes an env.
         create_env_kwargs: for `envpool.make`, `gymnasium.make`, or the function; not changed. See `update_kwargs`.
-        backend: "envpool"; or "thread", "process", "serial" for Python envs.
-        options: everything else, for `stepmill.Pool`.
-        **kwargs: as for `MultiThreadedEnvWrapper`: device, frame_skip and the rest. EnvPool's own
+        options: how the envs are run. The backend is "envpool" unless another is chosen: "thread", "process" or "serial" for
+            Python envs.
+        **kwargs: fields of PoolOptions by name, in place of `options` or beside it; and as for `MultiThreadedEnvWrapper`: device, frame_skip and the rest. EnvPool's own
             frame skip of Atari tasks is `create_env_kwargs={"frame_skip": ...}`.
         disable_env_checker: for `gymnasium.make`; EnvPool needs none.
     Raises:
@@ -104,7 +104,6 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         env_name: str | Callable[..., object] = _ABSENT,
         *,
         create_env_kwargs: Kwargs | Sequence[Kwargs] | None = None,
-        backend: str = "envpool",
         options: PoolOptions | None = None,
         disable_env_checker: bool | None = None,
         **kwargs: Any,
@@ -112,7 +111,8 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         for name, value in (("num_workers", num_workers), ("env_name", env_name)):
             if value is _ABSENT:
                 raise ArgumentTypeError(f"Expected '{name}' to be part of kwargs")
-        is_envpool = backend == BackendName.ENVPOOL.value
+        options = torchrl_options(options, pop_options(kwargs), backend=BackendName.ENVPOOL)
+        is_envpool = options.backend is BackendName.ENVPOOL
         if is_envpool:
             _envpool()
             env_name = str(env_name).removeprefix("ALE/")
@@ -120,11 +120,11 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         else:
             bind = partial(_gymnasium_maker, disable_env_checker=disable_env_checker)
         self._env_name = env_name if isinstance(env_name, str) else getattr(env_name, "__name__", repr(env_name))
-        options = with_deadlines(torchrl_options(options), num_workers, backend=backend)
+        options = with_deadlines(options, num_workers)
         makers = EnvMakers([env_name] * num_workers, create_env_kwargs, bind=bind, is_uniform=is_envpool)
 
         def opener() -> Pool:
-            return Pool(makers.functions(), backend=backend, options=options)
+            return Pool(makers.functions(), options=options)
 
         engine = Engine(opener, frame_skip=kwargs.pop("frame_skip", 1), makers=makers)
         is_categorical = kwargs.pop("categorical_action_encoding", False)
@@ -167,4 +167,4 @@ def _opener_of(env: Any, *, has_infos: bool) -> Callable[[], Pool]:
     if not isinstance(env, envpool.python.envpool.EnvPoolMixin):
         raise ArgumentTypeError("env is not of type 'envpool.python.envpool.EnvPoolMixin'.")
     maker = GivenEnvPool(env, has_infos=has_infos)
-    return partial(Pool, [maker] * maker.num_envs, backend="envpool", options=torchrl_options(None))
+    return partial(Pool, [maker] * maker.num_envs, options=torchrl_options(None, {"backend": "envpool"}))

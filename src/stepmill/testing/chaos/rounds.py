@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stepmill.pool.pool import Pool
 from stepmill.spec.capsule import read_capsule
 from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
-from stepmill.spec.options import AutoresetMode, EnvState, OnFault
+from stepmill.spec.options import AutoresetMode, BackendName, EnvState, OnFault
 from stepmill.testing.chaos.books import Books
 from stepmill.testing.chaos.envs import RAISE, make_env
 from stepmill.testing.chaos.kinds import THREAD_HANG_S, Kind
@@ -53,7 +53,7 @@ class Round:
         env_fns = [partial(make, self._traps, identity, kind.rows_each) for identity in range(num_objects)]
         options = kind.pool_options(context, self._crashes)
         num_workers = None if kind.backend == "serial" else kind.num_workers
-        self._pool = Pool(env_fns, backend=kind.backend, num_workers=num_workers, options=options)
+        self._pool = Pool(env_fns, backend=BackendName(kind.backend), num_workers=num_workers, options=options)
 
     def run(self, seconds: float) -> None:
         """Drive the pool for so long; close it."""

@@ -1,0 +1,115 @@
+"""Gymnasium's registry of envs, as bytes that give a worker the registrations of the learner's program.
+
+A worker that starts afresh knows only what Gymnasium registers itself. All registrations are sent, Gymnasium's own too: a
+program may have replaced one of those, and they are 8 kB. `worker/program_state.py` finds this module by its name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeAlias
+
+import cloudpickle
+from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
+
+from stepmill.spec.errors import UsageError
+
+_PLAIN_TYPES = (str, int, float, bool, type(None))
+_Creator: TypeAlias = "Callable[..., Any] | str | None"
+
+
+@dataclass(frozen=True)
+class _Unsendable:
+    """The entry point of an env whose registration could not be sent to this worker: calling it says so."""
+
+    env_id: str
+    reason: str
+
+    def __call__(self, **kwargs: object) -> NoReturn:
+        raise UsageError(
+            f"the registration of {self.env_id} cannot be sent to a worker process: {self.reason}; call gymnasium.register "
+            "for it inside the env function, or use context='fork', or backend='serial' or 'thread'"
+        )
+
+
+def dump_registry() -> bytes:
+    """Return the registrations of this process, for `load_registry` in another."""
+    # Specs that hold only texts and numbers make one pickle. Each other one has a pickle of its own, so that one that
+    # cannot be pickled, or loaded, takes no other with it.
+    plain: dict[str, EnvSpec] = {}
+    special: dict[str, bytes] = {}
+    for env_id, spec in list(registry.items()):
+        if _is_plain(spec):
+            plain[env_id] = spec
+        else:
+            special[env_id] = _dump_spec(env_id, spec)
+    return pickle.dumps((plain, special), pickle.HIGHEST_PROTOCOL)
+
+
+def load_registry(data: bytes) -> Callable[[], None]:
+    """Return a function that puts the registrations into this process's registry. Call it before each env is built.
+
+    A package that registers its envs again when an env imports it must not win over what the program registered later.
+    """
+    plain, special = pickle.loads(data)
+    specs = {**plain, **{env_id: _load_spec(env_id, spec) for env_id, spec in special.items()}}
+    # Packages that are imported now register what is registered already, and Gymnasium warns of each.
+    warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry")
+    return lambda: registry.update(specs)
+
+
+def portable_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with the classes that its entry points name in `__main__`, which is another module in a worker."""
+    return replace(spec, entry_point=_portable(spec.entry_point), vector_entry_point=_portable(spec.vector_entry_point))
+
+
+def _portable(entry_point: _Creator) -> Any:
+    if not isinstance(entry_point, str) or not entry_point.startswith("__main__:"):
+        return entry_point
+    try:
+        return load_env_creator(entry_point)
+    except AttributeError:  # the program does not define it; the env that is made of it says so
+        return entry_point
+
+
+def _dump_spec(env_id: str, spec: EnvSpec) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(portable_spec(spec)))
+    except Exception as exc:  # pickling runs code of the user's classes
+        return bytes(cloudpickle.dumps(_unsendable(env_id, exc)))
+
+
+def _load_spec(env_id: str, data: bytes) -> EnvSpec:
+    try:
+        spec = cloudpickle.loads(data)
+    except Exception as exc:  # loading does, too
+        return _unsendable(env_id, exc)
+    return spec if isinstance(spec, EnvSpec) else _unsendable(env_id, TypeError(f"it is a {type(spec).__name__}"))
+
+
+def _unsendable(env_id: str, exc: Exception) -> EnvSpec:
+    return EnvSpec(env_id, entry_point=_Unsendable(env_id, f"{type(exc).__name__}: {exc}"))
+
+
+def _is_plain(spec: EnvSpec) -> bool:
+    return (
+        type(spec) is EnvSpec
+        and all(_is_import_path(path) for path in (spec.entry_point, spec.vector_entry_point))
+        and not spec.additional_wrappers
+        and _is_plain_value(spec.kwargs)
+    )
+
+
+def _is_import_path(entry_point: _Creator) -> bool:
+    return entry_point is None or (isinstance(entry_point, str) and not entry_point.startswith("__main__:"))
+
+
+def _is_plain_value(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(_is_plain_value(part) for item in value.items() for part in item)
+    if type(value) in (list, tuple):
+        return all(_is_plain_value(item) for item in value)  # type: ignore[attr-defined]  # it is one of the two
+    return type(value) in _PLAIN_TYPES

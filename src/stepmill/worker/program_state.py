@@ -1,0 +1,98 @@
+"""What a worker process takes over from the learner's program, beside its environment variables, directory and sys.path.
+
+    learner   ProgramState.read()  ──► Build ──►  worker   apply_filters(), load_registries()
+
+A fork of the learner has all of it already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal, Protocol, cast
+
+# Library whose registry a program may have changed → the module that dumps and loads it. Names: this layer imports neither.
+_REGISTRIES = {"gymnasium": "stepmill.envs.gymnasium_registry"}
+
+_Action = Literal["default", "error", "ignore", "always", "module", "once"]
+
+
+class _RegistryModule(Protocol):
+    def dump_registry(self) -> bytes: ...
+    def load_registry(self, data: bytes) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True)
+class WarningFilter:
+    """One entry of `warnings.filters`, as texts and numbers. `category` is a module and a name in it."""
+
+    action: str
+    message: str
+    category: tuple[str, str]
+    module: str
+    lineno: int
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """The warnings filters of a program, and what it has registered with libraries, by the name of the library."""
+
+    filters: tuple[WarningFilter, ...]
+    registries: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls) -> ProgramState:
+        """Returns the state of this process. Of libraries that it has not loaded there is none."""
+        filters = [
+            WarningFilter(action, _pattern(message), (each.__module__, each.__qualname__), _pattern(module), lineno)
+            for action, message, category, module, lineno in warnings.filters
+            for each in (category if isinstance(category, tuple) else (category,))
+        ]
+        dumped = {
+            library: cast("_RegistryModule", import_module(home)).dump_registry()
+            for library, home in _REGISTRIES.items()
+            if library in sys.modules
+        }
+        return cls(tuple(filters), dumped)
+
+    def apply_filters(self) -> None:
+        """Replaces the warnings filters of this process.
+
+        A filter for a category of a module that is not loaded is left out, since loading it may take seconds.
+        """
+        warnings.resetwarnings()
+        for each in self.filters:
+            category = _loaded_category(*each.category)
+            if category is not None:
+                action = cast("_Action", each.action)
+                warnings.filterwarnings(action, each.message, category, each.module, each.lineno, append=True)
+
+    def load_registries(self) -> Callable[[], None]:
+        """Returns a function that registers everything in this process. Call it before each env is built."""
+        loaded = [
+            cast("_RegistryModule", import_module(_REGISTRIES[library])).load_registry(data)
+            for library, data in self.registries.items()
+        ]
+
+        def register_all() -> None:
+            for register in loaded:
+                register()
+
+        return register_all
+
+
+def _pattern(pattern: re.Pattern[str] | str | None) -> str:
+    return pattern.pattern if isinstance(pattern, re.Pattern) else pattern or ""
+
+
+def _loaded_category(module: str, name: str) -> type[Warning] | None:
+    found: object = None
+    with contextlib.suppress(AttributeError):
+        found = functools.reduce(getattr, name.split("."), cast("object", sys.modules.get(module)))
+    return found if isinstance(found, type) and issubclass(found, Warning) else None

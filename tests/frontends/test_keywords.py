@@ -1,0 +1,44 @@
+"""Every front-end takes the options of a pool by keyword, names the nearest one for a typo, and has statistics."""
+
+from __future__ import annotations
+
+import pytest
+
+import stepmill
+from stepmill.frontends.dm_env import DmEnvironment
+from stepmill.frontends.multi_env import SubprocessEnv, create_subprocess_envs
+from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
+from stepmill.spec.errors import UsageError
+from stepmill.testing.envs import CountingEnv
+from tests.harness.foreign_envs import Tag
+
+MAKERS = {
+    "Pool": lambda **keywords: stepmill.Pool([CountingEnv], **keywords),
+    "VectorEnv": lambda **keywords: stepmill.VectorEnv([CountingEnv], **keywords),
+    "DmEnvironment": lambda **keywords: DmEnvironment(CountingEnv, **keywords),
+    "StepmillParallelEnv": lambda **keywords: StepmillParallelEnv(Tag, **keywords),
+    "AgentVectorEnv": lambda **keywords: AgentVectorEnv([Tag], **keywords),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_options_are_keywords_and_there_are_statistics(make):
+    env = make(backend="serial", on_fault="truncate", options=stepmill.PoolOptions(slots=2))
+    options = getattr(env, "_pool", env).options
+    assert (options.backend, options.on_fault, options.slots) == ("serial", "truncate", 2)
+    assert env.stats()["steps"] == 0
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *MAKERS.values(),
+        lambda **keywords: SubprocessEnv(CountingEnv, **keywords),
+        lambda **keywords: create_subprocess_envs([CountingEnv], **keywords),
+    ],
+    ids=[*MAKERS, "SubprocessEnv", "create_subprocess_envs"],
+)
+def test_a_typo_names_the_nearest_option(make):
+    with pytest.raises(UsageError, match="on_faul is no option of stepmill; did you mean on_fault"):
+        make(on_faul="truncate")
