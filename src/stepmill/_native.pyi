@@ -64,6 +64,11 @@ class Loop:
         Do a server's outstanding command if its ticket is at most after_ticket.
         """
 
+    def wait_idle(self, timeout_s: float) -> bool:
+        """
+        In line, once the pool says stop: wait until no other thread runs a command; False if one still does.
+        """
+
     def refresh(self) -> None:
         """Look up step and reset of every env again."""
 
@@ -314,6 +319,14 @@ def pidfd_send_signal(pidfd: int, signal: int) -> None:
     """
     Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
     """
+
+def begin_exit() -> None:
+    """
+    Say that this thread runs the program's exit functions. Other threads that use a closed pool end by SystemExit from now on.
+    """
+
+def is_exiting() -> bool:
+    """Return whether the program's exit functions run."""
 
 def yields_fairly() -> bool:
     """

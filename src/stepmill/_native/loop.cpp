@@ -1,6 +1,8 @@
 #define NO_IMPORT_ARRAY
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "forks.hpp"
 #include "loop.hpp"
 
@@ -145,10 +147,46 @@ bool Loop::do_staged() {
 bool Loop::run_server(std::uint32_t local) {
     const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
     if (ticket == envs_[local].done) return false;
-    const std::uint64_t began = is_inline_ ? 0 : now_ns();
+    if (is_inline_) {
+        run_inline(local, ticket);
+        return true;
+    }
+    const std::uint64_t began = now_ns();
     do_command(local, ticket);
     flush();
-    if (!is_inline_) control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    return true;
+}
+
+// Hot path. A thread that closes the pool meanwhile waits in wait_idle() for the end of the command.
+void Loop::run_inline(std::uint32_t local, std::uint32_t ticket) {
+    struct Runner {
+        explicit Runner(Loop& of) : loop(of) {
+            loop.is_running_.store(1, std::memory_order_relaxed);
+            loop.runner_.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
+        }
+        ~Runner() {
+            loop.runner_.store(0, std::memory_order_relaxed);
+            loop.is_running_.store(0, std::memory_order_release);
+            if (loop.control_->stop.load(std::memory_order_relaxed) != 0) futex_wake_all(loop.is_running_);
+        }
+        Loop& loop;
+    };
+    const Runner runner(*this);
+    // Whoever closes the pool sets `stop` and looks for a runner: one of the two sees the other, since both hold the GIL.
+    if (control_->stop.load(std::memory_order_relaxed) == 0) do_command(local, ticket);
+}
+
+bool Loop::wait_idle(double timeout_s) {
+    constexpr std::uint64_t SLICE_NS = 10'000'000;  // `stop` may be seen too late by a runner that ends just now, which then wakes nobody
+    const std::uint64_t until = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
+    if (runner_.load(std::memory_order_relaxed) == PyThread_get_thread_ident()) return true;
+    const nb::gil_scoped_release no_gil;
+    while (is_running_.load(std::memory_order_acquire) != 0) {
+        const std::uint64_t now = now_ns();
+        if (now >= until) return false;
+        futex_wait(is_running_, 1, std::min(SLICE_NS, until - now));
+    }
     return true;
 }
 

@@ -58,6 +58,7 @@ class Loop {
     LoopExit run();
     bool run_server(std::uint32_t local);
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
+    bool wait_idle(double timeout_s);  // in line: until no other thread runs a command; needs `stop` to be set. False: one still does
     void refresh();
     void begin_again(std::uint32_t local);
     void keep_options(std::uint32_t local, nb::handle options);  // encoded; None forgets them
@@ -79,6 +80,7 @@ class Loop {
     bool is_of_early(std::uint32_t local) const;
     bool take_early(std::uint32_t local, Result& result, const char*& phase);
     void drop_early(ServedEnv& served) const;
+    void run_inline(std::uint32_t local, std::uint32_t ticket);
     void do_command(std::uint32_t local, std::uint32_t ticket);
     bool is_given_up() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
@@ -146,6 +148,8 @@ class Loop {
     std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
     Patience patience_;
     std::uint32_t fork_generation_;
+    std::atomic<unsigned long> runner_{0};  // in line: ident of the thread that runs a command, 0: none does
+    Word is_running_{0};            // in line: 1 while there is a runner; wait_idle() sleeps on it
     bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
     nb::object reset_names_;        // ("seed", "options")
     nb::object no_info_;            // an empty dict

@@ -127,7 +127,7 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
     for (std::size_t i = 0; i < ids.size() && ready < need; ++i) {
         const std::uint32_t id = ids[i];
         if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
-        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed by one of its envs");
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while it stepped its envs; make a new one");
         if (inline_->take_interrupt()) {
             mark_faulted(id);
             std::erase(pending_, id);

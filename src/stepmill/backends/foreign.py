@@ -14,6 +14,7 @@ is the proxy itself: it begins what it sends, and brings what it waits for. That
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Future, answer_here, fault_error, warn_of_close
+from stepmill.backends.serial import warn_of_use
 from stepmill.backends.thread import ThreadBackend, ThreadWorker
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -160,10 +162,15 @@ class InlineForeignBackend:
         self._built = Built()
         self._slab: SharedSlab | None = None
         self._proxy: Proxy | None = None
+        self._is_closed = False
+        self._use = threading.RLock()  # held by the thread that is at work in the pool
 
     def help(self, is_waiting: bool) -> bool:
         """Begin what was commanded and, to wait, bring results; returns whether anything was done. For the ledger."""
-        return self._proxy is not None and self._proxy.advance(is_waiting=is_waiting)
+        with self._use:
+            if self._is_closed:
+                return True  # the ledger looks whether it is closed before it asks again
+            return self._proxy is not None and self._proxy.advance(is_waiting=is_waiting)
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         self._hosted = _Hosted(plans[0])
@@ -176,7 +183,8 @@ class InlineForeignBackend:
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         if self._proxy is None:
             raise ClosedPoolError("a pool that is closed answers no call; make a new one")
-        return answer_here(self._proxy, self._built.envs, requests)
+        with self._use:
+            return answer_here(self._proxy, self._built.envs, requests)
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Make the pool anew."""
@@ -191,13 +199,23 @@ class InlineForeignBackend:
         return report
 
     def close(self, timeout_s: float) -> None:
-        """End the pool, however long that takes: what runs in the caller's thread cannot be timed out."""
+        """End the pool, however long that takes: what runs in the caller's thread cannot be timed out.
+
+        Another thread that is at work in the pool is waited for, at most `timeout_s`; if it goes on, the pool is not ended.
+        """
         if os.getpid() != self._pid:
             return
-        proxy, self._proxy, self._slab, self._built = self._proxy, None, None, Built()
-        if proxy is not None:
-            proxy.drain()
-        warn_of_close(0, self._hosted.close())
+        if not self._use.acquire(timeout=timeout_s):
+            warn_of_use(self._hosted.plan.env_ids)
+            return
+        try:
+            self._is_closed = True
+            proxy, self._proxy, self._slab, self._built = self._proxy, None, None, Built()
+            if proxy is not None:
+                proxy.drain()
+            warn_of_close(0, self._hosted.close())
+        finally:
+            self._use.release()
 
     def _build(self) -> WorkerReport:
         self._built = built = self._hosted.build()
