@@ -320,6 +320,11 @@ def pidfd_send_signal(pidfd: int, signal: int) -> None:
     Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
     """
 
+def is_from_signal(error: BaseException) -> bool:
+    """
+    Return whether an exception is a KeyboardInterrupt, or was raised by a signal handler.
+    """
+
 def begin_exit() -> None:
     """
     Say that this thread runs the program's exit functions. Other threads that use a closed pool end by SystemExit from now on.

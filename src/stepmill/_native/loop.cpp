@@ -73,6 +73,7 @@ void Loop::release() {
     envs_.clear();
     describe_.reset(), unpickler_.reset();
     interned_.fill(nb::object());
+    interrupt_.reset();
 }
 
 int Loop::traverse(visitproc visit, void* arg) const {
@@ -87,6 +88,7 @@ int Loop::traverse(visitproc visit, void* arg) const {
     Py_VISIT(describe_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
+    Py_VISIT(interrupt_.ptr());
     return 0;
 }
 

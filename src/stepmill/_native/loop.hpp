@@ -62,7 +62,9 @@ class Loop {
     void refresh();
     void begin_again(std::uint32_t local);
     void keep_options(std::uint32_t local, nb::handle options);  // encoded; None forgets them
-    bool take_interrupt() { return std::exchange(was_interrupted_, false); }  // a KeyboardInterrupt came out of an env of the serial backend
+    // In line: raises the exception of a signal handler that came out of an env (signals.hpp), once.
+    void raise_interrupt();
+    bool has_interrupt() const { return static_cast<bool>(interrupt_); }
     void requests_seen(std::uint32_t count) {
         requests_seen_ = count;
         end_request(*control_);
@@ -87,6 +89,7 @@ class Loop {
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
+    bool is_learners_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
     void end_if_copied();
     std::uint64_t episode_seed(std::uint32_t local) const;
@@ -111,6 +114,7 @@ class Loop {
     void write_hash(std::uint32_t local, std::uint32_t row);
     void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
     bool write_payload(std::uint32_t local, PyObject* payload);
+    void write_record(std::uint32_t local, nb::handle cause, const char* phase);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
     // In line there is no reaper to lose a command to, and the two locked instructions are saved.
     bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
@@ -150,7 +154,7 @@ class Loop {
     std::uint32_t fork_generation_;
     std::atomic<unsigned long> runner_{0};  // in line: ident of the thread that runs a command, 0: none does
     Word is_running_{0};            // in line: 1 while there is a runner; wait_idle() sleeps on it
-    bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
+    nb::object interrupt_;          // in line: the exception of a signal handler that came out of an env, to be raised in the learner
     nb::object reset_names_;        // ("seed", "options")
     nb::object no_info_;            // an empty dict
     std::array<nb::object, 1024> interned_;

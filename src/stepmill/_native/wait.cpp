@@ -128,11 +128,12 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need) {
         const std::uint32_t id = ids[i];
         if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while it stepped its envs; make a new one");
-        if (inline_->take_interrupt()) {
-            mark_faulted(id);
-            std::erase(pending_, id);
-            PyErr_SetNone(PyExc_KeyboardInterrupt);
-            throw nb::python_error();
+        if (inline_->has_interrupt()) {
+            if (envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
+                mark_faulted(id);
+                std::erase(pending_, id);
+            }
+            inline_->raise_interrupt();
         }
         is_fault |= has_fault(id);
         ++ready;

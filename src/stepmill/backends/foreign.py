@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,14 @@ class ForeignPool(Protocol):
 
     def close(self) -> None:
         """End it. Nothing is at work any more."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A foreign pool that can be driven in line, where a signal handler may raise at any point of `send`, `reset` and `recv`."""
+
+    def drop(self) -> None:
+        """Forget what was begun and not received: no later `recv` returns it. Nothing need be at work."""
 
 
 class PoolMaker(Protocol):
@@ -153,7 +161,7 @@ class _ProxyWorker(ThreadWorker):
 
 
 class InlineForeignBackend:
-    """One pool that is not ours, driven by whoever waits for it. A KeyboardInterrupt passes through: it is the user's."""
+    """One pool that is not ours, driven by the thread that waits for it. What a signal handler raises passes through."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -267,8 +275,8 @@ class Proxy:
             if not is_waiting or not self._loop.num_flying():
                 return has_begun
             self._bring()
-        except KeyboardInterrupt as exc:  # the user's: what was at work is lost to him, and said so
-            self._loop.fail(self._loop.flying(), exc, "step")
+        except BaseException as exc:
+            self._fail_interrupted(exc)
             raise
         return True
 
@@ -279,10 +287,14 @@ class Proxy:
 
     def run_until(self, local: int, after_ticket: int) -> None:
         """Do what was commanded of an env before a request, for `answer`."""
-        _, servers, actions, resets = self._loop.take_one(local, after_ticket)
-        self._begin(servers, actions, resets or ())
-        while local in self._loop.flying():
-            self._bring()
+        try:
+            _, servers, actions, resets = self._loop.take_one(local, after_ticket)
+            self._begin(servers, actions, resets or ())
+            while local in self._loop.flying():
+                self._bring()
+        except BaseException as exc:
+            self._fail_interrupted(exc)
+            raise
 
     def refresh(self) -> None:
         """Nothing is looked up ahead here."""
@@ -299,6 +311,13 @@ class Proxy:
         if options is not None:
             raise UsageError("the envs of a foreign pool keep no reset options; give them to the pool's maker")
 
+    def _fail_interrupted(self, exc: BaseException) -> None:
+        """Fail what is at work, if a signal handler raised: nobody knows how far it came."""
+        if _native.is_from_signal(exc):
+            if isinstance(self._pool, Interruptible):
+                self._pool.drop()
+            self._loop.fail(self._loop.flying(), exc, "step")
+
     def _begin(self, servers: NDArray[np.int32] | None, actions: Any, resets: Sequence[ResetOrder]) -> None:
         if servers is not None:
             self._blame(servers, "step", lambda: self._pool.send(servers, actions))
@@ -309,15 +328,17 @@ class Proxy:
         """Wait for results and write them into the slab."""
         try:
             servers, obs, reward, terminated, truncated, infos = self._pool.recv()
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:  # nobody knows what is still at work: all of it has failed
+            if _native.is_from_signal(exc):
+                raise
             self._loop.fail(self._loop.flying(), exc, "step")
             return
         again: list[int] = []
         try:
             again = self._loop.publish(servers, obs, reward, terminated, truncated, infos)
         except Exception as exc:
+            if _native.is_from_signal(exc):
+                raise
             self._loop.fail(servers, exc, "output of step")
         if again:
             self._blame(again, "reset", lambda: self._pool.reset([(server, None, None) for server in again]))
@@ -325,7 +346,7 @@ class Proxy:
     def _blame(self, servers: Any, phase: str, begin: Callable[[], None]) -> None:
         try:
             begin()
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:  # SystemExit and the like are the pool's doing, too
+            if _native.is_from_signal(exc):
+                raise
             self._loop.fail(servers, exc, phase)

@@ -18,7 +18,7 @@ from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSe
 
 class SerialBackend:
     """Runs all envs in the caller's thread. What an env raises while it is built or called is reported as by a worker,
-    but a KeyboardInterrupt passes through: here it is the user's.
+    but what a signal handler raises, KeyboardInterrupt too, passes through: here it is the user's.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -91,7 +91,7 @@ class SerialBackend:
         if self._settings.timers_every:
             timers.enable(self._settings.timers_every)  # of the caller, whose thread it is
         self._built = Built()
-        built = build(self._plan.env_ids, self._plan.env_fns, passes=(KeyboardInterrupt,))
+        built = build(self._plan.env_ids, self._plan.env_fns, passes=_native.is_from_signal)
         if built.faults:
             raise join_errors([fault_error(fault, 0) for fault in built.faults])
         self._built = built
