@@ -8,12 +8,6 @@
 
 namespace stepmill {
 
-namespace {
-
-constexpr std::uint32_t MAX_PASSED = 64;  // a worker that is never idle does a staged reset after so many sweeps
-
-}  // namespace
-
 Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings)
     : slab_(std::move(slab)),
       worker_(worker),
@@ -40,6 +34,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       overflow_(slab_->result_fds.at(worker), slab_->plan.servers.at(worker).size()),
       fork_generation_(watch_forks()),
       reset_names_(nb::make_tuple("seed", "options")),
+      seed_name_(nb::make_tuple("seed")),
       no_info_(nb::dict()) {
     slab_->check();
     reward_.path = "reward";
@@ -197,15 +192,13 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     if (ticket != envs_[local].done && static_cast<std::int32_t>(after_ticket - ticket) >= 0) run_server(local);
 }
 
-void Loop::finish_command(std::uint32_t local) { envs_.at(local).done = words_.ticket[local].load(std::memory_order_acquire); }
-
 void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
     if (!is_inline_ && !take_command(words_.state[local], ticket)) {
         served.done = ticket;  // condemned before it began
         return;
     }
-    begin_activity(*control_, local, static_cast<Activity>(words_.command[local]));
+    begin_activity(*control_, local, static_cast<Activity>(get_command(words_, local)));
     Result result;
     const char* phase = "step";
     if (perform(local, result, phase)) {

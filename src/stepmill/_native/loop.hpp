@@ -69,7 +69,6 @@ class Loop {
         requests_seen_ = count;
         end_request(*control_);
     }
-    void finish_command(std::uint32_t local);  // a restarted worker: the command in its words is settled already
     void release();                            // drops every reference to Python objects
     int traverse(visitproc visit, void* arg) const;
 
@@ -156,6 +155,7 @@ class Loop {
     Word is_running_{0};            // in line: 1 while there is a runner; wait_idle() sleeps on it
     nb::object interrupt_;          // in line: the exception of a signal handler that came out of an env, to be raised in the learner
     nb::object reset_names_;        // ("seed", "options")
+    nb::object seed_name_;          // ("seed",)
     nb::object no_info_;            // an empty dict
     std::array<nb::object, 1024> interned_;
 };

@@ -206,7 +206,7 @@ void Loop::write_reset(ServedEnv& served, std::uint32_t row, const Result& resul
 
 bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     ServedEnv& served = envs_[local];
-    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET) || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
+    const bool is_reset = get_command(words_, local) == Command::RESET || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
     if (is_reset) {
         write_reset(served, row, result);
         if (!is_stand_in(local)) slab_->clear_episode(row);

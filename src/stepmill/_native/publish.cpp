@@ -33,7 +33,7 @@ PyObject* raised_exception() {
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
     if (!claim(local, ticket)) return;  // condemned: the memory belongs to someone else now
     if (!write_result(local, result)) {
-        publish_fault(local, ticket, Fault::BAD_OUTPUT, words_.command[local] == static_cast<std::uint8_t>(Command::RESET) ? "output of reset" : "output of step", true);
+        publish_fault(local, ticket, Fault::BAD_OUTPUT, get_command(words_, local) == Command::RESET ? "output of reset" : "output of step", true);
         return;
     }
     words_.fault[local].store(static_cast<std::uint32_t>(Fault::NONE), std::memory_order_relaxed);

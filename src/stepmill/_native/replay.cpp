@@ -21,7 +21,7 @@ constexpr std::size_t KEPT_LOG_BYTES = 4 << 10;  // memory that an env's next lo
 void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command) {
     EnvBook& env = envs_[id];
     const bool is_explicit = command == Command::RESET;
-    env.is_reset = is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
+    env.is_reset = is_explicit || get_command(words, local) == Command::RESET || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id));
     if (env.is_reset && !is_explicit) env.log.next_blob.reset();
     if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
     env.is_own_reset = !env.is_reset && resets_itself(id);

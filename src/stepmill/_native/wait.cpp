@@ -106,10 +106,10 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
     const std::uint64_t began = now_ns();
     std::uint64_t lost_ns = 0;
     const bool may_spin = patience_.may_spin(spin_ns_, began);
-    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT_SEAT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
+    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
     if (!is_rung) {
         PyThreadState* thread = PyEval_SaveThread();
-        if (may_spin) is_rung = spin_for(pool, PARENT_SEAT, pool.bell, seen, spin_ns_, lost_ns);
+        if (may_spin) is_rung = spin_for(pool, PARENT, pool.bell, seen, spin_ns_, lost_ns);
         const std::uint64_t now = now_ns();
         if (!is_rung) park(pool.bell, pool.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
         PyEval_RestoreThread(thread);
