@@ -348,7 +348,10 @@ class Reaper:
     Watches workers and deadlines in a native thread; makes faults of deaths and hangs.
     """
 
-    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None) -> None: ...
+    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None, attempts_timeout_s: float | None = None) -> None:
+        """
+        step_timeout_s, reset_timeout_s, call_timeout_s: of one step, reset, call. attempts_timeout_s: of a reset with all its attempts.
+        """
 
     def watch(self, worker: int, pidfd: int = -1) -> None:
         """
@@ -360,11 +363,6 @@ class Reaper:
 
     def declare_dead(self, worker: int) -> None:
         """Treat a worker thread that has ended like a process that died."""
-
-    def slow_commands(self, min_s: float) -> list[tuple[int, int, float]]:
-        """
-        Return (worker, server, seconds) of each command that has run for `min_s` or longer, to a second.
-        """
 
     def stop(self) -> None:
         """End the thread; idempotent. Deaths go unnoticed from then on."""
