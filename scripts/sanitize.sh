@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # C++ tests under ThreadSanitizer and under AddressSanitizer + UndefinedBehaviorSanitizer, then the Python tests on an
-# extension built with the latter. Usage: sanitize.sh PYTHON
+# extension built with the latter, and some of them on one built with the former: the ledger, the reaper's thread and
+# worker threads share memory, and need Python. Usage: sanitize.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -31,3 +32,20 @@ for folder in tests/unit tests/contract; do [ -d "$folder" ] && folders+=("$fold
 # CPython itself leaks at exit by intent; PYTHONMALLOC shows the sanitizer every object on its own.
 LD_PRELOAD=$preload PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
     "$side" -m pytest -m "not soak and not torch" --timeout 600 "${folders[@]}"
+
+echo "== Python tests of threads, extension with -fsanitize=thread"
+side=$("$python" scripts/side_env.py .venvs/tsan)
+"$side" -m pip install -q --no-deps --no-build-isolation --force-reinstall \
+    -Cbuild-dir=build/tsan -Ccmake.build-type=RelWithDebInfo -Ccmake.define.STEPMILL_SANITIZE=thread .
+preload=$(for library in libtsan.so libstdc++.so; do g++ -print-file-name="$library"; done | paste -sd:)
+# Python itself is not instrumented; the sanitizer sees the GIL through the locks of the C library. It follows no fork of a
+# process that has threads, and ends it: contexts that fork are left out.
+reports=$(mktemp -d)
+LD_PRELOAD=$preload TSAN_OPTIONS="die_after_fork=0 report_signal_unsafe=0 log_path=$reports/race" \
+    "${fixed_addresses[@]}" "$side" -m pytest -m "not soak" -k "not fork" --timeout 600 \
+    tests/contract/test_pool_sync.py tests/contract/test_pool_async.py tests/crash/test_deadlines.py tests/crash/test_recovery_truncate.py
+if grep -l "data race" "$reports"/* 2>/dev/null; then
+    cat "$reports"/*
+    exit 1
+fi
+rm -r "$reports"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before NumPy starts threads that would look like leaks
+os.environ.setdefault("STEPMILL_LEAK_WARNINGS", "1")  # programs that leak native objects say so on stderr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import faulthandler

@@ -87,6 +87,11 @@ class Loop:
         Do a server's outstanding command if its ticket is at most after_ticket.
         """
 
+    def wait_idle(self, timeout_s: float) -> bool:
+        """
+        In line, once the pool says stop: wait until no other thread runs a command; False if one still does.
+        """
+
     def refresh(self) -> None:
         """Look up step and reset of every env again."""
 
@@ -395,6 +400,19 @@ def pidfd_send_signal(pidfd: int, signal: int) -> None:
     Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
     """
 
+def is_from_signal(error: BaseException) -> bool:
+    """
+    Return whether an exception is a KeyboardInterrupt, or was raised by a signal handler.
+    """
+
+def begin_exit() -> None:
+    """
+    Say that this thread runs the program's exit functions. Other threads that use a closed pool end by SystemExit from now on.
+    """
+
+def is_exiting() -> bool:
+    """Return whether the program's exit functions run."""
+
 def yields_fairly() -> bool:
     """
     Return whether a thread that yields its core goes behind all that want it.
@@ -410,7 +428,10 @@ class Reaper:
     Watches workers and deadlines in a native thread; makes faults of deaths and hangs.
     """
 
-    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None) -> None: ...
+    def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None, attempts_timeout_s: float | None = None) -> None:
+        """
+        step_timeout_s, reset_timeout_s, call_timeout_s: of one step, reset, call. attempts_timeout_s: of a reset with all its attempts.
+        """
 
     def watch(self, worker: int, pidfd: int = -1) -> None:
         """
@@ -422,11 +443,6 @@ class Reaper:
 
     def declare_dead(self, worker: int) -> None:
         """Treat a worker thread that has ended like a process that died."""
-
-    def slow_commands(self, min_s: float) -> list[tuple[int, int, float]]:
-        """
-        Return (worker, server, seconds) of each command that has run for `min_s` or longer, to a second.
-        """
 
     def stop(self) -> None:
         """End the thread; idempotent. Deaths go unnoticed from then on."""

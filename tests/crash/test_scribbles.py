@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.slab.layout import LEASE_BYTES
 from stepmill.testing.envs import CountingEnv
 from tests.harness.slab_memory import slab_address, write_slab
 
@@ -240,6 +241,38 @@ def test_flags_are_0_or_1_whatever_a_worker_writes_there() -> None:
                 assert set(flags.view(np.uint8).tolist()) <= {0, 1}
                 wrong += int(flags.view(np.uint8)[2])
         assert wrong > 0  # it did write there
+
+
+class MaskEnv(ScribblingEnv):
+    """Its observation is a large array of bools, enough for leases."""
+
+    def __init__(self, identity: int = 0) -> None:
+        super().__init__(identity)
+        self.observation_space = gymnasium.spaces.MultiBinary(LEASE_BYTES)
+        self.observation_space.dtype = np.dtype(np.bool_)
+
+    def _mask(self) -> Any:
+        return np.zeros(LEASE_BYTES, np.bool_)
+
+    def reset(self, **arguments: Any) -> Any:
+        return self._mask(), super().reset(**arguments)[1]
+
+    def step(self, action: np.int64) -> Any:
+        return self._mask(), *super().step(action)[1:]
+
+
+def test_large_bools_are_0_or_1_whatever_a_worker_writes_there() -> None:
+    with make(MaskEnv, "raise") as pool:
+        pool.reset(seed=0)
+        plan: dict[str, Any] = dict(pool._running.slab.plan)
+        ((start, stride, size, _),) = plan["observation"]
+        places = [start + slot * stride + 2 * size for slot in range(plan["num_slots"])]
+        pool.call("scribble_flags", places, env_ids=[2])
+        has_written = False
+        while not has_written:
+            mask = pool.step([1] * 4).obs.view(np.uint8)
+            assert int(mask.max()) <= 1
+            has_written = bool(mask[2, 0])
 
 
 # Offsets into the worker's words (protocol.hpp). Each array of server words begins with a cache line of its own.

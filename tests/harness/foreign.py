@@ -98,6 +98,9 @@ class CountingPool:
         over = self._time[ids] >= self._script.length
         return ids, obs, np.array([reward for _, reward in done]), over, np.zeros(num, np.bool_), self._infos(ids)
 
+    def drop(self) -> None:
+        self._at_work.clear()
+
     def seat(self, server: int) -> object:
         return Seat(self, server)
 

@@ -76,7 +76,7 @@ class WorkerThread {
     bool perform(std::uint32_t local, std::uint32_t ticket) {
         WorkerControl& control = *slab_.workers[worker_];
         ServerWords& words = slab_.words[worker_];
-        begin_activity(control, local, static_cast<Activity>(words.command[local]));
+        begin_activity(control, local, static_cast<Activity>(get_command(words, local)));
         if (dies_at(DeathPoint::TAKEN)) return false;
         if (random_() % 64 == 0) std::this_thread::yield();
         if (claim_result(words.state[local], ticket)) {
@@ -125,7 +125,7 @@ class Parent {
         for (const std::uint32_t server : servers) {
             const Seat seat = slab_.seats[server];
             ServerWords& words = slab_.words[seat.worker];
-            std::atomic_ref(words.command[seat.local]).store(static_cast<std::uint8_t>(Command::STEP), std::memory_order_relaxed);
+            set_command(words, seat.local, Command::STEP);
             words.ticket[seat.local].store(++tickets_[server], std::memory_order_seq_cst);
         }
         for (std::uint32_t worker = 0; worker < slab_.workers.size(); ++worker) {

@@ -52,6 +52,34 @@ void a_ticket_may_wrap_around() {
     }
 }
 
+void only_the_parent_has_the_parents_bit_among_the_spinners() {
+    for (std::uint32_t worker = 0; worker < 200; ++worker) CHECK(spin_bit(worker) != spin_bit(PARENT));
+    const auto slab = make_slab(2);
+    CHECK(acquire_spin(*slab->pool, PARENT) && acquire_spin(*slab->pool, 63));
+    release_spin(*slab->pool, 63);
+    CHECK(slab->pool->spinners.load() == spin_bit(PARENT));
+}
+
+// The reaper may look at a command that was outstanding a moment before, while the pool writes the next one.
+void a_command_may_be_read_while_the_next_is_written() {
+    const auto slab = make_arena(1, 1);
+    const ServerWords& words = slab->words[0];
+    set_command(words, 0, Command::STEP);
+    std::atomic<bool> is_over{false};
+    std::thread reader([&] {
+        while (!is_over.load()) {
+            const Command command = get_command(words, 0);
+            CHECK(command == Command::STEP || command == Command::RESET);
+        }
+    });
+    for (int round = 0; round < NUM_ROUNDS; ++round) {
+        set_command(words, 0, round % 2 == 0 ? Command::RESET : Command::STEP);
+        words.ticket[0].fetch_add(1);
+    }
+    is_over.store(true);
+    reader.join();
+}
+
 // One of owner and reaper gets each command, never both, never none.
 void a_command_has_one_master() {
     const auto slab = make_arena(1, 1);
@@ -256,6 +284,8 @@ int main() {
     return run_cases({
         {"a late owner loses what was condemned", a_late_owner_loses_what_was_condemned},
         {"a ticket may wrap around", a_ticket_may_wrap_around},
+        {"only the parent has the parent's bit among the spinners", only_the_parent_has_the_parents_bit_among_the_spinners},
+        {"a command may be read while the next is written", a_command_may_be_read_while_the_next_is_written},
         {"the parent is rung when the count wraps", the_parent_is_rung_when_the_count_wraps},
         {"no more than the permits spin", no_more_than_the_permits_spin},
         {"only who waited briefly spins", only_who_waited_briefly_spins},

@@ -1,8 +1,14 @@
 // The reaper with real processes and real signals: children that take a command and then hang, die or answer.
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
 #include <thread>
 
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,9 +24,26 @@ namespace {
 constexpr std::uint64_t LIMIT_NS = 100'000'000;
 constexpr std::uint64_t NEVER_NS = 3'600'000'000'000;
 
-enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_DONE, SLEEPS, SERVES, GARBLES };
+enum class Habit { ANSWERS, LIES, LIES_BUSILY, MOVES, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_DONE, SLEEPS, SERVES, GARBLES };
+
+// Writes over every word that a worker may write, for ever; none of them says the same twice.
+[[noreturn]] void lie(Slab& slab, bool is_busy) {
+    WorkerControl& control = *slab.workers[0];
+    ServerWords& words = slab.words[0];
+    for (std::uint32_t lie = 0x9e3779b9;; lie = is_busy ? lie * 1664525u + 1013904223u : lie) {
+        for (Word* word : {&control.parked, &control.current, &control.running, &control.serving}) word->store(lie, std::memory_order_release);
+        control.progress.store(lie, std::memory_order_release);
+        for (std::uint32_t local : {0u, 1u}) {
+            words.state[local].store(lie, std::memory_order_release);
+            words.fault[local].store(lie, std::memory_order_release);
+            if (words.ticket[local].load() != lie) words.done[local].store(lie, std::memory_order_release);
+        }
+        std::this_thread::yield();
+    }
+}
 
 [[noreturn]] void live(Slab& slab, Habit habit) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a check that fails ends the test at once
     WorkerControl& control = *slab.workers[0];
     ServerWords& words = slab.words[0];
     std::uint32_t done = 0;
@@ -34,10 +57,15 @@ enum class Habit { ANSWERS, HANGS, HANGS_PUBLISHING, HANGS_EARLY, STOPS, STOPS_D
         }
         done = ticket;
         if (!take_command(words.state[0], ticket)) continue;
+        if (habit == Habit::LIES || habit == Habit::LIES_BUSILY) lie(slab, habit == Habit::LIES_BUSILY);
         if (habit == Habit::STOPS) raise(SIGSTOP);
-        begin_activity(control, 0, static_cast<Activity>(words.command[0]));
+        begin_activity(control, 0, static_cast<Activity>(get_command(words, 0)));
         if (habit == Habit::GARBLES) words.state[0].store(0x12345678, std::memory_order_release);
         if (habit == Habit::HANGS || habit == Habit::GARBLES) pause();
+        for (int part = 0; habit == Habit::MOVES && part < 15; ++part) {  // as resets that are tried again do
+            std::this_thread::sleep_for(std::chrono::nanoseconds(LIMIT_NS));
+            begin_activity(control, 0, Activity::RESET);
+        }
         if (!claim_result(words.state[0], ticket)) continue;
         if (habit == Habit::HANGS_PUBLISHING) pause();
         observation(slab, 0) = answer(0, ticket);
@@ -161,17 +189,6 @@ void an_idle_worker_is_never_overdue() {
     CHECK(house.slab->workers[0]->dead.load() == 0);
 }
 
-void a_slow_command_is_named() {
-    const Household house(Habit::HANGS, Limits{NEVER_NS, NEVER_NS});
-    CHECK(house.reaper->slow_commands(0).empty());
-    Parent parent(*house.slab);
-    parent.command({0});
-    house.wait_until_running(1);
-    std::vector<SlowCommand> slow;
-    while (slow.empty()) slow = house.reaper->slow_commands(1'000'000);
-    CHECK(slow.size() == 1 && slow[0].worker == 0 && slow[0].server == 0 && slow[0].elapsed_ns >= 1'000'000);
-}
-
 void a_forgotten_worker_may_end() {
     const Household house(Habit::SLEEPS, Limits{});
     house.reaper->forget(0);
@@ -193,7 +210,7 @@ void a_hanging_thread_loses_its_command() {
     std::thread owner([&] {
         while (words.ticket[0].load(std::memory_order_acquire) == 0) std::this_thread::yield();
         CHECK(take_command(words.state[0], 1));
-        begin_activity(*slab->workers[0], 0, static_cast<Activity>(words.command[0]));
+        begin_activity(*slab->workers[0], 0, static_cast<Activity>(get_command(words, 0)));
         while (!is_open.load()) std::this_thread::yield();
         has_published = claim_result(words.state[0], 1);
     });
@@ -271,6 +288,55 @@ void a_worker_whose_words_name_no_command_is_killed_all_the_same() {
     house.wait_until_dead();
 }
 
+void a_worker_whose_words_are_lies_does_not_escape_its_deadline() {
+    for (const Habit habit : {Habit::LIES, Habit::LIES_BUSILY}) {
+        const Household house(habit, Limits{LIMIT_NS / 5, LIMIT_NS / 5});
+        Parent parent(*house.slab);
+        parent.command({0});
+        house.wait_until_dead();
+    }
+}
+
+void a_command_that_moves_is_not_late_though_it_is_outstanding_for_longer_than_its_limit() {
+    const Household house(Habit::MOVES, Limits{10 * LIMIT_NS, 10 * LIMIT_NS});
+    Parent parent(*house.slab);
+    const std::uint64_t began = now_ns();
+    parent.command({0});
+    parent.wait({0}, 1);
+    CHECK(now_ns() - began > 10 * LIMIT_NS);
+    parent.check(0);
+    CHECK(parent.fault(0) == Fault::NONE);
+}
+
+// A thread that never wakes is never switched to.
+void a_reaper_without_limits_sleeps_until_something_happens() {
+    const auto num_switches = [](const std::string& thread) {
+        std::ifstream status("/proc/self/task/" + thread + "/status");
+        std::uint64_t sum = 0;
+        for (std::string word, count; status >> word;) {
+            if (word.find("ctxt_switches:") != std::string::npos && status >> count) sum += std::stoull(count);
+        }
+        return sum;
+    };
+    const auto threads = [] {
+        std::set<std::string> names;
+        for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) names.insert(entry.path().filename());
+        return names;
+    };
+    const std::set<std::string> before = threads();
+    const Household house(Habit::SLEEPS, Limits{});
+    std::set<std::string> after = threads();
+    for (const std::string& name : before) after.erase(name);
+    CHECK(after.size() == 1);
+    std::uint64_t at_rest = 0, seen = 1;
+    while (at_rest != seen) {  // it has gone to sleep
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        at_rest = std::exchange(seen, num_switches(*after.begin()));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+    CHECK(num_switches(*after.begin()) == at_rest);
+}
+
 // Whoever waits for the next command hears of it then; until then nobody is to blame.
 void an_early_reset_that_hangs_ends_the_worker_and_blames_no_finished_command() {
     const Household house(Habit::HANGS_EARLY, Limits{NEVER_NS, LIMIT_NS});
@@ -335,7 +401,9 @@ int main() {
         {"a hanging process is killed at its limit", a_hanging_process_is_killed_at_its_limit},
         {"a reset has a limit of its own", a_reset_has_a_limit_of_its_own},
         {"an idle worker is never overdue", an_idle_worker_is_never_overdue},
-        {"a slow command is named", a_slow_command_is_named},
+        {"a reaper without limits sleeps until something happens", a_reaper_without_limits_sleeps_until_something_happens},
+        {"a worker whose words are lies does not escape its deadline", a_worker_whose_words_are_lies_does_not_escape_its_deadline},
+        {"a command that moves is not late, though it is outstanding for longer than its limit", a_command_that_moves_is_not_late_though_it_is_outstanding_for_longer_than_its_limit},
         {"a forgotten worker may end", a_forgotten_worker_may_end},
         {"a hanging thread loses its command", a_hanging_thread_loses_its_command},
         {"what an overdue worker left half-written is a neighbour's fault", what_an_overdue_worker_left_half_written_is_a_neighbours_fault},

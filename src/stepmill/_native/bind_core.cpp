@@ -138,11 +138,10 @@ void bind_loop(nb::module_& module) {
         .def("run_until",
              [](Loop& loop, std::uint32_t server, std::uint32_t after_ticket) {
                  loop.run_until(server, after_ticket);
-                 if (!loop.take_interrupt()) return;
-                 PyErr_SetNone(PyExc_KeyboardInterrupt);
-                 throw nb::python_error();
+                 loop.raise_interrupt();
              },
              "server"_a, "after_ticket"_a, "Do a server's outstanding command if its ticket is at most after_ticket.")
+        .def("wait_idle", &Loop::wait_idle, "timeout_s"_a, "In line, once the pool says stop: wait until no other thread runs a command; False if one still does.")
         .def("refresh", &Loop::refresh, "Look up step and reset of every env again.")
         .def("begin_again", &Loop::begin_again, "server"_a, "Say that an env is about to be changed by a call: a reset ahead of its time, if it is to be repeatable, comes after that.")
         .def("keep_options", &Loop::keep_options, "server"_a, "options"_a.none(), nb::sig("def keep_options(self, server: int, options: bytes | None) -> None"),

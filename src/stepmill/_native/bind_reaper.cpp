@@ -1,14 +1,10 @@
 // The class Reaper for Python. What it does, reaper.hpp says.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
 #include <system_error>
-#include <tuple>
-#include <vector>
 
 #include "bindings.hpp"
 #include "reaper.hpp"
@@ -40,8 +36,8 @@ auto with_os_errors(Action action) {
 }
 
 std::shared_ptr<Reaper> make_reaper(std::shared_ptr<Slab> slab, std::optional<double> step_timeout_s, std::optional<double> reset_timeout_s, int dump_signal,
-                                    std::optional<double> call_timeout_s) {
-    const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s), dump_signal, to_ns(call_timeout_s)};
+                                    std::optional<double> call_timeout_s, std::optional<double> attempts_timeout_s) {
+    const Limits limits{to_ns(step_timeout_s), to_ns(reset_timeout_s), dump_signal, to_ns(call_timeout_s), to_ns(attempts_timeout_s)};
     return with_os_errors([&] { return std::make_shared<Reaper>(std::move(slab), limits); });
 }
 
@@ -50,21 +46,13 @@ void check_worker(const Reaper& reaper, std::uint32_t worker) {
     throw nb::index_error("there is no such worker; workers count from 0");
 }
 
-std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> slow_commands(Reaper& reaper, double min_s) {
-    std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> slow;
-    const auto min_ns = static_cast<std::uint64_t>(std::clamp(min_s, 0.0, MAX_LIMIT_S) * NANOSECONDS);
-    for (const SlowCommand& command : reaper.slow_commands(min_ns)) {
-        slow.emplace_back(command.worker, command.server, static_cast<double>(command.elapsed_ns) / NANOSECONDS);
-    }
-    return slow;
-}
-
 }  // namespace
 
 void bind_reaper(nb::module_& module) {
     nb::class_<Reaper>(module, "Reaper", "Watches workers and deadlines in a native thread; makes faults of deaths and hangs.")
         .def(nb::new_(&make_reaper), nb::arg("slab"), nb::arg("step_timeout_s").none() = nb::none(), nb::arg("reset_timeout_s").none() = nb::none(), nb::arg("dump_signal") = 0,
-             nb::arg("call_timeout_s").none() = nb::none())
+             nb::arg("call_timeout_s").none() = nb::none(), nb::arg("attempts_timeout_s").none() = nb::none(),
+             "step_timeout_s, reset_timeout_s, call_timeout_s: of one step, reset, call. attempts_timeout_s: of a reset with all its attempts.")
         .def(
             "watch",
             [](Reaper& reaper, std::uint32_t worker, int pidfd) {
@@ -87,8 +75,6 @@ void bind_reaper(nb::module_& module) {
                 reaper.declare_dead(worker);
             },
             nb::arg("worker"), "Treat a worker thread that has ended like a process that died.")
-        .def("slow_commands", &slow_commands, nb::arg("min_s"),
-             "Return (worker, server, seconds) of each command that has run for `min_s` or longer, to a second.")
         .def("stop", &Reaper::stop, "End the thread; idempotent. Deaths go unnoticed from then on.");
 }
 

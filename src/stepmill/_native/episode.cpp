@@ -27,7 +27,7 @@ nb::dict Ledger::episode_log(std::uint32_t env_id) {
     const Seat seat = slab_->seats[env.server];
     const bool is_pending = env.status == EnvStatus::PENDING;
     const bool begins = is_pending && env.is_reset;
-    const bool is_explicit = begins && slab_->words[seat.worker].command[seat.local] == static_cast<std::uint8_t>(Command::RESET);
+    const bool is_explicit = begins && get_command(slab_->words[seat.worker], seat.local) == Command::RESET;
     const bool is_whole = env.log.is_whole && !is_explicit;
     const std::uint64_t episode = begins && !is_explicit && env.episode != 0 ? env.episode - 1 : env.episode;
 

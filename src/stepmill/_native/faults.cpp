@@ -65,7 +65,7 @@ bool Ledger::was_at_reset(std::uint32_t env_id) const {
     const WorkerControl& control = *slab_->workers[seat.worker];
     const auto running = static_cast<Activity>(control.running.load(std::memory_order_acquire));
     if (control.current.load(std::memory_order_acquire) == seat.local) return running != Activity::STEP;
-    return slab_->words[seat.worker].command[seat.local] == static_cast<std::uint8_t>(Command::RESET);
+    return get_command(slab_->words[seat.worker], seat.local) == Command::RESET;
 }
 
 // The reaper need not have heard of it yet.

@@ -96,7 +96,7 @@ void ForeignLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers& step
     ForeignSeat& seat = seats_[local];
     seat.taken = ticket;
     if (!take_command(words_.state[local], ticket)) return;  // condemned before it began
-    seat.is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
+    seat.is_reset = get_command(words_, local) == Command::RESET;
     seat.is_held = false;
     seat.is_flying = true;
     if (num_flying_++ == 0) busy_since_ns_ = now_ns();

@@ -230,7 +230,8 @@ void Ledger::hand_out(nb::handle program, nb::handle wrap, nb::dict given) {
 
 nb::object Ledger::gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease) {
     const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
-    const bool is_leased = is_all(ids) && !is_copy_ && common_slot >= static_cast<int>(slab_->plan.private_slots) &&
+    // Not bools: a view would show what a worker writes there, and other bytes than 0 and 1 are no bools.
+    const bool is_leased = leaf.type_num != NPY_BOOL && is_all(ids) && !is_copy_ && common_slot >= static_cast<int>(slab_->plan.private_slots) &&
                            leaf.row_bytes * static_cast<std::size_t>(rows) >= lease_bytes_;
     if (is_leased) {
         const auto slot = static_cast<std::uint32_t>(common_slot);

@@ -1,5 +1,6 @@
 #define NO_IMPORT_ARRAY
 #include "ledger.hpp"
+#include "finalization.hpp"
 #include "forks.hpp"
 
 #include <algorithm>
@@ -32,7 +33,9 @@ InUse::~InUse() {
 }
 
 void raise(const nb::object& error, const std::string& text) {
-    PyErr_SetString(error.ptr(), text.c_str());
+    // A daemon thread whose pool was closed because the program ends has done nothing wrong. SystemExit ends it in silence.
+    if (&error == &errors().closed && is_left_over()) PyErr_SetNone(PyExc_SystemExit);
+    else PyErr_SetString(error.ptr(), text.c_str());
     throw nb::python_error();
 }
 

@@ -1,16 +1,12 @@
 #define NO_IMPORT_ARRAY
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "forks.hpp"
 #include "loop.hpp"
 
 namespace stepmill {
-
-namespace {
-
-constexpr std::uint32_t MAX_PASSED = 64;  // a worker that is never idle does a staged reset after so many sweeps
-
-}  // namespace
 
 Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings)
     : slab_(std::move(slab)),
@@ -39,6 +35,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       overflow_(slab_->result_fds.at(worker), slab_->plan.servers.at(worker).size()),
       fork_generation_(watch_forks()),
       reset_names_(nb::make_tuple("seed", "options")),
+      seed_name_(nb::make_tuple("seed")),
       no_info_(nb::dict()) {
     slab_->check();
     reward_.path = "reward";
@@ -72,6 +69,7 @@ void Loop::release() {
     envs_.clear();
     describe_.reset(), unpickler_.reset();
     interned_.fill(nb::object());
+    interrupt_.reset();
 }
 
 int Loop::traverse(visitproc visit, void* arg) const {
@@ -86,6 +84,7 @@ int Loop::traverse(visitproc visit, void* arg) const {
     Py_VISIT(describe_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
+    Py_VISIT(interrupt_.ptr());
     return 0;
 }
 
@@ -146,10 +145,46 @@ bool Loop::do_staged() {
 bool Loop::run_server(std::uint32_t local) {
     const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
     if (ticket == envs_[local].done) return false;
-    const std::uint64_t began = is_inline_ ? 0 : now_ns();
+    if (is_inline_) {
+        run_inline(local, ticket);
+        return true;
+    }
+    const std::uint64_t began = now_ns();
     do_command(local, ticket);
     flush();
-    if (!is_inline_) control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    return true;
+}
+
+// Hot path. A thread that closes the pool meanwhile waits in wait_idle() for the end of the command.
+void Loop::run_inline(std::uint32_t local, std::uint32_t ticket) {
+    struct Runner {
+        explicit Runner(Loop& of) : loop(of) {
+            loop.is_running_.store(1, std::memory_order_relaxed);
+            loop.runner_.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
+        }
+        ~Runner() {
+            loop.runner_.store(0, std::memory_order_relaxed);
+            loop.is_running_.store(0, std::memory_order_release);
+            if (loop.control_->stop.load(std::memory_order_relaxed) != 0) futex_wake_all(loop.is_running_);
+        }
+        Loop& loop;
+    };
+    const Runner runner(*this);
+    // Whoever closes the pool sets `stop` and looks for a runner: one of the two sees the other, since both hold the GIL.
+    if (control_->stop.load(std::memory_order_relaxed) == 0) do_command(local, ticket);
+}
+
+bool Loop::wait_idle(double timeout_s) {
+    constexpr std::uint64_t SLICE_NS = 10'000'000;  // `stop` may be seen too late by a runner that ends just now, which then wakes nobody
+    const std::uint64_t until = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
+    if (runner_.load(std::memory_order_relaxed) == PyThread_get_thread_ident()) return true;
+    const nb::gil_scoped_release no_gil;
+    while (is_running_.load(std::memory_order_acquire) != 0) {
+        const std::uint64_t now = now_ns();
+        if (now >= until) return false;
+        futex_wait(is_running_, 1, std::min(SLICE_NS, until - now));
+    }
     return true;
 }
 
@@ -158,15 +193,13 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     if (ticket != envs_[local].done && static_cast<std::int32_t>(after_ticket - ticket) >= 0) run_server(local);
 }
 
-void Loop::finish_command(std::uint32_t local) { envs_.at(local).done = words_.ticket[local].load(std::memory_order_acquire); }
-
 void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
     if (!is_inline_ && !take_command(words_.state[local], ticket)) {
         served.done = ticket;  // condemned before it began
         return;
     }
-    begin_activity(*control_, local, static_cast<Activity>(words_.command[local]));
+    begin_activity(*control_, local, static_cast<Activity>(get_command(words_, local)));
     Result result;
     const char* phase = "step";
     if (perform(local, result, phase)) {

@@ -60,15 +60,17 @@ class Loop {
     LoopExit run();
     bool run_server(std::uint32_t local);
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
+    bool wait_idle(double timeout_s);  // in line: until no other thread runs a command; needs `stop` to be set. False: one still does
     void refresh();
     void begin_again(std::uint32_t local);
     void keep_options(std::uint32_t local, nb::handle options);  // encoded; None forgets them
-    bool take_interrupt() { return std::exchange(was_interrupted_, false); }  // a KeyboardInterrupt came out of an env of the serial backend
+    // In line: raises the exception of a signal handler that came out of an env (signals.hpp), once.
+    void raise_interrupt();
+    bool has_interrupt() const { return static_cast<bool>(interrupt_); }
     void requests_seen(std::uint32_t count) {
         requests_seen_ = count;
         end_request(*control_);
     }
-    void finish_command(std::uint32_t local);  // a restarted worker: the command in its words is settled already
     void release();                            // drops every reference to Python objects
     int traverse(visitproc visit, void* arg) const;
 
@@ -81,12 +83,14 @@ class Loop {
     bool is_of_early(std::uint32_t local) const;
     bool take_early(std::uint32_t local, Result& result, const char*& phase);
     void drop_early(ServedEnv& served) const;
+    void run_inline(std::uint32_t local, std::uint32_t ticket);
     void do_command(std::uint32_t local, std::uint32_t ticket);
     bool is_given_up() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
+    bool is_learners_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
     void end_if_copied();
     std::uint64_t episode_seed(std::uint32_t local) const;
@@ -113,6 +117,7 @@ class Loop {
     bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques);
     bool store_payload(std::uint32_t local);
     nb::object& objects_of(std::uint32_t local) { return objects_->of(slab_->plan.servers[worker_][local]); }
+    void write_record(std::uint32_t local, nb::handle cause, const char* phase);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
     // In line there is no reaper to lose a command to, and the two locked instructions are saved.
     bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
@@ -151,8 +156,11 @@ class Loop {
     std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
     Patience patience_;
     std::uint32_t fork_generation_;
-    bool was_interrupted_ = false;  // KeyboardInterrupt in an env of the serial backend
+    std::atomic<unsigned long> runner_{0};  // in line: ident of the thread that runs a command, 0: none does
+    Word is_running_{0};            // in line: 1 while there is a runner; wait_idle() sleeps on it
+    nb::object interrupt_;          // in line: the exception of a signal handler that came out of an env, to be raised in the learner
     nb::object reset_names_;        // ("seed", "options")
+    nb::object seed_name_;          // ("seed",)
     nb::object no_info_;            // an empty dict
     std::array<nb::object, 1024> interned_;
 };

@@ -11,6 +11,9 @@ namespace stepmill {
 
 namespace {
 
+// Whether the exception that is set says only that the value is of the wrong kind. Others, a signal handler's too, stay as they are.
+bool is_refusal() { return PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError); }
+
 bool read_flag(PyObject* value, const char* name, bool& flag) {
     if (value == Py_False || value == Py_True) {
         flag = value == Py_True;
@@ -19,6 +22,7 @@ bool read_flag(PyObject* value, const char* name, bool& flag) {
     const int truth = PyObject_IsTrue(value);
     flag = truth > 0;
     if (truth >= 0) return true;
+    if (!is_refusal()) return false;
     PyErr_Clear();
     PyErr_Format(PyExc_TypeError, "%s must be True or False, got %R", name, reinterpret_cast<PyObject*>(Py_TYPE(value)));
     return false;
@@ -26,6 +30,7 @@ bool read_flag(PyObject* value, const char* name, bool& flag) {
 
 bool read_reward(PyObject* value, double& reward) {
     if (read_number(value, reward)) return true;
+    if (!is_refusal()) return false;
     PyErr_Clear();
     PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
     return false;
@@ -201,7 +206,7 @@ void Loop::write_reset(ServedEnv& served, std::uint32_t row, const Result& resul
 
 bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     ServedEnv& served = envs_[local];
-    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET) || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
+    const bool is_reset = get_command(words_, local) == Command::RESET || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
     if (is_reset) {
         write_reset(served, row, result);
         if (!is_stand_in(local)) slab_->clear_episode(row);

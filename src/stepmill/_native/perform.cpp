@@ -12,7 +12,7 @@ namespace stepmill {
 
 bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     ServedEnv& served = envs_[local];
-    const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
+    const bool is_reset = get_command(words_, local) == Command::RESET;
     const bool is_due = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     if (!is_reset && !is_due) return perform_step(local, result, phase);
     phase = "reset";
@@ -60,8 +60,7 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
         returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
     } else {
         PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
-        static PyObject* const seed_only = PyTuple_Pack(1, PyUnicode_InternFromString("seed"));
-        returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_only));
+        returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_name_.ptr()));
     }
     end_if_copied();
     control_->num_resets.store(control_->num_resets.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

@@ -29,6 +29,8 @@ constexpr std::uint32_t LAYOUT_VERSION = 2;
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
 // What a worker is at. An early reset (overlapped) answers no command: nobody asked for it yet.
 enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3 };
+static_assert(static_cast<int>(Activity::NONE) == static_cast<int>(Command::NONE) && static_cast<int>(Activity::STEP) == static_cast<int>(Command::STEP) &&
+              static_cast<int>(Activity::RESET) == static_cast<int>(Command::RESET), "a worker that does a command is at the activity of its number");
 enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, CONDEMNED = 3 };
 enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACTION = 3, DIED = 4, TIMED_OUT = 5, NEIGHBOUR = 6, INTERRUPTED = 7 };
 
@@ -38,6 +40,8 @@ enum class Death : std::uint32_t {
     DIED = 1,     // all its threads are gone: it writes nothing more
     OVERDUE = 2,  // given up, may still run: it loses every CAS
 };
+
+constexpr std::uint32_t MAX_PASSED = 64;  // a worker that is never idle does a staged reset after so many sweeps over its servers
 
 constexpr std::uint8_t FLAG_SEED = 1;      // the command carries a seed
 constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob in the command memfd
@@ -220,6 +224,19 @@ struct ServerWords {
 inline std::size_t learner_words_bytes(std::uint32_t num_servers) { return sizeof(LearnerWords) + ServerWords::learner_bytes(num_servers); }
 inline std::size_t worker_words_bytes(std::uint32_t num_servers) { return sizeof(WorkerWords) + ServerWords::worker_bytes(num_servers); }
 
+// ---- commands ---------------------------------------------------------------------------------------------------
+
+// The pool says what the next command is, before its ticket grows. The reaper may read the word at the same time: a command that is
+// finished just then may still look outstanding to it.
+inline void set_command(const ServerWords& words, std::uint32_t local, Command command) noexcept {
+    const std::atomic_ref word(words.command[local]);
+    if (word.load(std::memory_order_relaxed) != static_cast<std::uint8_t>(command)) word.store(static_cast<std::uint8_t>(command), std::memory_order_relaxed);
+}
+
+inline Command get_command(const ServerWords& words, std::uint32_t local) noexcept {
+    return static_cast<Command>(std::atomic_ref(words.command[local]).load(std::memory_order_relaxed));
+}
+
 // ---- row states -------------------------------------------------------------------------------------------------
 
 constexpr std::uint32_t state_word(std::uint32_t ticket, Phase phase) noexcept { return ticket << 2 | static_cast<std::uint32_t>(phase); }
@@ -264,9 +281,10 @@ inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
 
 constexpr int LOOKS_PER_YIELD = 4;
 constexpr std::uint64_t SPIN_GRACE_NS = 2'000;
-constexpr std::uint32_t PARENT_SEAT = 63;  // the parent's bit among the spinners; workers share the other 63
+constexpr std::uint32_t PARENT = UINT32_MAX;  // stands for the parent where a worker's number is expected
+constexpr std::uint32_t PARENT_BIT = 63;      // of the spinners; workers share the other 63
 
-constexpr std::uint64_t spin_bit(std::uint32_t worker) noexcept { return std::uint64_t{1} << (worker == PARENT_SEAT ? PARENT_SEAT : worker % PARENT_SEAT); }
+constexpr std::uint64_t spin_bit(std::uint32_t worker) noexcept { return std::uint64_t{1} << (worker == PARENT ? PARENT_BIT : worker % PARENT_BIT); }
 
 // At most max_spinners threads of a pool spin at a time: more would take the cores that envs need.
 // Taking a permit and saying who has it is one instruction, so that the dead leave none behind.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "loop.hpp"
+#include "signals.hpp"
 #include "walks.hpp"
 
 namespace stepmill {
@@ -37,7 +38,7 @@ PyObject* raised_exception() {
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
     if (!claim(local, ticket)) return;  // condemned: the memory belongs to someone else now
     if (!write_result(local, result)) {
-        const bool is_reset = words_.command[local] == static_cast<std::uint8_t>(Command::RESET);
+        const bool is_reset = get_command(words_, local) == Command::RESET;
         publish_fault(local, ticket, Fault::BAD_OUTPUT, output_phase(result.has_bad_info, is_reset), true);
         return;
     }
@@ -174,22 +175,41 @@ bool Loop::store_payload(std::uint32_t local) {
 }
 
 // Turns the exception that is set into a fault record. Never leaves an exception set, and never fails to publish.
+// In line an exception of the learner's signal handlers is kept for raise_interrupt(), also one that comes while the record is made.
 void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed) {
     nb::object raised = nb::steal(PyErr_Occurred() ? raised_exception() : nullptr);
-    if (is_inline_ && raised && PyErr_GivenExceptionMatches(raised.ptr(), PyExc_KeyboardInterrupt)) {
-        was_interrupted_ = true;
+    if (is_inline_ && raised && is_from_signal(raised)) {
+        interrupt_ = raised;
         fault = Fault::INTERRUPTED;
     }
     if (!is_claimed && !claim(local, ticket)) return;
     words_.result[local] = 0;
     words_.payload_bytes[local] = 0;
-    PyObject* cause = raised ? raised.ptr() : Py_None;
-    nb::object record = nb::steal(PyObject_CallFunction(describe_.ptr(), "Os", cause, phase));
-    buffer_.clear();
-    if (!record || !encoder_.encode(record.ptr(), buffer_) || !store_payload(local)) PyErr_Clear();  // the fault itself still arrives, without its words
+    write_record(local, raised ? nb::handle(raised) : nb::handle(Py_None), phase);
     envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     words_.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
     finish(local, ticket);
+}
+
+// If that fails the fault still arrives, without its words. After a signal handler of the learner raised, the record is made again.
+void Loop::write_record(std::uint32_t local, nb::handle cause, const char* phase) {
+    constexpr int MAX_ATTEMPTS = 4;
+    for (int attempt = 0; attempt < MAX_ATTEMPTS; ++attempt) {
+        const nb::object record = nb::steal(PyObject_CallFunction(describe_.ptr(), "Os", cause.ptr(), phase));
+        buffer_.clear();
+        if (record && encoder_.encode(record.ptr(), buffer_) && store_payload(local)) return;
+        const nb::object failure = nb::steal(raised_exception());
+        if (!is_inline_ || !is_from_signal(failure)) return;
+        interrupt_ = failure;
+    }
+}
+
+void Loop::raise_interrupt() {
+    if (!interrupt_) return;
+    const nb::object interrupt = std::move(interrupt_);
+    interrupt_.reset();
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
+    throw nb::python_error();
 }
 
 }  // namespace stepmill

@@ -20,6 +20,9 @@ namespace {
 
 constexpr std::uint64_t WAKE = UINT64_MAX;  // epoll's name for the eventfd; the others are generation << 32 | worker
 constexpr int MAX_EVENTS = 16;
+constexpr int NO_TICK = -1;                // epoll's timeout: wait for events alone
+constexpr double FOREVER_NS = 1e18;
+constexpr std::uint64_t ABSENT_TICKS = 4;  // longer between two ticks: the learner did not run
 constexpr std::uint64_t MILLISECOND_NS = 1'000'000;
 constexpr std::uint64_t LAST_WORDS_NS = 100 * MILLISECOND_NS;  // how long an overdue worker has to write down where it stands
 constexpr std::uint64_t PUBLISHING_GRACE_NS = 1'000 * MILLISECOND_NS;  // on top of the limit, for writing a result
@@ -94,14 +97,17 @@ Reaper::~Reaper() {
 bool Reaper::is_forked() const { return getpid() != owner_; }
 
 void Reaper::close_all() {
-    for (Watched& watched : watched_) drop(watched);
+    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) drop(worker);
     for (int* fd : {&epoll_, &wake_}) {
         if (*fd >= 0) close(*fd);
         *fd = -1;
     }
 }
 
-void Reaper::drop(Watched& watched) {
+void Reaper::drop(std::uint32_t worker) {
+    Watched& watched = watched_[worker];
+    // Of those that were posted to it none is answered any more.
+    if (watched.is_watched) watched.num_answered = slab_->workers[worker]->requests.load(std::memory_order_acquire);
     if (watched.pidfd != NO_PIDFD) {
         // In a forked child the epoll set is shared with the learner, and not ours to change.
         if (!is_forked()) epoll_ctl(epoll_, EPOLL_CTL_DEL, watched.pidfd, nullptr);
@@ -134,7 +140,7 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
     Watched& watched = watched_.at(worker);
-    drop(watched);
+    drop(worker);
     if (pidfd != NO_PIDFD) {
         watched.pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
         if (watched.pidfd < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
@@ -145,6 +151,8 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     watched.untaken_ns = 0;
     watched.stuck = NO_SERVER;
     watched.is_watched = true;
+    watched.is_overdue = false;
+    watched.commands.assign(slab_->plan.servers[worker].size(), Outstanding{});
     control.buried.store(0, std::memory_order_release);
     control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
 
@@ -154,37 +162,20 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     event.data.u64 = std::uint64_t{watched.generation} << 32 | worker;
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, watched.pidfd, &event) == 0) return;
     const int error = errno;
-    drop(watched);
+    drop(worker);
     fail(error, "a worker's process cannot be watched");
 }
 
 void Reaper::forget(std::uint32_t worker) {
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    drop(watched_.at(worker));
+    drop(worker);
 }
 
 void Reaper::declare_dead(std::uint32_t worker) {
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
     if (watched_.at(worker).is_watched) bury(worker);
-}
-
-std::vector<SlowCommand> Reaper::slow_commands(std::uint64_t min_ns) {
-    std::vector<SlowCommand> slow;
-    if (is_forked()) return slow;
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = now_ns();
-    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) {
-        const Watched& watched = watched_[worker];
-        const WorkerControl& control = *slab_->workers[worker];
-        const std::uint32_t local = control.current.load(std::memory_order_acquire);
-        const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
-        const bool stands_still = watched.is_watched && control.progress.load(std::memory_order_acquire) == watched.progress;
-        if (!stands_still || local >= servers.size() || now - watched.since_ns < min_ns) continue;
-        slow.push_back({worker, servers[local], now - watched.since_ns});
-    }
-    return slow;
 }
 
 // ---- the thread -------------------------------------------------------------------------------------------------
@@ -194,26 +185,43 @@ void* Reaper::run(void* self) {
     return nullptr;
 }
 
-// With limits: an eighth of the shorter, so that a hang is known a few milliseconds after its time. Without: once a
-// second, for slow_commands alone.
+// An eighth of the shorter limit, so that a hang is known a few milliseconds after its time. NO_TICK without limits: only events count.
 int Reaper::tick_ms() const {
     std::uint64_t shortest_ns = UINT64_MAX;
     for (const std::uint64_t limit_ns : {limits_.step_ns, limits_.reset_ns}) {
         if (limit_ns != 0) shortest_ns = std::min(shortest_ns, limit_ns);
     }
-    if (shortest_ns == UINT64_MAX) return 1000;
+    if (shortest_ns == UINT64_MAX) return NO_TICK;
     return static_cast<int>(std::clamp<std::uint64_t>(shortest_ns / 8 / MILLISECOND_NS, 1, 15));
 }
 
 void Reaper::loop() {
     const int timeout_ms = tick_ms();
+    const std::uint64_t tick_ns = static_cast<std::uint64_t>(std::max(timeout_ms, 0)) * MILLISECOND_NS;
+    std::uint64_t looked = now_ns();
     epoll_event events[MAX_EVENTS];
     for (;;) {
         const int num_events = epoll_wait(epoll_, events, MAX_EVENTS, timeout_ms);
         const std::lock_guard lock(mutex_);
         if (is_stopping_) return;
         for (int i = 0; i < num_events; ++i) on_event(events[i].data.u64);
-        check_deadlines();
+        if (timeout_ms == NO_TICK) continue;
+        const std::uint64_t now = now_ns(), elapsed = now - looked;
+        looked = now;
+        if (elapsed > ABSENT_TICKS * tick_ns) skip_absence(elapsed - tick_ns);
+        check_deadlines(now);
+    }
+}
+
+// The learner was stopped (Ctrl-Z), or got no core: its workers probably were, too. A deadline counts time in which the learner ran.
+void Reaper::skip_absence(std::uint64_t absent_ns) {
+    for (Watched& watched : watched_) {
+        watched.since_ns += absent_ns;
+        if (watched.untaken_ns != 0) watched.untaken_ns += absent_ns;
+        if (watched.kill_at_ns != 0) watched.kill_at_ns += absent_ns;
+        for (Outstanding& command : watched.commands) {
+            if (command.since_ns != 0) command.since_ns += absent_ns;
+        }
     }
 }
 
@@ -227,7 +235,7 @@ void Reaper::on_event(std::uint64_t data) {
 void Reaper::bury(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers[worker];
     const std::uint32_t stuck = std::exchange(watched_[worker].stuck, NO_SERVER);
-    drop(watched_[worker]);
+    drop(worker);
     const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
     release_spin(*slab_->pool, worker);
     control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: ringing needs no system call
@@ -244,8 +252,7 @@ void Reaper::bury(std::uint32_t worker) {
     ring_pool(*slab_->pool);
 }
 
-void Reaper::check_deadlines() {
-    const std::uint64_t now = now_ns();
+void Reaper::check_deadlines(std::uint64_t now) {
     for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) check_deadline(worker, now);
 }
 
@@ -254,6 +261,8 @@ void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
     const WorkerControl& control = *slab_->workers[worker];
     if (!watched.is_watched) return;
     if (watched.kill_at_ns != 0 && now >= watched.kill_at_ns) kill(watched);
+    if (watched.is_overdue) return;
+    check_outstanding(worker, now);
     const std::uint64_t progress = control.progress.load(std::memory_order_acquire);
     if (progress != watched.progress) {
         watched.progress = progress;
@@ -261,10 +270,43 @@ void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
         watched.untaken_ns = 0;
         return;
     }
-    if (control.dead.load(std::memory_order_relaxed) != 0) return;
+    if (watched.is_overdue) return;
     const std::uint32_t local = control.current.load(std::memory_order_acquire);
-    if (local < slab_->plan.servers[worker].size() && !is_finished(worker, local)) check_current(worker, local, now - watched.since_ns);
+    // What was noted just before counts from a later moment than `now` if the learner was away.
+    if (local < slab_->plan.servers[worker].size() && !is_finished(worker, local)) check_current(worker, local, now - std::min(now, watched.since_ns));
     else check_untaken(worker, now);
+}
+
+// A worker whose words are lies may seem to move for ever, or to be done. A command that is outstanding is not done, whatever they say.
+void Reaper::check_outstanding(std::uint32_t worker, std::uint64_t now) {
+    Watched& watched = watched_[worker];
+    const ServerWords& words = slab_->words[worker];
+    const std::uint32_t num_requests = slab_->workers[worker]->requests.load(std::memory_order_acquire);
+    for (std::uint32_t local = 0; local < watched.commands.size(); ++local) {
+        Outstanding& command = watched.commands[local];
+        const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
+        const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
+        if (!is_done && command.since_ns != 0 && command.ticket == ticket) {
+            const std::uint64_t longest = longest_ns(worker, num_requests - watched.num_answered);
+            if (longest != 0 && now > command.since_ns && now - command.since_ns > longest) return end_stuck(worker, local);
+            continue;
+        }
+        // Requests come before the commands that are given after them.
+        const bool was_outstanding = command.since_ns != 0;
+        if (was_outstanding && static_cast<std::int32_t>(command.num_requests - watched.num_answered) > 0) watched.num_answered = command.num_requests;
+        command = {ticket, num_requests, is_done ? 0 : now};
+    }
+}
+
+// How long a command may be outstanding, if every command before it and every one of `num_requests` slow requests takes all of its
+// time; 0: for ever. Each request lets the worker begin again with its first server.
+std::uint64_t Reaper::longest_ns(std::uint32_t worker, std::uint32_t num_requests) const {
+    if (limits_.step_ns == 0 || limits_.reset_ns == 0 || (num_requests != 0 && limits_.call_ns == 0)) return 0;
+    const auto reset_ns = static_cast<double>(std::max(limits_.reset_ns, limits_.attempts_ns));
+    const double sweep_ns = static_cast<double>(watched_[worker].commands.size()) * (static_cast<double>(limits_.step_ns + PUBLISHING_GRACE_NS) + reset_ns);
+    const double num_sweeps = 2.0 + num_requests + (slab_->plan.staging.empty() ? 0.0 : MAX_PASSED);
+    const double longest = num_sweeps * sweep_ns + reset_ns + static_cast<double>(num_requests) * static_cast<double>(limits_.call_ns);
+    return static_cast<std::uint64_t>(std::min(longest, FOREVER_NS));
 }
 
 // Whether the command that the worker is still at is done: then it is between commands, and the next is untaken.
@@ -312,19 +354,18 @@ void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
         return;
     }
     if (watched.untaken_ns == 0) watched.untaken_ns = now;
+    const std::uint64_t waited_ns = now - std::min(now, watched.untaken_ns);
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
-    // The pool may be writing the next one there by now; then there is progress, too.
-    const std::uint8_t command = std::atomic_ref(words.command[local]).load(std::memory_order_relaxed);
-    const std::uint64_t limit = limit_ns(command == static_cast<std::uint8_t>(Command::RESET));
+    const std::uint64_t limit = limit_ns(get_command(words, local) == Command::RESET);
     // A slow request comes first; but nobody waits for one that never ends, or that a worker only claims to be at.
     const std::uint64_t allowed = limit + (is_serving ? limits_.call_ns : 0);
-    if (limit == 0 || now - watched.untaken_ns <= allowed) return;
+    if (limit == 0 || waited_ns <= allowed) return;
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
     // RUNNING: it was stopped between taking the command and saying so.
     const bool is_untaken = state_ticket(state) == ticket_part(ticket - 1) || state == state_word(ticket, Phase::RUNNING);
     if (!is_still(worker)) return;
     if (is_untaken) give_up(worker, local, ticket, state);
-    else if (now - watched.untaken_ns > allowed + PUBLISHING_GRACE_NS) end_stuck(worker, local);
+    else if (waited_ns > allowed + PUBLISHING_GRACE_NS) end_stuck(worker, local);
 }
 
 // Its words tell of no command that could be condemned. Who publishes is not late, unless it never ends: a value in an info may
@@ -349,6 +390,7 @@ void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ti
 void Reaper::end_overdue(std::uint32_t worker) {
     slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
     watched_[worker].untaken_ns = 0;
+    watched_[worker].is_overdue = true;
     kill(watched_[worker]);
     condemn_worker(*slab_, worker, Fault::NEIGHBOUR);
     ring_worker(*slab_->workers[worker]);  // a thread that came back just now, and sleeps already, is to hear of it

@@ -4,6 +4,10 @@
 //   progress stands still   ──► dead = OVERDUE, SIGKILL ──► culprit TIMED_OUT, the others NEIGHBOUR          ──► ring
 //
 // Results that were published stay as they are. Knows no Python.
+//
+// A worker can write anything at any time over its own words (protocol.hpp), for example `progress`, `current`, `state` and `done`.
+// They tell an honest worker's story, by which a deadline is kept to the millisecond. `ticket`, `command`, `requests` and `dead` are
+// the learner's. A second limit, many times as long, needs nothing but these: how long a command may be outstanding at all.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +33,7 @@ struct Limits {
     std::uint64_t reset_ns{0};
     int dump_signal{0};  // sent to an overdue worker that is to write down where it stands, a moment before SIGKILL; 0: none
     std::uint64_t call_ns{0};  // how long a command waits for a slow request, on top of its own limit; 0: for ever
-};
-
-// A command that has run for long.
-struct SlowCommand {
-    std::uint32_t worker;
-    std::uint32_t server;
-    std::uint64_t elapsed_ns;
+    std::uint64_t attempts_ns{0};  // how long a reset may take with all its attempts and the waits between them; 0: reset_ns
 };
 
 // Owns one native thread and duplicates of the pidfds. Any thread of the learner may call it; none waits for more than a
@@ -52,22 +50,30 @@ class Reaper {
     void watch(std::uint32_t worker, int pidfd);
     void forget(std::uint32_t worker);        // its end is expected
     void declare_dead(std::uint32_t worker);  // its thread has ended
-    std::vector<SlowCommand> slow_commands(std::uint64_t min_ns);  // of all workers that are watched; to a second
     void stop();                              // ends the thread; idempotent
     std::uint32_t num_workers() const { return static_cast<std::uint32_t>(slab_->workers.size()); }
 
     static constexpr int NO_PIDFD = -1;
 
    private:
+    // What the pool commanded of a server, as it was seen last.
+    struct Outstanding {
+        std::uint32_t ticket{0};
+        std::uint32_t num_requests{0};  // posted to the worker when the command was seen first
+        std::uint64_t since_ns{0};      // when it was seen first; 0: it is done
+    };
     struct Watched {
         int pidfd{NO_PIDFD};
         bool is_watched{false};
+        bool is_overdue{false};       // it was given up
         std::uint32_t generation{0};  // tells an event of a former process from one of this
         std::uint64_t progress{0};
         std::uint64_t since_ns{0};    // when `progress` was seen first
         std::uint64_t untaken_ns{0};  // when a command was seen first that nobody takes; 0: there is none
         std::uint64_t kill_at_ns{0};  // it was given up, and asked where it stands; 0: nothing is left to do
         std::uint32_t stuck{NO_SERVER};  // killed since it never came to an end of publishing this server's result
+        std::uint32_t num_answered{0};   // slow requests that are answered for certain
+        std::vector<Outstanding> commands;  // by server
     };
 
     static void* run(void* self);
@@ -75,7 +81,10 @@ class Reaper {
     int tick_ms() const;
     void on_event(std::uint64_t data);
     void bury(std::uint32_t worker);
-    void check_deadlines();
+    void check_deadlines(std::uint64_t now);
+    void skip_absence(std::uint64_t absent_ns);
+    void check_outstanding(std::uint32_t worker, std::uint64_t now);
+    std::uint64_t longest_ns(std::uint32_t worker, std::uint32_t num_requests) const;
     std::uint64_t limit_ns(bool is_reset) const { return is_reset ? limits_.reset_ns : limits_.step_ns; }
     void check_deadline(std::uint32_t worker, std::uint64_t now);
     void check_current(std::uint32_t worker, std::uint32_t local, std::uint64_t elapsed_ns);
@@ -86,7 +95,7 @@ class Reaper {
     void end_stuck(std::uint32_t worker, std::uint32_t local);
     void kill(Watched& watched) const;
     void end_overdue(std::uint32_t worker);
-    void drop(Watched& watched);
+    void drop(std::uint32_t worker);
     void wake() const;
     bool is_forked() const;
     void close_all();

@@ -116,7 +116,7 @@ void Ledger::truncate(std::uint32_t env_id, nb::object fault_info) {
         if (!env.final_obs) return;
     }
     begin_episode(env_id, words, seat.local);
-    words.command[seat.local] = static_cast<std::uint8_t>(Command::RESET);
+    set_command(words, seat.local, Command::RESET);
     note_command(env_id, words, seat.local, Command::STEP);
     give(env_id, Command::RESET, env.target);
 }
@@ -126,7 +126,7 @@ void Ledger::retry_reset(std::uint32_t id) {
     EnvBook& env = envs_[id];
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
-    const bool is_automatic = words.command[seat.local] == static_cast<std::uint8_t>(Command::STEP);
+    const bool is_automatic = get_command(words, seat.local) == Command::STEP;
     if (is_automatic) words.flags[seat.local] = 0;
     if (!(words.flags[seat.local] & FLAG_SEED) && env.has_seed && seeding_ != Seeding::CONTINUE) {
         words.flags[seat.local] = static_cast<std::uint8_t>(words.flags[seat.local] | FLAG_SEED | FLAG_EPISODE);
@@ -143,7 +143,7 @@ void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
     ServerWords& words = slab_->words[seat.worker];
     if (env.is_taking) drop_staged(id);  // what stands in for it goes to its own row
     words.row[seat.local] = row_of(id);
-    words.command[seat.local] = static_cast<std::uint8_t>(command);
+    set_command(words, seat.local, command);
     words.slot[seat.local] = static_cast<std::uint8_t>(slot);
     publish_ticket(seat, ++env.ticket);
     scanned_ = 0;

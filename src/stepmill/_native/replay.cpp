@@ -21,7 +21,7 @@ constexpr std::size_t KEPT_LOG_BYTES = 4 << 10;  // memory that an env's next lo
 void Ledger::note_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command) {
     EnvBook& env = envs_[id];
     const bool is_explicit = command == Command::RESET;
-    note_begun(id, is_explicit, is_explicit || words.command[local] == static_cast<std::uint8_t>(Command::RESET) || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id)));
+    note_begun(id, is_explicit, is_explicit || get_command(words, local) == Command::RESET || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id)));
     const bool is_own_seed = env.is_reset && (words.flags[local] & FLAG_SEED) && !(words.flags[local] & FLAG_EPISODE);
     if (is_own_seed) {
         env.base_seed = words.seed[local];
@@ -366,7 +366,7 @@ bool Ledger::begin_replay(std::uint32_t env_id, nb::handle places) {
     const Seat seat = slab_->seats[env.server];
     ServerWords& words = slab_->words[seat.worker];
     if (env.is_commanded() && env.is_reset) {  // nothing of the old episode is needed
-        if (env.replay->is_sent) words.command[seat.local] = static_cast<std::uint8_t>(Command::STEP);
+        if (env.replay->is_sent) set_command(words, seat.local, Command::STEP);
         release_env(env_id);
         retry_reset(env_id);
         return false;

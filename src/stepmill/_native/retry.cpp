@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "loop.hpp"
+#include "signals.hpp"
 
 namespace stepmill {
 
@@ -25,13 +26,21 @@ bool Loop::perform_reset_again(std::uint32_t local, Result& result, bool is_auto
     const std::uint64_t episode = served.episode;
     while (!perform_reset(local, result, is_automatic)) {
         const bool has_raised = !result.obs && !result.info;  // what is returned wrong will be wrong again
-        const bool is_users = is_inline_ && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
-        if (attempts_left-- == 0 || !has_raised || is_users || !wait_for_retry(local)) return false;
+        if (attempts_left-- == 0 || !has_raised || is_learners_error() || !wait_for_retry(local)) return false;
         served.episode = episode;
         control_->num_retries.store(control_->num_retries.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         begin_activity(*control_, local, Activity::RESET);
     }
     return true;
+}
+
+// In line: whether the exception that is set comes from a signal handler of the learner.
+bool Loop::is_learners_error() const {
+    if (!is_inline_) return false;
+    const nb::object raised = nb::steal(raised_exception());
+    const bool is_learners = is_from_signal(raised);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+    return is_learners;
 }
 
 // Sleeps before the next attempt, and forgets the exception that is set. False, with an exception set: there is to be none.

@@ -194,7 +194,7 @@ void Ledger::dispatch(const Ids& ids, Command command) {
         const bool is_restored = command == Command::STEP && env.needs_restore;
         if (is_restored) begin_episode(id, words, seat.local);
         put(words.row[seat.local], row_of(id));
-        put(words.command[seat.local], static_cast<std::uint8_t>(is_restored ? Command::RESET : command));
+        set_command(words, seat.local, is_restored ? Command::RESET : command);
         put(words.slot[seat.local], env.target);
         if (command == Command::STEP && !is_restored && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
         note_command(id, words, seat.local, command);

@@ -161,7 +161,7 @@ void Ledger::publish_stage(std::uint32_t server, bool has_seed, std::uint64_t se
     words.seed[seat.local] = seed;
     words.row[seat.local] = staging_row(server);
     words.slot[seat.local] = 0;
-    words.command[seat.local] = static_cast<std::uint8_t>(Command::RESET);
+    set_command(words, seat.local, Command::RESET);
     publish_ticket(seat, published_ticket(server));
     if (inline_ != nullptr) return;
     ring_worker(*slab_->workers[seat.worker]);

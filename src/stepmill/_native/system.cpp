@@ -4,7 +4,9 @@
 
 #include "bindings.hpp"
 #include "cores.hpp"
+#include "finalization.hpp"
 #include "pidfd.hpp"
+#include "signals.hpp"
 #include "watch.hpp"
 
 namespace nb = nanobind;
@@ -40,6 +42,11 @@ void bind_system(nb::module_& module) {
                "Return a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.");
     module.def("pidfd_send_signal", &signal_process, nb::arg("pidfd"), nb::arg("signal"),
                "Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.");
+    module.def("is_from_signal", &is_from_signal, nb::arg("error"), nb::sig("def is_from_signal(error: BaseException) -> bool"),
+               "Return whether an exception is a KeyboardInterrupt, or was raised by a signal handler.");
+    module.def("begin_exit", &begin_exit,
+               "Say that this thread runs the program's exit functions. Other threads that use a closed pool end by SystemExit from now on.");
+    module.def("is_exiting", &is_exiting, "Return whether the program's exit functions run.");
     module.def("yields_fairly", [] { return yields_fairly(); }, "Return whether a thread that yields its core goes behind all that want it.");
     module.def("usable_cores", &usable_cores, "Return the number of cores this process may use: affinity mask and cgroup quota, at least 1.");
 }

@@ -122,10 +122,10 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
     const std::uint64_t began = now_ns();
     std::uint64_t lost_ns = 0;
     const bool may_spin = patience_.may_spin(spin_ns_, began);
-    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT_SEAT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
+    bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
     if (!is_rung) {
         PyThreadState* thread = PyEval_SaveThread();
-        if (may_spin) is_rung = spin_for(pool, PARENT_SEAT, pool.bell, seen, spin_ns_, lost_ns);
+        if (may_spin) is_rung = spin_for(pool, PARENT, pool.bell, seen, spin_ns_, lost_ns);
         const std::uint64_t now = now_ns();
         if (!is_rung) park(pool.bell, pool.parked, seen, until_ns > now ? std::min(PARENT_SLICE_NS, until_ns - now) : 0);
         PyEval_RestoreThread(thread);
@@ -151,14 +151,14 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need, nb::handle ti
     for (std::size_t i = 0; i < ids.size() && ready < need;) {
         const std::uint32_t id = ids[i];
         if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
-        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed by one of its envs");
-        if (inline_->take_interrupt()) {
-            if (envs_[id].replay) release_env(id);
-            if (envs_[id].status == EnvStatus::PENDING) mark_faulted(id);
-            envs_[id].status = EnvStatus::FAULTED;
-            std::erase(pending_, id);
-            PyErr_SetNone(PyExc_KeyboardInterrupt);
-            throw nb::python_error();
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while it stepped its envs; make a new one");
+        if (inline_->has_interrupt()) {
+            // A replay that was interrupted begins again: what its env's fault says is found by the next wait.
+            if (!envs_[id].replay && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
+                mark_faulted(id);
+                std::erase(pending_, id);
+            }
+            inline_->raise_interrupt();
         }
         if (envs_[id].replay) {
             if (has_event()) return WaitResult::EVENT;

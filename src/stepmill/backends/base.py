@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from stepmill import _native
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.notices import warn
@@ -164,11 +165,11 @@ class Future:
 
 
 def answer_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int, Request]) -> list[Future]:
-    """Does requests in the caller's thread, whose Ctrl-C passes through; returns their futures, which are done."""
+    """Does requests in the caller's thread; returns their futures, which are done. What signal handlers raise passes through."""
     futures = []
     for worker, request in requests.items():
         future = Future(request, worker, None, lambda future, deadline: None)
-        future.finish(answer(loop, envs, request, passes=(KeyboardInterrupt,)))
+        future.finish(answer(loop, envs, request, passes=_native.is_from_signal))
         futures.append(future)
     return futures
 

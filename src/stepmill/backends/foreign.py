@@ -14,14 +14,16 @@ is the proxy itself: it begins what it sends, and brings what it waits for. That
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Future, answer_here, fault_error, warn_of_close
+from stepmill.backends.serial import warn_of_use
 from stepmill.backends.thread import ThreadBackend, ThreadWorker
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -57,6 +59,14 @@ class ForeignPool(Protocol):
 
     def close(self) -> None:
         """End it. Nothing is at work any more."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A foreign pool that can be driven in line, where a signal handler may raise at any point of `send`, `reset` and `recv`."""
+
+    def drop(self) -> None:
+        """Forget what was begun and not received: no later `recv` returns it. Nothing need be at work."""
 
 
 class PoolMaker(Protocol):
@@ -151,7 +161,7 @@ class _ProxyWorker(ThreadWorker):
 
 
 class InlineForeignBackend:
-    """One pool that is not ours, driven by whoever waits for it. A KeyboardInterrupt passes through: it is the user's."""
+    """One pool that is not ours, driven by the thread that waits for it. What a signal handler raises passes through."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -160,10 +170,15 @@ class InlineForeignBackend:
         self._built = Built()
         self._slab: SharedSlab | None = None
         self._proxy: Proxy | None = None
+        self._is_closed = False
+        self._use = threading.RLock()  # held by the thread that is at work in the pool
 
     def help(self, is_waiting: bool) -> bool:
         """Begin what was commanded and, to wait, bring results; returns whether anything was done. For the ledger."""
-        return self._proxy is not None and self._proxy.advance(is_waiting=is_waiting)
+        with self._use:
+            if self._is_closed:
+                return True  # the ledger looks whether it is closed before it asks again
+            return self._proxy is not None and self._proxy.advance(is_waiting=is_waiting)
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         self._hosted = _Hosted(plans[0])
@@ -176,7 +191,8 @@ class InlineForeignBackend:
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         if self._proxy is None:
             raise ClosedPoolError("a pool that is closed answers no call; make a new one")
-        return answer_here(self._proxy, self._built.envs, requests)
+        with self._use:
+            return answer_here(self._proxy, self._built.envs, requests)
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Make the pool anew."""
@@ -191,13 +207,23 @@ class InlineForeignBackend:
         return report
 
     def close(self, timeout_s: float) -> None:
-        """End the pool, however long that takes: what runs in the caller's thread cannot be timed out."""
+        """End the pool, however long that takes: what runs in the caller's thread cannot be timed out.
+
+        Another thread that is at work in the pool is waited for, at most `timeout_s`; if it goes on, the pool is not ended.
+        """
         if os.getpid() != self._pid:
             return
-        proxy, self._proxy, self._slab, self._built = self._proxy, None, None, Built()
-        if proxy is not None:
-            proxy.drain()
-        warn_of_close(0, self._hosted.close())
+        if not self._use.acquire(timeout=timeout_s):
+            warn_of_use(self._hosted.plan.env_ids)
+            return
+        try:
+            self._is_closed = True
+            proxy, self._proxy, self._slab, self._built = self._proxy, None, None, Built()
+            if proxy is not None:
+                proxy.drain()
+            warn_of_close(0, self._hosted.close())
+        finally:
+            self._use.release()
 
     def _build(self) -> WorkerReport:
         self._built = built = self._hosted.build()
@@ -249,8 +275,8 @@ class Proxy:
             if not is_waiting or not self._loop.num_flying():
                 return has_begun
             self._bring()
-        except KeyboardInterrupt as exc:  # the user's: what was at work is lost to him, and said so
-            self._loop.fail(self._loop.flying(), exc, "step")
+        except BaseException as exc:
+            self._fail_interrupted(exc)
             raise
         return True
 
@@ -261,10 +287,14 @@ class Proxy:
 
     def run_until(self, local: int, after_ticket: int) -> None:
         """Do what was commanded of an env before a request, for `answer`."""
-        _, servers, actions, resets = self._loop.take_one(local, after_ticket)
-        self._begin(servers, actions, resets or ())
-        while local in self._loop.flying():
-            self._bring()
+        try:
+            _, servers, actions, resets = self._loop.take_one(local, after_ticket)
+            self._begin(servers, actions, resets or ())
+            while local in self._loop.flying():
+                self._bring()
+        except BaseException as exc:
+            self._fail_interrupted(exc)
+            raise
 
     def refresh(self) -> None:
         """Nothing is looked up ahead here."""
@@ -281,6 +311,13 @@ class Proxy:
         if options is not None:
             raise UsageError("the envs of a foreign pool keep no reset options; give them to the pool's maker")
 
+    def _fail_interrupted(self, exc: BaseException) -> None:
+        """Fail what is at work, if a signal handler raised: nobody knows how far it came."""
+        if _native.is_from_signal(exc):
+            if isinstance(self._pool, Interruptible):
+                self._pool.drop()
+            self._loop.fail(self._loop.flying(), exc, "step")
+
     def _begin(self, servers: NDArray[np.int32] | None, actions: Any, resets: Sequence[ResetOrder]) -> None:
         if servers is not None:
             self._blame(servers, "step", lambda: self._pool.send(servers, actions))
@@ -291,15 +328,17 @@ class Proxy:
         """Wait for results and write them into the slab."""
         try:
             servers, obs, reward, terminated, truncated, infos = self._pool.recv()
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:  # nobody knows what is still at work: all of it has failed
+            if _native.is_from_signal(exc):
+                raise
             self._loop.fail(self._loop.flying(), exc, "step")
             return
         again: list[int] = []
         try:
             again = self._loop.publish(servers, obs, reward, terminated, truncated, infos)
         except Exception as exc:
+            if _native.is_from_signal(exc):
+                raise
             self._loop.fail(servers, exc, "output of step")
         if again:
             self._blame(again, "reset", lambda: self._pool.reset([(server, None, None) for server in again]))
@@ -307,7 +346,7 @@ class Proxy:
     def _blame(self, servers: Any, phase: str, begin: Callable[[], None]) -> None:
         try:
             begin()
-        except KeyboardInterrupt:
-            raise
         except BaseException as exc:  # SystemExit and the like are the pool's doing, too
+            if _native.is_from_signal(exc):
+                raise
             self._loop.fail(servers, exc, phase)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from stepmill.backends.program_end import is_ending
+
 HURRY_S = 0.4
 
 
@@ -18,13 +20,5 @@ def is_interrupted() -> bool:
     A program that has dealt with it and goes on may take its time.
     """
     passing = sys.exc_info()[0]
-    ended = getattr(sys, "last_type", None) if _is_exiting() else None  # set when its traceback was printed
+    ended = getattr(sys, "last_type", None) if is_ending() else None  # set when its traceback was printed
     return any(kind is not None and issubclass(kind, KeyboardInterrupt) for kind in (passing, ended))
-
-
-def _is_exiting() -> bool:
-    """Whether this runs at the end of the program, when finalizers of what is still there are called."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_name == "_exitfunc"  # of `weakref`, the outermost there is then

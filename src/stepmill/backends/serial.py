@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
@@ -15,7 +18,7 @@ from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSe
 
 class SerialBackend:
     """Runs all envs in the caller's thread. What an env raises while it is built or called is reported as by a worker,
-    but a KeyboardInterrupt passes through: here it is the user's.
+    but what a signal handler raises, KeyboardInterrupt too, passes through: here it is the user's.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -25,6 +28,7 @@ class SerialBackend:
         self._built = Built()
         self._slab: SharedSlab | None = None
         self._loop: _native.Loop | None = None
+        self._calls = threading.RLock()  # held while envs are called or rebuilt; the loop knows when it steps them
 
     @property
     def loop(self) -> _native.Loop:
@@ -44,35 +48,61 @@ class SerialBackend:
         self._loop = make_loop(slab.native, 0, self._built, self._settings, is_inline=True)
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        return answer_here(self.loop, self._built.envs, requests)
+        with self._calls:
+            return answer_here(self.loop, self._built.envs, requests)
 
     def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
         """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")
-        close_envs(self._plan.env_ids, self._built.envs)
-        report = self._build()
-        loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
-        faults = obey(loop, self._plan.env_ids, self._built.envs, orders)
-        if faults:
-            raise join_errors([fault_error(fault, 0) for fault in faults])
-        loop.refresh()
-        self._loop = loop
+        with self._calls:
+            close_envs(self._plan.env_ids, self._built.envs)
+            report = self._build()
+            loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
+            faults = obey(loop, self._plan.env_ids, self._built.envs, orders)
+            if faults:
+                raise join_errors([fault_error(fault, 0) for fault in faults])
+            loop.refresh()
+            self._loop = loop
         return report
 
     def close(self, timeout_s: float) -> None:
-        """Closes the envs, however long that takes: what runs in the caller's thread cannot be timed out."""
+        """Closes the envs, however long that takes: what runs in the caller's thread cannot be timed out.
+
+        An env that another thread is stepping or calling is waited for, at most `timeout_s`; if it goes on, no env is closed.
+        """
         if os.getpid() != self._pid:
+            return
+        if not self._end_use(timeout_s):
+            warn_of_use(self._plan.env_ids)
             return
         built, self._built, self._loop, self._slab = self._built, Built(), None, None
         warn_of_close(0, close_envs(self._plan.env_ids, built.envs))
+
+    def _end_use(self, timeout_s: float) -> bool:
+        """Waits until no other thread is at work in an env; returns whether that is so."""
+        deadline = time.monotonic() + timeout_s
+        if not self._calls.acquire(timeout=timeout_s):
+            return False
+        self._calls.release()
+        return self._loop is None or self._loop.wait_idle(deadline - time.monotonic())
 
     def _build(self) -> WorkerReport:
         if self._settings.timers_every:
             timers.enable(self._settings.timers_every)  # of the caller, whose thread it is
         self._built = Built()
-        built = build(self._plan.env_ids, self._plan.env_fns, passes=(KeyboardInterrupt,))
+        built = build(self._plan.env_ids, self._plan.env_fns, passes=_native.is_from_signal)
         if built.faults:
             raise join_errors([fault_error(fault, 0) for fault in built.faults])
         self._built = built
         return WorkerReport(0, self._pid, tuple(built.specs))
+
+
+def warn_of_use(env_ids: Sequence[int]) -> None:
+    """Warn of envs that close() leaves open, since another thread is still at work in one of them."""
+    warnings.warn(
+        f"envs {list(env_ids)} are not closed: another thread is still at work in one of them, and a thread cannot be "
+        "killed; use backend='process' for envs that hang",
+        RuntimeWarning,
+        stacklevel=4,
+    )

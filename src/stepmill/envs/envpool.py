@@ -247,6 +247,11 @@ class EnvPoolDriver:
         """Let go of the pool, whose threads end with it unless somebody else holds it."""
         self._pool = None
 
+    def drop(self) -> None:
+        """Forget what was begun and not received. An asynchronous pool has a thread of its own, where no signal handler runs."""
+        self._waiting.clear()
+        self._is_stale, self._is_at_work = self._is_sync, False
+
     def _begin(self, call: Callable[[], None]) -> None:
         if self._is_sync and (self._is_at_work or self._waiting):
             self._waiting.append(call)
@@ -254,9 +259,7 @@ class EnvPoolDriver:
             self._call(call)
 
     def _call(self, call: Callable[[], None]) -> None:
-        if (
-            self._is_stale
-        ):  # whoever waited was interrupted: a synchronous pool has something to receive, or gives nothing
+        if self._is_stale:  # a synchronous pool has something to receive, or gives nothing
             self._pool.recv()
         self._is_stale, self._is_at_work = True, True
         call()

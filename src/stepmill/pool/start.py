@@ -99,7 +99,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         if isinstance(backend, Mortal):
             dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
             limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
-            reaper = _native.Reaper(slab.native, *limits)
+            reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
             for worker, pidfd in backend.pidfds.items():
                 reaper.watch(worker, pidfd)
             state.attach_reaper(reaper)
@@ -121,6 +121,14 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
         raise
     seats = seats_of(plans)
     return Running(backend, tuple(plans), specs, slab, state, seats, reaper, faults)
+
+
+def _attempts_timeout_s(options: PoolOptions) -> float | None:
+    """Return how long a reset may take with all its attempts in the same env, and the waits between them."""
+    if options.reset_timeout_s is None:
+        return None
+    num_retries = options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0
+    return (1 + num_retries) * options.reset_timeout_s + num_retries * options.reset_retry_wait_s
 
 
 def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], faults: FaultHandler) -> list[WorkerReport]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from stepmill import _native, timers
 from stepmill.spec.errors import UsageError
 from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKind, Value, dump
-from stepmill.worker.records import describe
+from stepmill.worker.records import Passes, describe, passes_none
 
 RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
 SETTING = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
@@ -68,16 +68,14 @@ def set_payload(name: str | Callable[..., object], values: Sequence[object]) -> 
 # ---- serving them ----------------------------------------------------------------------------------------------------
 
 
-def answer(
-    loop: ServingLoop, envs: Sequence[object], request: Request, *, passes: tuple[type[BaseException], ...] = ()
-) -> Reply:
+def answer(loop: ServingLoop, envs: Sequence[object], request: Request, *, passes: Passes = passes_none) -> Reply:
     """Does a request: after the commands sent to its envs before it, and before those sent after.
 
     Args:
         loop: the native loop of the worker, for commands that are still to be done.
         envs: all envs of the worker, by server.
         request: with its payload loaded.
-        passes: exceptions of an env that are raised here; all others become records.
+        passes: says which exceptions that come out of an env are raised here; all others become records.
     """
     for server, ticket in zip(request.servers, request.after, strict=True):
         loop.run_until(server, ticket)
@@ -89,13 +87,17 @@ def answer(
     try:
         loop.refresh()
     except Exception as exc:  # the request took an env's step or reset away
-        return Reply(request.id, (describe(exc, _phase(request)),) * len(outcomes))
+        if passes(exc):
+            raise
+        return Reply(request.id, (describe(exc, _phase(request), passes=passes),) * len(outcomes))
     return Reply(request.id, outcomes)
 
 
 def obey(loop: ServingLoop, envs: Sequence[object], request: Request) -> tuple[Record | None, ...]:
     """Does a request before the loop serves; returns, per env of the request, what it raised."""
-    outcomes = (_outcome(loop, envs[server], request, place, ()) for place, server in enumerate(request.servers))
+    outcomes = (
+        _outcome(loop, envs[server], request, place, passes_none) for place, server in enumerate(request.servers)
+    )
     return tuple(None if isinstance(outcome, Value) else {**outcome, "phase": "restore"} for outcome in outcomes)
 
 
@@ -103,18 +105,16 @@ def _phase(request: Request) -> str:
     return _PHASES.get(request.kind, "call")
 
 
-def _outcome(
-    loop: ServingLoop, env: object, request: Request, place: int, passes: tuple[type[BaseException], ...]
-) -> Outcome:
+def _outcome(loop: ServingLoop, env: object, request: Request, place: int, passes: Passes) -> Outcome:
     try:
         if request.kind is RequestKind.KEEP_OPTIONS:
             _keep_options(loop, request, place)
             return Value(None)
         return Value(_perform(env, request, place))
-    except passes:
-        raise
     except BaseException as exc:  # SystemExit and the like are the env's doing, too, and must not end the worker
-        return describe(exc, _phase(request))
+        if passes(exc):
+            raise
+        return describe(exc, _phase(request), passes=passes)
 
 
 def _perform(env: object, request: Request, place: int) -> object:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -23,7 +24,7 @@ from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker import calls
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.messages import EnvFn, Record, Reply, Request, WorkerSettings, dump, load
-from stepmill.worker.records import describe
+from stepmill.worker.records import Passes, describe, passes_none
 
 Fault = tuple[int | None, Record]  # env_id and what it raised
 
@@ -64,7 +65,7 @@ def build(
     env_fns: Sequence[EnvFn],
     *,
     on_begin: Callable[[int], None] = lambda _: None,
-    passes: tuple[type[BaseException], ...] = (),
+    passes: Passes = passes_none,
 ) -> Built:
     """Builds envs one after the other; goes on after one that raises, so that all faults are told at once.
 
@@ -72,7 +73,7 @@ def build(
         env_ids: their numbers.
         env_fns: their constructors.
         on_begin: is told the env_id before each construction.
-        passes: exceptions that are raised here, once the envs built so far are closed; all others become faults.
+        passes: says which exceptions are raised here, once the envs built so far are closed; all others become faults.
     """
     built = Built()
     door = cast("Door", import_module("stepmill.envs"))
@@ -83,11 +84,11 @@ def build(
             like = built.specs[-1] if built.specs else None
             built.specs.append(door.describe(env, like))
             built.envs.append(door.adapt(env))
-        except passes:
-            close_envs(env_ids, built.envs)
-            raise
         except BaseException as exc:
-            built.faults.append((env_id, describe(exc, "construct")))
+            if passes(exc):
+                close_envs(env_ids, built.envs)
+                raise
+            built.faults.append((env_id, describe(exc, "construct", passes=passes)))
     if built.faults:
         close_envs(env_ids, built.envs)
     return built
@@ -116,8 +117,10 @@ def make_loop(
     slab: _native.Slab, worker: int, built: Built, settings: WorkerSettings, *, is_inline: bool
 ) -> _native.Loop:
     """Returns the native loop over a worker's envs. `is_inline`: the learner's own thread runs it."""
-    spec = built.specs[0]
-    return _native.Loop(slab, worker, built.envs, {**loop_settings(spec, settings), "inline": is_inline})
+    how = loop_settings(built.specs[0], settings)
+    if is_inline:
+        how |= {"inline": True, "describe": partial(describe, passes=_native.is_from_signal)}
+    return _native.Loop(slab, worker, built.envs, how)
 
 
 def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -10,16 +9,30 @@ from types import TracebackType
 from stepmill.spec.errors import EnvError
 from stepmill.worker.messages import Record
 
+Passes = Callable[[BaseException], bool]
+"""Says which exceptions are raised, in place of becoming a record."""
+
 MAX_TEXT = 65_536  # characters of a message or traceback that are kept: half from its beginning, half from its end
 
 
-def describe(exc: BaseException, phase: str) -> dict[str, str]:
-    """Returns the record of an exception: phase, type, message, traceback. Never raises, whatever the exception does."""
+def passes_none(_error: BaseException) -> bool:
+    """Lets no exception of an env pass: in a worker none is the learner's."""
+    return False
+
+
+def describe(exc: BaseException, phase: str, *, passes: Passes = passes_none) -> dict[str, str]:
+    """Returns the record of an exception: phase, type, message, traceback.
+
+    Args:
+        exc: whatever its methods raise is left out of the record.
+        phase: what the env was doing.
+        passes: says which exceptions that come up meanwhile are raised here.
+    """
     return {
         "phase": phase,
-        "type": _guard(lambda: _name_of(type(exc)), "an exception whose class has no name"),
-        "message": _guard(lambda: _cut(str(exc)), "(its text could not be read)"),
-        "traceback": _guard(lambda: _format(exc), "(its traceback could not be read)"),
+        "type": _guard(lambda: _name_of(type(exc)), "an exception whose class has no name", passes),
+        "message": _guard(lambda: _cut(str(exc)), "(its text could not be read)", passes),
+        "traceback": _guard(lambda: _format(exc, passes), "(its traceback could not be read)", passes),
     }
 
 
@@ -36,12 +49,16 @@ def env_error(record: Record, env_id: int | None) -> EnvError:
     )
 
 
-def _guard(read: Callable[[], str], otherwise: str) -> str:
-    # An exception's __str__ may raise anything at all, and must not take the worker with it.
-    with contextlib.suppress(BaseException):
+def _guard(read: Callable[[], str], otherwise: str, passes: Passes) -> str:
+    try:
         # Lone surrogates go by their numbers: not every reader of a record takes them.
         return read().encode("utf-8", "backslashreplace").decode("utf-8")
-    return otherwise
+    except (
+        BaseException
+    ) as exc:  # an exception's __str__ may raise anything at all, and must not take the worker with it
+        if passes(exc):
+            raise
+        return otherwise
 
 
 def _name_of(cls: type[BaseException]) -> str:
@@ -49,13 +66,17 @@ def _name_of(cls: type[BaseException]) -> str:
     return str(cls.__qualname__) if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"
 
 
-def _format(exc: BaseException) -> str:
+def _format(exc: BaseException, passes: Passes) -> str:
     trace = _skip_own_frames(exc.__traceback__)
     try:
         return _cut("".join(traceback.format_exception(type(exc), exc, trace)))
-    except BaseException:  # a broken __str__, __cause__ or __notes__: the frames alone can still be told
+    except BaseException as failure:  # a broken __str__, __cause__ or __notes__: the frames alone can still be told
+        if passes(failure):
+            raise
         frames = "".join(traceback.format_tb(trace))
-        return _cut(f"{frames}{_name_of(type(exc))}: {_guard(lambda: str(exc), '(its text could not be read)')}\n")
+        return _cut(
+            f"{frames}{_name_of(type(exc))}: {_guard(lambda: str(exc), '(its text could not be read)', passes)}\n"
+        )
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
