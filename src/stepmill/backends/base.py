@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.notices import warn
 from stepmill.worker.calls import ServingLoop, answer
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
@@ -271,6 +271,6 @@ def signal_name(exit_code: int | None) -> str | None:
 
 
 def warn_of_close(worker: int, faults: Sequence[Fault]) -> None:
-    """Warns of envs that raised in close(): they are closed for the pool, but may have left something behind."""
+    """Warns of envs that raised in close(). The pool counts them as closed; they may have left something behind."""
     for fault in faults:
-        warnings.warn(f"worker {worker}: {fault_error(fault, worker)}", RuntimeWarning, stacklevel=3)
+        warn(f"worker {worker}: {fault_error(fault, worker)}")

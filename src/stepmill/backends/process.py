@@ -14,7 +14,6 @@ import dataclasses
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import (
@@ -32,6 +31,7 @@ from stepmill.backends.starting import await_answers, read_report
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, WorkerDied
+from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.messages import (
@@ -305,11 +305,9 @@ class ProcessBackend:
             warn_of_close(link.plan.worker, link.close_faults)
         for link in killed:
             fate = f"process {link.pid} does not die of SIGKILL either" if link in immortal else "it was killed"
-            warnings.warn(
+            warn(
                 f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
                 "close() of its envs may not have run",
-                RuntimeWarning,
-                stacklevel=3,
             )
 
     def _live_launcher(self) -> LauncherHandle:

@@ -10,7 +10,6 @@ import os
 import queue
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -30,6 +29,7 @@ from stepmill.backends.base import (
 from stepmill.backends.hurry import hurried
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, join_errors
+from stepmill.spec.notices import warn
 from stepmill.worker import settle
 from stepmill.worker.channel import close_fds
 from stepmill.worker.host import Built, Fault, attach_own, build, close_envs, make_loop, no_env, obey, serve
@@ -169,11 +169,9 @@ class ThreadBackend:
             if worker.has_ended.is_set() or worker.thread.ident is None:
                 warn_of_close(worker.plan.worker, worker.close_faults)
             else:
-                warnings.warn(
+                warn(
                     f"worker {worker.plan.worker} (envs {list(worker.plan.env_ids)}) hangs in an env, and a thread cannot be "
                     "killed: it stays until this process ends; use backend='process' for envs that hang",
-                    RuntimeWarning,
-                    stacklevel=3,
                 )
 
 

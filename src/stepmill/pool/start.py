@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -24,6 +23,7 @@ from stepmill.slab.layout import LEASE_BYTES, lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
+from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import WorkerPlan, WorkerReport, WorkerSettings, dump, load
@@ -173,11 +173,9 @@ def _tell_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
     unused = [name for name in names if getattr(options, name) != PoolOptions.default_of(name)]
     if unused:
         given = ", ".join(unused)
-        warnings.warn(
+        warn(
             f"{given}: without effect on the {choice.value} backend, whose envs run in this process; "
             "use backend='process', or leave them out",
-            RuntimeWarning,
-            stacklevel=4,
         )
 
 
