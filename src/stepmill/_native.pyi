@@ -15,7 +15,19 @@ def register_errors(usage: object, busy: object, closed: object, bug: object) ->
 class Slab:
     """One mapped slab of shared memory; slab/layout.py says what lies where."""
 
-    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int]) -> None: ...
+    def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int]) -> None:
+        """
+        Map a slab; each worker's two descriptors are duplicated, and -1 stands for those of another worker.
+        """
+
+    @staticmethod
+    def owning(fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd]) -> Slab:
+        """Map a slab, which takes over each worker's two descriptors."""
+
+    def fds_of(self, worker: int) -> tuple[int, int]:
+        """
+        A worker's descriptors: of its commands, of its results. They stay the slab's.
+        """
 
     def place(self) -> tuple:
         """
@@ -298,6 +310,42 @@ def decode(data: bytes, unpickler: Callable[[bytes], object] | None) -> object:
     Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.
     """
 
+class OwnedFd:
+    """
+    A descriptor and its one owner: closed once, by close(), from any thread, or when the owner is gone.
+    """
+
+    def __init__(self, fd: int = -1) -> None:
+        """Take over a descriptor; -1 is none."""
+
+    @staticmethod
+    def duplicate(fd: int) -> OwnedFd:
+        """
+        Return the owner of a duplicate. This and all others are close-on-exec.
+        """
+
+    @staticmethod
+    def memfd(name: str) -> OwnedFd:
+        """
+        Return the owner of memory without a name in the file system; it can be sealed.
+        """
+
+    @staticmethod
+    def eventfd() -> OwnedFd:
+        """Return the owner of an event counter of 0."""
+
+    @staticmethod
+    def pidfd(pid: int) -> OwnedFd:
+        """
+        Return the owner of a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.
+        """
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 if it owns none, or none any more."""
+
+    def close(self) -> None:
+        """Close the descriptor, if it is still open."""
+
 EXIT_LEARNER_GONE: int = 66
 
 def watch_parent(pidfd: int) -> None:
@@ -307,7 +355,7 @@ def watch_parent(pidfd: int) -> None:
 
 def pidfd_open(pid: int) -> int:
     """
-    Return a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.
+    Return a descriptor as OwnedFd.pidfd does, which the caller has to close.
     """
 
 def pidfd_send_signal(pidfd: int, signal: int) -> None:

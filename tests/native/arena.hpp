@@ -31,7 +31,7 @@ inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t
     SlabPlan plan = plan_arena(num_workers, servers_per_worker);
     const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(plan.size_bytes)) == 0);
-    auto slab = std::make_shared<Slab>(fd, std::move(plan), std::vector<int>{}, std::vector<int>{});
+    auto slab = std::make_shared<Slab>(fd, std::move(plan), OwnFds(std::vector<int>{}), OwnFds(std::vector<int>{}));
     close(fd);
     slab->format();
     return slab;

@@ -1,9 +1,16 @@
-// What Python asks the operating system through us: the watcher of the learner, usable cores, descriptors of processes
-// (os.pidfd_open is missing from Pythons that were built on old kernel headers).
+// What Python asks of the operating system through us: descriptors with one owner, the watcher of the learner, usable
+// cores, descriptors of processes (os.pidfd_open is missing from Pythons that were built on old kernel headers).
 #include <cerrno>
+#include <exception>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
 
 #include "bindings.hpp"
 #include "cores.hpp"
+#include "owned_fd.hpp"
 #include "pidfd.hpp"
 #include "watch.hpp"
 
@@ -20,24 +27,48 @@ void raise_if(int error) {
     throw nb::python_error();
 }
 
-void start_watching(int pidfd) { raise_if(watch_parent(pidfd)); }
-
-int open_process(int pid) {
-    const int pidfd = open_pidfd(pid);
-    raise_if(pidfd < 0 ? errno : 0);
-    return pidfd;
+// Returns the owner of a descriptor that a system call has just returned. No byte code runs in between, so that no signal
+// handler can raise between the call and the owner.
+OwnedFd own(int fd) {
+    raise_if(fd < 0 ? errno : 0);
+    return OwnedFd(fd);
 }
 
+void translate_system_error(const std::exception_ptr& pointer, void*) {
+    try {
+        std::rethrow_exception(pointer);
+    } catch (const std::system_error& refusal) {
+        PyErr_SetObject(PyExc_OSError, nb::make_tuple(refusal.code().value(), refusal.what()).ptr());
+    }
+}
+
+void start_watching(int pidfd) { raise_if(watch_parent(pidfd)); }
+
+int open_process(int pid) { return own(open_pidfd(pid)).release(); }
+
 void signal_process(int pidfd, int signal) { raise_if(signal_pidfd(pidfd, signal)); }
+
+void bind_owned_fd(nb::module_& module) {
+    nb::class_<OwnedFd>(module, "OwnedFd", "A descriptor and its one owner: closed once, by close(), from any thread, or when the owner is gone.")
+        .def(nb::init<int>(), nb::arg("fd") = OwnedFd::NONE, "Take over a descriptor; -1 is none.")
+        .def_static("duplicate", [](int fd) { return own(fcntl(fd, F_DUPFD_CLOEXEC, 3)); }, nb::arg("fd"), "Return the owner of a duplicate. This and all others are close-on-exec.")
+        .def_static("memfd", [](const char* name) { return own(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)); }, nb::arg("name"), "Return the owner of memory without a name in the file system; it can be sealed.")
+        .def_static("eventfd", [] { return own(eventfd(0, EFD_CLOEXEC)); }, "Return the owner of an event counter of 0.")
+        .def_static("pidfd", [](int pid) { return own(open_pidfd(pid)); }, nb::arg("pid"),
+                    "Return the owner of a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.")
+        .def("fileno", &OwnedFd::number, "Return the descriptor; -1 if it owns none, or none any more.")
+        .def("close", &OwnedFd::close, "Close the descriptor, if it is still open.");
+}
 
 }  // namespace
 
 void bind_system(nb::module_& module) {
+    nb::register_exception_translator(translate_system_error);
+    bind_owned_fd(module);
     module.attr("EXIT_LEARNER_GONE") = EXIT_LEARNER_GONE;
     module.def("watch_parent", &start_watching, nb::arg("pidfd"),
                "End this process, by a native thread, as soon as the process behind `pidfd` has ended. Keeps a duplicate.");
-    module.def("pidfd_open", &open_process, nb::arg("pid"),
-               "Return a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.");
+    module.def("pidfd_open", &open_process, nb::arg("pid"), "Return a descriptor as OwnedFd.pidfd does, which the caller has to close.");
     module.def("pidfd_send_signal", &signal_process, nb::arg("pidfd"), nb::arg("signal"),
                "Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.");
     module.def("yields_fairly", [] { return yields_fairly(); }, "Return whether a thread that yields its core goes behind all that want it.");
