@@ -325,10 +325,8 @@ class OwnedFd:
         """
 
     @staticmethod
-    def memfd(name: str) -> OwnedFd:
-        """
-        Return the owner of memory without a name in the file system; it can be sealed.
-        """
+    def memfd(name: str, *, can_be_sealed: bool = False) -> OwnedFd:
+        """Return the owner of memory without a name in the file system."""
 
     @staticmethod
     def eventfd() -> OwnedFd:
@@ -342,6 +340,11 @@ class OwnedFd:
 
     def fileno(self) -> int:
         """Return the descriptor; -1 if it owns none, or none any more."""
+
+    def release(self) -> int:
+        """
+        Give the descriptor away: the caller owns it. Returns -1 if there is none.
+        """
 
     def close(self) -> None:
         """Close the descriptor, if it is still open."""
@@ -361,6 +364,11 @@ def pidfd_open(pid: int) -> int:
 def pidfd_send_signal(pidfd: int, signal: int) -> None:
     """
     Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
+    """
+
+def append_result(results: list, function: Callable) -> None:
+    """
+    Append what a function without arguments returns to a list. No signal handler can raise between the two.
     """
 
 def yields_fairly() -> bool:

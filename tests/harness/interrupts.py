@@ -22,23 +22,23 @@ END_S = 20.0  # a guard against hangs
 
 
 class LineInterrupt:
-    """Raises SIGINT in this process before the n-th line of stepmill that the calling thread executes."""
+    """Calls a function, and raises SIGINT in this process before the n-th line of stepmill that it executes."""
 
     def __init__(self, at_line: int) -> None:
         self._left = at_line
-        self.where = ""
+        self.where = ""  # the line; empty if so many were not executed
 
-    def __enter__(self) -> LineInterrupt:
+    def call(self, function: Callable[[], object]) -> bool:
+        """Return whether the function raised KeyboardInterrupt."""
         sys.settrace(self._enter_frame)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    @property
-    def was_raised(self) -> bool:
-        """Whether so many lines were executed."""
-        return bool(self.where)
+        try:
+            function()
+        except KeyboardInterrupt as exc:
+            exc.__traceback__ = None  # a program that goes on: nothing refers to the frames
+            return True
+        finally:
+            sys.settrace(None)
+        return False
 
     def _enter_frame(self, frame: FrameType, event: str, arg: object) -> Any:
         return self._count if frame.f_code.co_filename.startswith(PACKAGE_DIR) else None
@@ -78,17 +78,8 @@ class ForeignFiles:
             return False
 
 
-def find_damage(interrupted: Callable[[], None], before: Footprint) -> list[str]:
-    """Call what is interrupted, go on as a program would; return what is broken or left behind.
-
-    Args:
-        interrupted: raises KeyboardInterrupt, or does not.
-        before: what this process had.
-    """
-    try:
-        interrupted()
-    except KeyboardInterrupt as exc:
-        exc.__traceback__ = None
+def find_damage(before: Footprint) -> list[str]:
+    """Go on as a program does after an interrupt; return what is broken or left behind since `before`."""
     files = ForeignFiles()
     gc.collect()
     _wait_for_threads()

@@ -48,15 +48,19 @@ int open_process(int pid) { return own(open_pidfd(pid)).release(); }
 
 void signal_process(int pidfd, int signal) { raise_if(signal_pidfd(pidfd, signal)); }
 
+void append_result(nb::list results, nb::callable function) { results.append(function()); }
+
 void bind_owned_fd(nb::module_& module) {
     nb::class_<OwnedFd>(module, "OwnedFd", "A descriptor and its one owner: closed once, by close(), from any thread, or when the owner is gone.")
         .def(nb::init<int>(), nb::arg("fd") = OwnedFd::NONE, "Take over a descriptor; -1 is none.")
         .def_static("duplicate", [](int fd) { return own(fcntl(fd, F_DUPFD_CLOEXEC, 3)); }, nb::arg("fd"), "Return the owner of a duplicate. This and all others are close-on-exec.")
-        .def_static("memfd", [](const char* name) { return own(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)); }, nb::arg("name"), "Return the owner of memory without a name in the file system; it can be sealed.")
+        .def_static("memfd", [](const char* name, bool can_be_sealed) { return own(memfd_create(name, MFD_CLOEXEC | (can_be_sealed ? MFD_ALLOW_SEALING : 0U))); },
+                    nb::arg("name"), nb::kw_only(), nb::arg("can_be_sealed") = false, "Return the owner of memory without a name in the file system.")
         .def_static("eventfd", [] { return own(eventfd(0, EFD_CLOEXEC)); }, "Return the owner of an event counter of 0.")
         .def_static("pidfd", [](int pid) { return own(open_pidfd(pid)); }, nb::arg("pid"),
                     "Return the owner of a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.")
         .def("fileno", &OwnedFd::number, "Return the descriptor; -1 if it owns none, or none any more.")
+        .def("release", &OwnedFd::release, "Give the descriptor away: the caller owns it. Returns -1 if there is none.")
         .def("close", &OwnedFd::close, "Close the descriptor, if it is still open.");
 }
 
@@ -71,6 +75,8 @@ void bind_system(nb::module_& module) {
     module.def("pidfd_open", &open_process, nb::arg("pid"), "Return a descriptor as OwnedFd.pidfd does, which the caller has to close.");
     module.def("pidfd_send_signal", &signal_process, nb::arg("pidfd"), nb::arg("signal"),
                "Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.");
+    module.def("append_result", &append_result, nb::arg("results"), nb::arg("function"),
+               "Append what a function without arguments returns to a list. No signal handler can raise between the two.");
     module.def("yields_fairly", [] { return yields_fairly(); }, "Return whether a thread that yields its core goes behind all that want it.");
     module.def("usable_cores", &usable_cores, "Return the number of cores this process may use: affinity mask and cgroup quota, at least 1.");
 }

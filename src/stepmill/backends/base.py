@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -90,17 +91,32 @@ class Future:
     """The reply to a request. Resolve futures in any order, as often as you like, from any thread."""
 
     def __init__(
-        self, request: Request, worker: int, timeout_s: float | None, wait: Callable[[Future, float | None], None]
+        self,
+        request: Request,
+        worker: int,
+        timeout_s: float | None,
+        wait: Callable[[Future, float | None], None],
+        *,
+        unpack: Callable[[Outcome], Outcome] = lambda outcome: outcome,
     ) -> None:
-        """Made by a backend. `wait(future, deadline)` returns when the future is done, or at the deadline."""
+        """Made by a backend.
+
+        Args:
+            request: what was asked.
+            worker: who answers.
+            timeout_s: how long `result` waits, if it is not told.
+            wait: `wait(future, deadline)` returns when the future is done, or at the deadline.
+            unpack: makes an outcome of what has arrived. It may run code of the user, in the thread that asks for the result.
+        """
         self.request = request
         self.worker = worker
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._wait = wait
+        self._unpack = unpack
         self._done = threading.Event()
-        self._reply: Reply | None = None
-        self._error: StepmillError | None = None
+        self._answers: deque[Reply | StepmillError] = deque()  # the first counts: a deque is appended to without a lock
+        self._outcomes: tuple[Outcome, ...] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -110,11 +126,16 @@ class Future:
     @property
     def has_failed(self) -> bool:
         """Whether it is known that there will be no reply."""
-        return self._error is not None
+        return self.is_done and isinstance(self._answers[0], StepmillError)
 
     def peek(self) -> tuple[Outcome, ...] | None:
         """Returns what `result` would, if that is here; never waits."""
-        return None if self._reply is None else self._reply.outcomes
+        answer = self._answers[0] if self.is_done else None
+        if not isinstance(answer, Reply):
+            return None
+        if self._outcomes is None:
+            self._outcomes = tuple(self._unpack(outcome) for outcome in answer.outcomes)
+        return self._outcomes
 
     def result(self, timeout_s: float | None = None) -> tuple[Outcome, ...]:
         """Returns one outcome per env of the request; waits for it.
@@ -127,27 +148,27 @@ class Future:
             ClosedPoolError: the pool was closed meanwhile.
         """
         self._wait(self, self._deadline if timeout_s is None else time.monotonic() + timeout_s)
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        if self._reply is None:
+        answer = self._answers[0] if self.is_done else None
+        if isinstance(answer, StepmillError):
+            raise answer.with_traceback(None)
+        outcomes = self.peek()
+        if outcomes is None:
             raise self._late(self._timeout_s if timeout_s is None else timeout_s)
-        return self._reply.outcomes
+        return outcomes
 
     def wait_done(self, seconds: float) -> bool:
         """Waits at most so long for another thread to finish this future; returns whether it is done."""
         return self._done.wait(seconds)
 
     def finish(self, reply: Reply) -> None:
-        """Gives it its reply. For backends; the first of `finish` and `fail` counts."""
-        if not self.is_done:
-            self._reply = reply
-            self._done.set()
+        """Gives it its reply. For backends; the first of `finish` and `fail` counts, from whatever thread."""
+        self._answers.append(reply)
+        self._done.set()
 
     def fail(self, error: StepmillError) -> None:
         """Gives it the reason why there is no reply. For backends."""
-        if not self.is_done:
-            self._error = error
-            self._done.set()
+        self._answers.append(error)
+        self._done.set()
 
     def _late(self, timeout_s: float | None) -> EnvTimeout:
         phase = "render" if self.request.kind is RequestKind.RENDER else "call"
@@ -176,16 +197,6 @@ def answer_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int
 def deadline_after(timeout_s: float | None) -> float:
     """Returns when a timeout that begins now is over, on the clock of time.monotonic; infinity for None."""
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
-
-
-def num_workers(slab: SharedSlab) -> int:
-    """Returns how many workers a slab is made for."""
-    return (len(slab.fds) - 1) // 2
-
-
-def own_fds(slab: SharedSlab, worker: int) -> tuple[int, int, int]:
-    """Returns the descriptors that one worker needs: of the slab, of its commands, of its results."""
-    return slab.fds[0], slab.fds[1 + 2 * worker], slab.fds[2 + 2 * worker]
 
 
 # ---- errors that several backends raise ------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, join_errors
 from stepmill.worker.channel import NO_FD, wait_ready
 from stepmill.worker.messages import Failed, Ready, WorkerReport, load
+from stepmill.worker.signals import allow_signals
 
 GRACE_S = 2.0  # after the first failure, how long the other workers may go on to tell theirs
-_EXIT_CODE_S = 0.5  # nobody is in a hurry here
+_EXIT_CODE_S = 0.5
 
 
 def await_answers(links: Sequence[WorkerLink], launcher: LauncherHandle, timeout_s: float | None) -> None:
@@ -50,7 +51,8 @@ def _wait_news(links: Iterable[WorkerLink], launcher: LauncherHandle, deadline: 
     wanted = dict(launcher.fds)
     for link in links:
         wanted.update(link.fds)
-    ready = wait_ready(wanted, deadline)
+    with allow_signals():  # whatever has been started belongs to the backend by now
+        ready = wait_ready(wanted, deadline)
     launcher.pump()
     for link in links:
         if link.channel.fd in ready or link.pidfd in ready:

@@ -19,7 +19,7 @@ from stepmill.pool.calls import PoolCalls
 from stepmill.pool.forms import PoolForms
 from stepmill.pool.keepsakes import Keepsakes
 from stepmill.pool.resets import Options, ResetDesk, Seed
-from stepmill.pool.start import has_log, start_pool
+from stepmill.pool.start import PoolResources, has_log, start_pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, UsageError, join_errors
@@ -68,28 +68,34 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self._num_spares = self.options.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
-        self._running = start_pool(env_fns, self.options)
-        self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
-        self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
-        self.spec: EnvSpec = self.env_specs[0]
-        self.num_rows = self.num_envs * self.spec.batch_size
-        self.num_workers = len(self._running.plans)
-        self._ledger = self._running.ledger
-        self._recovery = self._running.recovery
-        self._keepsakes = Keepsakes(self._running)
-        self._recovery.restarts.remember(self._keepsakes)
-        self._recovery.capsules.on_attributes(self._keepsakes.values_of)
-        self._request_ids = itertools.count(1)
-        self._is_eager = False
-        self._slow_s: float | None = None if self._has_deadlines else SLOW_S
-        self._resets = ResetDesk(
-            self.num_envs,
-            self.spec.batch_size,
-            is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
-            num_spares=self._num_spares,
-        )
-        self._last_reset: list[int] = []
-        self._finalizer = weakref.finalize(self, self._running.shut)
+        # What owns the workers, and what ends them when the pool is garbage, exist before the first worker.
+        self._resources = PoolResources()
+        self._finalizer = weakref.finalize(self, self._resources.abandon)
+        try:
+            self._running = start_pool(env_fns, self.options, self._resources)
+            self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
+            self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
+            self.spec: EnvSpec = self.env_specs[0]
+            self.num_rows = self.num_envs * self.spec.batch_size
+            self.num_workers = len(self._running.plans)
+            self._ledger = self._running.ledger
+            self._recovery = self._running.recovery
+            self._keepsakes = Keepsakes(self._running)
+            self._recovery.restarts.remember(self._keepsakes)
+            self._recovery.capsules.on_attributes(self._keepsakes.values_of)
+            self._request_ids = itertools.count(1)
+            self._is_eager = False
+            self._slow_s: float | None = None if self._has_deadlines else SLOW_S
+            self._resets = ResetDesk(
+                self.num_envs,
+                self.spec.batch_size,
+                is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
+                num_spares=self._num_spares,
+            )
+            self._last_reset: list[int] = []
+        except BaseException:
+            self._resources.close()
+            raise
 
     @property
     def _has_deadlines(self) -> bool:
@@ -281,7 +287,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
 
     def close(self) -> None:
         """End the workers and close the envs, in at most 2 s. Idempotent, and from any thread."""
-        self._finalizer()
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +298,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
         self.close()
 
     def __repr__(self) -> str:
-        state = "" if self._finalizer.alive else ", closed"
+        state = ", closed" if self._resources.is_closed else ""
         return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{state})"
 
     # ---- inner --------------------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ learner, a watcher that ends it with the learner, and an exit code.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
 import traceback
 from collections.abc import Mapping
 
 from stepmill import _native, timers
+from stepmill._native import OwnedFd
 from stepmill.worker import settle
 from stepmill.worker.calls import Unreadable
 from stepmill.worker.channel import Channel, ChannelClosed
@@ -81,7 +83,7 @@ class _Worker:
         if not isinstance(order, Build):
             raise TypeError(f"a worker is told to build first, not {type(order).__name__}")
         for fd in fds:
-            settle.trace_into(fd)
+            settle.trace_into(fd.fileno())
         settle.seed_globals(order.settings.entropy, order.worker)
         settle.limit_threads(order.settings.worker_threads)
         settle.pin_cores(order.settings.affinity)
@@ -108,11 +110,14 @@ class _Worker:
         if not isinstance(message, Attach):
             raise TypeError(f"a worker is told to attach after it has built, not {type(message).__name__}")
         try:
-            slab = attach_own(message.plan, message.num_workers, order.worker, fds)
+            if not fds:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            slab = attach_own(message.plan, message.num_workers, order.worker, [fd.fileno() for fd in fds])
             loop = make_loop(slab, order.worker, built, order.settings, is_inline=False)
             faults = obey(loop, order.env_ids, built.envs, [_unpacked(request) for request in message.orders])
         except Exception as exc:
-            faults = no_env(exc, "attach")
+            is_refused = isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE)
+            faults = no_env(exc, "launch" if is_refused else "attach")
         if faults:
             close_envs(order.env_ids, built.envs)
             return self._fail(Failed(faults))
@@ -140,7 +145,7 @@ class _Worker:
 
     # ---- talking --------------------------------------------------------------------------------------------------
 
-    def _receive_message(self) -> tuple[object, tuple[int, ...]]:
+    def _receive_message(self) -> tuple[object, tuple[OwnedFd, ...]]:
         frame = self._channel.receive(None, peer_fd=self._learner)
         if frame is None:
             raise ChannelClosed
