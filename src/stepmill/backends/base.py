@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
@@ -223,22 +224,41 @@ def fault_error(fault: Fault, worker: int) -> StepmillError:
 
 def too_many_workers(num_workers: int, reason: object) -> UsageError:
     """Returns the error for workers that the system refuses to start."""
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UsageError(
-        f"{num_workers} worker{'s' if num_workers > 1 else ''} could not be started: {reason}; "
-        "use fewer with num_workers, or raise the limits of open files and processes (ulimit -n, ulimit -u)"
+        f"{num_workers} worker{'s' if num_workers > 1 else ''} could not be started: {reason}; use fewer with num_workers, "
+        f"close what is open, or raise the limits of open files (ulimit -n, now {max_files}) and processes (ulimit -u)"
     )
 
 
-def late_start(plan: WorkerPlan, building: int | None, timeout_s: float) -> EnvTimeout:
-    """Returns the error for a worker that has not built its envs in time; `building` is the env it is at."""
+def late_start(plan: WorkerPlan, building: int | None, timeout_s: float, *, pid: int = 0) -> EnvTimeout:
+    """Returns the error for a worker that has not built its envs in time.
+
+    Args:
+        plan: of the worker.
+        building: the env that it is at, as far as is known.
+        timeout_s: how long it had.
+        pid: of its process; 0 if it has none.
+    """
     at = f"env {building}" if building is not None else f"the first of envs {list(plan.env_ids)}"
+    hint = "make the constructor faster, or raise start_timeout_s"
+    if is_stopped(pid):
+        hint = f"process {pid} is stopped, by SIGSTOP or a debugger: let it go on with kill -CONT {pid}, or find what stops it"
     return EnvTimeout(
-        f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; "
-        "make the constructor faster, or raise start_timeout_s",
+        f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; {hint}",
         env_id=building,
         phase="construct",
         timeout_s=timeout_s,
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process is stopped: it exists, and runs no further until it gets SIGCONT."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
@@ -251,9 +271,8 @@ def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hi
         hint: what the user can do now, or what the worker was doing.
     """
     name = signal_name(exit_code)
-    how = f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
     return WorkerDied(
-        f"worker {worker} {how}; {_lost(env_ids)}; {hint}",
+        f"worker {worker} {describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
         worker=worker,
         env_ids=env_ids,
         exit_code=exit_code if name is None else None,
@@ -269,6 +288,12 @@ def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
 
 def _lost(env_ids: Sequence[int]) -> str:
     return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Returns how a process ended, for the text of an error."""
+    name = signal_name(exit_code)
+    return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
 
 
 def signal_name(exit_code: int | None) -> str | None:

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
+from stepmill.backends.base import describe_exit, signal_name
 from stepmill.backends.link import WorkerLink
-from stepmill.spec.errors import EngineBug
+from stepmill.spec.errors import LauncherDied
 from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.boot import Start, start_interpreter
@@ -54,12 +55,13 @@ class LauncherHandle:
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
         self._lock = threading.RLock()  # one thread at a time reads the channel; reentrant for signal handlers
+        self._is_fork = settings.context is Context.FORK
         self.pid, self._pidfd = 0, OwnedFd()
         learner = OwnedFd.pidfd(os.getpid())
         self._channel, theirs = Channel.pair()
         with theirs, contextlib.closing(learner):
             try:
-                if settings.context is Context.FORK:
+                if self._is_fork:
                     self.pid = self._fork(settings, plans, theirs, learner.fileno())
                 else:
                     self._process = self._start_afresh(settings, theirs, learner.fileno())
@@ -109,14 +111,14 @@ class LauncherHandle:
         """Asks for a process for this link; `pump` hears of it.
 
         Raises:
-            EngineBug: the launcher is gone.
+            LauncherDied: the launcher is gone.
         """
         self._links[link.plan.worker] = link
         try:
             with defer_signals(), link.peer as sock:
                 self._channel.send(dump(LaunchWorker(link.plan.worker)), [sock.fileno()])
         except ChannelClosed as exc:
-            raise self.gone() from exc
+            raise self.death() from exc
 
     def pump(self) -> None:
         """Takes in what the launcher has sent: tells the links of processes that began, failed to, or ended."""
@@ -133,13 +135,20 @@ class LauncherHandle:
             self.pump()
         return link.exit_code
 
-    def gone(self) -> EngineBug:
+    def death(self) -> LauncherDied:
         """Returns the error for a launcher that has ended by itself."""
         code = self._reap()
-        how = "" if code is None else f" with exit code {code}"
-        return EngineBug(
-            f"the process that starts workers has ended{how}; stderr may say why; "
-            "if something killed it, make the pool anew, else please report this"
+        name = signal_name(code)
+        hint = (
+            "with context='fork' it cannot be replaced, and no worker can be started any more: make the pool anew"
+            if self._is_fork
+            else "stderr may say why; make the pool anew"
+        )
+        return LauncherDied(
+            f"the process that starts workers {describe_exit(code)}; {hint}",
+            exit_code=code if name is None else None,
+            signal_name=name,
+            is_final=self._is_fork,
         )
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:

@@ -217,26 +217,48 @@ class ProcessBackend:
         Raises:
             WorkerDied: the old process does not even die of SIGKILL, or the new one dies at once.
             EnvError, EnvTimeout: as for `start`.
+            UsageError: the system refuses another process or descriptor.
+            LauncherDied: no worker can be started any more.
         """
         with defer_signals():
             self.end_worker(worker)
             old = self._links[worker]
-            fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
+            if self._live_launcher().is_dead and self._settings.context is Context.FORK:
+                raise self._live_launcher().death()
+            try:
+                fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
+            except OSError as exc:
+                raise too_many_workers(1, exc) from exc
             self._replace(old, fresh)
             try:
-                with allow_signals():  # pickling runs code of the user
-                    packed = [_packed(order) for order in orders]
-                self._launch([fresh], [self._order(fresh.plan)])
-                report = self._await_built([fresh])[0]
-                self._attach([fresh], packed)
-                if self._ring is not None:
-                    fresh.begin_serving(self._ring)
+                return self._start_again(fresh, orders)
+            except OSError as exc:
+                self._void(fresh)
+                raise too_many_workers(1, exc) from exc
             except BaseException:
-                fresh.kill()
-                fresh.is_void = fresh.pidfd == NO_FD
-                fresh.fail_futures(lambda: died_error(worker, old.plan.env_ids, None, hint="it could not be restarted"))
+                self._void(fresh)
                 raise
-            return report
+
+    def _start_again(self, fresh: WorkerLink, orders: Iterable[Request]) -> WorkerReport:
+        with self._end_lock:  # workers are restarted by several threads
+            if self._live_launcher().is_dead:
+                self._live_launcher().close(0.0)
+                self._launcher = LauncherHandle(self._settings, ())
+        with allow_signals():  # pickling runs code of the user
+            packed = [_packed(order) for order in orders]
+        self._launch([fresh], [self._order(fresh.plan)])
+        report = self._await_built([fresh])[0]
+        self._attach([fresh], packed)
+        if self._ring is not None:
+            fresh.begin_serving(self._ring)
+        return report
+
+    def _void(self, fresh: WorkerLink) -> None:
+        """Ends a worker that could not be restarted. Its link stays, for the next attempt to replace."""
+        fresh.kill()
+        fresh.is_void = fresh.pidfd == NO_FD
+        hint = "it could not be restarted"
+        fresh.fail_futures(lambda: died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
 
     def _replace(self, old: WorkerLink, fresh: WorkerLink) -> None:
         fresh.is_reviving = True
@@ -250,9 +272,6 @@ class ProcessBackend:
             fresh.num_posted = old.num_posted
             hint = "the call has no result"
             old.fail_futures(lambda: died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
-            if self._live_launcher().is_dead and self._settings.context is not Context.FORK:
-                self._live_launcher().close(0.0)
-                self._launcher = LauncherHandle(self._settings, ())
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

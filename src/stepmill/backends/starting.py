@@ -35,13 +35,13 @@ def await_answers(links: Sequence[WorkerLink], launcher: LauncherHandle, timeout
             raise ClosedPoolError("the pool was closed while its workers started")
         if waiting and launcher.is_dead:
             launcher.pump()
-            errors[min(waiting)] = [launcher.gone()]
+            errors[min(waiting)] = [launcher.death()]
             break
         if any(errors.values()):
             deadline = min(deadline, time.monotonic() + GRACE_S)
     found = [error for worker in sorted(errors) for error in errors[worker]]
     if waiting and not found:
-        found = [late_start(link.plan, link.building, timeout_s or 0.0) for link in waiting.values()]
+        found = [late_start(link.plan, link.building, timeout_s or 0.0, pid=link.pid) for link in waiting.values()]
     if found:
         raise join_errors(found)
 
