@@ -9,9 +9,10 @@ from stepmill.backends.base import deadline_after, died_error, fault_error, late
 from stepmill.backends.launching import LauncherHandle
 from stepmill.backends.link import WorkerLink
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, join_errors
+from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, StepmillError, join_errors
 from stepmill.worker.channel import NO_FD, wait_ready
-from stepmill.worker.messages import Failed, Ready, WorkerReport, load
+from stepmill.worker.host import Fault
+from stepmill.worker.messages import Failed, Ready, WorkerPlan, WorkerReport, dump, load
 from stepmill.worker.signals import allow_signals
 
 GRACE_S = 2.0  # after the first failure, how long the other workers may go on to tell theirs
@@ -67,12 +68,31 @@ def _is_settled(link: WorkerLink) -> bool:
 
 def _failures(link: WorkerLink, launcher: LauncherHandle) -> list[StepmillError]:
     if isinstance(link.answer, Failed):
-        return [fault_error(fault, link.plan.worker) for fault in link.answer.faults]
+        return [_unloadable(link.plan, fault) or fault_error(fault, link.plan.worker) for fault in link.answer.faults]
     if link.answer is not None:
         return []
     where = "nothing of it is usable" if link.building is None else f"it was constructing env {link.building}"
     code = launcher.wait_exit(link, _EXIT_CODE_S)
     return [died_error(link.plan.worker, link.plan.env_ids, code, hint=f"{where}; stderr may say why")]
+
+
+def _unloadable(plan: WorkerPlan, fault: Fault) -> EnvError | None:
+    """Returns the error for env_fns that a worker could not load, if one of them cannot be loaded here either."""
+    record = fault[1]
+    for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True) if record["phase"] == "unpickle" else ():
+        try:
+            with allow_signals():  # loading runs code of the user
+                load(dump(env_fn))
+        except Exception as exc:
+            return EnvError(
+                f"the env_fn of env {env_id} cannot be rebuilt from its pickle: {type(exc).__name__}: {exc}; give what it "
+                "holds a __reduce__, make it inside of the env_fn, or use context='fork'",
+                env_id=env_id,
+                phase="construct",
+                error_type=record["type"],
+                remote_traceback=record["traceback"],
+            )
+    return None
 
 
 def read_report(link: WorkerLink, specs: dict[bytes, EnvSpec]) -> WorkerReport:

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stepmill import _native, timers
 from stepmill._native import OwnedFd
@@ -98,7 +98,11 @@ class _Worker:
         settle.limit_threads(order.settings.worker_threads)  # an env may have loaded such a library
         if built.faults:
             return self._fail(Failed(tuple(built.faults)))
-        self._send(_ready(built))
+        answer = _report(plan.env_ids, built)
+        if isinstance(answer, Failed):
+            close_envs(plan.env_ids, built.envs)
+            return self._fail(answer)
+        self._send(answer)
         try:
             return self._attach_and_serve(order, built)
         except ChannelClosed:
@@ -165,13 +169,22 @@ def _load_plan(data: bytes) -> WorkerPlan | None:
     return plan if isinstance(plan, WorkerPlan) else None
 
 
-def _ready(built: Built) -> Ready:
+def _report(env_ids: Sequence[int], built: Built) -> Ready | Failed:
+    """Returns the specs of the envs as bytes, or the fault of the first whose spec cannot be rebuilt from its bytes."""
     # Equal specs of one worker are one object (see `build`), so identity is enough to find them.
-    distinct = {id(spec): spec for spec in built.specs}
-    places = {key: place for place, key in enumerate(distinct)}
-    return Ready(
-        os.getpid(), tuple(dump(spec) for spec in distinct.values()), tuple(places[id(spec)] for spec in built.specs)
-    )
+    packed: dict[int, bytes] = {}
+    for env_id, spec in zip(env_ids, built.specs, strict=True):
+        if id(spec) in packed:
+            continue
+        try:
+            packed[id(spec)] = dump(spec)
+            load(packed[id(spec)])
+        except Exception as exc:
+            record = describe(exc, "construct")
+            text = f"its spaces or metadata cannot be sent to another process: {record['message']}"
+            return Failed(((env_id, {**record, "message": text}),))
+    places = {key: place for place, key in enumerate(packed)}
+    return Ready(os.getpid(), tuple(packed.values()), tuple(places[id(spec)] for spec in built.specs))
 
 
 def _unpacked(request: Request) -> Request:
