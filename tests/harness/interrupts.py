@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,13 +19,17 @@ from typing import Any
 import stepmill
 from tests.harness.leaks import Footprint, find_leaks
 
-PACKAGE_DIR = str(Path(stepmill.__file__).parent)
+# Code of stepmill, and Python code of the standard library that it runs in the main thread.
+INTERRUPTED = (
+    str(Path(stepmill.__file__).parent),
+    *(module.__file__ for module in (contextlib, threading, socket, subprocess)),
+)
 NUM_FOREIGN = 32  # descriptors that the program opens after the interrupt; more than a pool of the tests has
 END_S = 20.0  # a guard against hangs
 
 
 class LineInterrupt:
-    """Calls a function, and raises SIGINT in this process before the n-th line of stepmill that it executes."""
+    """Calls a function, and raises SIGINT in this process before the n-th line that it executes of INTERRUPTED."""
 
     def __init__(self, at_line: int) -> None:
         self._left = at_line
@@ -41,7 +48,7 @@ class LineInterrupt:
         return False
 
     def _enter_frame(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._count if frame.f_code.co_filename.startswith(PACKAGE_DIR) else None
+        return self._count if frame.f_code.co_filename.startswith(INTERRUPTED) else None
 
     def _count(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line":

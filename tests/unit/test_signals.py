@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
-from stepmill.worker.signals import allow_signals, defer_signals
+from stepmill.worker.signals import allow_signals, defer_signals, wait_event
+from tests.harness.interrupts import LineInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +119,33 @@ def test_two_handlers_that_raise_at_the_end_of_the_block_leave_both_installed():
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(TimeoutError):
         signal.raise_signal(signal.SIGALRM)
+
+
+def test_ctrl_c_anywhere_in_a_wait_for_an_event_leaves_the_event_usable():
+    for line in itertools.count(1):
+        event = threading.Event()
+        was_raised = LineInterrupt(line).call(lambda event=event: wait_event(event, 1e-6))
+        setter = threading.Thread(target=event.set, daemon=True)
+        setter.start()
+        setter.join(30)
+        assert not setter.is_alive(), f"the event's lock is held, after line {line}"
+        if not was_raised:
+            break
+    assert line > 20
+
+
+@pytest.mark.parametrize("block", [defer_signals, allow_signals])
+def test_ctrl_c_anywhere_in_a_block_is_raised_once_and_leaves_the_handlers(
+    block: Callable[[], AbstractContextManager[None]],
+):
+    def run() -> None:
+        with defer_signals(), block():
+            pass
+
+    for line in itertools.count(1):
+        was_raised = LineInterrupt(line).call(run)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        if not was_raised:
+            break
+    assert line > 10

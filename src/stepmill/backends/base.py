@@ -17,6 +17,7 @@ from stepmill.worker.calls import ServingLoop, answer
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
 from stepmill.worker.records import env_error
+from stepmill.worker.signals import wait_event
 
 CALL_SLICE_S = 0.1  # how long a wait goes on before it looks for signals and for close()
 
@@ -159,7 +160,7 @@ class Future:
 
     def wait_done(self, seconds: float) -> bool:
         """Waits at most so long for another thread to finish this future; returns whether it is done."""
-        return self._done.wait(seconds)
+        return wait_event(self._done, seconds)
 
     def finish(self, reply: Reply) -> None:
         """Gives it its reply. For backends; the first of `finish` and `fail` counts, from whatever thread."""

@@ -32,7 +32,7 @@ from stepmill.worker import settle
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.host import Built, Fault, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import Reply, Request, WorkerPlan, WorkerReport, WorkerSettings
-from stepmill.worker.signals import allow_signals, defer_signals
+from stepmill.worker.signals import allow_signals, defer_signals, wait_event
 
 CANCEL_S = 0.3  # how long a start that failed waits for threads to close what they have built
 GRACE_S = 2.0  # after the first fault at the start, how long the other workers may go on to tell theirs
@@ -237,12 +237,10 @@ class ThreadWorker:
 
     def wait_answer(self, deadline: float) -> bool:
         """Waits until the thread has done what it was last told; returns False at the deadline."""
-        while True:
-            with allow_signals():  # the thread belongs to the backend by now
-                if self.has_answered.wait(min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
-                    return True
+        while not wait_event(self.has_answered, min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return False
+        return True
 
     def join(self, deadline: float) -> None:
         """Waits until the thread has ended, at most until the deadline. A thread does not wait for itself."""

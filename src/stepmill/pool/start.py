@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -76,8 +75,11 @@ class PoolResources:
         self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]) or _is_interrupt(last_type))
 
     def _close(self, *, is_interrupted: bool) -> None:
-        with defer_signals(), contextlib.suppress(IndexError):
-            self._closers.pop()
+        with defer_signals():
+            try:
+                self._closers.pop()
+            except IndexError:
+                return
             self._end(INTERRUPTED_CLOSE_TIMEOUT_S if is_interrupted else CLOSE_TIMEOUT_S)
 
     def _end(self, timeout_s: float) -> None:
