@@ -104,6 +104,8 @@ def test_an_interrupted_restart_can_be_repeated_and_leaves_nothing(where: str, s
             break
 
 
+# Python ignores an exception in the callback of a weak reference, with a warning; so has Python's own set of threads one.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.soak
 @pytest.mark.parametrize("where", ["serial", "thread", "fork", "forkserver"])
 def test_a_thousand_starts_that_are_interrupted_at_random_moments_leave_nothing(where: str, before: Footprint) -> None:

@@ -94,7 +94,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
             )
             self._last_reset: list[int] = []
         except BaseException:
-            self._resources.close()
+            self.close()
             raise
 
     @property
@@ -288,6 +288,7 @@ class Pool(PoolCalls, PoolAnswers, PoolForms):
     def close(self) -> None:
         """End the workers and close the envs, in at most 2 s. Idempotent, and from any thread."""
         self._resources.close()
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
