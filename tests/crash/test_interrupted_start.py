@@ -21,6 +21,7 @@ from tests.harness.leaks import Footprint
 from tests.harness.pools import counting_envs, make_pool
 from tests.harness.scripts import run_source
 
+pytestmark = pytest.mark.orphans
 NUM_WORKERS = 3
 # How many lines of stepmill lie between two places where a start is interrupted. The long test takes every place of the
 # backends that start fast.
@@ -107,16 +108,19 @@ def test_an_interrupted_restart_can_be_repeated_and_leaves_nothing(where: str, s
 # Python ignores an exception in the callback of a weak reference, with a warning; so has Python's own set of threads one.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("where", ["serial", "thread", "fork", "forkserver"])
-def test_a_thousand_starts_that_are_interrupted_at_random_moments_leave_nothing(where: str, before: Footprint) -> None:
-    rng = random.Random(0)
+def test_a_thousand_starts_that_are_interrupted_at_random_moments_leave_nothing(
+    where: str, seed: int, before: Footprint
+) -> None:
+    rng = random.Random(seed)
     make(where).close()
     begin = time.monotonic()
     make(where).close()
     usual_s = time.monotonic() - begin
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)  # a timer's Ctrl-C
     num_raised = 0
-    while num_raised < 1000:
+    while num_raised < 250:
         try:
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, usual_s))
             make(where).close()
