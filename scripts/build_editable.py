@@ -45,7 +45,8 @@ def installed_binary() -> Path:
 def install() -> None:
     """Install through pip, without build isolation, so that the build directory stays valid."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-build-isolation", f"-Cbuild-dir={BUILD_DIR}", "-Ccmake.args=-GNinja", "-e", str(ROOT)]
+    command += ["--no-build-isolation", f"-Cbuild-dir={BUILD_DIR}", "-Ccmake.args=-GNinja"]
+    command += ["-Ccmake.define.STEPMILL_WERROR=ON", "-e", str(ROOT)]
     subprocess.run(command, check=True)
     installed_binary().with_name(".built").write_text(python_files())
 

@@ -14,7 +14,7 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(u
 for kind in thread address,undefined; do
     echo "== C++ tests, -fsanitize=$kind"
     folder=build/native-${kind//,/-}
-    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTEPMILL_NATIVE_TESTS=ON \
+    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTEPMILL_NATIVE_TESTS=ON -DSTEPMILL_WERROR=ON \
         -DSTEPMILL_SANITIZE="$kind" >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
     cmake --build "$folder"
     TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -24,7 +24,8 @@ done
 echo "== Python tests, extension with -fsanitize=address,undefined"
 side=$("$python" scripts/side_env.py .venvs/asan)
 "$side" -m pip install -q --no-deps --no-build-isolation --force-reinstall \
-    -Cbuild-dir=build/asan -Ccmake.build-type=RelWithDebInfo -Ccmake.define.STEPMILL_SANITIZE=address,undefined .
+    -Cbuild-dir=build/asan -Ccmake.build-type=RelWithDebInfo -Ccmake.define.STEPMILL_SANITIZE=address,undefined \
+    -Ccmake.define.STEPMILL_WERROR=ON .
 # The runtimes must come before everything else; libstdc++ too, or exceptions are thrown past the sanitizer.
 preload=$(for library in libasan.so libubsan.so libstdc++.so; do g++ -print-file-name="$library"; done | paste -sd:)
 folders=()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepmill.spec.errors import EngineBug as EngineBug
     from stepmill.spec.errors import EnvError as EnvError
     from stepmill.spec.errors import EnvTimeout as EnvTimeout
+    from stepmill.spec.errors import LauncherDied as LauncherDied
     from stepmill.spec.errors import MissingExtraError as MissingExtraError
     from stepmill.spec.errors import RecvTimeout as RecvTimeout
     from stepmill.spec.errors import StepmillError as StepmillError
@@ -62,6 +63,7 @@ _HOME_OF = {
     "EngineBug": "stepmill.spec.errors",
     "EnvError": "stepmill.spec.errors",
     "EnvTimeout": "stepmill.spec.errors",
+    "LauncherDied": "stepmill.spec.errors",
     "MissingExtraError": "stepmill.spec.errors",
     "RecvTimeout": "stepmill.spec.errors",
     "StepmillError": "stepmill.spec.errors",
@@ -81,6 +83,7 @@ __all__ = [
     "EnvSpec",
     "EnvState",
     "EnvTimeout",
+    "LauncherDied",
     "MissingExtraError",
     "OnFault",
     "Pool",

@@ -37,7 +37,16 @@ class Slab:
 
     def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int], writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
         """
-        writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.
+        Map a slab; each worker's two descriptors are duplicated, and -1 stands for those of another worker. writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.
+        """
+
+    @staticmethod
+    def owning(fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd], writable: Sequence[tuple[int, int]]) -> Slab:
+        """Map a slab, which takes over each worker's two descriptors."""
+
+    def fds_of(self, worker: int) -> tuple[int, int]:
+        """
+        A worker's descriptors: of its commands, of its results. They stay the slab's.
         """
 
     def place(self) -> tuple:
@@ -383,6 +392,45 @@ def decode_all(data: bytes, unpickler: Callable[[bytes], object] | None, objects
     The same for values that follow each other; `objects` are those that were passed by reference.
     """
 
+class OwnedFd:
+    """
+    A descriptor and its one owner: closed once, by close(), from any thread, or when the owner is gone.
+    """
+
+    def __init__(self, fd: int = -1) -> None:
+        """Take over a descriptor; -1 is none."""
+
+    @staticmethod
+    def duplicate(fd: int) -> OwnedFd:
+        """
+        Return the owner of a duplicate. This and all others are close-on-exec.
+        """
+
+    @staticmethod
+    def memfd(name: str, *, can_be_sealed: bool = False) -> OwnedFd:
+        """Return the owner of memory without a name in the file system."""
+
+    @staticmethod
+    def eventfd() -> OwnedFd:
+        """Return the owner of an event counter of 0."""
+
+    @staticmethod
+    def pidfd(pid: int) -> OwnedFd:
+        """
+        Return the owner of a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.
+        """
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 if it owns none, or none any more."""
+
+    def release(self) -> int:
+        """
+        Give the descriptor away: the caller owns it. Returns -1 if there is none.
+        """
+
+    def close(self) -> None:
+        """Close the descriptor, if it is still open."""
+
 EXIT_LEARNER_GONE: int = 66
 
 def watch_parent(pidfd: int) -> None:
@@ -392,7 +440,7 @@ def watch_parent(pidfd: int) -> None:
 
 def pidfd_open(pid: int) -> int:
     """
-    Return a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.
+    Return a descriptor as OwnedFd.pidfd does, which the caller has to close.
     """
 
 def pidfd_send_signal(pidfd: int, signal: int) -> None:
@@ -412,6 +460,11 @@ def begin_exit() -> None:
 
 def is_exiting() -> bool:
     """Return whether the program's exit functions run."""
+
+def append_result(results: list, function: Callable) -> None:
+    """
+    Append what a function without arguments returns to a list. No signal handler can raise between the two.
+    """
 
 def yields_fairly() -> bool:
     """

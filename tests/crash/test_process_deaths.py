@@ -167,8 +167,38 @@ def test_a_new_launcher_takes_a_dead_ones_place_unless_it_was_a_fork(pool_in: Ca
         assert pool.call("add", 1) == (1,)
     forked = pool_in([CountingEnv], "fork")
     kill(launcher_pid(forked))
-    with pytest.raises(stepmill.StepmillError, match="process that starts workers has ended"):
+    with pytest.raises(
+        stepmill.LauncherDied, match=r"ended by SIGKILL.*cannot be replaced.*make the pool anew"
+    ) as caught:
         backend_of(forked).revive(0)
+    assert caught.value.is_final
+
+
+@pytest.mark.orphans
+def test_a_launcher_that_dies_while_workers_start_is_told() -> None:
+    class KillingEnv(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+
+    options = stepmill.PoolOptions(context="forkserver")
+    with pytest.raises(stepmill.LauncherDied, match="ended by SIGKILL") as caught:
+        stepmill.Pool([KillingEnv], backend="process", options=options)
+    assert not caught.value.is_final
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_that_is_stopped_at_the_start_is_told_as_stopped(context: str) -> None:
+    class StoppedEnv(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    options = stepmill.PoolOptions(context=context, start_timeout_s=4.0)
+    with pytest.raises(stepmill.EnvTimeout, match=r"worker 1 .*env 1 .*process \d+ is stopped.*kill -CONT") as caught:
+        stepmill.Pool([CountingEnv, StoppedEnv], backend="process", num_workers=2, options=options)
+    assert caught.value.env_id == 1
 
 
 # ---- the learner ---------------------------------------------------------------------------------------------------------

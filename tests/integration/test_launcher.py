@@ -174,8 +174,32 @@ def test_an_env_fn_that_cannot_travel_is_named_and_travels_by_fork(backend_of: C
 
 
 def test_an_env_fn_that_cannot_be_loaded_is_told(backend_of: Callable[..., ProcessBackend]) -> None:
-    with pytest.raises(stepmill.EnvError, match=r"env_fns of worker 0 could not be loaded there: .*no such luck"):
+    with pytest.raises(stepmill.EnvError, match=r"env_fn of env 0 cannot be rebuilt from its pickle: .*no such luck"):
         backend_of(Context.FORKSERVER).start(plans_of([Unloadable()]))  # type: ignore[list-item]
+
+
+def test_an_exception_that_cannot_be_rebuilt_is_told_as_text(
+    context: Context, backend_of: Callable[..., ProcessBackend]
+) -> None:
+    with pytest.raises(stepmill.EnvError, match="env 1 raised RuntimeError in construct: outside") as caught:
+        backend_of(context).start(plans_of([CountingEnv], [raise_two_arguments]))
+    assert "TwoArgumentError: 1 and 2" in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize(("kind", "why"), [("exception", "missing 1 required"), ("lock", "cannot pickle")])
+def test_an_env_whose_metadata_cannot_travel_is_named(
+    context: Context, kind: str, why: str, backend_of: Callable[..., ProcessBackend]
+) -> None:
+    with pytest.raises(stepmill.EnvError, match=f"env 2 .*spaces or metadata cannot be sent.*{why}") as caught:
+        backend_of(context).start(plans_of([CountingEnv], [CountingEnv, functools.partial(make_holding, kind)]))
+    assert caught.value.env_id == 2
+
+
+def test_an_env_fn_that_holds_what_cannot_be_rebuilt_is_named(backend_of: Callable[..., ProcessBackend]) -> None:
+    env_fn = functools.partial(HoldingEnv, TwoArgumentError(1, 2))
+    with pytest.raises(stepmill.EnvError, match=r"env_fn of env 1 cannot be rebuilt.*missing 1 required") as caught:
+        backend_of(Context.FORKSERVER).start(plans_of([CountingEnv, env_fn]))
+    assert caught.value.env_id == 1
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., ProcessBackend]) -> None:
@@ -287,6 +311,29 @@ class ProbeEnv(CountingEnv):
 
 def _raise_import_error() -> EnvFn:
     raise ImportError("no such luck")
+
+
+class TwoArgumentError(Exception):
+    """An exception that pickles, and cannot be rebuilt from its pickle."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class HoldingEnv(CountingEnv):
+    """Has a value in its metadata."""
+
+    def __init__(self, value: object = None) -> None:
+        super().__init__()
+        self.metadata = {**self.metadata, "value": value}
+
+
+def make_holding(kind: str) -> HoldingEnv:
+    return HoldingEnv(TwoArgumentError(1, 2) if kind == "exception" else threading.Lock())
+
+
+def raise_two_arguments() -> HoldingEnv:
+    raise RuntimeError("outside") from TwoArgumentError(1, 2)
 
 
 class Unloadable:

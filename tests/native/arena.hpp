@@ -40,7 +40,7 @@ inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t
     CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(plan.size_bytes)) == 0);
     plan.place_rows();
     const ByteRange whole{0, plan.size_bytes};
-    auto slab = std::make_shared<Slab>(fd, std::move(plan), std::vector<int>{}, std::vector<int>{}, std::span(&whole, 1));
+    auto slab = std::make_shared<Slab>(fd, std::move(plan), OwnFds(std::vector<int>{}), OwnFds(std::vector<int>{}), std::span(&whole, 1));
     close(fd);
     slab->format();
     return slab;

@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include <sys/wait.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 
 #include "arena.hpp"
 #include "check.hpp"
@@ -266,6 +269,45 @@ void forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other()
     maker.join();
 }
 
+constexpr int NOT_OPEN = 4096;  // no descriptor of a test is as high
+
+std::size_t num_open() {
+    std::size_t count = 0;
+    for (int fd = 0; fd < NOT_OPEN; ++fd) count += fcntl(fd, F_GETFD) != -1;
+    return count;
+}
+
+void a_duplication_that_fails_halfway_leaves_nothing_open() {
+    const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
+    const std::size_t before = num_open();
+    bool is_refused = false;
+    try {
+        const OwnFds fds(std::vector<int>{fd, fd, NOT_OPEN, fd});
+    } catch (const std::system_error&) {
+        is_refused = true;
+    }
+    CHECK(is_refused);
+    CHECK(num_open() == before);
+    close(fd);
+}
+
+void a_descriptor_is_closed_once_whoever_asks() {
+    for (int round = 0; round < 200; ++round) {
+        const std::size_t before = num_open();
+        OwnedFd owned(memfd_create("stepmill-test", MFD_CLOEXEC));
+        const int number = owned.number();
+        std::vector<std::thread> closers;
+        for (int i = 0; i < 4; ++i) closers.emplace_back([&owned] { owned.close(); });
+        for (std::thread& closer : closers) closer.join();
+        const int foreign = memfd_create("stepmill-foreign", MFD_CLOEXEC);
+        CHECK(foreign == number);
+        owned.close();
+        CHECK(owned.number() == OwnedFd::NONE && fcntl(foreign, F_GETFD) != -1);
+        close(foreign);
+        CHECK(num_open() == before);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -284,5 +326,7 @@ int main() {
         {"a lease keeps the memory of a slab that is gone", a_lease_keeps_the_memory_of_a_slab_that_is_gone},
         {"a forked child has what was held for itself", a_forked_child_has_what_was_held_for_itself},
         {"forks, and slabs that come and go in other threads, do not block each other", forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other},
+        {"a duplication that fails halfway leaves nothing open", a_duplication_that_fails_halfway_leaves_nothing_open},
+        {"a descriptor is closed once, whoever asks", a_descriptor_is_closed_once_whoever_asks},
     });
 }

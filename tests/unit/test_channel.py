@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepmill import _native
-from stepmill.worker.channel import Channel, ChannelClosed, close_fds
+from stepmill.worker.channel import Channel, ChannelClosed
 
 BIG = 30_000_000  # bytes, far beyond what a socket holds
 
@@ -102,10 +103,10 @@ def test_descriptors_arrive_with_their_frame_and_are_private(ends: tuple[Channel
     frame = ends[1].receive(soon())
     assert frame is not None
     assert len(frame.fds) == 1
-    assert not os.get_inheritable(frame.fds[0])
-    os.write(frame.fds[0], b"!")
+    assert not os.get_inheritable(frame.fds[0].fileno())
+    os.write(frame.fds[0].fileno(), b"!")
     assert os.read(read_end, 1) == b"!"
-    close_fds([read_end, *frame.fds])
+    os.close(read_end)
 
 
 def test_more_descriptors_than_one_system_call_takes(ends: tuple[Channel, Channel]) -> None:
@@ -114,7 +115,36 @@ def test_more_descriptors_than_one_system_call_takes(ends: tuple[Channel, Channe
     frame = ends[1].receive(soon())
     assert frame is not None
     assert len(frame.fds) == 300
-    close_fds([null, *frame.fds])
+    os.close(null)
+
+
+def test_no_duplicate_is_left_when_one_descriptor_of_a_message_cannot_be_duplicated(
+    ends: tuple[Channel, Channel],
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        ends[0].send(b"never sent", [ends[0].fd, ends[0].fd, 1_000_000])
+    assert len(os.listdir("/proc/self/fd")) == before
+    ends[0].send(b"next")
+    assert receive(ends[1]) == b"next"
+
+
+def test_a_message_whose_descriptors_find_no_room_arrives_without_any(ends: tuple[Channel, Channel]) -> None:
+    ends[0].send(b"two", [ends[0].fd] * 2)
+    ends[0].send(b"next")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
+    try:
+        frame = ends[1].take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert frame is not None
+    assert (bytes(frame.data), frame.fds) == (b"two", ())
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert receive(ends[1]) == b"next"
 
 
 def test_descriptors_behind_a_backlog_may_be_closed_at_once(ends: tuple[Channel, Channel]) -> None:
@@ -125,9 +155,9 @@ def test_descriptors_behind_a_backlog_may_be_closed_at_once(ends: tuple[Channel,
     receive(ends[1])
     frame = ends[1].receive(soon())
     assert frame is not None
-    os.write(frame.fds[0], b"!")
+    os.write(frame.fds[0].fileno(), b"!")
     assert os.read(read_end, 1) == b"!"
-    close_fds([read_end, *frame.fds])
+    os.close(read_end)
 
 
 def test_waiting_ends_at_the_deadline_and_loses_nothing(ends: tuple[Channel, Channel]) -> None:
@@ -187,12 +217,13 @@ def test_the_death_of_the_peer_is_seen_though_another_process_holds_its_end() ->
     if peer == 0:
         signal.pause()
         os._exit(0)
-    peer_fd = _native.pidfd_open(peer)
+    peer_fd = _native.OwnedFd.pidfd(peer)
     theirs.close()
     os.kill(peer, signal.SIGKILL)
     with pytest.raises(ChannelClosed):
-        ours.receive(soon(), peer_fd=peer_fd)
-    close_fds([gate_read, gate_write, peer_fd])
+        ours.receive(soon(), peer_fd=peer_fd.fileno())
+    os.close(gate_read)
+    os.close(gate_write)
     ours.close()
     for pid in (holder, peer):
         os.waitpid(pid, 0)

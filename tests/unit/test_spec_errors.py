@@ -17,6 +17,7 @@ ONE_OF_EACH = [
     errors.BadOutput("env 1 is odd", env_id=1, leaf="observation['x']", phase="step"),
     errors.EnvTimeout("env 1 hangs", env_id=1, phase="reset", timeout_s=1.5),
     errors.WorkerDied("worker 0 died", worker=0, env_ids=[0, 1], signal_name="SIGKILL"),
+    errors.LauncherDied("it is gone", signal_name="SIGKILL", is_final=True),
     errors.RecvTimeout("too slow", env_ids=[4], timeout_s=0.5),
     errors.MissingExtraError(module="torch", extra="torch"),
     errors.EngineBug("impossible"),

@@ -103,18 +103,36 @@ PyType_Slot* collector_slots() {
     return slots;
 }
 
+std::vector<OwnedFd> take_over(const std::vector<OwnedFd*>& fds) {
+    std::vector<OwnedFd> taken;
+    taken.reserve(fds.size());
+    for (OwnedFd* fd : fds) taken.push_back(std::move(*fd));
+    return taken;
+}
+
+std::vector<ByteRange> ranges_of(const std::vector<std::pair<std::size_t, std::size_t>>& pairs) {
+    std::vector<ByteRange> ranges;
+    for (const auto& [start, stop] : pairs) ranges.push_back({start, stop});
+    return ranges;
+}
+
 void bind_slab(nb::module_& module) {
     nb::class_<Slab>(module, "Slab", "One mapped slab of shared memory; slab/layout.py says what lies where.")
         .def("__init__",
              [](Slab* self, int fd, nb::dict plan, std::vector<int> command_fds, std::vector<int> result_fds, std::vector<std::pair<std::size_t, std::size_t>> writable, int only_worker) {
-                 std::vector<ByteRange> ranges;
-                 for (const auto& [start, stop] : writable) ranges.push_back({start, stop});
                  SlabPlan parsed = parse_plan(plan);
                  parsed.place_rows(only_worker);
-                 new (self) Slab(fd, std::move(parsed), command_fds, result_fds, ranges);
+                 new (self) Slab(fd, std::move(parsed), OwnFds(command_fds), OwnFds(result_fds), ranges_of(writable));
              },
              "fd"_a, "plan"_a, "command_fds"_a, "result_fds"_a, "writable"_a, "only_worker"_a = SlabPlan::ALL_WORKERS,
-             "writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.")
+             "Map a slab; each worker's two descriptors are duplicated, and -1 stands for those of another worker. writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.")
+        .def_static("owning", [](int fd, nb::dict plan, std::vector<OwnedFd*> commands, std::vector<OwnedFd*> results, std::vector<std::pair<std::size_t, std::size_t>> writable) {
+                 SlabPlan parsed = parse_plan(plan);
+                 parsed.place_rows(SlabPlan::ALL_WORKERS);
+                 return std::make_shared<Slab>(fd, std::move(parsed), OwnFds(take_over(commands)), OwnFds(take_over(results)), ranges_of(writable));
+             }, "fd"_a, "plan"_a, "commands"_a, "results"_a, "writable"_a, "Map a slab, which takes over each worker's two descriptors.")
+        .def("fds_of", [](const Slab& slab, std::uint32_t worker) { return nb::make_tuple(slab.command_fds.at(worker), slab.result_fds.at(worker)); },
+             nb::sig("def fds_of(self, worker: int) -> tuple[int, int]"), "worker"_a, "A worker's descriptors: of its commands, of its results. They stay the slab's.")
         .def("place", [](const Slab& slab) { return nb::make_tuple(reinterpret_cast<std::uintptr_t>(slab.base), slab.plan.size_bytes); },
              "Address and size in bytes of the mapping in this process, for whoever locks its pages.")
         .def("format", &Slab::format, "Write the header. The pool's, once, before a worker attaches.")

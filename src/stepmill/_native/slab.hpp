@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <fcntl.h>
@@ -16,6 +18,7 @@
 #include <unistd.h>
 
 #include "at_fork.hpp"
+#include "owned_fd.hpp"
 #include "protocol.hpp"
 
 namespace stepmill {
@@ -145,7 +148,7 @@ class SlabMemory final : AtFork {
     SlabMemory(int fd, std::size_t size_bytes, std::span<const ByteRange> writable) : size_bytes_(size_bytes) {
         const std::lock_guard no_fork(forks());
         void* base = mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
-        if (base == MAP_FAILED) throw std::runtime_error("the slab cannot be mapped: " + std::to_string(size_bytes) + " bytes");
+        if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "a slab of " + std::to_string(size_bytes) + " bytes cannot be mapped");
         base_ = static_cast<std::byte*>(base);
         for (const ByteRange range : writable) {
             if (mprotect(base_ + range.start, range.stop - range.start, PROT_READ | PROT_WRITE) == 0) continue;
@@ -170,28 +173,28 @@ class SlabMemory final : AtFork {
     std::size_t size_bytes_;
 };
 
-// Duplicates of descriptors, closed at the end: while a slab lives, nobody else's file can come under its numbers.
+// Descriptors that a slab owns, one per worker. While the slab lives, no other file can get their numbers.
 class OwnFds {
    public:
-    explicit OwnFds(const std::vector<int>& fds) {
-        for (const int fd : fds) {
-            const int own = fd < 0 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 3);  // a worker has only its own
-            if (own < 0 && fd >= 0) throw std::runtime_error("the slab's memory cannot be held: no descriptor is left");
-            fds_.push_back(own);
-        }
-    }
-    ~OwnFds() {
-        for (const int fd : fds_) {
-            if (fd >= 0) close(fd);
-        }
-    }
-    OwnFds(const OwnFds&) = delete;
-    OwnFds& operator=(const OwnFds&) = delete;
+    // Takes them over.
+    explicit OwnFds(std::vector<OwnedFd> fds) : fds_(std::move(fds)) {}
 
-    int at(std::size_t index) const { return fds_.at(index); }
+    // Duplicates them. A negative number stands for the memory of another worker, which this process does not need.
+    explicit OwnFds(const std::vector<int>& fds) {
+        fds_.reserve(fds.size());
+        for (const int fd : fds) {
+            fds_.emplace_back(fd < 0 ? OwnedFd::NONE : fcntl(fd, F_DUPFD_CLOEXEC, 3));
+            if (fd >= 0 && at(fds_.size() - 1) < 0) throw std::system_error(errno, std::generic_category(), "the slab's memory cannot be held");
+        }
+    }
+
+    OwnFds(OwnFds&&) = default;
+    OwnFds(const OwnFds&) = delete;
+
+    int at(std::size_t index) const { return fds_.at(index).number(); }
 
    private:
-    std::vector<int> fds_;
+    std::vector<OwnedFd> fds_;
 };
 
 // The number of an open file: two descriptors of one memfd have the same.
@@ -205,11 +208,11 @@ inline std::uint64_t file_id(int fd) {
 class Slab {
    public:
     // slab_plan: with its rows placed. writable: what this process may write, ranges of whole pages.
-    Slab(int fd, SlabPlan slab_plan, const std::vector<int>& commands, const std::vector<int>& results, std::span<const ByteRange> writable)
+    Slab(int fd, SlabPlan slab_plan, OwnFds commands, OwnFds results, std::span<const ByteRange> writable)
         : plan(std::move(slab_plan)),
           id(file_id(fd)),
-          command_fds(commands),
-          result_fds(results),
+          command_fds(std::move(commands)),
+          result_fds(std::move(results)),
           memory(std::make_shared<SlabMemory>(fd, plan.size_bytes, writable)),
           base(memory->base()),
           control(*reinterpret_cast<PoolWords*>(base + plan.pool_words), *reinterpret_cast<SharedWords*>(base + plan.shared_words)) {

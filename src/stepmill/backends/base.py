@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +18,7 @@ from stepmill.worker.calls import ServingLoop, answer
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
 from stepmill.worker.records import env_error
+from stepmill.worker.signals import wait_event
 
 CALL_SLICE_S = 0.1  # how long a wait goes on before it looks for signals and for close()
 
@@ -91,17 +94,32 @@ class Future:
     """The reply to a request. Resolve futures in any order, as often as you like, from any thread."""
 
     def __init__(
-        self, request: Request, worker: int, timeout_s: float | None, wait: Callable[[Future, float | None], None]
+        self,
+        request: Request,
+        worker: int,
+        timeout_s: float | None,
+        wait: Callable[[Future, float | None], None],
+        *,
+        unpack: Callable[[Outcome], Outcome] = lambda outcome: outcome,
     ) -> None:
-        """Made by a backend. `wait(future, deadline)` returns when the future is done, or at the deadline."""
+        """Made by a backend.
+
+        Args:
+            request: what was asked.
+            worker: who answers.
+            timeout_s: how long `result` waits, if it is not told.
+            wait: `wait(future, deadline)` returns when the future is done, or at the deadline.
+            unpack: makes an outcome of what has arrived. It may run code of the user, in the thread that asks for the result.
+        """
         self.request = request
         self.worker = worker
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._wait = wait
+        self._unpack = unpack
         self._done = threading.Event()
-        self._reply: Reply | None = None
-        self._error: StepmillError | None = None
+        self._answers: deque[Reply | StepmillError] = deque()  # the first counts: a deque is appended to without a lock
+        self._outcomes: tuple[Outcome, ...] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -111,11 +129,16 @@ class Future:
     @property
     def has_failed(self) -> bool:
         """Whether it is known that there will be no reply."""
-        return self._error is not None
+        return self.is_done and isinstance(self._answers[0], StepmillError)
 
     def peek(self) -> tuple[Outcome, ...] | None:
         """Returns what `result` would, if that is here; never waits."""
-        return None if self._reply is None else self._reply.outcomes
+        answer = self._answers[0] if self.is_done else None
+        if not isinstance(answer, Reply):
+            return None
+        if self._outcomes is None:
+            self._outcomes = tuple(self._unpack(outcome) for outcome in answer.outcomes)
+        return self._outcomes
 
     def result(self, timeout_s: float | None = None) -> tuple[Outcome, ...]:
         """Returns one outcome per env of the request; waits for it.
@@ -128,27 +151,27 @@ class Future:
             ClosedPoolError: the pool was closed meanwhile.
         """
         self._wait(self, self._deadline if timeout_s is None else time.monotonic() + timeout_s)
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        if self._reply is None:
+        answer = self._answers[0] if self.is_done else None
+        if isinstance(answer, StepmillError):
+            raise answer.with_traceback(None)
+        outcomes = self.peek()
+        if outcomes is None:
             raise self._late(self._timeout_s if timeout_s is None else timeout_s)
-        return self._reply.outcomes
+        return outcomes
 
     def wait_done(self, seconds: float) -> bool:
         """Waits at most so long for another thread to finish this future; returns whether it is done."""
-        return self._done.wait(seconds)
+        return wait_event(self._done, seconds)
 
     def finish(self, reply: Reply) -> None:
-        """Gives it its reply. For backends; the first of `finish` and `fail` counts."""
-        if not self.is_done:
-            self._reply = reply
-            self._done.set()
+        """Gives it its reply. For backends; the first of `finish` and `fail` counts, from whatever thread."""
+        self._answers.append(reply)
+        self._done.set()
 
     def fail(self, error: StepmillError) -> None:
         """Gives it the reason why there is no reply. For backends."""
-        if not self.is_done:
-            self._error = error
-            self._done.set()
+        self._answers.append(error)
+        self._done.set()
 
     def _late(self, timeout_s: float | None) -> EnvTimeout:
         phase = "render" if self.request.kind is RequestKind.RENDER else "call"
@@ -179,16 +202,6 @@ def deadline_after(timeout_s: float | None) -> float:
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
-def num_workers(slab: SharedSlab) -> int:
-    """Returns how many workers a slab is made for."""
-    return (len(slab.fds) - 1) // 2
-
-
-def own_fds(slab: SharedSlab, worker: int) -> tuple[int, int, int]:
-    """Returns the descriptors that one worker needs: of the slab, of its commands, of its results."""
-    return slab.fds[0], slab.fds[1 + 2 * worker], slab.fds[2 + 2 * worker]
-
-
 # ---- errors that several backends raise ------------------------------------------------------------------------------
 
 
@@ -213,22 +226,41 @@ def fault_error(fault: Fault, worker: int) -> StepmillError:
 
 def too_many_workers(num_workers: int, reason: object) -> UsageError:
     """Returns the error for workers that the system refuses to start."""
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UsageError(
-        f"{num_workers} worker{'s' if num_workers > 1 else ''} could not be started: {reason}; "
-        "use fewer with num_workers, or raise the limits of open files and processes (ulimit -n, ulimit -u)"
+        f"{num_workers} worker{'s' if num_workers > 1 else ''} could not be started: {reason}; use fewer with num_workers, "
+        f"close what is open, or raise the limits of open files (ulimit -n, now {max_files}) and processes (ulimit -u)"
     )
 
 
-def late_start(plan: WorkerPlan, building: int | None, timeout_s: float) -> EnvTimeout:
-    """Returns the error for a worker that has not built its envs in time; `building` is the env it is at."""
+def late_start(plan: WorkerPlan, building: int | None, timeout_s: float, *, pid: int = 0) -> EnvTimeout:
+    """Returns the error for a worker that has not built its envs in time.
+
+    Args:
+        plan: of the worker.
+        building: the env that it is at, as far as is known.
+        timeout_s: how long it had.
+        pid: of its process; 0 if it has none.
+    """
     at = f"env {building}" if building is not None else f"the first of envs {list(plan.env_ids)}"
+    hint = "make the constructor faster, or raise start_timeout_s"
+    if is_stopped(pid):
+        hint = f"process {pid} is stopped, by SIGSTOP or a debugger: let it go on with kill -CONT {pid}, or find what stops it"
     return EnvTimeout(
-        f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; "
-        "make the constructor faster, or raise start_timeout_s",
+        f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; {hint}",
         env_id=building,
         phase="construct",
         timeout_s=timeout_s,
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process is stopped: it exists, and runs no further until it gets SIGCONT."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
@@ -241,9 +273,8 @@ def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hi
         hint: what the user can do now, or what the worker was doing.
     """
     name = signal_name(exit_code)
-    how = f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
     return WorkerDied(
-        f"worker {worker} {how}; {_lost(env_ids)}; {hint}",
+        f"worker {worker} {describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
         worker=worker,
         env_ids=env_ids,
         exit_code=exit_code if name is None else None,
@@ -259,6 +290,12 @@ def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
 
 def _lost(env_ids: Sequence[int]) -> str:
     return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Returns how a process ended, for the text of an error."""
+    name = signal_name(exit_code)
+    return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
 
 
 def signal_name(exit_code: int | None) -> str | None:

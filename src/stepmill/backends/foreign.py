@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -31,7 +32,8 @@ from stepmill.spec.errors import ClosedPoolError, UsageError, join_errors
 from stepmill.worker.calls import answer
 from stepmill.worker.host import Built, Fault, Mailbox, loop_settings, obey
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
-from stepmill.worker.records import describe
+from stepmill.worker.records import Passes, describe, passes_none
+from stepmill.worker.signals import allow_signals, defer_signals
 
 _COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
 
@@ -102,15 +104,23 @@ class _Hosted:
         self.plan = plan
         self.pool: ForeignPool | None = None
 
-    def build(self) -> Built:
+    def build(self, *, passes: Passes = passes_none) -> Built:
+        """Make the pool. What raises is a fault, but for what `passes` lets through, which is raised here."""
         built = Built()
         maker: Any = self.plan.env_fns[0]
         num_envs = len(self.plan.env_ids)
+        made: list[Any] = []
         try:
-            self.pool, spec = maker.make_pool(num_envs)
+            with allow_signals():
+                _native.append_result(made, partial(maker.make_pool, num_envs))
+            self.pool, spec = made[0]
             built.envs = [self.pool.seat(server) for server in range(num_envs)]
             built.specs = [spec] * num_envs
         except BaseException as exc:
+            self.pool = made[0][0] if made else None
+            self.close()
+            if passes(exc):
+                raise
             built.faults.append((self.plan.env_ids[0], describe(exc, "construct")))
         return built
 
@@ -149,8 +159,7 @@ class _ProxyWorker(ThreadWorker):
     def serve_slab(self, slab: _native.Slab) -> None:
         proxy = self._hosted.serve(slab, self.built, self.settings)
         self.crash = obey(proxy, self.plan.env_ids, self.built.envs, self.orders)
-        self.has_answered.set()
-        if not self.crash:
+        if not self.crash and self.may_serve():
             proxy.serve(self, self.num_before)
 
     def close_envs(self) -> tuple[Fault, ...]:
@@ -182,7 +191,8 @@ class InlineForeignBackend:
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
         self._hosted = _Hosted(plans[0])
-        return [self._build()]
+        with defer_signals():
+            return [self._build()]
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab = slab
@@ -226,7 +236,7 @@ class InlineForeignBackend:
             self._use.release()
 
     def _build(self) -> WorkerReport:
-        self._built = built = self._hosted.build()
+        self._built = built = self._hosted.build(passes=_native.is_from_signal)
         if built.faults:
             raise join_errors([fault_error(fault, 0) for fault in built.faults])
         return WorkerReport(0, self._pid, tuple(built.specs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -14,15 +15,16 @@ import time
 from collections.abc import Sequence
 
 from stepmill import _native
+from stepmill._native import OwnedFd
+from stepmill.backends.base import describe_exit, signal_name
 from stepmill.backends.link import WorkerLink
-from stepmill.spec.errors import EngineBug
+from stepmill.spec.errors import LauncherDied
 from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.boot import Start, start_interpreter
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, close_fds, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
 from stepmill.worker.messages import (
     Exited,
-    Failed,
     Launched,
     LaunchFailed,
     LaunchWorker,
@@ -32,7 +34,8 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
-from stepmill.worker.settle import born_deaf, fork, uninterrupted, worker_environ
+from stepmill.worker.settle import born_deaf, fork, worker_environ
+from stepmill.worker.signals import defer_signals
 
 # What a forked worker would otherwise load again and again. Names, since this room imports none of them.
 _PRELOAD = ["numpy.random", "stepmill.worker.work", "stepmill.envs"]
@@ -44,27 +47,32 @@ class LauncherHandle:
     """Starts the launcher, tells it to start workers, hears how they end, ends it. `close` may come from any thread."""
 
     def __init__(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
-        """Starts it. In context "fork" this forks the calling process, so no thread of the pool may run yet."""
+        """Starts it. In context "fork" this forks the calling process, so no thread of the pool may run yet.
+
+        The caller defers signals, and closes what it has made.
+        """
         self._links: dict[int, WorkerLink] = {}  # the newest of each worker
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
         self._lock = threading.RLock()  # one thread at a time reads the channel; reentrant for signal handlers
+        self._is_fork = settings.context is Context.FORK
+        self.pid, self._pidfd = 0, OwnedFd()
+        learner = OwnedFd.pidfd(os.getpid())
         self._channel, theirs = Channel.pair()
-        learner = _native.pidfd_open(os.getpid())
-        self.pid, self._pidfd = 0, NO_FD
-        try:
-            with theirs:
-                if settings.context is Context.FORK:
-                    self.pid = self._fork(settings, plans, theirs, learner)
+        with theirs, contextlib.closing(learner):
+            try:
+                if self._is_fork:
+                    self.pid = self._fork(settings, plans, theirs, learner.fileno())
                 else:
-                    self._process = self._start_afresh(settings, theirs, learner)
+                    self._process = self._start_afresh(settings, theirs, learner.fileno())
                     self.pid = self._process.pid
-            self._pidfd = _native.pidfd_open(self.pid)
-        except BaseException:
-            self._channel.close()
-            raise
-        finally:
-            os.close(learner)
+                self._pidfd = OwnedFd.pidfd(self.pid)
+            except BaseException:
+                self._channel.close()
+                if self.pid:
+                    os.kill(self.pid, signal.SIGKILL)  # it is not reaped, so the number is still its own
+                    self._reap()
+                raise
 
     def _fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan], theirs: socket.socket, learner: int) -> int:
         inheritance = launcher.Inheritance(plans, _environ(settings), _preload())
@@ -81,39 +89,40 @@ class LauncherHandle:
     def _start_afresh(self, settings: WorkerSettings, theirs: socket.socket, learner: int) -> subprocess.Popen[bytes]:
         preload = _preload() if settings.context is Context.FORKSERVER else []
         facts = {"context": settings.context.value, "learner": learner, "preload": preload}
-        return start_interpreter(Start("stepmill.worker.launcher:main", facts, (learner,), _environ(settings)), theirs)
+        start = Start("stepmill.worker.launcher:main", facts, (learner,), _environ(settings))
+        return start_interpreter(start, theirs.fileno())
 
     @property
     def fds(self) -> dict[int, int]:
         """What to poll for news of the launcher: descriptors and poll events."""
-        return {self._channel.fd: select.POLLIN, self._pidfd: select.POLLIN}
+        return {self._channel.fd: select.POLLIN, self._pidfd.fileno(): select.POLLIN}
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` has been called."""
-        return self._pidfd == NO_FD
+        return self._pidfd.fileno() == NO_FD
 
     @property
     def is_dead(self) -> bool:
         """Whether the launcher has ended."""
-        return self._pidfd == NO_FD or bool(wait_ready({self._pidfd: select.POLLIN}, 0.0))
+        return self.is_closed or bool(wait_ready({self._pidfd.fileno(): select.POLLIN}, 0.0))
 
     def launch(self, link: WorkerLink) -> None:
         """Asks for a process for this link; `pump` hears of it.
 
         Raises:
-            EngineBug: the launcher is gone.
+            LauncherDied: the launcher is gone.
         """
         self._links[link.plan.worker] = link
         try:
-            with link.peer as sock, uninterrupted():
+            with defer_signals(), link.peer as sock:
                 self._channel.send(dump(LaunchWorker(link.plan.worker)), [sock.fileno()])
         except ChannelClosed as exc:
-            raise self.gone() from exc
+            raise self.death() from exc
 
     def pump(self) -> None:
         """Takes in what the launcher has sent: tells the links of processes that began, failed to, or ended."""
-        with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
+        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             while (frame := self._channel.take()) is not None:
                 self._receive(load(frame.data), frame.fds)
 
@@ -126,24 +135,32 @@ class LauncherHandle:
             self.pump()
         return link.exit_code
 
-    def gone(self) -> EngineBug:
+    def death(self) -> LauncherDied:
         """Returns the error for a launcher that has ended by itself."""
         code = self._reap()
-        how = "" if code is None else f" with exit code {code}"
-        return EngineBug(
-            f"the process that starts workers has ended{how}; stderr may say why; "
-            "if something killed it, make the pool anew, else please report this"
+        name = signal_name(code)
+        hint = (
+            "with context='fork' it cannot be replaced, and no worker can be started any more: make the pool anew"
+            if self._is_fork
+            else "stderr may say why; make the pool anew"
+        )
+        return LauncherDied(
+            f"the process that starts workers {describe_exit(code)}; {hint}",
+            exit_code=code if name is None else None,
+            signal_name=name,
+            is_final=self._is_fork,
         )
 
-    def _receive(self, message: object, fds: tuple[int, ...]) -> None:
+    def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
         link = self._links.get(getattr(message, "worker", NO_FD))
         if link is None:
-            close_fds(fds)
-        elif isinstance(message, Launched):
-            link.pid, link.pidfd = message.pid, fds[0]
+            return
+        if isinstance(message, Launched) and fds:
+            link.begin_life(message.pid, fds[0])
+        elif isinstance(message, Launched):  # this process may open no more files
+            link.refuse(os.strerror(errno.EMFILE))
         elif isinstance(message, LaunchFailed):
-            record = {"phase": "launch", "type": "OSError", "message": message.reason, "traceback": ""}
-            link.answer = Failed(((None, record),))
+            link.refuse(message.reason)
         elif isinstance(message, Exited) and message.pid == link.pid:
             link.exit_code = message.code
 
@@ -151,8 +168,8 @@ class LauncherHandle:
 
     def close(self, timeout_s: float) -> None:
         """Ends the launcher, which kills what is left of its workers, and leaves no zombie. Idempotent."""
-        with self._lock:
-            if self._pidfd != NO_FD:
+        with defer_signals(), self._lock:
+            if not self.is_closed:
                 self._close(timeout_s)
 
     def _close(self, timeout_s: float) -> None:
@@ -160,20 +177,19 @@ class LauncherHandle:
             self._channel.send(dump(Quit()))
         deadline = time.monotonic() + timeout_s
         while not self.is_dead and time.monotonic() < deadline:
-            wait_ready({self._pidfd: select.POLLIN}, deadline)
+            wait_ready({self._pidfd.fileno(): select.POLLIN}, deadline)
         if not self.is_dead:
             with contextlib.suppress(ProcessLookupError):
-                _native.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                _native.pidfd_send_signal(self._pidfd.fileno(), signal.SIGKILL)
         self._reap()
-        os.close(self._pidfd)
-        self._pidfd = NO_FD
+        self._pidfd.close()
         self._channel.close()
 
     def _reap(self) -> int | None:
         """Waits for the end of a launcher that is dead, or was killed, and returns its exit code."""
         if self._code is None and self._process is not None:
             self._code = self._process.wait()
-        elif self._code is None and self._pidfd != NO_FD:
+        elif self._code is None and self.pid:
             with contextlib.suppress(ChildProcessError):  # somebody in this process waits for any child
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._code

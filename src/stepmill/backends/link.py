@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import select
 import signal
@@ -12,26 +11,24 @@ import time
 from collections.abc import Callable, Sequence
 
 from stepmill import _native
+from stepmill._native import OwnedFd
 from stepmill.backends.base import Future
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, close_fds, wait_ready
+from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, wait_ready
 from stepmill.worker.host import Fault
 from stepmill.worker.messages import (
     Attached,
     Building,
     Closed,
     Failed,
-    Outcome,
     Ready,
     Reply,
     Request,
-    Value,
     WorkerPlan,
     dump,
     load,
 )
-from stepmill.worker.records import describe
-from stepmill.worker.settle import uninterrupted
+from stepmill.worker.signals import defer_signals
 
 Answer = Ready | Attached | Failed
 TRACE_BYTES = 65_536
@@ -42,13 +39,13 @@ class WorkerLink:
 
     Attributes:
         peer: the worker's end of the channel, for the launcher.
-        pid, pidfd: of the process; 0 and NO_FD until the launcher has told.
+        pid: of the process; 0 before the launcher has told of it.
         building: the env_id that the worker has last begun to construct.
         answer: to what the worker was last told; None while it is at work.
         num_posted: how many requests were announced to this worker and its predecessors.
         exit_code: as the launcher told it, or None.
         close_faults: of envs that raised in close().
-        trace_fd: of a memfd into which the worker writes where it stood when it crashed or hung; NO_FD if it need not.
+        trace_fds: of a memfd into which the worker writes where it stood when it crashed or hung; none if it need not.
         is_cut: the worker's end of the channel is closed.
         is_void: its process never came to be.
         is_reviving: it takes a dead one's place and does not serve yet.
@@ -56,17 +53,10 @@ class WorkerLink:
 
     def __init__(self, plan: WorkerPlan, *, has_trace: bool = False) -> None:
         self.plan = plan
-        self.trace_fd = NO_FD
+        self._trace = OwnedFd.memfd("stepmill-trace") if has_trace else OwnedFd()
+        self._process = OwnedFd()
         self.channel, self.peer = Channel.pair()
-        if has_trace:
-            try:
-                self.trace_fd = os.memfd_create("stepmill-trace")
-            except OSError:  # no descriptor is left
-                self.channel.close()
-                self.peer.close()
-                raise
         self.pid = 0
-        self.pidfd = NO_FD
         self.building: int | None = None
         self.answer: Answer | None = None
         self.num_posted = 0
@@ -80,6 +70,25 @@ class WorkerLink:
         self._is_closed = False
         # Reentrant: a signal handler of the learner may call close() while its thread waits in here.
         self._lock = threading.RLock()
+
+    @property
+    def pidfd(self) -> int:
+        """The descriptor of the process; NO_FD before the launcher has told of it, and after `close`."""
+        return self._process.fileno()
+
+    @property
+    def trace_fds(self) -> list[int]:
+        return [fd for fd in (self._trace.fileno(),) if fd != NO_FD]
+
+    def begin_life(self, pid: int, process: OwnedFd) -> None:
+        """Takes the descriptor of the process, which runs now."""
+        self.pid, self._process = pid, process
+
+    def refuse(self, reason: str) -> None:
+        """Notes that there is no process, or none that can be watched, and why."""
+        record = {"phase": "launch", "type": "OSError", "message": reason, "traceback": ""}
+        self.answer = Failed(((None, record),))
+        self.channel.shut()
 
     @property
     def fds(self) -> dict[int, int]:
@@ -96,14 +105,14 @@ class WorkerLink:
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Sends a message; a worker that is gone does not get it, and that is noticed elsewhere."""
-        with contextlib.suppress(ChannelClosed), uninterrupted():
+        with defer_signals(), contextlib.suppress(ChannelClosed):
             self.channel.send(data, fds)
 
     def post(self, request: Request, future: Future, ring: Callable[[int], None]) -> bool:
         """Sends a request and announces it, unless the worker is known to be gone; False if this link is out of use."""
         data = dump(request)
         # Sent and announced or neither: a worker that lacks one of the two would answer every later request one too late.
-        with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
+        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             if self._is_closed:
                 return False
             self._futures[request.id] = future
@@ -121,14 +130,15 @@ class WorkerLink:
 
     def begin_serving(self, ring: Callable[[int], None]) -> None:
         """Sends what was posted to a worker while it was being revived."""
-        with self._lock, contextlib.suppress(ChannelClosed), uninterrupted():
+        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
             self.is_reviving = False
             while self._held:
                 self._announce(self._held.pop(0), ring)
 
     def pump(self) -> None:
         """Takes in every message that is here. Never waits."""
-        with self._lock:
+        # Without signals: a message that was taken from the channel must not be lost before it is looked at.
+        with defer_signals(), self._lock:
             while (frame := self._take()) is not None:
                 try:
                     message = load(frame.data)
@@ -140,8 +150,7 @@ class WorkerLink:
         if self.is_cut:
             return None
         try:
-            with uninterrupted():
-                return self.channel.take()
+            return self.channel.take()
         except (ChannelGarbled, MemoryError, OverflowError):
             self._give_up()
         except ChannelClosed:
@@ -149,7 +158,7 @@ class WorkerLink:
         return None
 
     def _give_up(self) -> None:
-        """Ends a worker that has lost its mind, so that who waits for it hears of its death."""
+        """Kills a worker that sent malformed data, so that its death is noticed like any other."""
         self.is_cut = True
         self.kill()
 
@@ -164,7 +173,7 @@ class WorkerLink:
         if isinstance(message, Reply):
             future = self._futures.pop(message.id, None)
             if future is not None:
-                future.finish(Reply(message.id, tuple(_unpacked(outcome) for outcome in message.outcomes)))
+                future.finish(message)
         elif isinstance(message, Building):
             self.building = message.env_id
         elif isinstance(message, Closed):
@@ -201,27 +210,15 @@ class WorkerLink:
 
     def read_trace(self) -> str:
         """Returns what the worker has written of where it stood; empty if nothing, and at most TRACE_BYTES of it."""
-        if self.trace_fd == NO_FD:
+        if not self.trace_fds:
             return ""
-        return os.pread(self.trace_fd, TRACE_BYTES, 0).decode("utf-8", "replace")
+        return os.pread(self._trace.fileno(), TRACE_BYTES, 0).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Frees every descriptor."""
-        with self._lock:
-            close_fds([self.trace_fd])
-            self.trace_fd = NO_FD
+        """Closes every descriptor."""
+        with defer_signals(), self._lock:
+            self._trace.close()
             self.channel.close()
             self.peer.close()
             self.is_cut = self._is_closed = True
-            if self.pidfd != NO_FD:
-                os.close(self.pidfd)
-                self.pidfd = NO_FD
-
-
-def _unpacked(outcome: Outcome) -> Outcome:
-    if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
-        return outcome
-    try:
-        return dataclasses.replace(outcome, value=load(outcome.value))
-    except BaseException as exc:  # loading runs code of the user's classes
-        return describe(exc, "call")
+            self._process.close()

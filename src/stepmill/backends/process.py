@@ -19,12 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from stepmill.backends.base import (
     Future,
     died_error,
-    num_workers,
-    own_fds,
     too_many_workers,
     warn_of_close,
 )
-from stepmill.backends.hurry import hurried
 from stepmill.backends.launching import LauncherHandle
 from stepmill.backends.link import WorkerLink
 from stepmill.backends.starting import await_answers, read_report
@@ -38,15 +35,19 @@ from stepmill.worker.messages import (
     Attach,
     Attached,
     Build,
+    Outcome,
     Request,
     RequestKind,
+    Value,
     WorkerPlan,
     WorkerReport,
     WorkerSettings,
     dump,
+    load,
 )
 from stepmill.worker.program_state import ProgramState
-from stepmill.worker.settle import uninterrupted
+from stepmill.worker.records import describe
+from stepmill.worker.signals import allow_signals, defer_signals
 
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
 HURRY_S = 0.3  # the same after Ctrl-C at the start, or in the middle of a restart
@@ -84,30 +85,36 @@ class ProcessBackend:
                 self._begin(plans)
             return self._await_built(self._links)
 
+    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
+        self._slab, self._ring = slab, ring
+        with self._whole_or_nothing(slab.num_workers):
+            self._attach(self._links)
+
+    @contextlib.contextmanager
+    def _whole_or_nothing(self, num_workers: int) -> Iterator[None]:
+        """Ends everything if not all of it can be started. Signals are deferred but where something is waited for."""
+        with defer_signals():
+            try:
+                yield
+            except OSError as exc:
+                self._shut(STOP_S)
+                raise too_many_workers(num_workers, exc) from exc
+            except Exception:
+                self._shut(STOP_S)
+                raise
+            except BaseException:  # Ctrl-C: the user has waited long enough
+                self._shut(HURRY_S)
+                raise
+
     def _begin(self, plans: Sequence[WorkerPlan]) -> None:
-        with uninterrupted():
-            self._launcher = LauncherHandle(self._settings, plans)
+        self._launcher = LauncherHandle(self._settings, plans)
         # A fresh launcher takes a while to load; plans are pickled meanwhile.
-        orders = [self._order(plan) for plan in plans]
+        with allow_signals():  # pickling runs code of the user
+            orders = [self._order(plan) for plan in plans]
         for plan in plans:
             # One by one: if descriptors run out, those that are there get closed.
             self._links.append(WorkerLink(plan, has_trace=self._settings.has_trace))
         self._launch(self._links, orders)
-
-    @contextlib.contextmanager
-    def _whole_or_nothing(self, num_plans: int) -> Iterator[None]:
-        """Ends everything if not all of it can be started."""
-        try:
-            yield
-        except OSError as exc:
-            self._shut(STOP_S)
-            raise too_many_workers(num_plans, exc) from exc
-        except Exception:
-            self._shut(STOP_S)
-            raise
-        except BaseException:  # Ctrl-C: the user has waited long enough
-            self._shut(HURRY_S)
-            raise
 
     def _order(self, plan: WorkerPlan) -> bytes:
         data = None if self._program is None else _pickle_plan(plan)
@@ -117,7 +124,7 @@ class ProcessBackend:
         launcher = self._live_launcher()
         for link, order in zip(links, orders, strict=True):
             launcher.launch(link)
-            link.send(order, [fd for fd in (link.trace_fd,) if fd != NO_FD])
+            link.send(order, link.trace_fds)
             if self._settings.start_serially:
                 await_answers([link], launcher, self._settings.start_timeout_s)
 
@@ -128,22 +135,14 @@ class ProcessBackend:
         specs: dict[bytes, EnvSpec] = {}
         return [read_report(link, specs) for link in links]
 
-    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
-        self._slab, self._ring = slab, ring
-        try:
-            self._attach(self._links)
-        except BaseException:
-            self._shut(HURRY_S)
-            raise
-
     def _attach(self, links: Sequence[WorkerLink], orders: Sequence[Request] = ()) -> None:
         launcher, slab = self._live_launcher(), self._slab
         if slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
             link.answer = None
-            message = Attach(dict(slab.plan), num_workers(slab), link.num_posted, tuple(orders))
-            link.send(dump(message), own_fds(slab, link.plan.worker))
+            message = Attach(dict(slab.plan), slab.num_workers, link.num_posted, tuple(orders))
+            link.send(dump(message), slab.fds_of(link.plan.worker))
         await_answers(links, launcher, self._settings.start_timeout_s)
         for link in links:
             if not isinstance(link.answer, Attached):
@@ -153,11 +152,13 @@ class ProcessBackend:
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         packed = [_packed(request) for request in requests.values()]
+        timeout_s = self._settings.call_timeout_s
         futures = [
-            Future(request, worker, self._settings.call_timeout_s, self._wait) for worker, request in requests.items()
+            Future(request, worker, timeout_s, self._wait, unpack=_unpacked) for worker, request in requests.items()
         ]
-        for future, request in zip(futures, packed, strict=True):
-            self._post(request, future)
+        with defer_signals():  # to all workers or to none
+            for future, request in zip(futures, packed, strict=True):
+                self._post(request, future)
         return futures
 
     def _post(self, request: Request, future: Future) -> None:
@@ -219,28 +220,52 @@ class ProcessBackend:
         Raises:
             WorkerDied: the old process does not even die of SIGKILL, or the new one dies at once.
             EnvError, EnvTimeout: as for `start`.
+            UsageError: the system refuses another process or descriptor.
+            LauncherDied: no worker can be started any more.
         """
-        self.end_worker(worker)
-        old = self._links[worker]
-        fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
-        self._replace(old, fresh)
-        try:
+        with defer_signals():
+            self.end_worker(worker)
+            old = self._links[worker]
+            if self._live_launcher().is_dead and self._settings.context is Context.FORK:
+                raise self._live_launcher().death()
+            try:
+                fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
+            except OSError as exc:
+                raise too_many_workers(1, exc) from exc
+            self._replace(old, fresh)
+            try:
+                return self._start_again(fresh, orders)
+            except OSError as exc:
+                self._void(fresh)
+                raise too_many_workers(1, exc) from exc
+            except BaseException:
+                self._void(fresh)
+                raise
+
+    def _start_again(self, fresh: WorkerLink, orders: Iterable[Request]) -> WorkerReport:
+        with self._end_lock:  # workers are restarted by several threads
+            if self._live_launcher().is_dead:
+                self._live_launcher().close(0.0)
+                self._launcher = LauncherHandle(self._settings, ())
+        with allow_signals():  # pickling runs code of the user
             packed = [_packed(order) for order in orders]
-            self._launch([fresh], [self._order(fresh.plan)])
-            report = self._await_built([fresh])[0]
-            self._attach([fresh], packed)
-            if self._ring is not None:
-                fresh.begin_serving(self._ring)
-        except BaseException:
-            fresh.kill()
-            fresh.is_void = fresh.pidfd == NO_FD
-            fresh.fail_futures(lambda: died_error(worker, old.plan.env_ids, None, hint="it could not be restarted"))
-            raise
+        self._launch([fresh], [self._order(fresh.plan)])
+        report = self._await_built([fresh])[0]
+        self._attach([fresh], packed)
+        if self._ring is not None:
+            fresh.begin_serving(self._ring)
         return report
+
+    def _void(self, fresh: WorkerLink) -> None:
+        """Ends a worker that could not be restarted. Its link stays, for the next attempt to replace."""
+        fresh.kill()
+        fresh.is_void = fresh.pidfd == NO_FD
+        hint = "it could not be restarted"
+        fresh.fail_futures(lambda: died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
 
     def _replace(self, old: WorkerLink, fresh: WorkerLink) -> None:
         fresh.is_reviving = True
-        with self._end_lock, uninterrupted():
+        with self._end_lock:
             if self._is_closed:  # close() has ended the old ones, and will not look for new ones
                 fresh.close()
                 raise _closed()
@@ -250,22 +275,19 @@ class ProcessBackend:
             fresh.num_posted = old.num_posted
             hint = "the call has no result"
             old.fail_futures(lambda: died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
-            if self._live_launcher().is_dead and self._settings.context is not Context.FORK:
-                self._live_launcher().close(0.0)
-                self._launcher = LauncherHandle(self._settings, ())
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        stop_s = hurried(min(timeout_s, STOP_S))
+        stop_s = min(timeout_s, STOP_S)
         killed, immortal = self._shut(stop_s)
         self._tell_end(killed, immortal, stop_s)
 
     def _shut(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         """Ends all processes, frees all descriptors; returns links of those that were killed, and of those that live on."""
-        with uninterrupted():  # Ctrl-C while a pool closes must not leave half of it; closing takes two seconds at most
+        with defer_signals():  # Ctrl-C while a pool closes must not leave half of it; closing takes two seconds at most
             return self._end_all(stop_s)
 
     def _end_all(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
@@ -330,9 +352,9 @@ def _pickle_plan(plan: WorkerPlan) -> bytes:
         culprit = next(
             (env_id for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True) if not _can_travel(env_fn)), None
         )
-        who = f"the env_fn of env {culprit}" if culprit is not None else f"the env_fns of worker {plan.worker}"
+        which = f"the env_fn of env {culprit}" if culprit is not None else f"the env_fns of worker {plan.worker}"
         raise UsageError(
-            f"{who} cannot be pickled: {type(exc).__name__}: {exc}; make what it needs inside of it, or use context='fork'"
+            f"{which} cannot be pickled: {type(exc).__name__}: {exc}; make what it needs inside of it, or use context='fork'"
         ) from exc
 
 
@@ -353,3 +375,12 @@ def _packed(request: Request) -> Request:
             f"the {what} of this {request.kind.name.lower()} cannot be pickled: {type(exc).__name__}: {exc}; "
             "send something that can, or use backend='thread'"
         ) from exc
+
+
+def _unpacked(outcome: Outcome) -> Outcome:
+    if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
+        return outcome
+    try:
+        return dataclasses.replace(outcome, value=load(outcome.value))
+    except BaseException as exc:  # loading runs code of the user's classes
+        return describe(exc, "call")

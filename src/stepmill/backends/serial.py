@@ -14,6 +14,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
 from stepmill.worker.host import Built, build, close_envs, make_loop, obey
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
+from stepmill.worker.signals import defer_signals
 
 
 class SerialBackend:
@@ -41,7 +42,8 @@ class SerialBackend:
         if len(plans) != 1:
             raise EngineBug(f"the serial backend has one worker, not {len(plans)}")
         self._plan = plans[0]
-        return [self._build()]
+        with defer_signals():
+            return [self._build()]
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab = slab

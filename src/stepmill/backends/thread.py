@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
+from stepmill._native import OwnedFd
 from stepmill.backends.base import (
     CALL_SLICE_S,
     Future,
@@ -21,20 +22,19 @@ from stepmill.backends.base import (
     died_error,
     fault_error,
     late_start,
-    num_workers,
-    own_fds,
     too_many_workers,
     warn_of_close,
 )
-from stepmill.backends.hurry import hurried
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, join_errors
 from stepmill.spec.notices import warn
 from stepmill.worker import settle
-from stepmill.worker.channel import close_fds
-from stepmill.worker.host import Built, Fault, attach_own, build, close_envs, make_loop, no_env, obey, serve
+from stepmill.worker.channel import NO_FD
+from stepmill.worker.host import Built, Fault, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import Reply, Request, WorkerPlan, WorkerReport, WorkerSettings
+from stepmill.worker.signals import allow_signals, defer_signals, wait_event
 
+CANCEL_S = 0.3  # how long a start that failed waits for threads to close what they have built
 GRACE_S = 2.0  # after the first fault at the start, how long the other workers may go on to tell theirs
 
 
@@ -51,26 +51,28 @@ class ThreadBackend:
 
     @property
     def pidfds(self) -> Mapping[int, int]:
-        return {worker.plan.worker: worker.end_fd for worker in self._workers}
+        return {worker.plan.worker: worker.end_fd.fileno() for worker in self._workers}
 
     def exit_code(self, worker: int) -> int | None:
         return None
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        try:
-            for plan in plans:
-                self._workers.append(self._make_worker(plan, 0))
-            return self._build(self._workers)
-        except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
-            self._shut(0.0)
-            raise too_many_workers(len(plans), exc) from exc
-        except BaseException:
-            self._shut(0.0)
-            raise
+        with defer_signals():
+            try:
+                for plan in plans:
+                    self._workers.append(self._make_worker(plan, 0))
+                return self._build(self._workers)
+            except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
+                self._shut(CANCEL_S)
+                raise too_many_workers(len(plans), exc) from exc
+            except BaseException:
+                self._shut(CANCEL_S)
+                raise
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
-        self._attach(self._workers)
+        with defer_signals():
+            self._attach(self._workers)
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         return [self._call(worker, request) for worker, request in requests.items()]
@@ -98,31 +100,38 @@ class ThreadBackend:
             UsageError: the old thread still runs; it cannot be killed.
         """
         self.end_worker(worker)
-        old = self._workers[worker]
-        old.let_go()
-        fresh = self._make_worker(old.plan, old.num_posted)
-        self._workers[worker] = fresh
-        fresh.orders = tuple(orders)
-        report = self._build([fresh])[0]
-        self._attach([fresh])
-        return report
+        with defer_signals():
+            old = self._workers[worker]
+            fresh = self._make_worker(old.plan, old.num_posted)
+            self._workers[worker] = fresh
+            old.close_end_fd()
+            try:
+                with allow_signals():
+                    fresh.orders = tuple(orders)
+                report = self._build([fresh])[0]
+                self._attach([fresh])
+            except BaseException:
+                fresh.cancel()
+                raise
+            return report
 
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        self._shut(hurried(timeout_s))
+        self._shut(timeout_s)
         self._tell_end()
 
     def _shut(self, timeout_s: float) -> None:
-        self._is_closed = True
-        deadline = time.monotonic() + timeout_s
-        for worker in self._workers:
-            worker.slabs.put(None)
-        for worker in self._workers:
-            worker.join(deadline)
-            worker.fail_futures(_closed())
-            worker.let_go()
-        self._slab = self._ring = None
+        with defer_signals():
+            self._is_closed = True
+            deadline = time.monotonic() + timeout_s
+            for worker in self._workers:
+                worker.cancel()
+            for worker in self._workers:
+                worker.join(deadline)
+                worker.fail_futures(_closed())
+                worker.close_end_fd()
+            self._slab = self._ring = None
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -148,14 +157,18 @@ class ThreadBackend:
 
     def _attach(self, workers: Sequence[ThreadWorker]) -> None:
         deadline = deadline_after(self._settings.start_timeout_s)
+        if self._slab is None:
+            raise EngineBug("workers cannot attach before there is a slab")
         for worker in workers:
             worker.has_answered.clear()
-            worker.slabs.put(self._slab)
+            worker.slabs.put(self._slab.native)
         for worker in workers:
             if not worker.wait_answer(deadline):
                 raise EngineBug(f"worker {worker.plan.worker} did not attach within {self._settings.start_timeout_s} s")
             if worker.crash:
                 raise fault_error(worker.crash[0], worker.plan.worker)
+        for worker in workers:
+            worker.slabs.put(self._slab.native)  # from here on nothing fails: they begin to serve
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         while not future.is_done:
@@ -175,6 +188,10 @@ class ThreadBackend:
                 )
 
 
+class _Cancelled(Exception):
+    """The start of a pool was broken off; envs that are not built yet are not wanted."""
+
+
 class ThreadWorker:
     """One worker thread. It is its own mailbox."""
 
@@ -186,14 +203,15 @@ class ThreadWorker:
         self.built = Built()
         self.crash: tuple[Fault, ...] = ()
         self.close_faults: tuple[Fault, ...] = ()
-        self.slabs: queue.SimpleQueue[SharedSlab | None] = queue.SimpleQueue()
+        # The slab to make ready for, the slab again to begin to serve it; None, whichever of the two is due, to end.
+        self.slabs: queue.SimpleQueue[_native.Slab | None] = queue.SimpleQueue()
         self.has_answered = threading.Event()  # it has built its envs, or attached, or cannot
         self.has_ended = threading.Event()
-        self.end_fd = os.eventfd(0)  # readable once the thread has ended without being told to
+        self.end_fd = OwnedFd.eventfd()  # readable once the thread has ended without being told to
         self.settings = settings
         self.num_before = num_requests
-        self._lock = threading.Lock()  # guards _requests, _is_let_go, and has_ended being set
-        self._is_let_go = False
+        self._lock = threading.Lock()  # guards _requests, and has_ended being set
+        self._is_cancelled = False
         self._requests: deque[tuple[Request, Future]] = deque()
         self._current: Future | None = None
         self.thread = threading.Thread(target=self._run, name=f"stepmill-worker-{plan.worker}", daemon=True)
@@ -219,7 +237,7 @@ class ThreadWorker:
 
     def wait_answer(self, deadline: float) -> bool:
         """Waits until the thread has done what it was last told; returns False at the deadline."""
-        while not self.has_answered.wait(min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
+        while not wait_event(self.has_answered, min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return False
         return True
@@ -228,13 +246,6 @@ class ThreadWorker:
         """Waits until the thread has ended, at most until the deadline. A thread does not wait for itself."""
         if self.thread.ident is not None and self.thread is not threading.current_thread():
             self.thread.join(max(0.0, deadline - time.monotonic()))
-
-    def let_go(self) -> None:
-        """Frees the descriptor, or leaves that to a thread that still runs."""
-        with self._lock:
-            if self.has_ended.is_set() or self.thread.ident is None:
-                close_fds([self.end_fd])
-            self._is_let_go = True
 
     def fail_futures(self, error: StepmillError) -> None:
         """Fails every request that has no reply yet."""
@@ -245,21 +256,41 @@ class ThreadWorker:
             if future is not None:
                 future.fail(error)
 
+    def cancel(self) -> None:
+        """Tells a thread that does not serve yet to close what it has built, and to end."""
+        self._is_cancelled = True
+        self.slabs.put(None)
+
+    def close_end_fd(self) -> None:
+        """Closes the descriptor. A thread that still runs does not signal its end any more."""
+        with self._lock:
+            self.end_fd.close()
+
     # ---- in the thread: what a backend with another kind of worker does differently ---------------------------------
 
     def build(self) -> Built:
         """Builds the envs."""
-        return build(self.plan.env_ids, self.plan.env_fns, on_begin=self._note_env)
+        return build(
+            self.plan.env_ids,
+            self.plan.env_fns,
+            on_begin=self._note_env,
+            passes=lambda exc: isinstance(exc, _Cancelled),
+        )
 
     def serve_slab(self, slab: _native.Slab) -> None:
-        """Serves the slab until the pool says stop; sets `has_answered` when it begins."""
+        """Serves the slab, if it `may_serve`, until the pool says stop."""
         loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
         self.crash = obey(loop, self.plan.env_ids, self.built.envs, self.orders)
         if self.crash:
             return
         loop.refresh()
+        if self.may_serve():
+            serve(loop, self.built.envs, self, num_requests=self.num_before)
+
+    def may_serve(self) -> bool:
+        """Answers that the thread is ready to serve; waits until it is told to begin, or to end."""
         self.has_answered.set()
-        serve(loop, self.built.envs, self, num_requests=self.num_before)
+        return self.slabs.get() is not None
 
     def close_envs(self) -> tuple[Fault, ...]:
         """Closes the envs, and returns the records of those that raised."""
@@ -275,6 +306,8 @@ class ThreadWorker:
             self.built = self.build()
             self.has_answered.set()
             is_told = bool(self.built.faults) or self._serve()
+        except _Cancelled:
+            is_told = True
         except BaseException as exc:  # a bug of ours: the learner must hear of it, and not wait for this thread
             self.crash = no_env(exc, "serve")
         finally:
@@ -283,12 +316,8 @@ class ThreadWorker:
     def _serve(self) -> bool:
         slab = self.slabs.get()
         if slab is not None:
-            # Our own descriptors: a thread that close() had to leave behind must not write into a file that got their numbers.
-            fds = [os.dup(fd) for fd in own_fds(slab, self.plan.worker)]
-            try:
-                self.serve_slab(attach_own(slab.plan, num_workers(slab), self.plan.worker, fds))
-            finally:
-                close_fds(fds)
+            # The mapping owns its descriptors: a thread that close() had to leave behind does not write into another file.
+            self.serve_slab(slab)
         self.close_faults = self.close_envs()
         return True
 
@@ -296,15 +325,15 @@ class ThreadWorker:
         timers.disable()
         with self._lock:
             self.has_ended.set()
-            if self._is_let_go:
-                close_fds([self.end_fd])
-            elif not is_told:
-                os.eventfd_write(self.end_fd, 1)
+            if not is_told and self.end_fd.fileno() != NO_FD:
+                os.eventfd_write(self.end_fd.fileno(), 1)
         self.fail_futures(self._ended())
         self.has_answered.set()
         self.built.envs.clear()
 
     def _note_env(self, env_id: int) -> None:
+        if self._is_cancelled:
+            raise _Cancelled
         self.building = env_id
 
     def _ended(self) -> StepmillError:

@@ -26,7 +26,7 @@ from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, join_error
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, OnFault, PoolOptions, RetryIn
 from stepmill.worker.messages import WorkerPlan
-from stepmill.worker.settle import uninterrupted
+from stepmill.worker.signals import defer_signals
 
 logger = logging.getLogger("stepmill")
 
@@ -237,7 +237,7 @@ class FaultHandler:
     def _bring_back(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
         """Do the next thing that a worker's envs need before they can be called."""
         if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
-            with uninterrupted():
+            with defer_signals():
                 self.handle()
                 if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
                     self.handle_death(worker)
@@ -253,7 +253,7 @@ class FaultHandler:
 
     def _wait_event(self, timeout_s: float | None) -> None:
         self._state.wait_event(timeout_s)
-        with uninterrupted():
+        with defer_signals():
             self.handle_events()
 
     def restart_all(self) -> bool:
@@ -267,7 +267,7 @@ class FaultHandler:
         before = workers.num_restarts
         for worker in range(workers.num_workers):
             if workers.ask_process(worker) in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
-                with uninterrupted():
+                with defer_signals():
                     self.handle_death(worker)
             self.raise_errors()
             if workers.state_of(worker) is WorkerState.DEAD_REPORTED:

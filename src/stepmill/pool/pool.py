@@ -19,7 +19,7 @@ from stepmill.pool.receiving import Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture
 from stepmill.pool.resets import Options, ResetDesk, ResetOrder, Seed
 from stepmill.pool.settings import Name
-from stepmill.pool.start import has_log, start_pool
+from stepmill.pool.start import PoolResources, has_log, start_pool
 from stepmill.pool.stats import PoolStats, read_stats
 from stepmill.pool.timers import read_timers
 from stepmill.pool.waiting import PoolWait
@@ -71,28 +71,34 @@ class Pool:
         self._num_spares = self.options.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
-        self._running = start_pool(env_fns, self.options)
-        self._finalizer = weakref.finalize(self, self._running.shut)
-        self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
-        self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
-        self.spec: EnvSpec = self.env_specs[0]
-        self.num_rows = self.num_envs * self.spec.batch_size
-        self.num_workers = len(self._running.plans)
-        self._state = self._running.state
-        self._unclaimed = self._state.unclaimed
-        self._faults = self._running.faults
-        self._waits = PoolWait(self._state, self._faults, self.options)
-        self._requests = EnvRequests(
-            self._running.backend, self._faults, self._running.seats, self.options, num_envs=self.num_envs
-        )
-        self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
-        self._resets = ResetDesk(
-            self.num_envs,
-            self.spec.batch_size,
-            is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
-            num_spares=self._num_spares,
-        )
-        self._last_reset: list[int] = []
+        # What owns the workers, and what ends them when the pool is garbage, exist before the first worker.
+        self._resources = PoolResources()
+        self._finalizer = weakref.finalize(self, self._resources.abandon)
+        try:
+            self._running = start_pool(env_fns, self.options, self._resources)
+            self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
+            self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
+            self.spec: EnvSpec = self.env_specs[0]
+            self.num_rows = self.num_envs * self.spec.batch_size
+            self.num_workers = len(self._running.plans)
+            self._state = self._running.state
+            self._unclaimed = self._state.unclaimed
+            self._faults = self._running.faults
+            self._waits = PoolWait(self._state, self._faults, self.options)
+            self._requests = EnvRequests(
+                self._running.backend, self._faults, self._running.seats, self.options, num_envs=self.num_envs
+            )
+            self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
+            self._resets = ResetDesk(
+                self.num_envs,
+                self.spec.batch_size,
+                is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
+                num_spares=self._num_spares,
+            )
+            self._last_reset: list[int] = []
+        except BaseException:
+            self.close()
+            raise
 
     # ---- synchronous --------------------------------------------------------------------------------------------
 
@@ -468,7 +474,8 @@ class Pool:
 
     def close(self) -> None:
         """End the workers and close the envs, in at most 2 s. Idempotent, and from any thread."""
-        self._finalizer()
+        self._resources.close()
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -479,7 +486,7 @@ class Pool:
         self.close()
 
     def __repr__(self) -> str:
-        state = "" if self._finalizer.alive else ", closed"
+        state = ", closed" if self._resources.is_closed else ""
         return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{state})"
 
     # ---- inner --------------------------------------------------------------------------------------------------

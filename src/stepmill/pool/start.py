@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,9 +13,10 @@ from typing import cast
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Mortal
+from stepmill.backends.base import Backend, Mortal, too_many_workers
 from stepmill.backends.foreign import InlineForeignBackend, foreign_backend
 from stepmill.backends.process import ProcessBackend
+from stepmill.backends.program_end import is_ending
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool.fault_handler import FaultHandler
@@ -27,18 +30,87 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import WorkerPlan, WorkerReport, WorkerSettings, dump, load
-from stepmill.worker.settle import DUMP_SIGNAL, uninterrupted
+from stepmill.worker.settle import DUMP_SIGNAL
+from stepmill.worker.signals import defer_signals
 
 EnvFn = Callable[[], object]
 
-CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed; less after Ctrl-C
+CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
+INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same after Ctrl-C, when all is to be over within a second
 _SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
 _AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 
 
-@dataclass
+class PoolResources:
+    """What a pool owns and has to end: workers, descriptors, memory, threads.
+
+    It exists before the first of them, and each is stored here as soon as it is made, while signals are deferred. So it
+    can be closed at any time, however far the start of the pool has come.
+    """
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+        self.faults: FaultHandler | None = None
+        self.slab: SharedSlab | None = None
+        self.state: _native.Ledger | None = None
+        self.reaper: _native.Reaper | None = None
+        self._closers = [None]  # whoever takes the one item closes; taking it is atomic
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has begun."""
+        return not self._closers
+
+    def close(self) -> None:
+        """End everything, once. Quick if Ctrl-C is what ends it: a KeyboardInterrupt is being handled."""
+        self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]))
+
+    def abandon(self) -> None:
+        """Close what nobody has closed: the pool is garbage, or the program ends.
+
+        The program ends because of Ctrl-C if a KeyboardInterrupt was the last exception whose traceback was printed.
+        """
+        if self.is_closed:
+            return
+        last_type = getattr(sys, "last_type", None) if is_ending() else None
+        self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]) or _is_interrupt(last_type))
+
+    def _close(self, *, is_interrupted: bool) -> None:
+        with defer_signals():
+            try:
+                self._closers.pop()
+            except IndexError:
+                return
+            self._end(INTERRUPTED_CLOSE_TIMEOUT_S if is_interrupted else CLOSE_TIMEOUT_S)
+
+    def _end(self, timeout_s: float) -> None:
+        if self.faults is not None:
+            self.faults.workers.stop()
+        if self.state is not None:
+            self.state.close()
+        if self.reaper is not None:
+            self.reaper.stop()
+            self.reaper = None
+        try:
+            if self.backend is not None:
+                self.backend.close(timeout_s)
+        finally:  # it warns of envs that raise in close(), and warnings may be errors
+            if self.faults is not None:
+                self.faults.workers.join()
+                self.faults.capsules.let_go()
+            if self.state is not None:
+                self.state.release()
+            if self.slab is not None:
+                self.slab.close()
+
+
+def _is_interrupt(kind: type[BaseException] | None) -> bool:
+    return kind is not None and issubclass(kind, KeyboardInterrupt)
+
+
+@dataclass(frozen=True)
 class Running:
-    """What `start_pool` has made; `shut` ends it.
+    """What `start_pool` has made. Its PoolResources own it, and end it.
 
     Attributes:
         specs: of every env, by env_id; spares come last.
@@ -51,28 +123,11 @@ class Running:
     slab: SharedSlab
     state: _native.Ledger
     seats: tuple[tuple[int, int], ...]
-    reaper: _native.Reaper | None
     faults: FaultHandler
 
-    def shut(self) -> None:
-        """End the workers and let go of the memory. Runs once: at close(), when the pool is garbage, or at the very end."""
-        with uninterrupted():
-            self.faults.workers.stop()
-            self.state.close()
-            if self.reaper is not None:
-                self.reaper.stop()
-                self.reaper = None
-            try:
-                self.backend.close(CLOSE_TIMEOUT_S)
-            finally:  # it warns of envs that raise in close(), and warnings may be errors
-                self.faults.workers.join()
-                self.faults.capsules.let_go()
-                self.state.release()
-                self.slab.close()
 
-
-def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
-    """Build all envs and make everything that serves them. When it raises, nothing is left behind."""
+def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> Running:
+    """Build all envs and make everything that serves them, into `resources`, which the caller closes if this raises."""
     choice = choose_backend(len(env_fns), options)
     _check_retries(choice, options)
     _tell_unused(choice, options)
@@ -82,45 +137,52 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions) -> Running:
     backend = foreign_backend(worker_settings(options), env_fns) if is_foreign else make_backend(choice, options)
     if isinstance(backend, InlineForeignBackend):
         _tell_unused(choice, options, _MEANINGLESS[BackendName.SERIAL])
-    faults = FaultHandler(plans, backend, options)
-    slab: SharedSlab | None = None
-    state: _native.Ledger | None = None
-    reaper: _native.Reaper | None = None
     try:
-        reports = _start_workers(backend, plans, faults)
-        specs = _specs_in_order(plans, reports)
-        check_specs(specs)
-        check_budget(specs[0], options)
-        owned = [plan.env_ids for plan in plans]
-        layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
-        slab = SharedSlab.create(layout, len(plans))
-        set_spinning(slab, options, len(plans))
-        state = _native.Ledger(slab.native, _ledger_settings(specs, options, backend, len(plans)))
-        if isinstance(backend, Mortal):
-            dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
-            limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
-            reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
-            for worker, pidfd in backend.pidfds.items():
-                reaper.watch(worker, pidfd)
-            state.attach_reaper(reaper)
-        faults.workers.attach(state, reports)
-        faults.capsules.attach(state, specs[0], faults.workers.attributes_of)
-        backend.attach(slab, state.post_request)
-        if isinstance(backend, SerialBackend):
-            state.attach_inline(backend.loop)
-        if isinstance(backend, InlineForeignBackend):
-            state.attach_helper(backend.help)
+        with defer_signals():
+            return _start(plans, backend, options, resources)
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise too_many_workers(len(plans), exc) from exc
+
+
+def _start(plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions, resources: PoolResources) -> Running:
+    resources.backend = backend
+    resources.faults = faults = FaultHandler(plans, backend, options)
+    reports = _start_workers(backend, plans, faults)
+    specs = _specs_in_order(plans, reports)
+    check_specs(specs)
+    check_budget(specs[0], options)
+    owned = [plan.env_ids for plan in plans]
+    layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
+    resources.slab = slab = SharedSlab(layout, len(plans))
+    set_spinning(slab, options, len(plans))
+    settings = _ledger_settings(specs, options, backend, len(plans))
+    resources.state = state = _native.Ledger(slab.native, settings)
+    if isinstance(backend, Mortal):
+        resources.reaper = _make_reaper(slab, backend, options)
+        state.attach_reaper(resources.reaper)
+    faults.workers.attach(state, reports)
+    faults.capsules.attach(state, specs[0], faults.workers.attributes_of)
+    backend.attach(slab, state.post_request)
+    if isinstance(backend, SerialBackend):
+        state.attach_inline(backend.loop)
+    if isinstance(backend, InlineForeignBackend):
+        state.attach_helper(backend.help)
+    return Running(backend, tuple(plans), specs, slab, state, seats_of(plans), faults)
+
+
+def _make_reaper(slab: SharedSlab, backend: Mortal, options: PoolOptions) -> _native.Reaper:
+    dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
+    limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
+    reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
+    try:
+        for worker, pidfd in backend.pidfds.items():
+            reaper.watch(worker, pidfd)
     except BaseException:
-        if state is not None:
-            state.close()
-        if reaper is not None:
-            reaper.stop()
-        backend.close(CLOSE_TIMEOUT_S)
-        if slab is not None:
-            slab.close()
+        reaper.stop()
         raise
-    seats = seats_of(plans)
-    return Running(backend, tuple(plans), specs, slab, state, seats, reaper, faults)
+    return reaper
 
 
 def _attempts_timeout_s(options: PoolOptions) -> float | None:

@@ -12,7 +12,7 @@ from stepmill.pool.faults import kind_of
 from stepmill.spec.errors import RecvTimeout
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
-from stepmill.worker.settle import uninterrupted
+from stepmill.worker.signals import defer_signals
 
 SLOW_S = 30.0  # after this long without a result a wait warns, once in a pool's life
 MAX_LATE_ROUNDS = 2  # of faults that a wait deals with after its deadline, since the result may be there then
@@ -43,7 +43,7 @@ class PoolWait:
         try:
             command()
         except _native.DeadWorkers as found:
-            with uninterrupted():
+            with defer_signals():
                 self._faults.handle_dead_workers(found.args[0])
             self._faults.raise_errors()
             return False
@@ -51,7 +51,7 @@ class PoolWait:
 
     def handle(self) -> None:
         """Deal with faults and events; raise errors of those that are not absorbed."""
-        with uninterrupted():
+        with defer_signals():
             self._faults.handle()
         self._faults.raise_errors()
 
@@ -118,7 +118,7 @@ class PoolWait:
             if outcome == _READY:
                 return
             if outcome != _FAULT:
-                with uninterrupted():
+                with defer_signals():
                     self._faults.handle_events()
                 self._faults.raise_errors()
 

@@ -401,7 +401,8 @@ class WorkerSupervisor:
     def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
         worker = record.plan.worker
         record.error, record.task = task.error, None
-        delay_s = self.take_repair(worker) if record.is_retried else None
+        is_hopeless = task.error is not None and task.error.is_final
+        delay_s = self.take_repair(worker) if record.is_retried and not is_hopeless else None
         if delay_s is not None:
             self._start_task(record, delay_s)
             return

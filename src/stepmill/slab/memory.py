@@ -1,69 +1,62 @@
-"""The memory of a slab: descriptors that can be passed to another process. Nothing has a name, so nothing can leak one."""
+"""The memory of a slab: descriptors that can be passed to another process. None has a name in a file system."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from stepmill import _native
+from stepmill._native import OwnedFd
 from stepmill.slab.layout import Layout, WritableParts
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
 
-@dataclass(eq=False)
 class SharedSlab:
-    """A slab and where its memory comes from.
+    """A slab, and the descriptors of its memory, which it owns."""
 
-    Attributes:
-        plan: where everything lies; travels to the workers.
-        fds: the slab's memfd, then each worker's command memfd and result memfd. Owned.
-    """
-
-    plan: Mapping[str, object]
-    fds: list[int]
-    _mapping: _native.Slab | None
-
-    @property
-    def native(self) -> _native.Slab:
-        """The mapping in this process."""
-        if self._mapping is None:
-            raise ClosedPoolError("the pool is closed, and its memory given back; make a new one")
-        return self._mapping
-
-    @classmethod
-    def create(cls, layout: Layout, num_workers: int) -> SharedSlab:
+    def __init__(self, layout: Layout, num_workers: int) -> None:
         """Make the memory, zeroed, with its header written.
 
         Raises:
             OSError: there is no memory or no descriptor left.
         """
-        fds: list[int] = []
-        try:
-            fds.append(os.memfd_create("stepmill-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-            os.ftruncate(fds[0], layout.size_bytes)
-            # A mapped file that shrinks would end the learner by SIGBUS.
-            fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            for worker in range(num_workers):
-                fds.append(os.memfd_create(f"stepmill-commands-{worker}", os.MFD_CLOEXEC))
-                fds.append(os.memfd_create(f"stepmill-results-{worker}", os.MFD_CLOEXEC))
-            native = attach(layout.plan, fds)
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-        native.format()
-        return cls(layout.plan, fds, native)
+        self.plan: Mapping[str, object] = layout.plan  # where everything lies; travels to the workers
+        self.num_workers = num_workers
+        self._memory = OwnedFd.memfd("stepmill-slab", can_be_sealed=True)
+        os.ftruncate(self._memory.fileno(), layout.size_bytes)
+        # A mapped file that shrinks would end the learner by SIGBUS.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._memory.fileno(), fcntl.F_ADD_SEALS, seals)
+        commands = [OwnedFd.memfd(f"stepmill-commands-{worker}") for worker in range(num_workers)]
+        results = [OwnedFd.memfd(f"stepmill-results-{worker}") for worker in range(num_workers)]
+        mapping = _native.Slab.owning(self._memory.fileno(), dict(layout.plan), commands, results, _all_of(layout.plan))
+        mapping.format()
+        self._mapping: _native.Slab | None = mapping
+
+    @property
+    def native(self) -> _native.Slab:
+        """The mapping in this process, which owns the descriptors of all workers."""
+        if self._mapping is None:
+            raise ClosedPoolError("the pool is closed, and its memory given back; make a new one")
+        return self._mapping
+
+    @property
+    def fds(self) -> list[int]:
+        """The slab's memfd, then each worker's command memfd and result memfd; they stay the slab's."""
+        return [self._memory.fileno(), *(fd for worker in range(self.num_workers) for fd in self.native.fds_of(worker))]
+
+    def fds_of(self, worker: int) -> tuple[int, int, int]:
+        """Return the descriptors that one worker needs: of the slab, of its commands, of its results."""
+        return (self._memory.fileno(), *self.native.fds_of(worker))
 
     def close(self) -> None:
-        """Let go of the descriptors and the mapping, which lives until the last array that leans on it is gone."""
+        """Let go of the memory. The mapping lives until the last array that uses it is gone."""
         self._mapping = None
-        while self.fds:
-            os.close(self.fds.pop())
+        self._memory.close()
 
 
 def attach(plan: Mapping[str, object], fds: Sequence[int]) -> _native.Slab:

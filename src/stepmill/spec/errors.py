@@ -9,6 +9,7 @@
     ├── BadOutput                    the env's: it returned what its spaces do not allow
     ├── EnvTimeout                   the env's: it took too long
     ├── WorkerDied                   the world's: a worker is gone
+    ├── LauncherDied                 the world's: the process that starts workers is gone
     ├── RecvTimeout (TimeoutError)   results did not come in time; nothing is lost
     ├── MissingExtraError (ImportError)
     └── EngineBug                    ours
@@ -41,9 +42,11 @@ class StepmillError(Exception):
         message: what happened, to which env, and what to do; without the faults that came along.
         others: the faults that happened beside this one, each a StepmillError.
         capsule: path of the crash capsule that tells of it; None if there is none.
+        is_final: whether the same attempt fails again for as long as the pool lives, so that it is not repeated.
     """
 
     capsule: str | None = None
+    is_final: bool = False
 
     def __init__(self, message: str, *, others: Sequence[StepmillError] = ()) -> None:
         super().__init__(message)
@@ -211,6 +214,26 @@ class WorkerDied(StepmillError):
         self.env_ids = tuple(env_ids)
         self.exit_code = exit_code
         self.signal_name = signal_name
+
+
+class LauncherDied(StepmillError):
+    """The process that starts a pool's workers is gone.
+
+    It is replaced at the next restart, except with context="fork": a fork of the learner as it was when the pool was made
+    cannot be had again. Then `is_final` is set, and no worker of the pool can be restarted any more.
+
+    Attributes:
+        exit_code: its exit status; None if a signal ended it or if the status is not known.
+        signal_name: for example "SIGKILL"; None if no signal ended it.
+    """
+
+    def __init__(
+        self, message: str, *, exit_code: int | None = None, signal_name: str | None = None, is_final: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+        self.is_final = is_final
 
 
 class RecvTimeout(StepmillError, TimeoutError):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
+from stepmill._native import OwnedFd
 from stepmill.spec.errors import UsageError
 from stepmill.worker.settle import born_deaf
 
@@ -36,7 +36,7 @@ class Start:
     Attributes:
         entry: the function, as "module:name"; it is called with the socket's descriptor and `facts`.
         facts: what it is told; numbers, strings, and lists of them.
-        keep_fds: descriptors that it inherits under their numbers, beside the socket.
+        keep_fds: descriptors that it inherits under their numbers, beside its end of the channel.
         environ: its environment.
     """
 
@@ -46,8 +46,8 @@ class Start:
     environ: Mapping[str, str] = field(repr=False)
 
 
-def start_interpreter(start: Start, sock: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts a fresh interpreter which inherits `sock`.
+def start_interpreter(start: Start, fd: int) -> subprocess.Popen[bytes]:
+    """Starts a fresh interpreter, which inherits its end of the channel, `fd`.
 
     Raises:
         UsageError: this Python does not know its own executable, or the system refuses to start it.
@@ -55,32 +55,32 @@ def start_interpreter(start: Start, sock: socket.socket) -> subprocess.Popen[byt
     if not sys.executable:
         raise UsageError("this Python is embedded and has no executable to start workers with; use context='fork'")
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    read_end, write_end = os.pipe()
-    try:
-        with born_deaf():
-            process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _CODE.format(pipe=read_end)],
-                stdin=subprocess.DEVNULL,
-                env=dict(start.environ),
-                pass_fds=(sock.fileno(), read_end, *start.keep_fds),
-            )
-    except OSError as exc:
-        os.close(write_end)
-        raise UsageError(f"no worker can be started with {sys.executable}: {exc}; is it still where it was?") from exc
-    finally:
-        os.close(read_end)
-    with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as pipe:  # broken: it is dead already
-        pipe.write(_first_words(start, sock))
+    read_end, write_end = map(OwnedFd, os.pipe())
+    with contextlib.closing(write_end):
+        try:
+            with contextlib.closing(read_end), born_deaf():
+                process = subprocess.Popen(
+                    [sys.executable, *flags, "-c", _CODE.format(pipe=read_end.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    env=dict(start.environ),
+                    pass_fds=(fd, read_end.fileno(), *start.keep_fds),
+                )
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
+            raise UsageError(
+                f"no worker can be started with {sys.executable}: {exc}; is it still where it was?"
+            ) from exc
+        with contextlib.suppress(BrokenPipeError), open(write_end.fileno(), "wb", closefd=False) as pipe:
+            pipe.write(_first_words(start, fd))  # a broken pipe: it is dead already
     return process
 
 
-def _first_words(start: Start, sock: socket.socket) -> bytes:
+def _first_words(start: Start, fd: int) -> bytes:
     return marshal.dumps(
         {
             "path": [str(entry) for entry in sys.path],
             "argv": [str(word) for word in getattr(sys, "argv", [])],
             "entry": start.entry,
-            "fd": sock.fileno(),
+            "fd": fd,
             "facts": dict(start.facts),
         }
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -24,6 +23,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from stepmill._native import OwnedFd
 
 HEADER = struct.Struct("<IIQ")
 MAGIC = 0x6D706D73
@@ -42,23 +43,26 @@ class ChannelGarbled(ChannelClosed):
 
 @dataclass(frozen=True)
 class Frame:
-    """One received message. The descriptors are the receiver's to close."""
+    """One received message. It owns its descriptors: those that the receiver does not keep are closed with it.
+
+    `fds` is empty if this process could not take all of them, because it may open no more files.
+    """
 
     data: bytes | bytearray
-    fds: tuple[int, ...] = ()
+    fds: tuple[OwnedFd, ...] = ()
 
 
 @dataclass
 class _Outgoing:
     parts: list[memoryview]
-    fds: list[int]  # our own duplicates, closed once they are sent
+    fds: list[OwnedFd]  # duplicates, closed once they are sent
 
 
 class Channel:
     """One end of a socket pair. Any thread may send; one thread at a time receives."""
 
     def __init__(self, sock: socket.socket, *, use_thread: bool = True) -> None:
-        """Takes the socket over. Without `use_thread` who polls the channel must call `push` when it is writable."""
+        """Takes the socket over. Without `use_thread` the code that polls the channel must call `push` when it is writable."""
         sock.setblocking(False)
         self._sock = sock
         self._use_thread = use_thread
@@ -70,7 +74,8 @@ class Channel:
         self._header = bytearray()
         self._body: bytearray | None = None
         self._filled = 0
-        self._fds: deque[int] = deque()
+        self._fds: list[OwnedFd] = []  # of the frame that is being received
+        self._has_lost_fds = False
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -95,18 +100,21 @@ class Channel:
 
         Raises:
             ChannelClosed: the peer is gone, as far as is known now.
+            OSError: a descriptor cannot be duplicated. Nothing is sent.
         """
         header = HEADER.pack(MAGIC, len(fds), len(data))
+        duplicates = [OwnedFd.duplicate(fd) for fd in fds]
         with self._lock:
             if self._is_closed or self._is_broken:
                 raise ChannelClosed
-            self._backlog.append(_Outgoing([memoryview(header), memoryview(data)], [os.dup(fd) for fd in fds]))
+            self._backlog.append(_Outgoing([memoryview(header), memoryview(data)], duplicates))
             self._push_backlog()
             if self._is_broken:
                 raise ChannelClosed
             if self._backlog and self._use_thread and self._pusher is None:
-                self._pusher = threading.Thread(target=self._run_pusher, name="stepmill-channel", daemon=True)
-                self._pusher.start()
+                pusher = threading.Thread(target=self._run_pusher, name="stepmill-channel", daemon=True)
+                pusher.start()
+                self._pusher = pusher
 
     def push(self) -> None:
         """Sends what the socket takes now of the backlog."""
@@ -140,11 +148,12 @@ class Channel:
         if fds:
             # Each call carries one byte of the header and as many descriptors as the kernel allows.
             some = fds[:MAX_FDS_PER_CALL]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", some))]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd.fileno() for fd in some]))]
             self._sock.sendmsg([parts[0][:1]], rights)
             parts[0] = parts[0][1:]
             del fds[: len(some)]
-            close_fds(some)
+            for fd in some:
+                fd.close()
             return
         sent = self._sock.sendmsg(parts)
         while parts and sent >= len(parts[0]):
@@ -154,7 +163,8 @@ class Channel:
 
     def _drop_backlog(self) -> None:
         for outgoing in self._backlog:
-            close_fds(outgoing.fds)
+            for fd in outgoing.fds:
+                fd.close()
         self._backlog.clear()
 
     def _run_pusher(self) -> None:
@@ -204,7 +214,7 @@ class Channel:
         while len(self._header) < HEADER.size:
             self._header += self._receive_header(HEADER.size - len(self._header))
         magic, num_fds, size = HEADER.unpack(self._header)
-        if magic != MAGIC or num_fds > len(self._fds):
+        if magic != MAGIC or (num_fds != len(self._fds) and not self._has_lost_fds):
             raise ChannelGarbled
         if self._body is None:
             self._body, self._filled = bytearray(size), 0
@@ -214,9 +224,10 @@ class Channel:
                 if count == 0:
                     raise ChannelClosed
                 self._filled += count
-        data, self._body = self._body, None
+        frame = Frame(self._body, () if self._has_lost_fds else tuple(self._fds))
         self._header.clear()
-        return Frame(data, tuple(self._fds.popleft() for _ in range(num_fds)))
+        self._body, self._fds, self._has_lost_fds = None, [], False
+        return frame
 
     def _receive_header(self, size: int) -> bytes:
         ancillary_size = socket.CMSG_SPACE(MAX_FDS_PER_CALL * array.array("i").itemsize)
@@ -225,9 +236,8 @@ class Channel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                self._fds.extend(received)
-        if flags & socket.MSG_CTRUNC:
-            raise OSError("descriptors were lost on the way: this process has too many open files (see ulimit -n)")
+                self._fds.extend(map(OwnedFd, received))
+        self._has_lost_fds |= bool(flags & socket.MSG_CTRUNC)
         if not data:
             raise ChannelClosed
         return data
@@ -252,18 +262,12 @@ class Channel:
         self.release()
 
     def release(self) -> None:
-        """Closes this process's copy of the descriptors and leaves the conversation to who else holds them."""
+        """Closes this process's copy of the descriptors and leaves the conversation to other processes that hold one."""
         self._is_closed = True
         self._sock.close()
-        close_fds(self._fds)
+        for fd in self._fds:
+            fd.close()
         self._fds.clear()
-
-
-def close_fds(fds: Sequence[int] | deque[int]) -> None:
-    """Closes descriptors; one that is closed already is passed over."""
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
 
 
 def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:

@@ -25,6 +25,7 @@ from stepmill.worker import calls
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.messages import EnvFn, Record, Reply, Request, WorkerSettings, dump, load
 from stepmill.worker.records import Passes, describe, passes_none
+from stepmill.worker.signals import allow_signals
 
 Fault = tuple[int | None, Record]  # env_id and what it raised
 
@@ -72,19 +73,23 @@ def build(
     Args:
         env_ids: their numbers.
         env_fns: their constructors.
-        on_begin: is told the env_id before each construction.
+        on_begin: is told the env_id before each construction; may raise what `passes` lets through.
         passes: says which exceptions are raised here, once the envs built so far are closed; all others become faults.
     """
     built = Built()
     door = cast("Door", import_module("stepmill.envs"))
     for env_id, env_fn in zip(env_ids, env_fns, strict=True):
-        on_begin(env_id)
+        made: list[object] = []
         try:
-            env = env_fn()
-            like = built.specs[-1] if built.specs else None
-            built.specs.append(door.describe(env, like))
-            built.envs.append(door.adapt(env))
+            on_begin(env_id)
+            with allow_signals():
+                _native.append_result(made, env_fn)  # in one step: Ctrl-C cannot come between the env and the list
+                spec = door.describe(made[0], built.specs[-1] if built.specs else None)
+                env = door.adapt(made[0])
+            built.specs.append(spec)
+            built.envs.append(env)
         except BaseException as exc:
+            close_envs((env_id,), made)
             if passes(exc):
                 close_envs(env_ids, built.envs)
                 raise

@@ -11,6 +11,7 @@ handler for its children. It runs one thread, sleeps in one poll, and ends when 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -24,10 +25,11 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from stepmill import _native
+from stepmill._native import OwnedFd
 from stepmill.spec.options import Context
 from stepmill.worker import settle
 from stepmill.worker.boot import Start, start_interpreter
-from stepmill.worker.channel import Channel, ChannelClosed, close_fds
+from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.messages import Exited, Launched, LaunchFailed, LaunchWorker, Quit, WorkerPlan, dump, load
 
 _REAP_S = 0.3  # how long a leaving launcher waits for workers it has killed
@@ -38,7 +40,7 @@ _EVENTS = select.POLLIN
 class _Child:
     worker: int
     pid: int
-    pidfd: int
+    pidfd: OwnedFd
     interpreter: subprocess.Popen[bytes] | None  # how it was started, if afresh
 
     def reap(self) -> int | None:
@@ -49,6 +51,16 @@ class _Child:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
             return None
+
+
+def _own_child(worker: int, pid: int, interpreter: subprocess.Popen[bytes] | None) -> _Child:
+    """Return a process that has just been started as a child; kill it if no descriptor of it can be opened."""
+    try:
+        return _Child(worker, pid, OwnedFd.pidfd(pid), interpreter)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)  # it is not reaped, so the number is still its own
+        _Child(worker, pid, OwnedFd(), interpreter).reap()
+        raise
 
 
 def main(fd: int, facts: Mapping[str, object]) -> None:
@@ -149,47 +161,50 @@ class Launcher:
                 return False
             if not isinstance(order, LaunchWorker):
                 raise TypeError(f"a launcher launches and quits, it cannot {type(order).__name__}")
-            try:
-                self._launch(order.worker, frame.fds[0])
-            finally:
-                close_fds(frame.fds)
+            self._launch(order.worker, frame.fds)
         return True
 
     # ---- starting -------------------------------------------------------------------------------------------------
 
-    def _launch(self, worker: int, fd: int) -> None:
+    def _launch(self, worker: int, fds: Sequence[OwnedFd]) -> None:
+        """Start a worker. `fds` has the worker's end of its channel, or nothing if there was no room for it here."""
         try:
-            child = self._start_afresh(worker, fd) if self._context is Context.SPAWN else self._fork(worker, fd)
+            if not fds:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            start = self._start_afresh if self._context is Context.SPAWN else self._fork
+            child = start(worker, fds[0])
         except Exception as exc:  # no memory, too many processes, too many open files
             self._channel.send(dump(LaunchFailed(worker, f"{type(exc).__name__}: {exc}")))
             return
-        self._children[child.pidfd] = child
         # The descriptor is opened before the child is reaped, so it can never be another process of the same number.
-        self._channel.send(dump(Launched(worker, child.pid)), [child.pidfd])
+        self._children[child.pidfd.fileno()] = child
+        try:
+            self._channel.send(dump(Launched(worker, child.pid)), [child.pidfd.fileno()])
+        except OSError as exc:  # no descriptor is left for the duplicate
+            self._end_child(child)
+            self._channel.send(dump(LaunchFailed(worker, f"{type(exc).__name__}: {exc}")))
 
-    def _start_afresh(self, worker: int, fd: int) -> _Child:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            facts = {"learner": self._learner}
-            start = Start("stepmill.worker.work:main", facts, (self._learner,), os.environ)
-            process = start_interpreter(start, sock)
-        return _Child(worker, process.pid, _native.pidfd_open(process.pid), process)
+    def _start_afresh(self, worker: int, fd: OwnedFd) -> _Child:
+        facts = {"learner": self._learner}
+        start = Start("stepmill.worker.work:main", facts, (self._learner,), os.environ)
+        process = start_interpreter(start, fd.fileno())
+        return _own_child(worker, process.pid, process)
 
-    def _fork(self, worker: int, fd: int) -> _Child:
+    def _fork(self, worker: int, fd: OwnedFd) -> _Child:
         pid = settle.fork()
         if pid == 0:
             self._become_worker(worker, fd)
-        return _Child(worker, pid, _native.pidfd_open(pid), None)
+        return _own_child(worker, pid, None)
 
-    def _become_worker(self, worker: int, fd: int) -> None:
+    def _become_worker(self, worker: int, fd: OwnedFd) -> None:
         try:
             from stepmill.worker import work  # not before a fork: a launcher that spawns needs none of it
 
             self._channel.release()
-            close_fds(list(self._children))
+            for child in self._children.values():
+                child.pidfd.close()
             settle.settle_faults()
-            sock = socket.socket(fileno=os.dup(fd))
-            os.close(fd)
-            work.live(Channel(sock), self._learner, self._plans.get(worker))
+            work.live(Channel(socket.socket(fileno=fd.release())), self._learner, self._plans.get(worker))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -197,9 +212,17 @@ class Launcher:
 
     # ---- ending ---------------------------------------------------------------------------------------------------
 
+    def _end_child(self, child: _Child) -> None:
+        """Kill a worker that the learner has not heard of."""
+        del self._children[child.pidfd.fileno()]
+        with contextlib.suppress(ProcessLookupError):
+            _native.pidfd_send_signal(child.pidfd.fileno(), signal.SIGKILL)
+        child.reap()
+        child.pidfd.close()
+
     def _reap(self, child: _Child) -> None:
         code = child.reap()
-        os.close(child.pidfd)
+        child.pidfd.close()
         if code is not None:
             self._channel.send(dump(Exited(child.worker, child.pid, code)))
 

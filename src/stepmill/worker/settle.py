@@ -14,17 +14,16 @@ import os
 import random
 import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 import numpy as np
 
+from stepmill.worker.signals import DEFERRED
+
 STDERR = 2
 DUMP_SIGNAL = int(signal.SIGRTMAX) - 2  # "write down where you stand": one that no env is likely to use
-# Those that programs handle in Python, by a handler that may raise.
-_RAISING = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
 # What numeric libraries read when they are loaded.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -49,38 +48,11 @@ def born_deaf() -> Iterator[None]:
 
     Otherwise Ctrl-C would make it print a traceback if it came before the process could settle.
     """
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _RAISING)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Postpones signal handlers, which may raise as that of Ctrl-C does, to the end of the block.
-
-    For what must not be torn apart: a message, a pair of steps, the end of a pool. By exchanging the handlers, since
-    blocking the signals in this thread would only make another thread receive them for it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread only
-        return
-    came: list[int] = []
-    handlers: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
-    try:
-        for number in _RAISING:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, lambda number, _: came.append(number))
-        yield
-    finally:
-        # The first exchanged is the last restored: from there on Ctrl-C may raise again.
-        for number, handler in reversed(handlers.items()):
-            signal.signal(number, handler)
-    for arrived in came:
-        signal.raise_signal(arrived)
 
 
 def fork() -> int:

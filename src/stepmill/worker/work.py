@@ -7,15 +7,17 @@ learner, a watcher that ends it with the learner, and an exit code.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from stepmill import _native, timers
+from stepmill._native import OwnedFd
 from stepmill.worker import settle
 from stepmill.worker.calls import Unreadable
-from stepmill.worker.channel import Channel, ChannelClosed, close_fds
+from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.host import Built, attach_own, build, close_envs, make_loop, no_env, obey, serve
 from stepmill.worker.messages import (
     Attach,
@@ -82,7 +84,7 @@ class _Worker:
         if not isinstance(order, Build):
             raise TypeError(f"a worker is told to build first, not {type(order).__name__}")
         for fd in fds:
-            settle.trace_into(fd)
+            settle.trace_into(fd.fileno())
         settle.seed_globals(order.settings.entropy, order.worker)
         settle.limit_threads(order.settings.worker_threads)
         settle.pin_cores(order.settings.affinity)
@@ -105,7 +107,11 @@ class _Worker:
         settle.limit_threads(order.settings.worker_threads)  # an env may have loaded such a library
         if built.faults:
             return self._fail(Failed(tuple(built.faults)))
-        self._send(_ready(built))
+        answer = _report(plan.env_ids, built)
+        if isinstance(answer, Failed):
+            close_envs(plan.env_ids, built.envs)
+            return self._fail(answer)
+        self._send(answer)
         try:
             return self._attach_and_serve(order, built)
         except ChannelClosed:
@@ -117,14 +123,18 @@ class _Worker:
         if not isinstance(message, Attach):
             raise TypeError(f"a worker is told to attach after it has built, not {type(message).__name__}")
         try:
-            try:
-                slab = attach_own(message.plan, message.num_workers, order.worker, fds, is_process=True)
-            finally:
-                close_fds(fds)  # an env that writes to a stale descriptor must not hit the slab
+            if not fds:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            slab = attach_own(
+                message.plan, message.num_workers, order.worker, [fd.fileno() for fd in fds], is_process=True
+            )
+            for fd in fds:  # an env that writes to a stale descriptor must not hit the slab
+                fd.close()
             loop = make_loop(slab, order.worker, built, order.settings, is_inline=False)
             faults = obey(loop, order.env_ids, built.envs, [_unpacked(request) for request in message.orders])
         except Exception as exc:
-            faults = no_env(exc, "attach")
+            is_refused = isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE)
+            faults = no_env(exc, "launch" if is_refused else "attach")
         if faults:
             close_envs(order.env_ids, built.envs)
             return self._fail(Failed(faults))
@@ -152,7 +162,7 @@ class _Worker:
 
     # ---- talking --------------------------------------------------------------------------------------------------
 
-    def _receive_message(self) -> tuple[object, tuple[int, ...]]:
+    def _receive_message(self) -> tuple[object, tuple[OwnedFd, ...]]:
         frame = self._channel.receive(None, peer_fd=self._learner)
         if frame is None:
             raise ChannelClosed
@@ -180,13 +190,22 @@ def _load_plan(data: bytes) -> WorkerPlan | None:
     return plan if isinstance(plan, WorkerPlan) else None
 
 
-def _ready(built: Built) -> Ready:
+def _report(env_ids: Sequence[int], built: Built) -> Ready | Failed:
+    """Returns the specs of the envs as bytes, or the fault of the first whose spec cannot be rebuilt from its bytes."""
     # Equal specs of one worker are one object (see `build`), so identity is enough to find them.
-    distinct = {id(spec): spec for spec in built.specs}
-    places = {key: place for place, key in enumerate(distinct)}
-    return Ready(
-        os.getpid(), tuple(dump(spec) for spec in distinct.values()), tuple(places[id(spec)] for spec in built.specs)
-    )
+    packed: dict[int, bytes] = {}
+    for env_id, spec in zip(env_ids, built.specs, strict=True):
+        if id(spec) in packed:
+            continue
+        try:
+            packed[id(spec)] = dump(spec)
+            load(packed[id(spec)])
+        except Exception as exc:
+            record = describe(exc, "construct")
+            text = f"its spaces or metadata cannot be sent to another process: {record['message']}"
+            return Failed(((env_id, {**record, "message": text}),))
+    places = {key: place for place, key in enumerate(packed)}
+    return Ready(os.getpid(), tuple(packed.values()), tuple(places[id(spec)] for spec in built.specs))
 
 
 def _unpacked(request: Request) -> Request:

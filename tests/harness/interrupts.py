@@ -1,0 +1,102 @@
+"""Ctrl-C at a chosen line of stepmill's own code, and what must be left after it: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import stepmill
+from tests.harness.leaks import Footprint, find_leaks
+
+# Code of stepmill, and Python code of the standard library that it runs in the main thread.
+INTERRUPTED = (
+    str(Path(stepmill.__file__).parent),
+    *(module.__file__ for module in (contextlib, threading, socket, subprocess)),
+)
+NUM_FOREIGN = 32  # descriptors that the program opens after the interrupt; more than a pool of the tests has
+END_S = 20.0  # a guard against hangs
+
+
+class LineInterrupt:
+    """Calls a function, and raises SIGINT in this process before the n-th line that it executes of INTERRUPTED."""
+
+    def __init__(self, at_line: int) -> None:
+        self._left = at_line
+        self.where = ""  # the line; empty if so many were not executed
+
+    def call(self, function: Callable[[], object]) -> bool:
+        """Return whether the function raised KeyboardInterrupt."""
+        sys.settrace(self._enter_frame)
+        try:
+            function()
+        except KeyboardInterrupt as exc:
+            exc.__traceback__ = None  # a program that goes on: nothing refers to the frames
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    def _enter_frame(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self._count if frame.f_code.co_filename.startswith(INTERRUPTED) else None
+
+    def _count(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                sys.settrace(None)
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                signal.raise_signal(signal.SIGINT)
+        return self._count
+
+
+class ForeignFiles:
+    """Files of the program, which take the lowest descriptors that are free, and notice when somebody closes one."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[int, int] = {}
+        for _ in range(NUM_FOREIGN):
+            fd = os.memfd_create("foreign")
+            self._inodes[fd] = os.fstat(fd).st_ino
+
+    def close(self) -> list[int]:
+        """Close them; return the numbers of those that were not the program's any more."""
+        lost = [fd for fd, inode in self._inodes.items() if not self._is_whole(fd, inode)]
+        for fd in self._inodes.keys() - set(lost):
+            os.close(fd)
+        self._inodes.clear()
+        return lost
+
+    @staticmethod
+    def _is_whole(fd: int, inode: int) -> bool:
+        try:
+            return os.fstat(fd).st_ino == inode
+        except OSError:
+            return False
+
+
+def find_damage(before: Footprint) -> list[str]:
+    """Go on as a program does after an interrupt; return what is broken or left behind since `before`."""
+    files = ForeignFiles()
+    gc.collect()
+    _wait_for_threads()
+    damage = [f"descriptor {fd} of the program was closed" for fd in files.close()]
+    # A worker whose launcher was killed while it started is an orphan, and in tests orphans come to this process.
+    return damage + find_leaks(before, grace_s=END_S, reaps=True)
+
+
+def _wait_for_threads() -> None:
+    deadline = time.monotonic() + END_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("stepmill"):
+            thread.join(max(0.0, deadline - time.monotonic()))
