@@ -271,7 +271,8 @@ class FaultHandler:
                     self.handle_death(worker)
             self.raise_errors()
             if workers.state_of(worker) is WorkerState.DEAD_REPORTED:
-                self._begin_revival(worker, self._state.envs_of(worker))
+                with defer_signals():
+                    self._begin_revival(worker, self._state.envs_of(worker))
             self._wait_restart(worker)
         return workers.num_restarts > before
 
@@ -335,7 +336,8 @@ class FaultHandler:
                     continue
                 self._wait_restart(worker)
             if anew or self.workers.ask_process(worker) in DEAD:
-                self._begin_revival(worker, env_ids)
+                with defer_signals():
+                    self._begin_revival(worker, env_ids)
                 if wait:
                     self._wait_restart(worker)
         state.renew(list(env_ids))

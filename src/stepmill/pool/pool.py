@@ -390,8 +390,7 @@ class Pool:
     @cached_property
     def _spaces(self) -> VectorSpaces:
         # By name: the adapters import foreign libraries, which are loaded only where their envs are.
-        spaces: VectorSpaces = import_module("stepmill.envs.gymnasium").vector_spaces(self.spec, self.num_rows)
-        return spaces
+        return cast("VectorSpaces", import_module("stepmill.envs.gymnasium").vector_spaces(self.spec, self.num_rows))
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
@@ -415,14 +414,12 @@ class Pool:
 
     def xla(self) -> tuple[Any, ...]:
         """Return EnvPool's (handle, recv, send, step), for use inside JAX's `jit`; see `stepmill.jax.xla`."""
-        functions: tuple[Any, ...] = import_module("stepmill.jax").xla(self)
-        return functions
+        return cast("tuple[Any, ...]", import_module("stepmill.jax").xla(self))
 
     @property
     def memory_place(self) -> tuple[int, int]:
-        """Address and size in bytes of the shared memory that results lie in, for whoever locks its pages."""
-        place: tuple[int, int] = self._running.slab.native.place()
-        return place
+        """Address and size in bytes of the shared memory that results lie in, for programs that lock its pages."""
+        return cast("tuple[int, int]", self._running.slab.native.place())
 
     def stats(self) -> PoolStats:
         """Return where the time went since the start, per worker."""
