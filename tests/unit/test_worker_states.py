@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -12,6 +12,9 @@ from stepmill.pool.workers import TRANSITIONS, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SERVING, DEAD_UNREPORTED, DEAD_REPORTED, RESTARTING, FAILED = WorkerState
 ENDED_S = 60.0
@@ -89,9 +92,9 @@ class OneWorker:
 
     def __init__(self) -> None:
         self.state, self.backend = FakeState(), FakeBackend()
-        self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast(Any, self.backend), PoolOptions())
+        self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast("Any", self.backend), PoolOptions())
         self.supervisor.policy = FakePolicy()
-        self.supervisor.attach(cast(Any, self.state), [WorkerReport(0, 1, ())])
+        self.supervisor.attach(cast("Any", self.state), [WorkerReport(0, 1, ())])
 
     def die(self) -> None:
         self.state.has_died = True
@@ -130,7 +133,7 @@ class OneWorker:
             self.fail()
         assert self.supervisor.state_of(0) is state
 
-    def __enter__(self) -> OneWorker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
