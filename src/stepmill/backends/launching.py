@@ -143,7 +143,7 @@ class LauncherHandle:
             link.pid, link.pidfd = message.pid, fds[0]
         elif isinstance(message, LaunchFailed):
             record = {"phase": "launch", "type": "OSError", "message": message.reason, "traceback": ""}
-            link.answer = Failed(((None, record),))
+            link.answer, link.is_void = Failed(((None, record),)), True
         elif isinstance(message, Exited) and message.pid == link.pid:
             link.exit_code = message.code
 
