@@ -98,6 +98,22 @@ def test_an_episode_that_is_killed_again_and_again_is_replayed_or_cut_short_wher
         assert (tmp_path / "kills").stat().st_size == len(ends)
 
 
+def test_calls_of_an_episode_that_was_cut_short_are_repeated_before_the_next_one_begins(tmp_path: Path) -> None:
+    with make_pool(tmp_path, 2, 2) as pool:
+        learner = CheckingLearner(pool)
+        advance(learner, NUM_STEPS, has_calls=True)
+        num_commands = 1 + NUM_STEPS + NUM_STEPS // 2
+        plan_lives(tmp_path, 0, [num_commands] * 3)  # the same step fails until it is given up
+        kill_worker(pool)
+        learner.step([7, 7])
+        kill_worker(pool)
+        learner.step([8, 8])  # begins an episode
+        learner.step([9, 9])
+
+        assert_right(learner)
+        assert learner.counts["cut"] == learner.counts["first"] == 1
+
+
 CONFIGURATIONS = [
     pytest.param(envs_per_worker, has_calls, id=f"{envs_per_worker} per worker{', calls' if has_calls else ''}")
     for envs_per_worker in (1, 2)

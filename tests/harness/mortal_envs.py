@@ -108,6 +108,7 @@ class EnvModel:
         action: of the step under way.
         bumps: how many calls it may have had by now: more than one number after a call that died.
         bumps_before: the same when the step under way was sent, which calls made since come after.
+        is_called: whether there were such calls.
     """
 
     obs: list[int]
@@ -116,6 +117,7 @@ class EnvModel:
     action: int = 0
     bumps: set[int] = field(default_factory=lambda: {0})
     bumps_before: set[int] = field(default_factory=lambda: {0})
+    is_called: bool = False
 
 
 class CheckingLearner:
@@ -142,6 +144,7 @@ class CheckingLearner:
         for env_id, action in zip(env_ids, actions, strict=True):
             model = self.models[env_id]
             model.is_pending, model.action, model.bumps_before = True, action, set(model.bumps)
+            model.is_called = False
 
     def receive(self, num_envs: int | None = None) -> None:
         """Receive results of so many envs, or of all that are pending, and check them."""
@@ -157,6 +160,8 @@ class CheckingLearner:
                 obs, reward = batch.obs[place].tolist(), float(batch.reward[place])
                 self.wrong.append(f"env {env_id}: {complaint}: {obs}, {reward}, after {told}")
             model.obs, model.is_pending = batch.obs[place].tolist(), False
+            if not (model.is_called or complaint or batch.truncated[place]):  # what is cut short shows what was before
+                model.bumps = {model.obs[BUMPS]}
 
     def step(self, actions: list[int]) -> None:
         """Step all envs, and check the results."""
@@ -189,6 +194,7 @@ class CheckingLearner:
     def call(self, env_id: int) -> None:
         """Call an env. A call whose worker dies may have been made or not."""
         model = self.models[env_id]
+        model.is_called = True
         try:
             (bumps,) = self.pool.call("bump", env_ids=[env_id])
         except WorkerDied:
