@@ -66,6 +66,25 @@ def test_a_worker_may_die_again_at_any_command_of_a_replay(
         assert (tmp_path / "kills").stat().st_size == 1
 
 
+@pytest.mark.parametrize("num_deaths", [1, 2])
+@pytest.mark.parametrize("envs_per_worker", [1, 2])
+def test_a_worker_that_dies_in_a_repeated_call_when_its_replay_has_been_played_is_replaced(
+    envs_per_worker: int, num_deaths: int, tmp_path: Path
+) -> None:
+    num_steps, num_calls = 4, 2  # the last call comes after the last result
+    with make_pool(tmp_path, envs_per_worker, 1) as pool:
+        learner = CheckingLearner(pool)
+        advance(learner, num_steps, has_calls=True)
+        plan_lives(tmp_path, 0, [num_steps + num_calls] * num_deaths)
+        kill_worker(pool)
+
+        advance(learner, 3)
+
+        assert_right(learner)
+        assert learner.counts["cut"] == 0
+        assert (tmp_path / "kills").stat().st_size == num_deaths
+
+
 @pytest.mark.parametrize("envs_per_worker", [1, 2])
 @pytest.mark.parametrize("end", range(NUM_STEPS + 4))  # two calls are among the commands
 def test_a_worker_may_die_again_while_logged_calls_are_repeated(end: int, envs_per_worker: int, tmp_path: Path) -> None:
