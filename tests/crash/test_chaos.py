@@ -61,10 +61,10 @@ def complaint_of(
     after: list[int] = OBS,
     is_ended: bool = False,
     num_ended: int = 0,
-    action: int = 4,
     **flags: object,
 ) -> str:
-    """What the books say of a result of row 3, which was at `after` and got this action."""
+    """What the books say of a result of row 3, which was at `after` and got `action`, which is 4 unless told."""
+    action = int(str(flags.pop("action", 4)))
     books = Books(kind_of(kind), ChaosReport(0))
     books.rows = [Book(np.array([row, 0, 0, 0, 0, 0])) for row in range(8)]
     exhausted = num_ended == books._kind.budget
