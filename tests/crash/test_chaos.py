@@ -13,12 +13,15 @@ import pytest
 from stepmill.pool import payloads
 from stepmill.pool.policies.replay import ReplayPolicy
 from stepmill.pool.policies.replayer import EpisodeReplay
-from stepmill.spec.options import PoolOptions
-from stepmill.testing.chaos import run_chaos
+from stepmill.pool.pool import Pool
+from stepmill.spec.batch import Batch
+from stepmill.spec.options import EnvState, PoolOptions
+from stepmill.testing.chaos import results, run_chaos
 from stepmill.testing.chaos.books import Book, Books
+from stepmill.testing.chaos.envs import UNREADABLE
 from stepmill.testing.chaos.kinds import KINDS, Kind
 from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.results import Result
+from stepmill.testing.chaos.results import Result, _entry
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -46,6 +49,8 @@ FIRST = [3, 888, 0, -1, 0, 0]
 BROKEN = {"truncated": True, "fault": "died", "at": None, "episode": (15.0, 5)}
 TURN = {"after": LAST, "truncated": True, "final_obs": END, "final_at": (3, 777, 11), "episode": (66.0, 11)}
 BATCHED = {"kind": "ragged", "is_ended": True}
+UNREADABLE_NEXT = [3, 777, 6, UNREADABLE, 0, 0]
+PAGES = {"kind": "unreadable infos"}
 
 
 def complaint_of(
@@ -58,12 +63,13 @@ def complaint_of(
     num_ended: int = 0,
     **flags: object,
 ) -> str:
-    """What the books say of a result of row 3, which was at `after` and told action 4."""
+    """What the books say of a result of row 3, which was at `after` and got `action`, which is 4 unless told."""
+    action = int(str(flags.pop("action", 4)))
     books = Books(kind_of(kind), ChaosReport(0))
     books.rows = [Book(np.array([row, 0, 0, 0, 0, 0])) for row in range(8)]
     exhausted = num_ended == books._kind.budget
     books.rows[3] = Book(np.array(after), is_ended=is_ended, num_ended=num_ended, is_exhausted=exhausted)
-    books.command(3 // books._kind.rows_each, [4] * books._kind.rows_each)
+    books.command(3 // books._kind.rows_each, [action] * books._kind.rows_each)
     chosen = {"terminated": False, "truncated": False, "fault": None, "at": tuple(obs[:3]), **flags}
     if chosen.get("final_obs") is not None:
         chosen["final_obs"] = np.array(chosen["final_obs"])
@@ -88,6 +94,9 @@ def kind_of(name: str) -> Kind:
         (END, 11.0, {**TURN, "kind": "budget, same step", "num_ended": 2, "at": None}),
         (OBS, 0.0, {"kind": "budget", "num_ended": 3, "at": None}),
         (OBS, 0.0, {**BATCHED, "fault": "died", "at": None}),  # the other row was broken: it waits on
+        (UNREADABLE_NEXT, 6.0, {**PAGES, "action": UNREADABLE, "omitted": ((3, "info['page']"),)}),
+        (OBS, 0.0, {**BROKEN, **PAGES, "action": UNREADABLE}),  # it raised before it returned the info
+        (FIRST, 0.0, {**PAGES, "action": UNREADABLE, "is_ended": True}),
     ],
 )
 def test_the_checks_of_chaos_let_right_results_pass(obs: list[int], reward: float, flags: dict[str, object]) -> None:
@@ -148,6 +157,9 @@ def test_the_checks_of_chaos_want_to_be_told_of_an_env_that_a_call_has_found_bui
         (OBS, 5.0, {"kind": "budget", "num_ended": 3, "at": None}),
         (OBS, 0.0, {**BROKEN, **BATCHED, "episode": None}),  # its end is told twice
         (OBS, 0.0, {**BATCHED, "fault": "died", "at": None, "episode": (15.0, 5)}),  # its return and length are
+        (UNREADABLE_NEXT, 6.0, {**PAGES, "action": UNREADABLE}),  # nothing is said of what cannot be read
+        (UNREADABLE_NEXT, 6.0, {**PAGES, "action": UNREADABLE, "omitted": ((4, "info['page']"),)}),  # another env's
+        (NEXT, 6.0, {**PAGES, "omitted": ((3, "info['page']"),)}),  # there was nothing that cannot be read
     ],
 )
 def test_the_checks_of_chaos_find_wrong_results(obs: list[int], reward: float, flags: dict[str, object]) -> None:
@@ -202,6 +214,25 @@ def cut_short_what_should_be_played_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ReplayPolicy, "_play", cut)
 
 
+def drop_what_an_interrupt_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Pool.recv
+
+    def recv(self: Pool, *args: Any, **kwargs: Any) -> Batch:
+        try:
+            return plain(self, *args, **kwargs)
+        except KeyboardInterrupt:
+            ready = [env_id for env_id, state in enumerate(self.states) if state is EnvState.READY]
+            if ready:
+                plain(self, len(ready))
+            raise
+
+    monkeypatch.setattr(Pool, "recv", recv)
+
+
+def hide_what_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_entry", lambda info, key, i: None if key == "omitted" else _entry(info, key, i))
+
+
 def lengthen_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Kind.pool_options
 
@@ -221,6 +252,8 @@ def lengthen_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         (mix_up_infos, "batched, same step", "its info is of"),
         (cut_short_what_should_be_played_again, "serial, replay", "should have been played again"),
         (cut_short_what_should_be_played_again, "replay, ragged", "should have been played again"),
+        (drop_what_an_interrupt_kept, "ctrl-c", "NothingPending|RecvTimeout|UsageError|not the next transition"),
+        (hide_what_cannot_be_read, "unreadable infos", "could not be read"),
         (lengthen_budgets, "budget, same step", "that nobody will play|empty row of an exhausted env"),
     ],
 )

@@ -244,6 +244,7 @@ class Ledger {
     void end_hold_with_fault(std::uint32_t id);
     void dispatch_held(std::uint32_t id);
     void advance_replays();
+    void find_lost_replays();
     void give_replayed(std::uint32_t id);
     void add_event(std::uint32_t id, ReplayEvent event, std::size_t step);
     void rest(std::uint32_t seen, std::uint64_t until_ns);

@@ -429,6 +429,20 @@ void Ledger::advance_replays() {
     }
 }
 
+// A replay that waits for Python has no command that becomes a fault when its worker dies, in a repeated call for example.
+void Ledger::find_lost_replays() {
+    for (const std::uint32_t id : all_) {
+        const EnvBook& env = envs_[id];
+        if (!env.replay || env.replay->phase != Replay::Phase::PAUSED) continue;
+        const std::uint32_t worker = slab_->seats[env.server].worker;
+        if (is_restarting_[worker] || slab_->workers[worker]->buried.load(std::memory_order_acquire) == 0) continue;
+        const bool has_event = std::ranges::any_of(events_, [id](const Event& event) { return event.env == id; });
+        if (has_event) continue;
+        env.replay->phase = Replay::Phase::WAITING;
+        events_.push_back({id, ReplayEvent::FAULT, env.replay->step});
+    }
+}
+
 void Ledger::continue_replay(std::uint32_t env_id) {
     const InUse in_use(*this);
     if (!envs_.at(env_id).replay || envs_[env_id].replay->phase != Replay::Phase::PAUSED) raise(errors().bug, "only a replay that has stopped can go on");

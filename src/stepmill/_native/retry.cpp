@@ -43,7 +43,8 @@ bool Loop::is_learners_error() const {
     return is_learners;
 }
 
-// Sleeps before the next attempt, and forgets the exception that is set. False, with an exception set: there is to be none.
+// Sleeps before the next attempt, and clears the exception that is set. Returns false, with an exception set, if there is to be no
+// next attempt. A restarted worker may serve before the pool notices that: until then `dead` says DIED, of its predecessor.
 bool Loop::wait_for_retry(std::uint32_t local) {
     const nb::object raised = nb::steal(raised_exception());
     const std::uint64_t until = now_ns() + retry_wait_ns_;
@@ -52,9 +53,9 @@ bool Loop::wait_for_retry(std::uint32_t local) {
             const nb::gil_scoped_release no_gil;
             sleep_ns(std::min(SLICE_NS, until - now));
         }
-        begin_activity(*control_, local, Activity::RESET);  // who waits hangs not: this is not the env's time
+        begin_activity(*control_, local, Activity::RESET);  // the deadline does not count this wait
         if (is_inline_ && PyErr_CheckSignals() != 0) return false;
-        if (control_->stop.load(std::memory_order_acquire) == 0 && control_->dead.load(std::memory_order_relaxed) == 0) continue;
+        if (control_->stop.load(std::memory_order_acquire) == 0 && !is_given_up()) continue;
         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
         return false;
     }

@@ -137,6 +137,7 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
 // Whether Python has something to do before the wait goes on. Looks at the replays first.
 bool Ledger::has_event() {
     if (!playing_.empty()) advance_replays();
+    if (num_held_envs_ != playing_.size()) find_lost_replays();
     return !events_.empty() || is_notified_.load(std::memory_order_acquire);
 }
 

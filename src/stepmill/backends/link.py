@@ -87,7 +87,7 @@ class WorkerLink:
     def refuse(self, reason: str) -> None:
         """Notes that there is no process, or none that can be watched, and why."""
         record = {"phase": "launch", "type": "OSError", "message": reason, "traceback": ""}
-        self.answer = Failed(((None, record),))
+        self.answer, self.is_void = Failed(((None, record),)), True
         self.channel.shut()
 
     @property

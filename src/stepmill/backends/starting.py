@@ -62,8 +62,9 @@ def _wait_news(links: Iterable[WorkerLink], launcher: LauncherHandle, deadline: 
 
 
 def _is_settled(link: WorkerLink) -> bool:
-    # Ready may overtake Launched, which comes by another channel. Who has no pidfd yet cannot be watched, so it is not ready.
-    return isinstance(link.answer, Failed) or (link.answer is not None and link.pidfd != NO_FD)
+    # The answer may overtake Launched, which comes by another channel. Without its pidfd a process can neither be watched nor
+    # ended, and a pidfd that comes later would be taken for that of the next process.
+    return link.answer is not None and (link.pidfd != NO_FD or link.is_void)
 
 
 def _failures(link: WorkerLink, launcher: LauncherHandle) -> list[StepmillError]:

@@ -394,8 +394,8 @@ class WorkerSupervisor:
     def serve(self, worker: int) -> None:
         """Let a worker whose envs are built carry out the commands that have waited for it."""
         record, backend = self._records[worker], self._backend
-        record.generation += 1
         self._move(record, WorkerState.SERVING)
+        record.generation += 1
         self.state.finish_replacement(worker, backend.pidfds[worker] if isinstance(backend, Mortal) else -1)
 
     def _retry(self, record: WorkerRecord, task: RestartTask) -> None:

@@ -134,7 +134,7 @@ class EpisodeReplayer:
         position, placed = self.log.placed(state, server)
         repeated = RepeatedCalls(server)
         for place, call in placed:
-            if place == 0 or not position.is_reset_ahead:
+            if place <= position.first or not position.is_reset_ahead:
                 self._repeat(repeated, call)
             else:
                 repeated.staged.append(call)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepmill.spec.batch import Batch
 from stepmill.spec.options import AutoresetMode
-from stepmill.testing.chaos.envs import ACTION, BUMPS, CLOCK, IDENTITY, LEVEL, TAG, length_of
+from stepmill.testing.chaos.envs import ACTION, BUMPS, CLOCK, IDENTITY, LEVEL, TAG, UNREADABLE, length_of
 from stepmill.testing.chaos.kinds import Kind
 from stepmill.testing.chaos.report import ChaosReport
 from stepmill.testing.chaos.results import Numbers, Result, results_of
@@ -168,6 +168,17 @@ class Books:
 
     def find_wrong(self, book: Book, result: Result) -> str | None:
         """Return what is wrong with a result, in words; None if nothing is."""
+        wrong = self._find_wrong_in_result(book, result)
+        return self._find_wrong_in_omitted(book, result) if wrong is None else wrong
+
+    def _find_wrong_in_omitted(self, book: Book, result: Result) -> str | None:
+        """A value that cannot be read is told with the result of its step, and with no other."""
+        is_of_step = result.fault is None and not book.is_ended and not book.is_exhausted
+        is_wanted = self._kind.has_unreadable and is_of_step and book.action == UNREADABLE
+        wanted = ((result.row // self._kind.rows_each, "info['page']"),) if is_wanted else ()
+        return None if result.omitted == wanted else f"told that {result.omitted} could not be read, not {wanted}"
+
+    def _find_wrong_in_result(self, book: Book, result: Result) -> str | None:
         if book.action is None:
             return "it had no command; doubled"
         if book.is_exhausted:

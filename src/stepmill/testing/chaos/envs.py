@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
 import signal
 import time
@@ -17,6 +19,10 @@ from numpy.typing import NDArray
 KILL, RAISE, HANG = 10, 11, 12
 """Actions that break a `ChaosEnv`; those below 10 are harmless."""
 NUM_ACTIONS = 13
+SCRIBBLE = 13
+"""A way to break an env that only traps have: native code of it writes over memory of other workers."""
+UNREADABLE = 9
+"""The action whose info cannot be read, of an env that is to have such infos."""
 HANG_S = 600.0
 LENGTH = 12
 IDENTITY, TAG, CLOCK, ACTION, LEVEL, BUMPS = range(6)
@@ -58,12 +64,41 @@ class ChaosEnv(gymnasium.Env[Obs, np.int64]):
 
 
 def break_down(how: int, hang_s: float = HANG_S) -> None:
-    """Do what one of the breaking actions says. Who hung goes on afterwards: what a thread that was given up says counts no more."""
+    """Do what one of the breaking actions says. An env that hangs returns in the end: in a thread that was given up."""
     if how == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == RAISE:
         raise ValueError("this env was told to raise")
+    if how == SCRIBBLE:
+        scribble()
     time.sleep(hang_s)
+
+
+def scribble() -> None:
+    """Fill the slab with zeros from the first byte on that belongs to other workers, as a stray pointer would."""
+    faulthandler.disable()  # it would print a page to stderr
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        parts = [line.split()[:2] for line in file if "memfd:stepmill-slab" in line]
+    for addresses, permissions in parts:
+        start, stop = (int(address, 16) for address in addresses.split("-"))
+        if "w" not in permissions:
+            ctypes.memset(start, 0, stop - start)
+    raise RuntimeError("this process can write everywhere in the slab, or was not ended for doing so")
+
+
+class Unreadable:
+    """A value that can be pickled, and raises when it is unpickled."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> Any:
+        return _refuse, (self._number,)
+
+
+def _refuse(number: int) -> None:
+    kinds: tuple[type[BaseException], ...] = (ValueError, SystemExit, KeyboardInterrupt)
+    raise kinds[number % len(kinds)]("this value cannot be read")
 
 
 class Traps:
@@ -73,33 +108,38 @@ class Traps:
         self._folder = Path(folder)
         self._hang_s = hang_s
 
-    def lay(self, where: str, identity: int, how: int) -> None:
-        """Break the next "step", "reset" or "call" of that env object."""
+    def lay(self, where: str, identity: int, how: int, times: int = 1) -> None:
+        """Break the next so many of "step", "reset", "call" or "build" of that env object."""
         fresh = self._folder / "fresh"
-        fresh.write_text(str(how))
+        fresh.write_text(f"{how} {times}")
         fresh.rename(self._folder / f"{where}-{identity}")
 
     def spring(self, where: str, identity: int) -> None:
         """Break down if there is a trap."""
         trap = self._folder / f"{where}-{identity}"
         try:
-            how = int(trap.read_text())
+            how, times = map(int, trap.read_text().split())
         except FileNotFoundError:
             return
-        trap.unlink()
+        if times > 1:
+            trap.write_text(f"{how} {times - 1}")
+        else:
+            trap.unlink()
         break_down(how, self._hang_s)
 
 
 class TrappedEnv(ChaosEnv):
     """Springs traps, and has a memory that calls change; obs [6]: two columns more, the attribute `level` and the bumps.
 
-    Its infos say `at` [3]: the first three columns of the observation that they come with.
+    Its infos say `at` [3]: the first three columns of the observation that they come with. With `has_unreadable` the action
+    UNREADABLE adds a value that cannot be unpickled.
     """
 
     observation_space = gymnasium.spaces.Box(-1, 2**62, (6,), np.int64)
 
-    def __init__(self, folder: str, identity: int, length: int, hang_s: float) -> None:
+    def __init__(self, folder: str, identity: int, length: int, hang_s: float, *, has_unreadable: bool = False) -> None:
         super().__init__(identity, length, hang_s)
+        self._has_unreadable = has_unreadable
         self._traps = Traps(folder, hang_s)
         self.level = 0
         self._bumps = 0
@@ -112,7 +152,10 @@ class TrappedEnv(ChaosEnv):
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         self._traps.spring("step", self.identity)
         obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"at": obs[: CLOCK + 1]}
+        info: dict[str, Any] = {"at": obs[: CLOCK + 1]}
+        if self._has_unreadable and action == UNREADABLE:
+            info["page"] = Unreadable(self._clock)
+        return obs, reward, terminated, truncated, info
 
     def bump(self) -> tuple[int, int]:
         """Count a call; return the identity, and how many there were. No reset takes them back."""
@@ -147,6 +190,7 @@ def make_env(
     mode: str = "NextStep",
     hang_s: float = HANG_S,
     is_ragged: bool = False,
+    has_unreadable: bool = False,
 ) -> object:
     """Make env object `identity`, with one row, or with several: row k is number `identity * rows_each + k`.
 
@@ -157,9 +201,11 @@ def make_env(
         mode: of autoreset, which objects with several rows see to themselves.
         hang_s: how long one that hangs does so.
         is_ragged: whether its rows end at different times.
+        has_unreadable: whether some infos have a value that cannot be unpickled; of objects with one row.
     """
+    Traps(folder, hang_s).spring("build", identity)
     if rows_each == 1:
-        return TrappedEnv(folder, identity, length_of(identity), hang_s)
+        return TrappedEnv(folder, identity, length_of(identity), hang_s, has_unreadable=has_unreadable)
     rows = range(identity * rows_each, (identity + 1) * rows_each)
     makers = [partial(TrappedEnv, folder, row, length_of(row, rows_each, is_ragged=is_ragged), hang_s) for row in rows]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))

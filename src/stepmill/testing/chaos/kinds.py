@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
-from stepmill.testing.chaos.envs import HANG, HANG_S, KILL, RAISE
+from stepmill.testing.chaos.envs import HANG, HANG_S, KILL, RAISE, SCRIBBLE
 
 STEP_TIMEOUT_S = 0.4
 CALL_TIMEOUT_S = 3.0
 THREAD_HANG_S = 0.7  # longer than the deadline, and shorter than close() waits
 NUM_ROWS = 8
+MAX_FAILED_BUILDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class Kind:
         fatal: actions that break an env whenever it is given them. Under replay there are none: playing again helps only
             against what does not happen again.
         steps, resets, calls: how traps break a step, a reset, or a call, once.
+        builds: how traps break constructors after a death, up to MAX_FAILED_BUILDS times.
+        is_interrupted: whether Ctrl-C interrupts calls that send and receive.
+        has_unreadable: whether some infos have a value that cannot be unpickled.
         rows_each, is_ragged: rows of each env object, and whether they end at different times.
         backend: only processes are signalled; who hangs in a thread goes on after a while.
         has_capsules: whether a crash capsule of each fault is written, and read.
@@ -34,6 +38,9 @@ class Kind:
     steps: tuple[int, ...] = ()
     resets: tuple[int, ...] = ()
     calls: tuple[int, ...] = (RAISE,)
+    builds: tuple[int, ...] = ()
+    is_interrupted: bool = False
+    has_unreadable: bool = False
     rows_each: int = 1
     is_ragged: bool = False
     backend: str = "process"
@@ -147,6 +154,33 @@ _REPLAYED = (
     _replayed("replay, batched, same step", options={**_REPLAY, **_SAME}, rows_each=2),
     _replayed("replay, ragged", options=_REPLAY, rows_each=2, is_ragged=True),
 )
+_FAILING_BUILDS = (RAISE, RAISE, KILL)
+_STRAY = (SCRIBBLE, SCRIBBLE, RAISE)
+_RAISE = {"on_fault": "raise"}
+_WITH_CTRL_C = (
+    Kind(name="ctrl-c", is_interrupted=True),
+    Kind(name="ctrl-c, same step", options=_SAME, is_interrupted=True),
+    Kind(name="ctrl-c, raise", options=_RAISE, is_interrupted=True),
+    _replayed("ctrl-c, replay", options=_REPLAY, is_interrupted=True),
+    _replayed("ctrl-c, replay with spares", options={**_REPLAY, **_SPARES}, is_interrupted=True),
+    _replayed(
+        "ctrl-c, threads, replay", backend="thread", options=_REPLAY, ways=(RAISE, RAISE, HANG), is_interrupted=True
+    ),
+)
+_REBUILT = (
+    Kind(name="failing rebuilds", builds=_FAILING_BUILDS),
+    Kind(name="failing rebuilds, raise", options=_RAISE, builds=_FAILING_BUILDS),
+    _replayed("failing rebuilds, replay", options=_REPLAY, builds=_FAILING_BUILDS),
+)
+_UNREADABLE = (
+    Kind(name="unreadable infos", has_unreadable=True),
+    _replayed("unreadable infos, replay", options=_REPLAY, has_unreadable=True),
+)
+_SCRIBBLED = (
+    Kind(name="scribbles", steps=_STRAY),
+    Kind(name="scribbles, raise", options=_RAISE, steps=_STRAY),
+    _replayed("scribbles, replay", options=_REPLAY, ways=_STRAY),
+)
 _ELSEWHERE = (
     Kind(name="threads", backend="thread", fatal=(RAISE, HANG), resets=_IN_THREADS, calls=_IN_THREADS),
     Kind(
@@ -177,4 +211,13 @@ _ELSEWHERE = (
     Kind(name="serial, raise", backend="serial", options={"on_fault": "raise"}, fatal=(RAISE,), resets=(RAISE,)),
     _replayed("serial, replay", backend="serial", options=_REPLAY, ways=(RAISE,)),
 )
-KINDS = (*_TRUNCATED, *_RAISED, *_REPLAYED, *_ELSEWHERE)
+KINDS = (
+    *_TRUNCATED,
+    *_RAISED,
+    *_REPLAYED,
+    *_WITH_CTRL_C,
+    *_REBUILT,
+    *_UNREADABLE,
+    *_SCRIBBLED,
+    *_ELSEWHERE,
+)

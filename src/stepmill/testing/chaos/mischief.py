@@ -9,12 +9,12 @@ import signal
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError
 from stepmill.testing.chaos.books import Books
-from stepmill.testing.chaos.envs import CLOCK, HANG, IDENTITY, KILL, RAISE, TAG, Traps
-from stepmill.testing.chaos.kinds import Kind
+from stepmill.testing.chaos.envs import CLOCK, HANG, IDENTITY, KILL, RAISE, SCRIBBLE, TAG, Traps
+from stepmill.testing.chaos.kinds import MAX_FAILED_BUILDS, Kind
 from stepmill.testing.chaos.report import ChaosReport
 from stepmill.testing.chaos.results import named_in
 
-_NAMES = {KILL: "killed itself", RAISE: "raised", HANG: "hung"}
+_NAMES = {KILL: "killed itself", RAISE: "raised", HANG: "hung", SCRIBBLE: "scribbled"}
 _WEIGHTS = {KILL: 5, RAISE: 5, HANG: 1}
 
 
@@ -45,7 +45,8 @@ class Mischief:
         self._loops += 1
         if self._kind.backend == "process" and self._rng.random() < 0.02:
             self._signal(pool)
-        traps = (("step", self._kind.steps), ("reset", self._kind.resets), ("call", self._kind.calls))
+        kind = self._kind
+        traps = (("step", kind.steps), ("reset", kind.resets), ("call", kind.calls), ("build", kind.builds))
         for where, ways in traps:
             if ways and self._rng.random() < 0.02:
                 self._lay(where, self._rng.choice(ways))
@@ -54,6 +55,14 @@ class Mischief:
         number = self._rng.choices([signal.SIGKILL, signal.SIGSTOP], [4, 1])[0]
         if number is signal.SIGSTOP and not self._may_hang():
             return
+        self._send(pool, number)
+
+    def kill_one(self, pool: Pool) -> None:
+        """Kill a worker or two."""
+        if self._kind.backend == "process":
+            self._send(pool, signal.SIGKILL)
+
+    def _send(self, pool: Pool, number: signal.Signals) -> None:
         victims = self._rng.sample(pool.stats()["workers"], self._rng.choice([1, 1, 1, 2]))
         for victim in victims:
             try:
@@ -77,7 +86,7 @@ class Mischief:
         if how == HANG and not self._may_hang():
             return
         self._trapped[where, identity] = self._loops
-        self._traps.lay(where, identity, how)
+        self._traps.lay(where, identity, how, self._rng.randint(1, MAX_FAILED_BUILDS) if where == "build" else 1)
         self._report.inflicted[f"{_NAMES[how]} in {where}"] += 1
 
     # ---- calls --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Result:
         at: what the info says, which belongs to the observation.
         final_obs, final_at: with SAME_STEP of the episode that ended.
         episode: return and length of an episode that ended.
+        omitted: env and place of each value of the info that could not be read.
         fault: what kind it was.
         why: what else is said of it.
     """
@@ -38,6 +39,7 @@ class Result:
     final_obs: NDArray[np.int64] | None = None
     final_at: Numbers | None = None
     episode: Numbers | None = None
+    omitted: tuple[tuple[int | None, str], ...] = ()
 
 
 def _entry(info: Mapping[str, Any], key: str, i: int) -> Any:
@@ -69,6 +71,7 @@ def results_of(batch: Batch, rows_each: int) -> Iterator[Result]:
             None if final_obs is None else np.array(final_obs),
             None if final_at is None else tuple(final_at.tolist()),
             None if episode is None else (float(episode["r"]), int(episode["l"])),
+            tuple((error.env_id, error.leaf) for error in _entry(info, "omitted", i) or ()),
         )
 
 

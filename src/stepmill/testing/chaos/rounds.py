@@ -14,6 +14,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillErro
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, OnFault
 from stepmill.testing.chaos.books import Books
 from stepmill.testing.chaos.envs import RAISE, make_env
+from stepmill.testing.chaos.interrupts import Interrupter
 from stepmill.testing.chaos.kinds import THREAD_HANG_S, Kind
 from stepmill.testing.chaos.mischief import Mischief
 from stepmill.testing.chaos.report import ChaosReport
@@ -47,9 +49,16 @@ class Round:
         self._books = Books(kind, report)
         self._traps, self._crashes = (os.path.join(self._folder.name, name) for name in ("traps", "crashes"))
         os.mkdir(self._traps)
+        self._interrupter = Interrupter(rng)
         self._mischief = Mischief(kind, self._books, report, rng, self._traps)
         num_objects = kind.num_envs + kind.num_spares
-        make = partial(make_env, mode=kind.mode.value, hang_s=kind.hang_s, is_ragged=kind.is_ragged)
+        make = partial(
+            make_env,
+            mode=kind.mode.value,
+            hang_s=kind.hang_s,
+            is_ragged=kind.is_ragged,
+            has_unreadable=kind.has_unreadable,
+        )
         env_fns = [partial(make, self._traps, identity, kind.rows_each) for identity in range(num_objects)]
         options = kind.pool_options(context, self._crashes)
         num_workers = None if kind.backend == "serial" else kind.num_workers
@@ -57,7 +66,7 @@ class Round:
 
     def run(self, seconds: float) -> None:
         """Drive the pool for so long; close it."""
-        with self._folder, self._pool as pool:
+        with self._folder, self._pool as pool, self._interrupter if self._kind.is_interrupted else nullcontext():
             self._books.begin(pool.reset(seed=self._rng.randrange(2**31)))
             until = time.monotonic() + seconds
             try:
@@ -119,11 +128,16 @@ class Round:
             return  # somebody's reset has failed, or was broken: it is reset again first
         actions = self._draw(range(self._kind.num_envs))
         try:
-            self._books.take(self._pool.step(actions))
+            with self._interrupted():
+                batch = self._pool.step(actions)
+        except KeyboardInterrupt:
+            self._note_interrupt(range(self._kind.num_envs))
         except StepmillError as error:
             self._mend(error, unsent=range(self._kind.num_envs))
-            while self._books.pending:
-                self._receive(len(self._books.pending))
+        else:
+            self._books.take(batch)
+        while self._books.pending:
+            self._receive(len(self._books.pending))
 
     def _exchange(self) -> None:
         idle = sorted({*self._books.idle} - {*self._books.ended, *self._books.exhausted})
@@ -131,7 +145,10 @@ class Round:
         if chosen:
             actions = self._draw(chosen)
             try:
-                self._pool.send(actions, chosen)
+                with self._interrupted():
+                    self._pool.send(actions, chosen)
+            except KeyboardInterrupt:
+                self._note_interrupt(chosen)
             except StepmillError as error:
                 self._mend(error, unsent=chosen)
         if self._rng.random() < 0.3:
@@ -141,9 +158,38 @@ class Round:
 
     def _receive(self, count: int) -> None:
         try:
-            self._books.take(self._pool.recv(count, timeout_s=HANG_GUARD_S))
+            with self._interrupted():
+                batch = self._pool.recv(count, timeout_s=HANG_GUARD_S)
+        except KeyboardInterrupt:
+            self._note_interrupt([])
         except StepmillError as error:
             self._mend(error)
+        else:
+            self._books.take(batch)
+
+    def _interrupted(self) -> AbstractContextManager[None]:
+        """Now and then, interrupt what the block does; half of the times while workers are repaired."""
+        if not self._kind.is_interrupted or self._rng.random() > 0.15:
+            return nullcontext()
+        if self._rng.random() < 0.5:
+            self._mischief.kill_one(self._pool)
+        return self._interrupter.strike()
+
+    def _note_interrupt(self, env_ids: Sequence[int]) -> None:
+        """Find out whether a call that was interrupted has commanded these envs: all of them, or none."""
+        self._report.inflicted["Ctrl-C"] += 1
+        states = self._pool.states
+        idle = [env_id for env_id in env_ids if states[env_id] in (EnvState.IDLE, EnvState.EXHAUSTED)]
+        # What is FAULTED and not pending has an error that the next call raises, whether it was commanded or not.
+        lost = [env_id for env_id in env_ids if self._is_lost(env_id)]
+        if idle and len(idle) + len(lost) != len(env_ids):
+            self._report.complain(f"an interrupted call has left envs {idle} of {list(env_ids)} without a command")
+        for env_id in (*idle, *lost):
+            self._books.withdraw(env_id)
+
+    def _is_lost(self, env_id: int) -> bool:
+        """Whether an env has to be reset: it is FAULTED, and no call that waits for it will say so."""
+        return self._pool.states[env_id] is EnvState.FAULTED and not self._pool._state.is_pending(env_id)
 
     # ---- under the policy "raise" the user mends ------------------------------------------------------------------
 
@@ -158,8 +204,10 @@ class Round:
         states = self._pool.states
         told = named_in(error) | self._books.told | set(self._books.idle)
         told |= set(unsent) if self._pool._state.num_pending() < len(self._books.pending) else set()
-        # Others have a fault that is yet to be told: by the next call that waits for them.
-        faulted = [env_id for env_id in sorted(told) if states[env_id] is EnvState.FAULTED]
+        # Others have a fault that is yet to be told: by the next call that waits for them. A worker that could not be
+        # rebuilt costs all of its envs, though its error names the one whose constructor failed.
+        lost = {env_id for env_id in range(self._kind.num_envs) if self._is_lost(env_id)}
+        faulted = [env_id for env_id in sorted(told | lost) if states[env_id] is EnvState.FAULTED]
         self._books.told.clear()
         for env_id in range(self._kind.num_envs):
             if states[env_id] is EnvState.IDLE and self._books.is_pending(env_id):
@@ -171,6 +219,7 @@ class Round:
                 self._report.kinds[type(again).__name__] += 1
                 states = self._pool.states  # it may tell of envs that were still at work
                 more = {env_id for env_id in named_in(again) if states[env_id] is EnvState.FAULTED}
+                more |= {env_id for env_id in range(self._kind.num_envs) if self._is_lost(env_id)}
                 faulted = sorted({*faulted, *more})
                 continue
             except UsageError:

@@ -1,0 +1,167 @@
+"""A deadline of the user holds while workers are rebuilt: the wait ends, nothing is lost, and a later wait has the result."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill import _native
+from stepmill.testing.chaos import ChaosEnv
+from stepmill.testing.chaos.envs import CLOCK
+from stepmill.testing.gates import Gate, wait_at
+from stepmill.worker.channel import wait_ready
+
+NUM_ENVS = 4  # on two workers: 0 and 1, and 2 and 3
+TIMEOUT_S = 0.2
+PROMPT_S = 3.0  # on a busy machine; a restart would take much longer
+
+
+def make_gated(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
+    """Wait at the gate if the flag is there."""
+    if flag.exists():
+        wait_at(gate)
+    return ChaosEnv(env_id, length=100)
+
+
+class RaisesOnce(ChaosEnv):
+    """Raises in the third step of its life."""
+
+    num_steps = 0
+
+    def step(self, action: np.int64) -> Any:
+        self.num_steps += 1
+        if self.num_steps == 3:
+            raise ValueError("once")
+        return super().step(action)
+
+
+def make_raising(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
+    """Build env 1 so that it raises once; wait at the gate if the flag is there."""
+    if flag.exists():
+        wait_at(gate)
+    return RaisesOnce(env_id, length=100) if env_id == 1 else ChaosEnv(env_id, length=100)
+
+
+def make_failing(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
+    """Raise if the flag is there."""
+    if flag.exists():
+        raise ValueError("not now")
+    return ChaosEnv(env_id, length=100)
+
+
+@contextmanager
+def stepped_pool(folder: Path, on_fault: str, gate: Gate, make: Any = make_gated) -> Iterator[stepmill.Pool]:
+    """A pool whose constructors are made to wait, or to fail, after its second step."""
+    options = stepmill.PoolOptions(on_fault=on_fault, seeding="per_episode", max_restarts=10_000, context="fork")
+    env_fns = [partial(make, folder / "flag", gate.path, env_id) for env_id in range(NUM_ENVS)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * NUM_ENVS)
+        pool.step([2] * NUM_ENVS)
+        (folder / "flag").touch()
+        yield pool
+
+
+def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
+    pidfd = _native.pidfd_open(pool.stats()["workers"][worker]["pid"])
+    _native.pidfd_send_signal(pidfd, signal.SIGKILL)
+    wait_ready({pidfd: select.POLLIN}, 1e12)
+    os.close(pidfd)
+
+
+def assert_times_out(wait: Callable[[], object]) -> None:
+    begin = time.monotonic()
+    with pytest.raises(stepmill.RecvTimeout, match=r"envs \[0, 1\] were not ready"):
+        wait()
+    assert TIMEOUT_S <= time.monotonic() - begin < PROMPT_S
+
+
+def send_and_recv(pool: stepmill.Pool, wait: str) -> Callable[[], Any]:
+    """Send actions 3 to all envs; return what waits for their results."""
+    if wait == "step_wait":
+        pool.step_async(np.full(NUM_ENVS, 3))
+        return partial(pool.step_wait, timeout_s=TIMEOUT_S)
+    pool.send(np.full(NUM_ENVS, 3))
+    return partial(pool.recv, NUM_ENVS, timeout_s=TIMEOUT_S)
+
+
+def clocks_of(result: Any) -> list[int]:
+    obs = result.obs if isinstance(result, stepmill.Batch) else result[0]
+    return [int(clock) for clock in obs[:, CLOCK]]
+
+
+@pytest.mark.parametrize("wait", ["recv", "step_wait"])
+@pytest.mark.parametrize("on_fault", ["replay", "truncate"])
+def test_a_wait_ends_at_its_deadline_while_constructors_block(on_fault: str, wait: str, tmp_path: Path) -> None:
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate) as pool:
+        kill_worker(pool)
+        receive = send_and_recv(pool, wait)
+        if on_fault == "truncate":  # a step of a lost env is cut short at once, its reset waits for the worker
+            assert clocks_of(receive()) == [2, 2, 3, 3]
+            receive = send_and_recv(pool, wait)
+
+        assert_times_out(receive)
+        gate.wait_arrivals()
+        assert_times_out(receive)
+        gate.open(2)
+        result = pool.recv(NUM_ENVS)
+
+        assert result.env_id.tolist() == [0, 1, 2, 3]
+        assert clocks_of(result) == ([3] * 4 if on_fault == "replay" else [0, 0, 4, 4])
+        assert clocks_of(pool.step([4] * NUM_ENVS)) == ([4] * 4 if on_fault == "replay" else [1, 1, 5, 5])
+
+
+@pytest.mark.parametrize("on_fault", ["replay", "truncate"])
+def test_results_of_others_are_received_while_constructors_block(on_fault: str, tmp_path: Path) -> None:
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate) as pool:
+        kill_worker(pool)
+        if on_fault == "truncate":
+            pool.step([3] * NUM_ENVS)
+        pool.send([3] * NUM_ENVS)
+
+        others = pool.recv(2)
+
+        assert sorted(others.env_id.tolist()) == [2, 3]
+        assert_times_out(partial(pool.recv, 2, timeout_s=TIMEOUT_S))
+        gate.open(2)
+        assert sorted(pool.recv(2).env_id.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("wait", ["recv", "step_wait"])
+@pytest.mark.parametrize("on_fault", ["replay", "truncate"])
+def test_a_wait_ends_at_its_deadline_while_a_restart_backs_off(on_fault: str, wait: str, tmp_path: Path) -> None:
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate, make_failing) as pool:
+        kill_worker(pool)
+        receive = send_and_recv(pool, wait)
+        if on_fault == "truncate":
+            assert clocks_of(receive()) == [2, 2, 3, 3]
+            receive = send_and_recv(pool, wait)
+
+        for _ in range(4):  # the restarts fail; a time between two of them is soon longer than the deadline
+            assert_times_out(receive)
+        (tmp_path / "flag").unlink()
+        result = pool.recv(NUM_ENVS)
+
+        assert clocks_of(result) == ([3] * 4 if on_fault == "replay" else [0, 0, 4, 4])
+
+
+@pytest.mark.parametrize(("on_fault", "clocks"), [("truncate", [3, 2, 3, 3]), ("replay", [3, 3, 3, 3])])
+def test_an_env_that_raises_is_reset_where_it_lives(on_fault: str, clocks: list[int], tmp_path: Path) -> None:
+    with Gate() as gate, stepped_pool(tmp_path, on_fault, gate, make_raising) as pool:
+        pids = [worker["pid"] for worker in pool.stats()["workers"]]
+
+        result = pool.step([3] * NUM_ENVS)  # a rebuilt env would wait at the gate
+
+        assert clocks_of(result) == clocks
+        assert [worker["pid"] for worker in pool.stats()["workers"]] == pids

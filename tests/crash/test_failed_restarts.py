@@ -1,0 +1,50 @@
+"""Restarts that fail leave nothing behind, in whatever order their messages arrive."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import stepmill
+from stepmill.backends.launching import LauncherHandle
+from stepmill.testing.chaos import RAISE
+from stepmill.testing.chaos.envs import CLOCK, Traps, make_env
+from stepmill.worker.channel import NO_FD
+
+
+def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the learner read a launcher's messages only after those of the workers that it has launched."""
+    plain = LauncherHandle.pump
+
+    def pump(self: LauncherHandle) -> None:
+        if all(link.pidfd != NO_FD or link.answer is not None for link in self._links.values()):
+            plain(self)
+
+    monkeypatch.setattr(LauncherHandle, "pump", pump)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("on_fault", ["truncate", "replay"])
+def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descriptor(
+    on_fault: str, context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_workers_first(monkeypatch)
+    options = stepmill.PoolOptions(
+        on_fault=on_fault, seeding="per_episode", context=context, max_restarts=1000, restart_window_s=0.001
+    )
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(2)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        num_open = len(os.listdir("/proc/self/fd"))
+        Traps(str(tmp_path)).lay("build", 0, RAISE, times=3)
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+
+        for _ in range(3):
+            batch = pool.step([1, 1])
+
+        assert batch.obs[:, CLOCK].tolist() == ([3, 3] if on_fault == "replay" else [1, 1])
+        assert len(os.listdir("/proc/self/fd")) == num_open

@@ -1,0 +1,218 @@
+"""The table of a worker's states: each transition has a method that makes it, and every other one is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from stepmill.pool.workers import TRANSITIONS, WorkerState, WorkerSupervisor
+from stepmill.spec.errors import EngineBug, EnvError
+from stepmill.spec.options import PoolOptions
+from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SERVING, DEAD_UNREPORTED, DEAD_REPORTED, RESTARTING, FAILED = WorkerState
+ENDED_S = 60.0
+
+
+class FakeState:
+    """The part of the native pool state that a supervisor uses."""
+
+    def __init__(self) -> None:
+        self.has_died = False
+        self.notified = threading.Event()
+        self.calls: list[str] = []
+
+    def is_dead(self, worker: int) -> bool:
+        return self.has_died
+
+    def envs_of(self, worker: int) -> list[int]:
+        return [0]
+
+    def notify(self) -> None:
+        self.notified.set()
+
+    def begin_replacement(self, worker: int, is_replayed: bool) -> None:
+        self.has_died = False
+        self.calls.append("begin_replacement")
+
+    def finish_replacement(self, worker: int, pidfd: int) -> None:
+        self.calls.append("finish_replacement")
+
+    def cancel_replacement(self, worker: int) -> None:
+        self.calls.append("cancel_replacement")
+
+    def fail_worker(self, worker: int) -> None:
+        self.calls.append("fail_worker")
+
+
+class FakeBackend:
+    """Restarts a worker, or fails to, once the test has decided which."""
+
+    def __init__(self) -> None:
+        self.can_restart = True
+        self.is_decided = threading.Event()
+
+    def start(self, plans: object) -> list[WorkerReport]:
+        raise NotImplementedError
+
+    def attach(self, slab: object, ring: object) -> None:
+        raise NotImplementedError
+
+    def call(self, requests: object) -> list[Any]:
+        raise NotImplementedError
+
+    def close(self, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
+        self.is_decided.wait(ENDED_S)
+        if not self.can_restart:
+            raise EnvError("env 0 raised in its constructor", env_id=0, error_type="ValueError", phase="construct")
+        return WorkerReport(worker, 2, ())
+
+
+class FakePolicy:
+    """The policy "raise"."""
+
+    reports_deaths = True
+    death_hint = ""
+
+    def repeats_settings(self, server: int) -> bool:
+        return False
+
+
+class OneWorker:
+    """A supervisor of one worker, over fakes."""
+
+    def __init__(self) -> None:
+        self.state, self.backend = FakeState(), FakeBackend()
+        self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast("Any", self.backend), PoolOptions())
+        self.supervisor.policy = FakePolicy()
+        self.supervisor.attach(cast("Any", self.state), [WorkerReport(0, 1, ())])
+
+    def die(self) -> None:
+        self.state.has_died = True
+        self.supervisor.record_of(0)
+
+    def report(self) -> None:
+        self.supervisor.report(0)
+
+    def begin_restart(self) -> None:
+        self.supervisor.begin_restart(0, 0.0, is_retried=False)
+
+    def end_restart(self, *, succeeds: bool) -> None:
+        self.backend.can_restart = succeeds
+        self.backend.is_decided.set()
+        assert self.state.notified.wait(ENDED_S)
+        self.state.notified.clear()
+        self.backend.is_decided.clear()
+        for worker in self.supervisor.take_restarted():
+            self.supervisor.serve(worker)
+
+    def succeed(self) -> None:
+        self.end_restart(succeeds=True)
+
+    def fail(self) -> None:
+        self.end_restart(succeeds=False)
+
+    def prepare(self, state: WorkerState) -> None:
+        """Bring the worker into a state, from SERVING."""
+        if state in (DEAD_UNREPORTED, DEAD_REPORTED):
+            self.die()
+        if state is DEAD_REPORTED:
+            self.report()
+        if state in (RESTARTING, FAILED):
+            self.begin_restart()
+        if state is FAILED:
+            self.fail()
+        assert self.supervisor.state_of(0) is state
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.backend.is_decided.set()
+        self.supervisor.stop()
+        self.supervisor.join()
+
+
+MOVES: dict[tuple[WorkerState, WorkerState], Callable[[OneWorker], object]] = {
+    (SERVING, DEAD_UNREPORTED): OneWorker.die,
+    (SERVING, RESTARTING): OneWorker.begin_restart,
+    (DEAD_UNREPORTED, DEAD_REPORTED): OneWorker.report,
+    (DEAD_UNREPORTED, RESTARTING): OneWorker.begin_restart,
+    (DEAD_REPORTED, RESTARTING): OneWorker.begin_restart,
+    (RESTARTING, SERVING): OneWorker.succeed,
+    (RESTARTING, FAILED): OneWorker.fail,
+    (FAILED, RESTARTING): OneWorker.begin_restart,
+    (FAILED, DEAD_REPORTED): OneWorker.report,
+}
+REFUSED = [(old, new) for old in WorkerState for new in WorkerState if new not in TRANSITIONS[old]]
+
+
+@pytest.fixture
+def worker() -> Iterator[OneWorker]:
+    with OneWorker() as worker:
+        yield worker
+
+
+def test_every_transition_of_the_table_has_a_method_that_makes_it() -> None:
+    assert set(MOVES) == {(old, new) for old, allowed in TRANSITIONS.items() for new in allowed}
+
+
+@pytest.mark.parametrize(("old", "new"), MOVES, ids=lambda state: state.name)
+def test_a_transition_of_the_table_is_made(worker: OneWorker, old: WorkerState, new: WorkerState) -> None:
+    worker.prepare(old)
+
+    MOVES[old, new](worker)
+
+    assert worker.supervisor.state_of(0) is new
+
+
+@pytest.mark.parametrize(("old", "new"), REFUSED, ids=lambda state: state.name)
+def test_a_transition_that_is_not_in_the_table_is_refused_and_changes_nothing(
+    worker: OneWorker, old: WorkerState, new: WorkerState
+) -> None:
+    worker.prepare(old)
+
+    with pytest.raises(EngineBug, match=f"from {old.name} to {new.name}"):
+        worker.supervisor._move(worker.supervisor.record_of(0), new)
+
+    assert worker.supervisor.state_of(0) is old
+
+
+def test_a_worker_that_restarts_cannot_be_restarted_again(worker: OneWorker) -> None:
+    worker.begin_restart()
+
+    with pytest.raises(EngineBug, match="from RESTARTING to RESTARTING"):
+        worker.begin_restart()
+
+    assert worker.state.calls == ["begin_replacement"]
+
+
+@pytest.mark.parametrize("old", [SERVING, DEAD_UNREPORTED, DEAD_REPORTED, FAILED], ids=lambda state: state.name)
+def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: WorkerState) -> None:
+    worker.prepare(old)
+
+    with pytest.raises(EngineBug, match=f"from {old.name} to SERVING"):
+        worker.supervisor.serve(0)
+
+    assert worker.supervisor.num_restarts == 0
+    assert "finish_replacement" not in worker.state.calls
+
+
+def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: OneWorker) -> None:
+    worker.supervisor.begin_restart(0, 0.0)
+
+    worker.fail()
+    is_tried_again = worker.supervisor.state_of(0) is RESTARTING
+    worker.succeed()
+
+    assert is_tried_again
+    assert worker.supervisor.state_of(0) is SERVING
