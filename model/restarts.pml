@@ -74,7 +74,7 @@ inline finish_replacement(w_) {
 #if !REPLAYS || defined(NO_CANCEL_RELEASE)
 #define RELEASE_ALL(w_) skip
 #else
-#define RELEASE_ALL(w_) FOR_ROWS(w_, END_HOLD_WITH_FAULT)
+#define RELEASE_ALL(w_) FOR_ROWS(w_, end_hold_with_fault)
 #endif
 inline cancel_replacement(w_) {
 	end_restart(w_);

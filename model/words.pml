@@ -236,7 +236,18 @@ byte place[NR];                          /* of the newest result: `at` when it c
 byte phase[NR];
 byte deviations = DEVIATIONS;
 bool has_calls[W] = true;                /* its env objects have got their calls, or have lost none */
-bool is_awaited[NR], is_answered[NR], is_lost_call[NR];  /* RepeatedCalls: a thread waits; what it found */
+byte event[NR], call[NR];                /* Ledger::events_; the future of a call that is repeated after the last step */
+#define NO_EVENT 0
+#define PLAYED 1
+#define DIFFERS 2
+#define FAULT 3
+#define NO_CALL 0
+#define OPEN 1
+#define ANSWERED 2
+#define UNANSWERED 3
+#define IS_ANY_PLAYING (phase[0] == PLAYING || phase[NR - 1] == PLAYING)
+#define IS_ANY_EVENT (event[0] || event[NR - 1])
+#define IS_ANY_HELD (phase[0] || phase[NR - 1])
 #define IS_IN_REPLAY(r_) (phase[r_] != NO_REPLAY)
 #else
 #define IS_IN_REPLAY(r_) false
