@@ -50,7 +50,7 @@ end_waiting:
 	do
 	:: atomic { order != NOBODY -> w = order; order = NOBODY; KILL(w) };
 		ended[w];
-#if !SPARES
+#if !SPARES && !CALM
 		if
 		:: goto end_of_task
 		:: true
@@ -67,7 +67,7 @@ end_waiting:
 		rewrite_control_words(w);
 		if
 		:: atomic { START(w); is_good = true }
-#if !SPARES
+#if !SPARES && !CALM
 		:: true
 #endif
 #if LATE_FAILS
@@ -358,7 +358,13 @@ end_of_events:
 #endif
 #if KILLS
 	:: atomic { kills -> kills = 0 }
-	:: atomic { kills && MAY_DIE(0) -> kills--; SCRIBBLE; KILL(0) }
+#if CALM
+	/* And it is buried at once: what a death may meet on its way is in other bounds. */
+	:: atomic { kills == KILLS && MAY_DIE(0) && worker_asleep[0] && !worker_bell[0] && done[0] > 0 && ticket[0] == done[0] && !mutex ->
+			kills--; KILL(0); is_watched[0] = false; worker_parked[0] = false; dead[0] = DIED; bell = true; asleep = false
+		}
+#endif
+	:: atomic { kills && MAY_DIE(0) && (!CALM || kills < KILLS) -> kills--; SCRIBBLE; KILL(0) }
 #if W > 1
 	:: atomic { kills && MAY_DIE(1) -> kills--; KILL(1) }
 #endif

@@ -1,4 +1,5 @@
-/* The learner whose policy is "replay". One worker. Part of wake.pml, in place of the Pool of learner.pml.
+/* The learner whose policy is "replay" or, with TRUNCATES, "truncate". One worker. Part of wake.pml, in place of the Pool of
+ * learner.pml.
  *
  *   death ─► envs are held ─► restart ─► calls, then the log: RESET, steps ─► the step that was pending, or sent meanwhile
  *
@@ -35,6 +36,21 @@ inline end_hold_with_fault(r_) {
 #else
 #define FORGET_EVENT(r_) event[r_] = NO_EVENT
 #endif
+#if TRUNCATES
+#if LATE_FAILS && !defined(LET_GO_EARLY)
+#define FIRST_HELD HELD_FOR_REPLAY  /* the code: HELD, which is a fault of it: docs/MODEL.md */
+#else
+#define FIRST_HELD HELD
+#endif
+/* C++: mark_lost (recovery.cpp). What it has done is lost with its object, and a result that is here already stays. */
+inline hold_for_restart(r_) {
+	if
+	:: status[r_] == IDLE || (status[r_] == PENDING && done[r_] == books[r_] && !fault[r_]) -> needs_restore[r_] = (log_len[r_] > 0 || status[r_] == PENDING)
+	:: else
+	fi
+}
+#else
+#define FIRST_HELD HELD_FOR_REPLAY
 inline hold_for_restart(r_) {
 	is_due[r_] = false; call[r_] = NO_CALL; FORGET_EVENT(r_);
 	if
@@ -42,6 +58,7 @@ inline hold_for_restart(r_) {
 	:: else
 	fi
 }
+#endif
 
 /* ---- replays ----------------------------------------------------------------------------------------------------- */
 
@@ -154,7 +171,13 @@ inline fail_row(r_) {
 inline handle_fault(r_) {
 	if
 	:: HAS_FAULT(r_) && is_failed -> status[r_] = FAULTED; num_pending--
+#if TRUNCATES
+	/* C++: truncate (recovery.cpp), retry_reset (recovery.cpp) */
+	:: HAS_FAULT(r_) && !is_failed && is_reset[r_] -> is_due[r_] = true
+	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> needs_restore[r_] = true; status[r_] = IDLE; num_pending--
+#else
 	:: HAS_FAULT(r_) && !is_failed -> HOLD(r_)
+#endif
 	:: else
 	fi
 }
@@ -164,7 +187,7 @@ inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->
 		if
-		:: atomic { revives -> revives--; FOR_ROWS(0, hold_for_restart); BEGIN_REPLACEMENT(0, HELD_FOR_REPLAY); has_calls[0] = false }
+		:: atomic { revives -> revives--; FOR_ROWS(0, hold_for_restart); BEGIN_REPLACEMENT(0, FIRST_HELD); has_calls[0] = TRUNCATES }
 		:: !revives ->
 			cancel_replacement(0);
 			atomic { is_failed = true; FOR_ROWS(0, fail_row) }
@@ -176,7 +199,7 @@ inline handle_death() {
 /* Python: ask_process (pool/workers.py) */
 inline ask_process() {
 	if
-	:: gone[0] && is_watched[0] && !is_restarting[0] ->
+	:: gone[0] && !dead[0] && !is_restarting[0] ->
 		LOCK;
 		if
 		:: is_watched[0] -> bury(0)

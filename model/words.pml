@@ -64,6 +64,12 @@
 #ifndef REPLAYS
 #define REPLAYS 0       /* 1: episodes are replayed after a restart */
 #endif
+#ifndef TRUNCATES
+#define TRUNCATES 0     /* 1: with REPLAYS, they are cut short instead */
+#endif
+#ifndef CALM
+#define CALM 0          /* 1: who dies first sleeps, and nothing is commanded; no restart fails. Other bounds are there for the rest */
+#endif
 #ifndef DEVIATIONS
 #define DEVIATIONS 0    /* results of replays that are not what they were the first time */
 #endif
