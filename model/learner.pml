@@ -24,14 +24,6 @@ inline ring_all_touched() {
 #endif
 }
 
-/* C++: check_deaths_of (send.cpp) */
-inline check_deaths_of(w_) {
-	if
-	:: is_restarting[w_] || !dead[w_]
-	:: !is_restarting[w_] && dead[w_] -> condemn_worker(w_, DIED)
-	fi
-}
-
 inline check_touched(w_) {
 #ifdef NO_CHECK_DEATHS
 	skip
@@ -54,16 +46,7 @@ inline check_deaths() {
 #endif
 }
 
-/* C++: dispatch (send.cpp), give (recovery.cpp): publish_ticket. What is commanded to a successor its predecessor must not see. */
-#if !REVIVES
-#define PUBLISH(r_) ticket[r_] = PUBLISHED(r_)
-#elif defined(NO_HOLD)
-#define PUBLISH(r_) ADDRESS(r_); ticket[r_] = PUBLISHED(r_)
-#else
-#define PUBLISH(r_) ADDRESS(r_); if :: is_held[(r_) / R] :: else -> ticket[r_] = PUBLISHED(r_) fi
-#endif
-
-#if !SPARES
+#if !SPARES && !REPLAYS
 #define PLAN(r_) if :: status[r_] == IDLE && books[r_] < T -> is_touched[(r_) / R] = true :: else fi
 #define PLAN_ALL PLAN(0); if :: NR > 1 -> PLAN(1 % NR) :: else fi; if :: NR > 2 -> PLAN(2 % NR); PLAN(3 % NR) :: else fi
 
@@ -105,9 +88,15 @@ inline dispatch() {
 
 #endif
 
+/* Envs that are held for a replay are never done, whatever their words say. */
+#ifdef NO_NEVER_DONE
+#define IS_COUNTED_OUT(r_) false
+#else
+#define IS_COUNTED_OUT(r_) IS_IN_REPLAY(r_)
+#endif
 inline scan_row(r_) {
 	if
-	:: status[r_] == PENDING && ready < need ->
+	:: status[r_] == PENDING && ready < need && !IS_COUNTED_OUT(r_) ->
 		if
 		:: atomic { done[SERVER(r_)] == books[SERVER(r_)] -> ready++; is_fault = is_fault || fault[SERVER(r_)] }
 		:: done[SERVER(r_)] != books[SERVER(r_)]
@@ -167,12 +156,47 @@ inline rest() {
 	is_rung = false
 }
 
-/* C++: wait_ids (wait.cpp) */
+#if REPLAYS && !defined(NO_REPLAY_WANT)
+#define NUM_WANTED (IS_ANY_PLAYING -> 1 : need - ready)
+#else
+#define NUM_WANTED need - ready
+#endif
+
+/* Ctrl-C: the wait is left, and nothing else is done. Python: handle (pool/waiting.py) comes after a wait, and may not be reached. */
+#if INTERRUPTS
+#define MAY_LEAVE if :: interrupts -> interrupts--; is_left = true; break :: true fi
+#define LEAVE_BEFORE_HANDLING if :: interrupts && (is_fault || is_event) -> interrupts--; is_left = true :: true fi
+#else
+#define MAY_LEAVE skip
+#define LEAVE_BEFORE_HANDLING skip
+#endif
+
+#if !REPLAYS
+#define IS_ANY_EVENT false
+#endif
+
+/* C++: has_event (wait.cpp), advance_replays (replay.cpp) */
+#if REVIVES
+inline look_for_events() {
+#if REPLAYS
+	advance_replays();
+#endif
+#ifdef NO_HAS_EVENT
+	is_event = IS_ANY_EVENT
+#else
+	is_event = is_notified || IS_ANY_EVENT
+#endif
+}
+#endif
+/* C++: wait_ids (wait.cpp), wait_event (wait.cpp) */
 inline wait_ids() {
 	do
 	::
 #if SPARES && defined(EARLY_TEND)
 		tend();
+#endif
+#if REVIVES && defined(EARLY_EVENT)
+		look_for_events();
 #endif
 #ifndef LATE_BELL
 		bell = false;
@@ -183,13 +207,29 @@ inline wait_ids() {
 #if SPARES && !defined(EARLY_TEND)
 		tend();
 #endif
+#if REVIVES
+#ifndef EARLY_EVENT
+		look_for_events();
+#endif
+		if
+		:: is_event -> break
+		:: !is_event
+		fi;
+#endif
 #ifdef TRUST_COUNT
 		if
 		:: wanted && counted < wanted
 		:: else -> scan()
 		fi;
 #else
+#if AWAITS
+		if
+		:: is_for_event
+		:: !is_for_event -> scan()
+		fi;
+#else
 		scan();
+#endif
 #endif
 #ifdef LATE_COUNT
 		counted = count;
@@ -213,7 +253,7 @@ inline wait_ids() {
 		:: else
 		fi;
 #elif !defined(LATE_WANT)
-		atomic { wanted = counted + need - ready; want = wanted };
+		atomic { wanted = counted + NUM_WANTED; want = wanted };
 #endif
 		if
 #ifndef NO_RECOUNT
@@ -228,10 +268,12 @@ inline wait_ids() {
 #ifdef LATE_BELL
 			bell = false;
 #endif
-			rest()
+			rest();
+			MAY_LEAVE
 		fi
 	od;
-	atomic { counted = 0; wanted = 0; need = 0; ready = 0; is_fault = false }
+	LEAVE_BEFORE_HANDLING;
+	atomic { counted = 0; wanted = 0; need = 0; ready = 0 }
 }
 
 /* Only differences of count matter. Counting on from the lowest that is in use keeps the states few. */
@@ -252,7 +294,7 @@ inline rebase() {
 /* The ghosts of a row whose result was received: nobody may write it any more. What is not read again is forgotten. */
 #define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
-#if !SPARES
+#if !SPARES && !REPLAYS
 /* C++: settle (gather.cpp), take_faults (faults.cpp). What is there is received, once and as it was published. */
 inline collect() {
 	do
@@ -294,13 +336,7 @@ inline post_request(r_) {
 /* All threads of a process are gone; what it stored has arrived. */
 #define KILL(w_) DRAIN(w_); gone[w_] = true
 
-#if !SPARES
-#if R > 1
-#define NOTE_MORTALS(w_) NOTE_MORTAL(ROW(w_, 0)); NOTE_MORTAL(ROW(w_, 1))
-#else
-#define NOTE_MORTALS(w_) NOTE_MORTAL(ROW(w_, 0))
-#endif
-
+#if !SPARES && !REPLAYS
 /* A faulted row is commanded again, if its worker lives or is to live again: Ledger::check_workers, Recovery. */
 inline mend() {
 #if KILLS || LIMITS
@@ -311,12 +347,16 @@ inline mend() {
 			if
 			:: !dead[r / R] || is_restarting[r / R] -> status[r] = IDLE
 #if REVIVES
-			/* C++: begin_replacement (recovery.cpp) */
 			:: atomic {
 					dead[r / R] && !is_restarting[r / R] && revives ->
-					revives--; is_restarting[r / R] = true; is_held[r / R] = true; order = r / R; status[r] = IDLE;
-					NOTE_MORTALS(r / R); RENEW(r / R)
-				}
+					revives--; BEGIN_REPLACEMENT(r / R, HELD); status[r] = IDLE
+				};
+#if AWAITS
+				if
+				:: is_for_event = true  /* Python: _wait_restart (pool/fault_handler.py) */
+				:: true
+				fi
+#endif
 #endif
 			:: dead[r / R] && !is_restarting[r / R] && !revives
 			fi
@@ -377,7 +417,7 @@ inline finish() {
 #endif
 }
 
-#if !SPARES
+#if !SPARES && !REPLAYS
 #if REQUESTS
 #define MAYBE_REQUEST if :: posts -> posts--; post_request(0) :: true fi
 #else
@@ -386,10 +426,10 @@ inline finish() {
 
 active proctype Pool() {
 	byte status[NR];
-	byte me = LEARNER, posts = REQUESTS, revives = REVIVES;
+	byte me = LEARNER, posts = REQUESTS, revives = REVIVES, retries = RETRIES;
 	byte num_pending, need, ready, r, v, t, old, num_settled, counted, wanted;
 	bool is_touched[W];
-	bool is_gone, is_fault, is_rung;
+	bool is_gone, is_fault, is_event, is_for_event, is_left, is_rung;
 
 	atomic {
 		if
@@ -408,6 +448,12 @@ active proctype Pool() {
 #else
 	::
 #endif
+#if AWAITS
+		if
+		:: is_for_event && is_restarting[0] -> need = 1; goto to_wait
+		:: else -> is_for_event = false
+		fi;
+#endif
 		MAYBE_REQUEST;
 		dispatch();
 		MAYBE_REQUEST;
@@ -418,9 +464,20 @@ active proctype Pool() {
 		:: num_pending > 1 -> need = num_pending
 #endif
 		fi;
+to_wait:
 		wait_ids();
-		collect();
-		mend()
+#if REVIVES
+		if
+		:: is_left
+		:: !is_left && (is_event || is_fault) -> handle_restarts()
+		:: !is_left && !is_event && !is_fault
+		fi;
+#endif
+		if
+		:: is_left -> is_for_event = false
+		:: !is_left -> collect(); mend()
+		fi;
+		atomic { is_left = false; is_event = false; is_fault = false }
 	od;
 	finish();
 died:

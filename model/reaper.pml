@@ -1,4 +1,4 @@
-/* The reaper, who restarts workers, and what nobody decides. Part of wake.pml. */
+/* The reaper, the thread of a restart, and what nobody decides. Part of wake.pml. */
 
 /* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
@@ -6,99 +6,90 @@
  * commanded before its restart began is lost; what it was commanded since is its successor's.
  */
 inline mend_row(r_) {
-	ticket[r_] = PUBLISHED(r_);
 	if
 	:: done[r_] != PUBLISHED(r_) && IS_LOST(r_) -> SETTLE(r_, PUBLISHED(r_), DIED); done[r_] = PUBLISHED(r_)
 	:: done[r_] != PUBLISHED(r_) && !IS_LOST(r_) -> done[r_] = PUBLISHED(r_) - 1
 	:: else
 	fi;
+	ticket[r_] = (is_held[(r_) / R] -> done[r_] : PUBLISHED(r_));
 	state[r_] = STATE(done[r_], 0);
 	SET_SCRIBBLED(r_, false)
 }
 
-#if !SPARES
-#define NOTE_REBUILT(w_) skip
-#elif R > 2
-#define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0)); NOTE_REBUILT_SERVER(ROW(w_, 1)); NOTE_REBUILT_SERVER(ROW(w_, 2))
-#elif R > 1
-#define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0)); NOTE_REBUILT_SERVER(ROW(w_, 1))
+#if SPARES
+#define NOTE_REBUILT(r_) NOTE_REBUILT_SERVER(r_)
 #else
-#define NOTE_REBUILT(w_) NOTE_REBUILT_SERVER(ROW(w_, 0))
+#define NOTE_REBUILT(r_) skip
 #endif
 inline rewrite_control_words(w_) {
 	atomic {
-		is_held[w_] = false;
-		NOTE_REBUILT(w_);
+		FOR_ROWS(w_, NOTE_REBUILT);
+		if
+#ifndef EARLY_RELEASE
+		:: is_held[w_] == HELD_FOR_REPLAY
+#endif
+		:: else -> is_held[w_] = 0
+		fi;
 		requests[w_] = num_posted[w_]; stop[w_] = is_closed; worker_parked[w_] = false; current[w_] = NO_SERVER;
-		mend_row(ROW(w_, 0));
-#if R > 1
-		mend_row(ROW(w_, 1));
-#endif
-#if R > 2
-		mend_row(ROW(w_, 2))
-#endif
+		FOR_ROWS(w_, mend_row)
 	};
 	ring_pool()
 }
 
-/* Python: replace (pool/workers.py), revive (backends/process.py). C++: declare_dead (reaper.cpp), watch (reaper.cpp) */
-inline replace(w_) {
-#ifndef NO_DECLARE
-	LOCK;
-	if
-	:: is_watched[w_] -> bury(w_)
-	:: else
-	fi;
-	UNLOCK;
-#endif
-	rewrite_control_words(w_);
-	atomic { gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true };
-	LOCK;
-	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
-#ifndef KEEP_DEAD
-#if SCRIBBLES
-	buried[w_] = false;
-#endif
-	dead[w_] = NONE;
-#endif
-	UNLOCK
-}
-
-#ifdef NO_UNHIDE
-#define UNHIDE skip
-#elif R > 1
-#define UNHIDE ticket[ROW(w, 0)] = PUBLISHED(ROW(w, 0)); ticket[ROW(w, 1)] = PUBLISHED(ROW(w, 1))
-#else
-#define UNHIDE ticket[ROW(w, 0)] = PUBLISHED(ROW(w, 0))
-#endif
-
 #if REVIVES
-/* Python: _run (pool/workers.py) */
+/* Python: _run (pool/workers.py), revive (backends/process.py). C++: clear_dead_worker (recovery.cpp), declare_dead (reaper.cpp),
+ * notify (replay.cpp). It fails early: there is no thread to be had, or the process does not end. Or late: its envs cannot be built.
+ */
+#define START(w_) gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true
 active proctype Restarter() {
-	byte me = RESTARTER;
+	byte me = RESTARTER, late_fails = LATE_FAILS;
 	byte w, t, old, num_settled, death;
-	bool is_gone;
+	bool is_gone, is_good;
 
 end_waiting:
 	do
 	:: atomic { order != NOBODY -> w = order; order = NOBODY; KILL(w) };
 		ended[w];
+#if !SPARES && !CALM
 		if
-		:: replace(w)
-#if !SPARES
-		:: true  /* it does not come up */
+		:: goto end_of_task
+		:: true
+		fi;
+#endif
+#ifndef NO_DECLARE
+		LOCK;
+		if
+		:: is_watched[w] -> bury(w)
+		:: else
+		fi;
+		UNLOCK;
+#endif
+		rewrite_control_words(w);
+		if
+		:: atomic { START(w); is_good = true }
+#if !SPARES && !CALM
+		:: true
+#endif
+#if LATE_FAILS
+		:: atomic { late_fails -> late_fails--; START(w) };
+			atomic { KILL(w) };
+			ended[w]
 #endif
 		fi;
-		/* C++: finish_replacement (recovery.cpp), end_restart (recovery.cpp) */
-		atomic {
-			is_restarting[w] = false;
-			if
-			:: is_held[w] -> is_held[w] = false; UNHIDE
-			:: else
-			fi
-		};
-#ifndef NO_LAST_CHECK
-		check_deaths_of(w);
+end_of_task:
+#ifdef EARLY_NOTIFY
+		STEP(is_notified = true);
+		ring_pool();
+#endif
+		STEP(is_task_good[w] = is_good; is_task_done[w] = true; is_good = false);
+#ifdef EARLY_NOTIFY_RING
+		ring_pool();
+		STEP(is_notified = true);
+#elif !defined(EARLY_NOTIFY)
+		STEP(is_notified = true);
+#ifndef NO_NOTIFY_RING
+		ring_pool();
+#endif
 #endif
 		w = 0
 	od;
@@ -367,7 +358,13 @@ end_of_events:
 #endif
 #if KILLS
 	:: atomic { kills -> kills = 0 }
-	:: atomic { kills && MAY_DIE(0) -> kills--; SCRIBBLE; KILL(0) }
+#if CALM
+	/* And it is buried at once: what a death may meet on its way is in other bounds. */
+	:: atomic { kills == KILLS && MAY_DIE(0) && worker_asleep[0] && !worker_bell[0] && done[0] > 0 && ticket[0] == done[0] && !mutex ->
+			kills--; KILL(0); is_watched[0] = false; worker_parked[0] = false; dead[0] = DIED; bell = true; asleep = false
+		}
+#endif
+	:: atomic { kills && MAY_DIE(0) && (!CALM || kills < KILLS) -> kills--; SCRIBBLE; KILL(0) }
 #if W > 1
 	:: atomic { kills && MAY_DIE(1) -> kills--; KILL(1) }
 #endif

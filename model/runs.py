@@ -17,6 +17,8 @@ class Bounds:
         return tuple(f"-D{name}={size}" for name, size in self.sizes.items())
 
 
+REPLAY = {"REPLAYS": 1, "LIVES": 1, "EAGER": 0}
+
 BOUNDS = {
     "pair": Bounds({"W": 2, "R": 1, "T": 1, "KILLS": 1, "EAGER": 0}, "two workers, one of them dies at any point"),
     "deadline": Bounds(
@@ -94,6 +96,50 @@ BOUNDS = {
     ),
     "restart": Bounds(
         {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "EAGER": 0}, "the smallest with a restart", True
+    ),
+    "retry": Bounds(
+        {
+            "W": 1,
+            "R": 1,
+            "T": 2,
+            "KILLS": 1,
+            "REVIVES": 1,
+            "RETRIES": 1,
+            "AWAITS": 1,
+            "INTERRUPTS": 1,
+            "LIVES": 1,
+            "EAGER": 0,
+        },
+        "a restart that fails is begun again; the learner waits for it alone, or for results; Ctrl-C",
+    ),
+    "replay": Bounds({"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, **REPLAY}, "the smallest with a replay", True),
+    "replay_interrupt": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "AWAITS": 1, "INTERRUPTS": 1, **REPLAY},
+        "the learner waits for the end of a replay alone, or for results; Ctrl-C; the restart may fail",
+    ),
+    "replay_group": Bounds(
+        {"W": 1, "R": 2, "T": 1, "KILLS": 1, "REVIVES": 1, **REPLAY},
+        "two envs of a worker that dies, one with an episode, one without",
+    ),
+    "replay_differs": Bounds(
+        {"W": 1, "R": 1, "T": 3, "KILLS": 1, "REVIVES": 1, "DEVIATIONS": 1, **REPLAY},
+        "an episode does not go as it went before, and is cut short",
+    ),
+    "replay_death": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 2, "REVIVES": 2, "CALM": 1, **REPLAY},
+        "a worker dies between commands, and its successor at any point",
+    ),
+    "replay_call": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 2, "REVIVES": 1, "CALM": 1, "CALLS": 1, **REPLAY},
+        "the same with a call that is repeated, whose outcome a thread awaits; no other restart",
+    ),
+    "truncate": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "RETRIES": 1, "TRUNCATES": 1, **REPLAY},
+        "episodes are cut short in place of that; a restart that fails is begun again",
+    ),
+    "truncate_late": Bounds(
+        {"W": 1, "R": 1, "T": 2, "KILLS": 1, "REVIVES": 1, "RETRIES": 1, "LATE_FAILS": 1, "TRUNCATES": 1, **REPLAY},
+        "a restart fails though its worker serves already",
     ),
     "spin": Bounds(
         {"W": 1, "R": 1, "T": 2, "KILLS": 1, "SPINNERS": 1, "ENDS": 1, "EAGER": 0},
@@ -188,11 +234,39 @@ MUTANTS = {
     # restart
     "NO_DECLARE": ("restart", "a worker is replaced before the old one is buried"),
     "NO_GENERATION": ("replace", "the end of the old process is taken for the end of the new"),
-    "NO_LAST_CHECK": ("restart", "after a restart that failed, what was commanded meanwhile is not condemned"),
+    "NO_LAST_CHECK": ("restart", "after the last restart that failed, what was commanded meanwhile is not condemned"),
+    "NO_HAS_EVENT": ("restart", "a wait does not look whether a restart is done"),
+    "EARLY_EVENT": ("restart", "it looks before it reads its bell"),
+    "NO_NOTIFY_RING": ("restart", "who has notified does not ring"),
+    "EARLY_NOTIFY_RING": ("restart", "it rings before it notifies"),
+    "EARLY_NOTIFY": ("restart", "it notifies before the outcome is there"),
+    "LATE_TAKE": ("retry", "the notification is cleared after the outcomes were looked at"),
     "NO_LOCK": ("restart", "the reaper and who replaces a worker do not exclude each other"),
     "NO_HOLD": ("replace", "who is to be replaced sees what its successor is commanded"),
     "NO_UNHIDE": ("replace", "a restart that fails leaves tickets held back"),
     "KEEP_DEAD": ("restart", "`dead` stays set when a worker is replaced"),
+    # replays
+    "NO_NEVER_DONE": ("replay", "what a replay's command returns is taken for a result"),
+    "GIVE_HELD": ("replay", "a step that is sent to an env that is held is commanded at once"),
+    "DROP_SENT": ("replay", "a step that was sent meanwhile is not given when the replay is over"),
+    "NO_RESET_AGAIN": ("replay", "a reset that was lost is replayed like a step"),
+    "EARLY_RELEASE": ("replay", "tickets are let go when the dead worker's words are cleared"),
+    "LATE_CALLS": ("replay", "tickets are let go before the calls that come first"),
+    "NO_END_RING": ("replay", "a worker is not rung when its tickets are let go"),
+    "NO_FINISH_CHECK": ("replay_death", "`dead` is not read after tickets were let go"),
+    "NO_REPLAY_WANT": ("replay_group", "a wait while replays play wants as many results as one without"),
+    "NO_GIVE_RING": ("replay", "a replay's command does not ring"),
+    "NO_GIVE_CHECK": ("replay_death", "`dead` is not read after a replay's command was written"),
+    "NO_STALE_FAULT": ("replay_death", "a replay that is given up leaves its newest result where the env's would be"),
+    "NO_CANCEL_RELEASE": ("replay", "envs stay held after the last restart has failed"),
+    "FORGET_LOST": ("replay_death", "nobody deals with a death in a replay"),
+    "FORGET_CALLS": ("replay_call", "nobody deals with a death in a call that is repeated: **the code, as it is**"),
+    "NO_CALL_NOTIFY": ("replay_call", "the outcome of a repeated call does not end a wait"),
+    "KEEP_EVENTS": ("replay_death", "what a replay has told outlives its worker"),
+    "LET_GO_EARLY": (
+        "truncate_late",
+        "a ticket is let go before its worker's restart has succeeded: **the code, as it is**",
+    ),
     # spinning
     "NO_SPIN_CLEAR": ("spin", "the reaper leaves a dead worker's permit"),
     "TORN_PERMIT": ("spinners", "a permit is looked for and taken in two steps"),

@@ -183,7 +183,7 @@ inline mend() {
 #if NR > 2
 			mark_lost(1);
 #endif
-			revives--; is_restarting[v] = true; is_held[v] = true; order = v; RENEW(v); status[e] = IDLE; needs_restore[e] = true; e++
+			revives--; BEGIN_REPLACEMENT(v, HELD); status[e] = IDLE; needs_restore[e] = true; e++
 		}
 #endif
 	:: atomic { e < NE && !(status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R] || revives)) -> e++ }
@@ -204,10 +204,10 @@ active proctype Pool() {
 	byte status[NR];
 	byte server[NE], env_of[NR];
 	bool is_taking[NE], needs_restore[NE], is_to_stage[NR];
-	byte me = LEARNER, revives = REVIVES, resets = RESETS, rounds, overs = OVERS, spare, mode = CLAIMING;
+	byte me = LEARNER, revives = REVIVES, retries = RETRIES, resets = RESETS, rounds, overs = OVERS, spare, mode = CLAIMING;
 	byte num_pending, need, ready, r, v, t, s, e, old, num_settled, counted, wanted;
 	bool is_touched[W];
-	bool is_gone, is_fault, is_rung, is_step, is_due, is_reset;
+	bool is_gone, is_fault, is_event, is_rung, is_step, is_due, is_reset;
 
 	atomic {
 		if
@@ -249,10 +249,18 @@ active proctype Pool() {
 		:: num_pending > 0 && (mode != PLAYING || num_pending > 1) -> need = num_pending
 		fi;
 		if
-		:: need -> wait_ids(); collect()
+		:: need -> wait_ids();
+#if REVIVES
+			if
+			:: is_event || is_fault -> handle_restarts()
+			:: !is_event && !is_fault
+			fi;
+#endif
+			collect()
 		:: else
 		fi;
-		mend()
+		mend();
+		atomic { is_event = false; is_fault = false }
 	od;
 	finish();
 died:

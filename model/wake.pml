@@ -206,6 +206,13 @@ inline report_end(r_) {
 	goes_to = row[r_]; \
 	if :: kind[r_] == RESET -> reset_life[r_] = my_life :: else -> assert(reset_life[r_] == my_life) fi
 #define WRITE_ROW(r_) assert(row[r_] == goes_to); wrote[r_] = row[r_]
+#elif REPLAYS
+/* A step is done by an object that was reset, and after the calls that came before it. */
+#define IS_NEXT(r_, t_) true
+#define BEGIN(r_, t_) \
+	assert(has_calls[w]); \
+	if :: kind[r_] == RESET -> at[r_] = 1 :: else -> assert(at[r_] > 0); at[r_]++ fi
+#define WRITE_ROW(r_) if :: deviations && phase[r_] == PLAYING -> deviations--; place[r_] = 9 :: place[r_] = at[r_] fi
 #else
 #define IS_NEXT(r_, t_) true
 #define BEGIN(r_, t_) skip
@@ -418,6 +425,14 @@ inline look_at_stop() {
 #define FORGET_IT skip
 #endif
 
+#if !REPLAYS
+#define FORGET_OBJECTS skip
+#elif R > 1
+#define FORGET_OBJECTS at[ROW(w, 0)] = 0; at[ROW(w, 1)] = 0
+#else
+#define FORGET_OBJECTS at[ROW(w, 0)] = 0
+#endif
+
 /* C++: run (loop.cpp) */
 inline run_loop() {
 	do
@@ -483,7 +498,7 @@ died:
 end_of_worker:
 	atomic {
 		/* C++: Loop (loop.cpp): a process that is started anew begins behind what is settled. */
-		respawn[w] -> respawn[w] = false; ended[w] = false; requests_seen = requests[w]; BE_RENEWED;
+		respawn[w] -> respawn[w] = false; ended[w] = false; requests_seen = requests[w]; BE_RENEWED; FORGET_OBJECTS;
 #ifdef NO_LOOP_DONE
 		served[0] = 0;
 #else
@@ -499,8 +514,12 @@ end_of_worker:
 	}
 }
 
+#include "restarts.pml"
 #include "learner.pml"
 #if SPARES
 #include "spares.pml"
+#endif
+#if REPLAYS
+#include "replays.pml"
 #endif
 #include "reaper.pml"

@@ -49,6 +49,33 @@
 #ifndef REVIVES
 #define REVIVES 0       /* dead workers that are replaced, or not: a restart may fail */
 #endif
+#ifndef RETRIES
+#define RETRIES 0       /* restarts that follow one that failed */
+#endif
+#ifndef LATE_FAILS
+#define LATE_FAILS 0    /* restarts that fail although the new worker has begun to serve */
+#endif
+#ifndef AWAITS
+#define AWAITS 0        /* 1: the learner may wait for restarts and replays alone, and command nothing meanwhile */
+#endif
+#ifndef INTERRUPTS
+#define INTERRUPTS 0    /* times that Ctrl-C makes the learner leave a wait; it comes back */
+#endif
+#ifndef REPLAYS
+#define REPLAYS 0       /* 1: episodes are replayed after a restart */
+#endif
+#ifndef TRUNCATES
+#define TRUNCATES 0     /* 1: with REPLAYS, they are cut short instead */
+#endif
+#ifndef CALM
+#define CALM 0          /* 1: who dies first sleeps, and nothing is commanded; no restart fails. Other bounds are there for the rest */
+#endif
+#ifndef DEVIATIONS
+#define DEVIATIONS 0    /* results of replays that are not what they were the first time */
+#endif
+#ifndef CALLS
+#define CALLS 0         /* 1: a call is repeated at the end of a replay, and a thread waits for its outcome */
+#endif
 #ifndef OVERLAP
 #define OVERLAP 0       /* resets that a worker begins before anybody asks for them */
 #endif
@@ -139,8 +166,13 @@ bool mutex;                              /* Reaper::mutex_ */
 bool is_watched[W] = true;
 byte generation[W];
 bool is_restarting[W];                   /* Ledger::is_restarting_: what is commanded now is the next worker's */
-bool is_held[W];                         /* Ledger::is_held_: and the one before it may still live */
-byte order = NOBODY;                     /* whom to restart */
+byte is_held[W];                         /* Ledger::is_held_: what is commanded now gets no ticket yet */
+#define HELD 1                           /* the worker that is replaced may still live */
+#define HELD_FOR_REPLAY 2                /* and calls come before the first command of the next one */
+byte order = NOBODY;                     /* whom a restart task is to replace */
+bool is_task_done[W], is_task_good[W];   /* its outcome: RestartTask */
+bool is_notified;                        /* Ledger::is_notified_ */
+byte interrupts = INTERRUPTS;
 bool is_closed, is_over;
 byte spurious = SPURIOUS;
 byte request_row[W], request_after[W];   /* the mailbox */
@@ -195,6 +227,36 @@ byte behind[NR];
 #else
 #define PUBLISHED(r_) books[r_]
 #define SERVER(e_) e_
+#endif
+#if REPLAYS
+#define FORWARD 0
+#define RESET 1
+/* EnvBook::replay: none, it waits for a worker, it plays, it has stopped and the learner is to see why. */
+#define NO_REPLAY 0
+#define WAITING 1
+#define PLAYING 2
+#define PAUSED 3
+byte kind[NR];                           /* what is commanded */
+byte at[NR];                             /* what an env object has done of its episode: 0 nothing, 1 reset, 2 one step … */
+byte place[NR];                          /* of the newest result: `at` when it came about */
+byte phase[NR];
+byte deviations = DEVIATIONS;
+bool has_calls[W] = true;                /* its env objects have got their calls, or have lost none */
+byte event[NR], call[NR];                /* Ledger::events_; the future of a call that is repeated after the last step */
+#define NO_EVENT 0
+#define PLAYED 1
+#define DIFFERS 2
+#define FAULT 3
+#define NO_CALL 0
+#define OPEN 1
+#define ANSWERED 2
+#define UNANSWERED 3
+#define IS_ANY_PLAYING (phase[0] == PLAYING || phase[NR - 1] == PLAYING)
+#define IS_ANY_EVENT (event[0] || event[NR - 1])
+#define IS_ANY_HELD (phase[0] || phase[NR - 1])
+#define IS_IN_REPLAY(r_) (phase[r_] != NO_REPLAY)
+#else
+#define IS_IN_REPLAY(r_) false
 #endif
 
 #define BIT(seat_) (1 << (seat_))
@@ -311,6 +373,9 @@ inline sleep(bell_, parked_, asleep_) {
 	:: is_over -> goto died  /* the learner has all it wanted */
 #if SPURIOUS
 	:: atomic { WHEN(spurious && asleep_) -> spurious--; asleep_ = false }
+#endif
+#if INTERRUPTS
+	:: atomic { WHEN(me == LEARNER && interrupts && asleep_) -> asleep_ = false }  /* what follows: wait_ids() */
 #endif
 	OR_DIE
 	fi

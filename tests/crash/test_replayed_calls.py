@@ -369,3 +369,31 @@ def test_an_env_that_is_given_up_has_its_calls_and_the_next_episode_can_be_playe
         batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [False] * 4
         assert batch.reward.tolist()[1] == 2 * 4.0
+
+
+class MortalCallEnv(GainEnv):
+    def count(self) -> int:
+        """Return how often this was called, in all processes; the second call ends the worker."""
+        path = os.environ["STEPMILL_TEST_CALLS"]
+        with open(path, "a") as calls:
+            calls.write("x")
+        if os.path.getsize(path) == 2:
+            os._exit(3)
+        return os.path.getsize(path)
+
+
+@pytest.mark.xfail(reason="nothing deals with a death in a repeated call that follows the last step", strict=True)
+def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPMILL_TEST_CALLS", str(tmp_path / "calls"))
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
+    with stepmill.Pool([partial(MortalCallEnv, 0)], backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        pool.step([1])
+        assert pool.call("count") == (1,)
+        kill(pool)
+
+        pool.send([2])
+
+        assert pool.recv(timeout_s=30).truncated.tolist() == [False]

@@ -1,0 +1,378 @@
+/* The learner whose policy is "replay" or, with TRUNCATES, "truncate". One worker. Part of wake.pml, in place of the Pool of
+ * learner.pml.
+ *
+ *   death ─► envs are held ─► restart ─► calls, then the log: RESET, steps ─► the step that was pending, or sent meanwhile
+ *
+ * A result says what its env object had done of its episode. The learner knows how much the one it waits for must have done:
+ * that is how a result of another command, a step done twice, and a step that was left out are all noticed.
+ */
+#if REPLAYS
+
+/* ---- envs that are held ------------------------------------------------------------------------------------------ */
+
+/* C++: hold_env (replay.cpp). Part of an atomic step. */
+#define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
+#define HOLD(r_) DROP_REPLAY(r_); phase[r_] = WAITING
+
+/* C++: release_env (replay.cpp), end_hold_with_fault (replay.cpp), fail_replay (replay.cpp). What is done there is a replay's. */
+inline end_hold_with_fault(r_) {
+	if
+	:: IS_IN_REPLAY(r_) ->
+		DROP_REPLAY(r_);
+		phase[r_] = NO_REPLAY;
+#ifndef NO_STALE_FAULT
+		if
+		:: done[r_] == books[r_] -> fault[r_] = (status[r_] == PENDING -> DIED : NONE)
+		:: else
+		fi
+#endif
+	:: else
+	fi
+}
+
+/* C++: begin_replacement (recovery.cpp). A replay that was under way begins again after this restart. */
+#ifdef KEEP_EVENTS
+#define FORGET_EVENT(r_) skip
+#else
+#define FORGET_EVENT(r_) event[r_] = NO_EVENT
+#endif
+#if TRUNCATES
+#if LATE_FAILS && !defined(LET_GO_EARLY)
+#define FIRST_HELD HELD_FOR_REPLAY  /* the code: HELD, which is a fault of it: docs/MODEL.md */
+#else
+#define FIRST_HELD HELD
+#endif
+/* C++: mark_lost (recovery.cpp). What it has done is lost with its object, and a result that is here already stays. */
+inline hold_for_restart(r_) {
+	if
+	:: status[r_] == IDLE || (status[r_] == PENDING && done[r_] == books[r_] && !fault[r_]) -> needs_restore[r_] = (log_len[r_] > 0 || status[r_] == PENDING)
+	:: else
+	fi
+}
+#else
+#define FIRST_HELD HELD_FOR_REPLAY
+inline hold_for_restart(r_) {
+	is_due[r_] = false; call[r_] = NO_CALL; FORGET_EVENT(r_);
+	if
+	:: status[r_] == PENDING || IS_IN_REPLAY(r_) || (status[r_] == IDLE && log_len[r_] > 0 && !needs_restore[r_]) -> phase[r_] = WAITING
+	:: else
+	fi
+}
+#endif
+
+/* ---- replays ----------------------------------------------------------------------------------------------------- */
+
+/* C++: give_replayed (replay.cpp), add_event (replay.cpp). Part of an atomic step. */
+inline give_replayed(r_) {
+	if
+	:: step[r_] == log_len[r_] -> event[r_] = PLAYED; phase[r_] = PAUSED
+	:: else -> kind[r_] = (step[r_] == 0 -> RESET : FORWARD); is_due[r_] = true; phase[r_] = PLAYING
+	fi
+}
+
+/* C++: give (recovery.cpp) */
+inline give(r_) {
+	if
+	:: is_due[r_] ->
+		atomic { is_due[r_] = false; books[r_]++; PUBLISH(r_) };
+#ifndef NO_GIVE_RING
+		ring_worker(0);
+#endif
+#ifndef NO_GIVE_CHECK
+		check_deaths_of(0)
+#endif
+	:: else
+	fi
+}
+
+/* C++: advance_replays (replay.cpp) */
+inline advance_replay(r_) {
+	atomic {
+		if
+		:: phase[r_] == PLAYING && done[r_] == books[r_] ->
+			if
+			:: fault[r_] -> event[r_] = FAULT; phase[r_] = PAUSED
+			:: !fault[r_] && place[r_] != step[r_] + 1 -> event[r_] = DIFFERS; phase[r_] = PAUSED
+			:: !fault[r_] && place[r_] == step[r_] + 1 ->
+				assert(data[r_] == books[r_] && honest[r_] == books[r_]);
+				step[r_]++;
+				give_replayed(r_)
+			fi
+		:: else
+		fi
+	}
+}
+
+inline give_all() { FOR_ROWS(0, give) }
+inline advance_replays() { FOR_ROWS(0, advance_replay); give_all() }
+
+/* C++: begin_replay (replay.cpp). Python: _begin_held (pool/policies/replay.py). Nothing of an episode that is to be reset is needed. */
+inline begin_replay(r_) {
+	if
+	:: phase[r_] == WAITING ->
+		step[r_] = 0;
+		if
+#ifndef NO_RESET_AGAIN
+		:: status[r_] == PENDING && is_reset[r_] -> phase[r_] = NO_REPLAY; kind[r_] = RESET; is_due[r_] = true
+#endif
+		:: else -> give_replayed(r_)
+		fi
+	:: else
+	fi
+}
+
+/* C++: finish_replay (replay.cpp). Python: finish (pool/policies/replayer.py) */
+inline finish_replay(r_) {
+	phase[r_] = NO_REPLAY; call[r_] = NO_CALL;
+	if
+#ifndef DROP_SENT
+	:: status[r_] == PENDING -> kind[r_] = FORWARD; is_due[r_] = true
+#endif
+	:: else
+	fi
+}
+
+/* Python: _fail (pool/policies/replay.py). C++: truncate (recovery.cpp). The result is that the episode was cut short. */
+inline cut_short(r_) {
+	end_hold_with_fault(r_);
+	fault[r_] = NONE; log_len[r_] = 0; needs_restore[r_] = true;
+	if
+	:: status[r_] == PENDING -> status[r_] = IDLE; num_pending--
+	:: else
+	fi
+}
+
+/* Python: on_event (pool/policies/replay.py), check_calls (pool/policies/replay.py), verify (pool/policies/replayer.py) */
+inline handle_event(r_) {
+	if
+	:: event[r_] == PLAYED && !CALLS -> finish_replay(r_)
+	:: event[r_] == PLAYED && CALLS -> call[r_] = OPEN
+	:: event[r_] == DIFFERS -> cut_short(r_)
+	:: event[r_] == FAULT -> assert(dead[0]); is_lost = true
+	:: event[r_] == NO_EVENT && call[r_] == ANSWERED -> finish_replay(r_)
+	:: event[r_] == NO_EVENT && call[r_] == UNANSWERED -> is_call_lost = true
+	:: else
+	fi;
+	event[r_] = NO_EVENT
+}
+
+/* ---- faults ------------------------------------------------------------------------------------------------------ */
+
+/* C++: fail_worker (recovery.cpp) */
+inline fail_row(r_) {
+	if
+	:: status[r_] == IDLE && dead[0] -> status[r_] = FAULTED
+	:: else
+	fi
+}
+
+/* C++: take_faults (faults.cpp), fail (faults.cpp). Python: on_worker_death (pool/policies/replay.py) */
+#define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == books[r_] && fault[r_])
+inline handle_fault(r_) {
+	if
+	:: HAS_FAULT(r_) && is_failed -> status[r_] = FAULTED; num_pending--
+#if TRUNCATES
+	/* C++: truncate (recovery.cpp), retry_reset (recovery.cpp) */
+	:: HAS_FAULT(r_) && !is_failed && is_reset[r_] -> is_due[r_] = true
+	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> needs_restore[r_] = true; status[r_] = IDLE; num_pending--
+#else
+	:: HAS_FAULT(r_) && !is_failed -> HOLD(r_)
+#endif
+	:: else
+	fi
+}
+
+/* Python: handle_death (pool/fault_handler.py), on_worker_death (pool/policies/replay.py) */
+inline handle_death() {
+	if
+	:: dead[0] && !is_restarting[0] ->
+		if
+		:: atomic { revives -> revives--; FOR_ROWS(0, hold_for_restart); BEGIN_REPLACEMENT(0, FIRST_HELD); has_calls[0] = TRUNCATES }
+		:: !revives ->
+			cancel_replacement(0);
+			atomic { is_failed = true; FOR_ROWS(0, fail_row) }
+		fi
+	:: else
+	fi
+}
+
+/* Python: ask_process (pool/workers.py) */
+inline ask_process() {
+	if
+	:: gone[0] && !dead[0] && !is_restarting[0] ->
+		LOCK;
+		if
+		:: is_watched[0] -> bury(0)
+		:: else
+		fi;
+		UNLOCK
+	:: else
+	fi
+}
+
+/* Python: handle (pool/fault_handler.py), handle_events (pool/fault_handler.py) */
+inline handle() {
+	handle_restarts();
+	atomic {
+		if
+		:: is_restarted -> is_restarted = false; FOR_ROWS(0, begin_replay)
+		:: else
+		fi;
+		FOR_ROWS(0, handle_event)
+	};
+#ifndef FORGET_CALLS
+	/* The worker was lost in a call, and no command of its envs was pending there: nothing else tells of its death. */
+	if
+	:: is_call_lost -> ask_process(); is_lost = true
+	:: else
+	fi;
+#endif
+#ifndef FORGET_LOST
+	if
+	:: is_lost -> handle_death()
+	:: else
+	fi;
+#endif
+	if
+	:: HAS_FAULT(0) || (NR > 1 && HAS_FAULT(NR - 1)) ->
+		handle_death();
+		atomic {
+			FOR_ROWS(0, handle_fault);
+			if
+			:: !is_restarting[0] && !is_failed -> FOR_ROWS(0, begin_replay)
+			:: else
+			fi
+		}
+	:: else
+	fi;
+	atomic { is_lost = false; is_call_lost = false; is_failed = false };
+	give_all()
+}
+
+/* ---- commands and results ---------------------------------------------------------------------------------------- */
+
+#define CAN_SEND(r_) (status[r_] == IDLE && sent[r_] < T)
+
+/* C++: dispatch (send.cpp), dispatch_held (replay.cpp). What is sent to an env that is held is kept. */
+inline send_row(r_) {
+	atomic {
+		if
+		:: CAN_SEND(r_) ->
+			status[r_] = PENDING; num_pending++; sent[r_]++;
+			if
+#ifndef GIVE_HELD
+			:: IS_IN_REPLAY(r_) -> is_reset[r_] = false
+#endif
+			:: else ->
+				is_reset[r_] = (log_len[r_] == 0 || needs_restore[r_]); needs_restore[r_] = false;
+				kind[r_] = (is_reset[r_] -> RESET : FORWARD);
+				books[r_]++; is_touched[0] = true; PUBLISH(r_)
+			fi
+		:: else
+		fi
+	}
+}
+
+/* C++: check_workers (send.cpp). Python: handle_dead_workers (pool/fault_handler.py) */
+inline dispatch() {
+	if
+	:: (CAN_SEND(0) || CAN_SEND(NR - 1)) && dead[0] -> handle_death(); is_failed = false
+	:: else
+	fi;
+	FOR_ROWS(0, send_row);
+	ring_all_touched();
+	check_deaths();
+	is_touched[0] = false
+}
+
+/* C++: settle (gather.cpp), note_result (replay.cpp) */
+inline collect_row(r_) {
+	if
+	:: status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == books[r_] && !fault[r_] ->
+		assert(data[r_] == books[r_] && honest[r_] == books[r_]);
+		assert(place[r_] == (is_reset[r_] -> 1 : log_len[r_] + 1));
+		log_len[r_] = place[r_];
+		status[r_] = IDLE;
+		num_pending--
+	:: else
+	fi
+}
+
+active proctype Pool() {
+	byte status[NR], sent[NR], log_len[NR], step[NR];
+	bool is_reset[NR], needs_restore[NR], is_due[NR];
+	byte me = LEARNER, revives = REVIVES, retries = RETRIES, awaits = AWAITS;
+	byte num_pending, need, ready, r, v, t, old, num_settled, counted, wanted, death;
+	bool is_touched[W];
+	bool is_gone, is_fault, is_event, is_for_event, is_left, is_rung;
+	bool is_restarted, is_lost, is_call_lost, is_failed;
+
+	atomic {
+		if
+		:: EAGER > 0 -> eager = true
+		:: EAGER != 1
+		fi;
+		run Worker(0, 0)
+	};
+	do
+	::
+#if AWAITS
+		/* Python: before_call (pool/fault_handler.py). Until the envs are where the user believes them to be. */
+		if
+		:: awaits -> awaits--; is_for_event = true
+		:: true
+		fi;
+		if
+		:: is_for_event -> ask_process(); handle_death(); is_failed = false
+		:: else
+		fi;
+		if
+		:: is_for_event && (is_restarting[0] || IS_ANY_HELD) -> need = 1; goto to_wait
+		:: else -> is_for_event = false
+		fi;
+#endif
+		dispatch();
+		if
+		:: num_pending == 0 -> break
+		:: num_pending > 0 -> need = 1
+#if NEED > 1
+		:: num_pending > 1 -> need = num_pending
+#endif
+		fi;
+to_wait:
+		wait_ids();
+		if
+		:: is_left -> is_for_event = false
+		:: !is_left && (is_event || is_fault) -> handle()
+		:: !is_left && !is_event && !is_fault -> atomic { FOR_ROWS(0, collect_row); rebase() }
+		fi;
+		atomic { is_left = false; is_event = false; is_fault = false }
+	od;
+	finish();
+died:
+	is_over = true
+}
+
+#if CALLS
+/* Python: _await (pool/policies/replayer.py). The thread that waits for the outcomes of repeated calls. A dead worker gives none. */
+active proctype Waiter() {
+	byte me = RESTARTER;
+
+end_waiting:
+	do
+	:: atomic { call[0] == OPEN -> call[0] = (gone[0] -> UNANSWERED : ANSWERED) };
+#ifndef NO_CALL_NOTIFY
+		STEP(is_notified = true);
+		ring_pool()
+#endif
+#if R > 1
+	:: atomic { call[1] == OPEN -> call[1] = (gone[0] -> UNANSWERED : ANSWERED) };
+		STEP(is_notified = true);
+		ring_pool()
+#endif
+	od;
+died:
+	skip
+}
+#endif
+#endif

@@ -1,0 +1,121 @@
+/* Restarts, as the learner sees them: what is commanded meanwhile, and how a restart ends. Part of wake.pml.
+ *
+ *   learner: begin_replacement ── order ──► task: end, clear_dead_worker, start ── notify ──► learner: finish_replacement,
+ *                                                                                   another task, or cancel_replacement
+ */
+
+/* C++: check_deaths_of (send.cpp) */
+inline check_deaths_of(w_) {
+	if
+	:: is_restarting[w_] || !dead[w_]
+	:: !is_restarting[w_] && dead[w_] -> condemn_worker(w_, DIED)
+	fi
+}
+
+/* C++: dispatch (send.cpp), give (recovery.cpp): publish_ticket. What is commanded to a successor its predecessor must not see. */
+#if !REVIVES
+#define PUBLISH(r_) ticket[r_] = PUBLISHED(r_)
+#elif defined(NO_HOLD)
+#define PUBLISH(r_) ADDRESS(r_); ticket[r_] = PUBLISHED(r_)
+#else
+#define PUBLISH(r_) ADDRESS(r_); if :: is_held[(r_) / R] :: else -> ticket[r_] = PUBLISHED(r_) fi
+#endif
+
+#if R > 2
+#define FOR_ROWS(w_, do_) do_(ROW(w_, 0)); do_(ROW(w_, 1)); do_(ROW(w_, 2))
+#elif R > 1
+#define FOR_ROWS(w_, do_) do_(ROW(w_, 0)); do_(ROW(w_, 1))
+#else
+#define FOR_ROWS(w_, do_) do_(ROW(w_, 0))
+#endif
+
+#if REVIVES
+
+/* C++: begin_replacement (recovery.cpp). Python: begin_restart (pool/workers.py). Part of an atomic step. */
+#define BEGIN_REPLACEMENT(w_, held_) \
+	is_restarting[w_] = true; is_held[w_] = held_; order = w_; FOR_ROWS(w_, NOTE_MORTAL); RENEW(w_)
+
+/* C++: end_restart (recovery.cpp) */
+#ifdef NO_UNHIDE
+#define UNHIDE(r_) skip
+#else
+#define UNHIDE(r_) ticket[r_] = PUBLISHED(r_)
+#endif
+inline end_restart(w_) {
+	is_restarting[w_] = false;
+	if
+	:: is_held[w_] ->
+		atomic { is_held[w_] = 0; FOR_ROWS(w_, UNHIDE) };
+#ifndef NO_END_RING
+		ring_worker(w_)
+#endif
+	:: else
+	fi
+}
+
+/* C++: finish_replacement (recovery.cpp), watch (reaper.cpp). Python: serve (pool/workers.py). It may have died since it was started. */
+inline finish_replacement(w_) {
+	LOCK;
+	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
+#ifndef KEEP_DEAD
+#if SCRIBBLES
+	buried[w_] = false;
+#endif
+	dead[w_] = NONE;
+#endif
+	UNLOCK;
+	end_restart(w_);
+#ifndef NO_FINISH_CHECK
+	check_deaths_of(w_)
+#endif
+}
+
+/* C++: cancel_replacement (recovery.cpp). RELEASE_ALL: the envs that are held for a replay. */
+#if !REPLAYS || defined(NO_CANCEL_RELEASE)
+#define RELEASE_ALL(w_) skip
+#else
+#define RELEASE_ALL(w_) FOR_ROWS(w_, end_hold_with_fault)
+#endif
+inline cancel_replacement(w_) {
+	end_restart(w_);
+	atomic { RELEASE_ALL(w_) };
+#ifndef NO_LAST_CHECK
+	check_deaths_of(w_)
+#endif
+}
+
+/* Python: take_restarted (pool/workers.py), _retry (pool/workers.py), on_restarted (pool/policies/replay.py). Calls come first. */
+#if REPLAYS
+#ifdef LATE_CALLS
+#define SERVE(w_) finish_replacement(w_); atomic { has_calls[w_] = true; is_restarted = true }
+#else
+#define SERVE(w_) has_calls[w_] = true; finish_replacement(w_); is_restarted = true
+#endif
+#else
+#define SERVE(w_) finish_replacement(w_)
+#endif
+inline take_restarted(w_) {
+	if
+	:: is_restarting[w_] && is_task_done[w_] ->
+		is_task_done[w_] = false;
+		if
+		:: is_task_good[w_] -> SERVE(w_)
+		:: !is_task_good[w_] && retries -> atomic { retries--; order = w_ }
+		:: !is_task_good[w_] && !retries -> cancel_replacement(w_)
+		fi
+	:: else
+	fi
+}
+
+/* C++: take_events (replay.cpp). Python: handle_events (pool/fault_handler.py) */
+inline handle_restarts() {
+#ifndef LATE_TAKE
+	is_notified = false;
+#endif
+	take_restarted(0);
+#ifdef LATE_TAKE
+	is_notified = false
+#endif
+}
+
+#endif
