@@ -17,7 +17,7 @@ from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num
 from stepmill.pool.properties import PoolProperties
 from stepmill.pool.receiving import Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture
-from stepmill.pool.resets import Options, ResetDesk, ResetOrder, Seed
+from stepmill.pool.resets import Options, ResetDesk, Seed
 from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolResources, has_log, start_pool
 from stepmill.pool.stats import PoolStats, read_stats
@@ -181,12 +181,12 @@ class Pool:
         is_wanted = self.options.persist_options and options is not None if persist_options is None else persist_options
         if is_wanted and self.spec.is_batched:
             raise UsageError("persist_options is for envs that the engine resets, and batched envs reset themselves")
-        self._prepare_reset(order)
+        self._waits.prepare_reset(order)
         if is_wanted and order.given:
             given = order.given_with(self._num_spares)
             self._requests.set(RequestKind.KEEP_OPTIONS, "options", list(given.values()), list(given))
         while not self._waits.try_send(lambda: self._state.send_reset(order.env_ids, order.words, order.blobs)):
-            self._prepare_reset(order)  # a worker has died meanwhile
+            self._waits.prepare_reset(order)  # a worker has died meanwhile
         self._resets.note_sent(order)
         if self._num_spares and order.is_whole:
             self._state.stage_spares(order.spare_seeds)
@@ -485,19 +485,3 @@ class Pool:
     def __repr__(self) -> str:
         state = ", closed" if self._resources.is_closed else ""
         return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{state})"
-
-    # ---- inner --------------------------------------------------------------------------------------------------
-
-    def _prepare_reset(self, order: ResetOrder) -> None:
-        """Wait for what the envs of a reset are doing, and bring back those that are lost."""
-        self._waits.drain(order.env_ids)
-        self._faults.prepare_reset(order.env_ids)
-        self._faults.raise_errors()
-        if not self._num_spares:
-            return
-        while order.is_whole and self._faults.restart_all():  # before any env is given another object
-            self._waits.drain(order.env_ids)
-        order.recall(self._state)
-        self._waits.drain(order.demanding)
-        self._faults.prepare_reset(order.demanding, wait=not order.is_whole)
-        self._faults.raise_errors()

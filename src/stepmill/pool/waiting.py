@@ -9,6 +9,7 @@ from typing import NoReturn
 from stepmill import _native
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.faults import kind_of
+from stepmill.pool.resets import ResetOrder
 from stepmill.spec.errors import RecvTimeout
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
@@ -26,6 +27,7 @@ class PoolWait:
         self._state = state
         self._faults = faults
         self._linger_s = options.linger_s
+        self._has_spares = options.spare_envs > 0
         has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
         self._slow_s: float | None = None if has_deadlines else SLOW_S
 
@@ -121,6 +123,20 @@ class PoolWait:
                 with defer_signals():
                     self._faults.handle_events()
                 self._faults.raise_errors()
+
+    def prepare_reset(self, order: ResetOrder) -> None:
+        """Wait for what the envs of a reset are doing, and bring back those that are lost."""
+        self.drain(order.env_ids)
+        self._faults.prepare_reset(order.env_ids)
+        self._faults.raise_errors()
+        if not self._has_spares:
+            return
+        while order.is_whole and self._faults.restart_all():  # before any env is given another object
+            self.drain(order.env_ids)
+        order.recall(self._state)
+        self.drain(order.demanding)
+        self._faults.prepare_reset(order.demanding, wait=not order.is_whole)
+        self._faults.raise_errors()
 
     def _warn_slow(self) -> None:
         self._slow_s = None
