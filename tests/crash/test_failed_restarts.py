@@ -47,4 +47,4 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
             batch = pool.step([1, 1])
 
         assert batch.obs[:, CLOCK].tolist() == ([3, 3] if on_fault == "replay" else [1, 1])
-        assert len(os.listdir("/proc/self/fd")) == num_open
+        assert len(os.listdir("/proc/self/fd")) <= num_open
