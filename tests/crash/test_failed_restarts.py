@@ -48,3 +48,24 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
 
         assert batch.obs[:, CLOCK].tolist() == ([3, 3] if on_fault == "replay" else [1, 1])
         assert len(os.listdir("/proc/self/fd")) <= num_open
+
+
+def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(3)]
+    options = stepmill.PoolOptions(context="fork")
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([1, 1, 1])
+        Traps(str(tmp_path)).lay("build", 1, RAISE)
+        pool.revive(wait=False)
+        pool.reset_async()
+
+        with pytest.raises(stepmill.EnvError, match="env 1 raised ValueError in construct") as caught:
+            pool.recv(3)
+
+        (died,) = caught.value.others
+        assert isinstance(died, stepmill.WorkerDied)
+        assert died.env_ids == (0, 1, 2)
+        assert pool.reset().obs[:, CLOCK].tolist() == [0, 0, 0]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from stepmill.pool.faults import FaultKind, fault_info
 from stepmill.pool.workers import RepairLimit, WorkerSupervisor
-from stepmill.spec.errors import StepmillError
+from stepmill.spec.errors import EnvError, StepmillError
 from stepmill.spec.options import PoolOptions
 
 
@@ -119,4 +119,8 @@ def fail_death(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillEr
     if death.is_new:
         workers.report(death.worker)
     workers.state.fail([fault.env_id for fault in death.faults])
+    if death.is_new and isinstance(
+        death.error, EnvError
+    ):  # of a constructor: it names one env, and all of the worker are lost
+        return [death.error, workers.worker_died_error(death.worker)]
     return [death.error]
