@@ -11,7 +11,7 @@ import pytest
 
 import stepmill
 from stepmill.backends.launching import LauncherHandle
-from stepmill.testing.chaos import RAISE
+from stepmill.testing.chaos import KILL, RAISE
 from stepmill.testing.chaos.envs import CLOCK, Traps, make_env
 from stepmill.worker.channel import NO_FD
 
@@ -47,4 +47,43 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
             batch = pool.step([1, 1])
 
         assert batch.obs[:, CLOCK].tolist() == ([3, 3] if on_fault == "replay" else [1, 1])
-        assert len(os.listdir("/proc/self/fd")) == num_open
+        assert len(os.listdir("/proc/self/fd")) <= num_open
+
+
+def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(3)]
+    options = stepmill.PoolOptions(context="fork")
+    with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
+        pool.reset(seed=0)
+        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([1, 1, 1])
+        Traps(str(tmp_path)).lay("build", 1, RAISE)
+        pool.revive(wait=False)
+        pool.reset_async()
+
+        with pytest.raises(stepmill.EnvError, match="env 1 raised ValueError in construct") as caught:
+            pool.recv(3)
+
+        (died,) = caught.value.others
+        assert isinstance(died, stepmill.WorkerDied)
+        assert died.env_ids == (0, 1, 2)
+        assert pool.reset().obs[:, CLOCK].tolist() == [0, 0, 0]
+
+
+def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them_dead(tmp_path: Path) -> None:
+    env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(4)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(context="fork")) as pool:
+        pool.reset(seed=0)
+        Traps(str(tmp_path)).lay("call", 0, KILL)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.call("bump", env_ids=[0])
+
+        with pytest.raises(stepmill.WorkerDied, match=r"its envs \[0, 1\] are lost"):
+            pool.step([1, 1, 1, 1])
+
+        assert [state.name for state in pool.states] == ["FAULTED", "FAULTED", "IDLE", "IDLE"]
+        with pytest.raises(stepmill.UsageError):
+            pool.step([1, 1, 1, 1])
+        assert pool.reset(env_ids=[0, 1]).obs[:, CLOCK].tolist() == [0, 0]
+        assert pool.step([1, 1, 1, 1]).obs[:, CLOCK].tolist() == [1, 1, 1, 1]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill.pool.faults import FaultKind, fault_info
-from stepmill.pool.workers import RepairLimit, WorkerSupervisor
-from stepmill.spec.errors import StepmillError
+from stepmill.pool.workers import DEAD, RepairLimit, WorkerSupervisor
+from stepmill.spec.errors import EnvError, StepmillError
 from stepmill.spec.options import PoolOptions
 
 
@@ -116,7 +116,11 @@ def restart_and_truncate(workers: WorkerSupervisor, death: WorkerDeath, delay_s:
 
 def fail_death(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillError]:
     """Report a death: its envs are FAULTED until reset() or revive()."""
-    if death.is_new:
+    if workers.state_of(death.worker) in DEAD:  # also if a call has reported it, which leaves the envs as they are
         workers.report(death.worker)
     workers.state.fail([fault.env_id for fault in death.faults])
+    if death.is_new and isinstance(
+        death.error, EnvError
+    ):  # of a constructor: it names one env, and all of the worker are lost
+        return [death.error, workers.worker_died_error(death.worker)]
     return [death.error]

@@ -179,7 +179,8 @@ _UNREADABLE = (
 _SCRIBBLED = (
     Kind(name="scribbles", steps=_STRAY),
     Kind(name="scribbles, raise", options=_RAISE, steps=_STRAY),
-    _replayed("scribbles, replay", options=_REPLAY, ways=_STRAY),
+    # In steps alone: a crash in a reset, while a step is replayed that crashed, counts as another crash of that step.
+    Kind(name="scribbles, replay", fatal=(), steps=_STRAY, resets=(RAISE,), calls=(), options=_REPLAY),
 )
 _ELSEWHERE = (
     Kind(name="threads", backend="thread", fatal=(RAISE, HANG), resets=_IN_THREADS, calls=_IN_THREADS),
