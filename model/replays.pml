@@ -220,6 +220,7 @@ inline handle() {
 		fi;
 		FOR_ROWS(0, handle_event)
 	};
+	give_all();  /* what becomes due after this line is given by the next wait */
 #ifndef FORGET_CALLS
 	/* The worker was lost in a call, and no command of its envs was pending there: nothing else tells of its death. */
 	if
@@ -245,8 +246,7 @@ inline handle() {
 		}
 	:: else
 	fi;
-	atomic { is_lost = false; is_call_lost = false; is_failed = false };
-	give_all()
+	atomic { is_lost = false; is_call_lost = false; is_failed = false }
 }
 
 /* ---- commands and results ---------------------------------------------------------------------------------------- */
