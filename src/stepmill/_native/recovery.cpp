@@ -207,12 +207,12 @@ void Ledger::declare_dead(std::uint32_t worker) {
     if (reaper_ != nullptr) reaper_->declare_dead(worker);
 }
 
-// Until clear_dead_worker() the one that is to be replaced may live, and must not take what its successor is commanded. With
-// replays the calls that its env objects were given come before any command, so that commands are held until the end.
+// Tickets are held until finish_replacement(): the one that is to be replaced may live, its successor may fail although it
+// serves already, and calls that are repeated come before any command.
 void Ledger::begin_replacement(std::uint32_t worker, bool is_replayed) {
     const InUse in_use(*this);
     is_restarting_.at(worker) = 1;
-    is_held_[worker] = is_replayed ? HELD_FOR_REPLAY : HELD;
+    is_held_[worker] = 1;
     for (const std::uint32_t server : slab_->plan.servers[worker]) {
         servers_[server].lost_with = published_ticket(server);
         if (is_replayed) stage_once_more(server);
@@ -264,7 +264,6 @@ void Ledger::fail_worker(std::uint32_t worker) {
 // been commanded is done by now, or lost; what was commanded since its restart began is its successor's.
 void Ledger::rewrite_control_words(std::uint32_t worker) {
     note_rebuilt(worker);
-    if (is_held_[worker] == HELD) is_held_[worker] = 0;
     WorkerControl& control = *slab_->workers.at(worker);
     ServerWords& words = slab_->words[worker];
     control.requests.store(num_posted_[worker], std::memory_order_relaxed);

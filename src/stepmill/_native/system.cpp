@@ -31,9 +31,12 @@ void raise_if(int error) {
 
 // Returns the owner of a descriptor that a system call has just returned. No byte code runs in between, so that no signal
 // handler can raise between the call and the owner.
+// In a program that has closed a standard stream its number is free; but a worker puts other files there.
 OwnedFd own(int fd) {
+    constexpr int FIRST = 3;
     raise_if(fd < 0 ? errno : 0);
-    return OwnedFd(fd);
+    OwnedFd owned(fd);
+    return fd < FIRST ? own(fcntl(fd, F_DUPFD_CLOEXEC, FIRST)) : std::move(owned);
 }
 
 void translate_system_error(const std::exception_ptr& pointer, void*) {

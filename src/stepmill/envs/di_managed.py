@@ -313,13 +313,21 @@ def _alarm(timeout_s: float | None, phase: str) -> Iterator[None]:
         yield
         return
 
+    late = TimeoutError(f"the env's {phase} took longer than {timeout_s:g} s")
+
     def ring(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-        raise TimeoutError(f"the env's {phase} took longer than {timeout_s:g} s")
+        raise late
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
+    except TimeoutError as exc:
+        if (
+            exc is late
+        ):  # raised anew: what a signal handler raised would be taken for the program's, and not for the env's
+            raise TimeoutError(str(late)) from None
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

@@ -96,9 +96,6 @@ class FaultHandler:
         # Faults that come while these are dealt with are found by the next wait.
         faults = [EnvFault(row[0], kind_of(row[1]), *row[2:]) for row in self._state.take_faults()]
         if self._attempts.is_in_new_process:
-            early = {fault.worker for fault in faults if fault.begins_episode and fault.kind not in DEATHS}
-            if self.workers.finish_tasks(early):  # their envs have failed before the end of the restart was noticed
-                self.handle_events()
             for worker in sorted({fault.worker for fault in faults}):
                 self._retry_resets(worker, [fault for fault in faults if fault.worker == worker])
         for fault in faults:

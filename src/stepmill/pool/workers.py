@@ -20,7 +20,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -382,14 +382,6 @@ class WorkerSupervisor:
             record.pid, record.task = task.report.pid, None
             restarted.append(record.plan.worker)
         return restarted
-
-    def finish_tasks(self, workers: Iterable[int]) -> bool:
-        """Wait for restarts of workers that carry out commands already, so that their tasks are about to end."""
-        tasks = [self._records[worker].task for worker in workers]
-        for task in tasks:
-            if task is not None:
-                task.join(JOIN_S)
-        return any(task is not None for task in tasks)
 
     def serve(self, worker: int) -> None:
         """Let a worker whose envs are built carry out the commands that have waited for it."""

@@ -197,7 +197,8 @@ class Round:
         """Reset what failed. What was not sent (some of `unsent`) is withdrawn, what is pending stays so."""
         if self._kind.policy is not OnFault.RAISE or isinstance(error, RecvTimeout):
             raise error
-        if isinstance(error, UsageError) and not unsent and not self._books.told:
+        is_hung_thread = self._kind.backend == "thread" and "a thread that still runs" in error.message
+        if isinstance(error, UsageError) and not (unsent or self._books.told or is_hung_thread):
             raise error  # else a call has told of envs that are waited for here
         self._report.broken += 1
         self._report.kinds[type(error).__name__] += 1
