@@ -33,8 +33,8 @@ build: venv  ## the extension, editable; fast when little changed
 run: build  ## `stepmill run` on CartPole and Atari Pong, then a table beside Gymnasium's vector envs
 	$(PY) -m stepmill.observe.showcase
 
-test: build  ## all tests but the long ones, under 10 minutes
-	$(PY) -m pytest -m "not soak" --covers=build/covers/main.json $(PYTEST_ARGS)
+test: build  ## all tests but the long ones, in three processes
+	$(PY) -m pytest -n 3 -m "not soak" --covers=build/covers/main.json $(PYTEST_ARGS)
 
 coverage: venv  ## docs/COVERAGE.md from what the tests have shown
 	$(PY) scripts/coverage.py

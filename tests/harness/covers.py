@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,23 @@ class Covers:
         self._failed: set[str] = set()
         self._passed: set[str] = set()
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            ids = tuple(each for mark in item.iter_markers("covers") for each in mark.args)
-            if ids:
-                self._ids[item.nodeid] = ids
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        # An attribute of the report travels from a process of pytest-xdist to the one that writes the file.
+        report.covers = [each for mark in item.iter_markers("covers") for each in mark.args]
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._ids[report.nodeid] = tuple(getattr(report, "covers", ()))
         if report.failed:
             self._failed.add(report.nodeid)
         elif report.when == "call" and report.passed:
             self._passed.add(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):  # a process of pytest-xdist
+            return
         shown: dict[str, dict[str, bool]] = defaultdict(dict)
         for node, ids in self._ids.items():
             if node not in self._passed | self._failed:
