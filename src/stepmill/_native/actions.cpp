@@ -80,7 +80,7 @@ void Ledger::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::l
     // A server that has its next episode staged is given nothing: the words are those of that reset, which may still run.
     for (const std::uint32_t id : ids) {
         const Seat seat = slab_->seats[envs_[id].server];
-        if (!takes_staged(id, Command::STEP) && !envs_[id].replay) slab_->words[seat.worker].flags[seat.local] = 0;
+        if (!takes_staged(id, Command::STEP) && (num_held_envs_ == 0 || !envs_[id].replay)) slab_->words[seat.worker].flags[seat.local] = 0;
     }
     for (std::size_t i = 0; i < opaques.size(); ++i) {
         if (!takes_staged(ids[i], Command::STEP) && !envs_[ids[i]].replay) write_blob(ids[i], nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());

@@ -179,7 +179,7 @@ void Ledger::dispatch(const Ids& ids, Command command) {
             continue;
         }
         if (is_exhausted) env.num_ended = 0;
-        if (env.replay) {
+        if (num_held_envs_ != 0 && env.replay) {
             dispatch_held(id);
             continue;
         }

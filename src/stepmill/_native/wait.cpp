@@ -161,7 +161,7 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need, nb::handle ti
             }
             inline_->raise_interrupt();
         }
-        if (envs_[id].replay) {
+        if (num_held_envs_ != 0 && envs_[id].replay) {
             if (has_event()) return WaitResult::EVENT;
             if (deadline == 0) deadline = deadline_of(timeout_s);
             if (now_ns() >= deadline) return WaitResult::TIMED_OUT;
