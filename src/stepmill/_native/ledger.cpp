@@ -73,7 +73,6 @@ Ledger::Ledger(std::shared_ptr<Slab> slab, nb::dict settings)
       tracks_episodes_(seeding_ != Seeding::CONTINUE || log_limit_ != 0),
       is_plain_(slab_->plan.outcome.is_plain()),
       is_restarting_(num_workers_),
-      is_held_(num_workers_),
       num_posted_(num_workers_),
       is_copy_(nb::cast<bool>(settings["copy"])),
       has_episodes_(nb::cast<bool>(settings["episode_stats"])),

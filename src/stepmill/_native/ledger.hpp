@@ -308,7 +308,7 @@ class Ledger {
     std::uint32_t result_row(std::uint32_t id) const { return envs_[id].is_taking ? staging_row(envs_[id].server) : row_of(id); }
     std::uint32_t& ticket_word(std::uint32_t server) { return servers_[server].env == NO_ENV ? servers_[server].ticket : envs_[servers_[server].env].ticket; }
     void publish_ticket(Seat seat, std::uint32_t ticket) {
-        if (!is_held_[seat.worker]) slab_->words[seat.worker].ticket[seat.local].store(ticket, std::memory_order_release);
+        if (!is_restarting_[seat.worker]) slab_->words[seat.worker].ticket[seat.local].store(ticket, std::memory_order_release);
     }
     void end_restart(std::uint32_t worker);
     std::uint32_t published_ticket(std::uint32_t server) { return ticket_word(server) - static_cast<std::uint32_t>(servers_[server].behind.size()); }
@@ -366,8 +366,7 @@ class Ledger {
     std::vector<std::uint8_t> flags_;
     std::uint64_t budget_ = 0;                     // episodes per env; 0: no end
     bool tracks_episodes_, is_plain_, is_recorded_ = false;
-    std::vector<std::uint8_t> is_restarting_;  // by worker
-    std::vector<std::uint8_t> is_held_;        // by worker: its tickets are its successor's, and not published yet
+    std::vector<std::uint8_t> is_restarting_;  // by worker: its tickets are its successor's, and not published yet
     std::vector<std::uint32_t> num_posted_;    // by worker: what its `requests` must say
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;

@@ -212,7 +212,6 @@ void Ledger::declare_dead(std::uint32_t worker) {
 void Ledger::begin_replacement(std::uint32_t worker, bool is_replayed) {
     const InUse in_use(*this);
     is_restarting_.at(worker) = 1;
-    is_held_[worker] = 1;
     for (const std::uint32_t server : slab_->plan.servers[worker]) {
         servers_[server].lost_with = published_ticket(server);
         if (is_replayed) stage_once_more(server);
@@ -277,7 +276,7 @@ void Ledger::rewrite_control_words(std::uint32_t worker) {
         const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
         const bool is_lost = !is_done && (!is_restarting_[worker] || ticket == servers_[servers[local]].lost_with);
         const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
-        words.ticket[local].store(is_held_[worker] ? last : ticket, std::memory_order_relaxed);
+        words.ticket[local].store(is_restarting_[worker] ? last : ticket, std::memory_order_relaxed);
         if (is_lost) {
             words.result[local] = 0;
             words.payload_bytes[local] = 0;
@@ -312,9 +311,8 @@ void Ledger::renew(nb::handle env_ids) {
 
 // There is no successor, or it serves by now.
 void Ledger::end_restart(std::uint32_t worker) {
+    if (!is_restarting_[worker]) return;
     is_restarting_[worker] = 0;
-    if (!is_held_[worker]) return;
-    is_held_[worker] = 0;
     for (const std::uint32_t server : slab_->plan.servers[worker]) publish_ticket(slab_->seats[server], published_ticket(server));
     ring_worker(*slab_->workers[worker]);
 }

@@ -27,7 +27,7 @@ bool Ledger::is_over(std::uint32_t id) const {
 // What it has staged is of an object that died with its worker. Of what a successor finds, note_rebuilt() has told.
 bool Ledger::is_gone(std::uint32_t server) {
     const Seat seat = slab_->seats[server];
-    const bool is_dead = is_restarting_[seat.worker] ? is_held_[seat.worker] != 0 : slab_->workers[seat.worker]->dead.load(std::memory_order_acquire) != 0;
+    const bool is_dead = is_restarting_[seat.worker] || slab_->workers[seat.worker]->dead.load(std::memory_order_acquire) != 0;
     return is_dead && servers_[server].behind.empty() && slab_->words[seat.worker].done[seat.local].load(std::memory_order_acquire) == ticket_word(server);
 }
 

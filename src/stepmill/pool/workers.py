@@ -401,7 +401,7 @@ class WorkerSupervisor:
         self._move(record, WorkerState.FAILED)
         self.state.cancel_replacement(worker)
 
-    def restart_settings(self, worker: int, servers: Sequence[int]) -> None:
+    def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves already. Does not wait for it."""
         for request in self._records[worker].settings.requests(servers):
             self._backend.call({worker: request})

@@ -124,3 +124,19 @@ def fail_death(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillEr
     ):  # of a constructor: it names one env, and all of the worker are lost
         return [death.error, workers.worker_died_error(death.worker)]
     return [death.error]
+
+
+class WithoutReplays:
+    """What policies have in common that replay nothing: a worker that is replaced costs its envs their episodes."""
+
+    def __init__(self, workers: WorkerSupervisor) -> None:
+        self._workers = workers
+
+    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
+        restart_and_truncate(self._workers, death, delay_s)
+
+    def on_restarted(self, worker: int) -> None:
+        self._workers.serve(worker)
+
+    def repeats_settings(self, server: int) -> bool:
+        return False

@@ -190,7 +190,7 @@ class ReplayPolicy:
                 if not self._replayer.verify(repeated):
                     self._repeated.append(repeated)
             except (CallDiffers, StepmillError) as failure:
-                self._workers.restart_settings(worker, [repeated.server])
+                self._workers.reapply_settings(worker, [repeated.server])
                 self._warn(f"env object {repeated.server} was rebuilt and is not as it was: {failure}")
 
     def _fail(self, replay: EpisodeReplay, reason: str) -> None:

@@ -216,7 +216,7 @@ class EpisodeReplayer:
         for call in self.log.calls_of(replay.server) if replay.is_new else ():
             if id(call) not in made:
                 self._post(replay.server, call, 0)
-        self._workers.restart_settings(self._locations[replay.server][0], [replay.server])
+        self._workers.reapply_settings(self._locations[replay.server][0], [replay.server])
 
     def verify(self, repeated: RepeatedCalls) -> bool:
         """Compare the outcomes of repeated calls; return whether all are here.

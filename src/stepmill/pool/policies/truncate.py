@@ -6,6 +6,7 @@ from stepmill.pool.faults import fault_info
 from stepmill.pool.policies.base import (
     EnvErrorLimits,
     EnvFault,
+    WithoutReplays,
     WorkerDeath,
     fail_death,
     restart_and_truncate,
@@ -15,14 +16,14 @@ from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.errors import StepmillError
 
 
-class TruncatePolicy:
+class TruncatePolicy(WithoutReplays):
     """Cuts episodes short. An env that raised is reset where it lives; a dead worker restarts meanwhile."""
 
     reports_deaths = False
     death_hint = "their episodes are cut short"
 
     def __init__(self, workers: WorkerSupervisor, limits: EnvErrorLimits) -> None:
-        self._workers = workers
+        super().__init__(workers)
         self._limits = limits
 
     def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
@@ -41,12 +42,3 @@ class TruncatePolicy:
             return fail_death(self._workers, death)
         restart_and_truncate(self._workers, death, delay_s)
         return []
-
-    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
-        restart_and_truncate(self._workers, death, delay_s)
-
-    def on_restarted(self, worker: int) -> None:
-        self._workers.serve(worker)
-
-    def repeats_settings(self, server: int) -> bool:
-        return False
