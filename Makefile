@@ -1,5 +1,5 @@
-# Two commands on a fresh machine: `make run` and `make test`. They need Python 3.10 or newer, a C++ compiler and make;
-# everything else, CMake and Ninja too, comes from PyPI into .venv.
+# On a fresh machine, `make run` and `make test` need Python 3.10 or newer, a C++ compiler and make. Everything else,
+# including CMake and Ninja, is installed from PyPI into .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -19,46 +19,49 @@ help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
 
 $(VENV)/.ready: constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "stepmill needs Python 3.10 or newer; give one: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "stepmill needs Python 3.10 or newer; choose one: make PYTHON=python3.12")'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
-	    { rm -rf $(VENV); echo "no venv could be made: install your system's python3-venv and run make again" >&2; exit 1; }
+	    { rm -rf $(VENV); echo "cannot make a venv: install your system's python3-venv package and run make again" >&2; exit 1; }
 	$(PY) -m pip install -q -r constraints.txt
 	@touch $@
 
 venv: $(VENV)/.ready  ## the environment in .venv
 
-build: venv  ## the extension, editable; fast when little changed
+build: venv  ## build the extension in place; fast if little has changed
 	@$(PY) scripts/build_editable.py
 
-run: build  ## `stepmill run` on CartPole and Atari Pong, then a table beside Gymnasium's vector envs
-	$(PY) -m stepmill.observe.showcase
+run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
+	$(PY) -m stepmill.observe.demo
 
-test: build  ## all tests but the long ones, in three processes
-	$(PY) -m pytest -n 3 -m "not soak" --covers=build/covers/main.json $(PYTEST_ARGS)
+test: build  ## all tests but the long ones, in four processes
+	$(PY) -m pytest -n 4 --dist worksteal -m "not soak" --covers=build/covers/main.json $(PYTEST_ARGS)
 
-coverage: venv  ## docs/COVERAGE.md from what the tests have shown
+coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml
 	$(PY) scripts/coverage.py
 
-check: build  ## lint, types, walls, sizes, stub
+check: build  ## lint, types, imports, sizes, prose, stub, names in the model
 	$(BIN)/ruff check $(PYTHON_CODE)
 	$(BIN)/ruff format --check $(PYTHON_CODE)
 	$(BIN)/mypy
 	$(BIN)/mypy scripts $(wildcard tests/typing)
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(PY) scripts/check_sizes.py
+	$(PY) scripts/check_prose.py
 	$(PY) scripts/check_stub.py
+	$(PY) scripts/check_model_names.py
 
-format: venv  ## let ruff mend what it can
+format: venv  ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix $(PYTHON_CODE)
 	$(BIN)/ruff format $(PYTHON_CODE)
 
-stub: build  ## write the stub of the extension anew
+stub: build  ## rewrite the stub of the extension
 	$(PY) scripts/check_stub.py --write
 
 model:  ## the protocol's model and its mutants; needs spin
 	$(PYTHON) model/check.py
 
-sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests on an ASAN build
+sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests with an ASAN build
 	scripts/sanitize.sh $(PY)
 
 soak: build  ## 10 million steps without growth, 30 minutes of chaos, and the tests marked soak
@@ -66,19 +69,19 @@ soak: build  ## 10 million steps without growth, 30 minutes of chaos, and the te
 	$(PY) -W ignore::RuntimeWarning -m stepmill.testing.chaos --seconds $(CHAOS_SECONDS)
 	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
 
-test-torch: build  ## the tests marked torch, in an environment of their own
+test-torch: build  ## the tests marked torch, in a separate environment
 	scripts/test_torch.sh $(PY)
 
-test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in an environment of their own
+test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in a separate environment
 	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
 
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
 	scripts/test_mlagents.sh $(PY)
 
-test-originals: build  ## DI-engine's own tests of its env managers, with its classes and with ours in their place
-	$(PY) scripts/test_originals.py
+test-originals: build  ## the originals' own tests with our classes in place of theirs; sources in $$STEPMILL_ORIGINALS, SUITES="alf sb3"
+	$(PY) scripts/test_originals.py $(ORIGINALS_ARGS) $(SUITES)
 
-test-jupyter: build  ## the tests of pools in notebooks, in an environment of their own
+test-jupyter: build  ## the tests of pools in notebooks, in a separate environment
 	scripts/test_jupyter.sh $(PY)
 
 test-versions: venv  ## build and test on the oldest and the newest CPython found
@@ -90,14 +93,14 @@ bench-setup: build  ## the peers' environments
 bench: build  ## the tables of benchmarks/
 	$(PY) -m benchmarks.run
 
-dist: venv  ## sdist and wheel, each tried in an empty environment
+dist: venv  ## build sdist and wheel, and test the wheel in an empty environment
 	$(PY) scripts/check_dist.py
 
-extras: venv  ## each extra alone in an empty environment, doing what it promises
+extras: venv  ## test each extra alone in an empty environment
 	PIP_CONSTRAINT= $(PY) scripts/check_extras.py
 
-lock: venv  ## choose the versions of constraints.txt anew
+lock: venv  ## update the versions in constraints.txt
 	scripts/lock.sh $(PY)
 
-clean:  ## remove what was built, but not the environment
+clean:  ## remove what was built, except the environment
 	rm -rf build dist .venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)/.built

@@ -1,5 +1,5 @@
 """The benchmarks of stepmill: every engine of a cell in its own driver process, round by round, in one run.
 
-`python -m benchmarks.setup` builds the peers' environments, `python -m benchmarks.run` prints the tables. The parent needs nothing beyond
-the standard library; what an engine needs is installed where its driver runs.
+`python -m benchmarks.setup` builds the peers' environments, and `python -m benchmarks.run` prints the tables. The parent process needs only
+the standard library; the packages of an engine are installed in the environment of its driver.
 """

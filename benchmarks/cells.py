@@ -1,4 +1,4 @@
-"""What is measured: the cells of TARGETS.md's sections 1 to 4 and 7, each an env, a number of envs and the engines that run it."""
+"""The cells that are measured in sections 1 to 4 and 7: each is an env, a number of envs and the engines that run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Cell:
     Attributes:
         section: number of the table.
         key: names the cell on the command line and in raw results.
-        could_run: how many envs could run at once, for efficiency; None where env-steps per second are asked.
+        could_run: how many envs could run at once, to compute the efficiency; None to measure env-steps per second.
     """
 
     section: int
@@ -35,12 +35,12 @@ SECTIONS = {
     3: "Stragglers: efficiency = env time / (wall x what could run at once)",
     4: "Real envs (env-steps/s; Atari: agent steps, frame skip 4, gray 84x84, stack 4)",
     5: "Start and memory (CartPole, constructor to first reset; PSS growth per env)",
-    7: "Front-ends, beside what they replace (2 workers; env-steps/s)",
+    7: "Front-ends and the classes that they replace (2 workers; env-steps/s)",
 }
 
 
 def _pick(names: Iterable[str], num_envs: int) -> tuple[EngineSpec, ...]:
-    """Engines by name; the asynchronous ones get half of the envs as their batch."""
+    """Return engines by name. The asynchronous ones get a batch size of half of the envs."""
     half = num_envs // 2
     return tuple(
         ENGINES[name].with_options(batch_size=half) if name.endswith("-async") and name not in PIPES else ENGINES[name]
@@ -85,7 +85,7 @@ def _async_peers(batch: int, puffer_workers: int) -> tuple[EngineSpec, ...]:
 
 
 def _waiting_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
-    """For envs that wait: as many workers as envs, in every engine that has workers."""
+    """Return engines for envs that wait, with as many workers as envs if the engine has workers."""
     many = {"num_workers": num_envs, "batch_size": batch}
     sync = {"num_workers": num_envs}
     return (
@@ -99,7 +99,7 @@ def _waiting_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
 
 
 def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
-    """For envs that compute: two workers where an engine lets one choose."""
+    """Return engines for envs that compute, with two workers if the engine lets the user choose."""
     return (
         ENGINES["ceiling"],
         *(ENGINES[name] for name in PIPES),
@@ -111,7 +111,7 @@ def _computing_engines(num_envs: int, batch: int) -> tuple[EngineSpec, ...]:
 
 
 def _spared_engines(num_envs: int, num_spares: int) -> tuple[EngineSpec, ...]:
-    """Ours with resets ahead of their time: two workers, and a worker for each env, where a reset keeps nobody else."""
+    """Return stepmill with resets in advance: with two workers, and with a worker for each env, where a reset delays no other."""
     spared = {"spare_envs": num_spares}
     many = num_envs + num_spares
     ours, ours_async = ENGINES["stepmill-2w"], ENGINES["stepmill-async"]
@@ -175,7 +175,7 @@ def _frontends() -> list[Cell]:
 
 
 def _diengine() -> tuple[EngineSpec, ...]:
-    """DI-engine's managers and ours, synchronous, and asynchronous with half of the envs as wait_num."""
+    """Return DI-engine's managers and stepmill's: synchronous, and asynchronous with half of the envs as wait_num."""
     theirs, ours = ENGINES["diengine"], ENGINES["stepmill-diengine"]
     return (
         theirs,
@@ -199,5 +199,5 @@ def _renamed(name: str, spec: EngineSpec) -> EngineSpec:
 
 
 def all_cells() -> list[Cell]:
-    """The cells of sections 1 to 4 and 7, in the order of their tables."""
+    """Return the cells of sections 1 to 4 and 7, in the order of their tables."""
     return [*_overhead(), *_bandwidth(), *_stragglers(), *_real(), *_frontends()]

@@ -1,4 +1,4 @@
-"""Whose CPU time it was: the whole machine's by /proc/stat, ours by the processes of a driver's tree."""
+"""CPU time of the whole machine, from /proc/stat, and of the processes in a driver's tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_CORES = os.cpu_count() or 1
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds of CPU used so far: by everything (time stolen by the hypervisor included), by our tree, and the wall clock."""
+    """CPU seconds used so far by the machine (including time stolen by the hypervisor) and by the tree, and the wall clock."""
 
     machine_s: float
     tree_s: float
@@ -21,7 +21,7 @@ class Reading:
 
 
 def tree_of(root: int) -> list[int]:
-    """The live processes below `root`, itself first."""
+    """Return `root` and the running processes below it."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -35,26 +35,26 @@ def tree_of(root: int) -> list[int]:
 
 
 def read(root: int) -> Reading:
-    """Read both clocks; `root`'s tree and the calling process count as ours."""
+    """Read the clocks. The tree is that of `root` and the calling process."""
     own = os.times()
     tree_s = own.user + own.system
     for pid in tree_of(root):
         fields = _stat_fields(pid)
         if fields is not None:
-            # utime, stime, and those of children that were waited for
+            # utime, stime, and the same of children that have ended
             tree_s += sum(int(field) for field in fields[11:15]) * TICK_S
     return Reading(_machine_s(), tree_s, time.monotonic())
 
 
 def foreign_share(before: Reading, after: Reading) -> float:
-    """The part of the machine that others used between two readings, 0 to 1."""
+    """Return the share of the machine that other processes used between two readings, 0 to 1."""
     capacity_s = (after.wall_s - before.wall_s) * NUM_CORES
     foreign_s = (after.machine_s - before.machine_s) - (after.tree_s - before.tree_s)
     return max(0.0, foreign_s / capacity_s)
 
 
 def pss_mb(root: int) -> tuple[float, float]:
-    """Proportional set size of a tree in megabytes: all of it, and the part in anonymous shared files (stepmill's slab)."""
+    """Return the proportional set size of a tree in megabytes, and the part in anonymous shared files (stepmill's slab)."""
     total = shared = 0
     for pid in tree_of(root):
         try:
@@ -74,7 +74,7 @@ def pss_mb(root: int) -> tuple[float, float]:
 
 
 def open_files(root: int) -> int:
-    """How many descriptors a tree has open."""
+    """Return the number of descriptors that a tree has open."""
     return sum(_open_files_of(pid) for pid in tree_of(root))
 
 
@@ -86,7 +86,7 @@ def _open_files_of(pid: int) -> int:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    # Fields after the command name, which may hold spaces: state is [0], ppid [1], utime [11].
+    # The fields after the command name, which may contain spaces: state is [0], ppid [1], utime [11].
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,11 +1,11 @@
-"""One engine in its own process, told over stdin what to do and answering over stdout, one JSON object per line.
+"""Runs one engine in its own process. Requests come over stdin and answers go to stdout, one JSON object per line.
 
     -> {"op": "start", "adapter": "gym_async", "env": "noop", "num_envs": 8, "options": {...}}    <- {"start_s": 0.2, "num_threads": 1}
     -> {"op": "run", "seconds": 1.5}                                                            <- {"steps": ..., "wall_s": ..., "env_s": ...}
     -> {"op": "steps", "count": 10000000}                                                       <- {"steps": ...}
     -> {"op": "close"}                                                                          <- {"close_s": 0.1}
 
-An answer with "error" names what went wrong. Engines and env libraries print as they like: their stdout is the log.
+An answer with "error" describes a failure. The output of engines and env libraries to stdout goes to the log.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Driver:
-    """Keeps one engine alive and runs it on request."""
+    """Owns one engine and runs it on request."""
 
     def __init__(self) -> None:
         self._engine: Adapter | None = None
 
     def start(self, adapter: str, env: str, num_envs: int, options: dict[str, Any]) -> dict[str, Any]:
-        """Import the adapter, then construct the engine and reset all envs; only the latter is timed."""
+        """Import the adapter, then construct the engine and reset all envs. The import is not timed."""
         module = importlib.import_module(f"benchmarks.adapters.{adapter}")
         _limit_threads()
         engine: Adapter = module.Engine(Job(env, num_envs, options))
@@ -47,16 +47,16 @@ class Driver:
         return {"start_s": time.perf_counter() - begin}
 
     def prepare(self, adapter: str, env: str) -> dict[str, Any]:
-        """Import what a learner would have imported before it makes its envs, so that memory is counted from there."""
+        """Import the modules that a learner imports before it makes its envs, so that they do not count as memory of envs."""
         importlib.import_module(f"benchmarks.adapters.{adapter}")
         return {"ready": env}
 
     def run(self, seconds: float) -> dict[str, Any]:
-        return dataclasses.asdict(self._live().run(seconds))
+        return dataclasses.asdict(self._started_engine().run(seconds))
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Step until `count` env steps are done."""
-        advance = self._live().advance
+        """Step until at least `count` env steps are done."""
+        advance = self._started_engine().advance
         done = 0
         while done < count:
             done += advance()
@@ -69,14 +69,14 @@ class Driver:
             self._engine = None
         return {"close_s": time.perf_counter() - begin}
 
-    def _live(self) -> Adapter:
+    def _started_engine(self) -> Adapter:
         if self._engine is None:
             raise RuntimeError("no engine: send start first")
         return self._engine
 
 
 def _limit_threads() -> None:
-    # Only of what the adapter imported: an engine without torch must not pay for torch.
+    # Only for libraries that the adapter imported: an engine without torch must not load torch.
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
@@ -93,7 +93,7 @@ def _answer(ops: dict[str, Callable[..., dict[str, Any]]], line: str) -> dict[st
 
 
 def _private_stdout() -> TextIO:
-    # File descriptor 1 becomes the log, so that nothing an engine or its workers print can be taken for an answer.
+    # File descriptor 1 becomes the log, so that output of an engine or its workers cannot be mistaken for an answer.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return replies
@@ -103,7 +103,7 @@ def main() -> None:
     """Answer requests until `close` or the end of stdin."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Workers of a launcher that is gone stay in this tree, where their CPU time is counted and where they can be ended.
+    # If a launcher ends, its workers stay in this tree, where their CPU time is counted and where they can be killed.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     replies = _private_stdout()
     driver = Driver()
@@ -114,7 +114,7 @@ def main() -> None:
         "steps": driver.steps,
         "close": driver.close,
     }
-    # A private working directory: PufferLib, for one, leaves a link in the one it is imported in.
+    # A private working directory: PufferLib, for example, leaves a link in the directory in which it is imported.
     with tempfile.TemporaryDirectory(prefix="stepmill-bench-", ignore_cleanup_errors=True) as scratch:
         os.chdir(scratch)
         for line in sys.stdin:

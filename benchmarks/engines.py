@@ -1,11 +1,11 @@
-"""Every engine by its row's name: which adapter drives it, in which environment, with which options."""
+"""The engines by name: the adapter, the environment and the options of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.places import DIENGINE, FRONTENDS, OURS, PEERS
+from benchmarks.paths import DIENGINE, FRONTENDS, OURS, PEERS
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,9 @@ class EngineSpec:
     """One engine in one configuration.
 
     Attributes:
-        name: how it is asked for on the command line and named in raw results.
-        title: its row in the tables.
-        packages: distributions whose versions the report names.
+        name: the name on the command line and in raw results.
+        title: the title of its row in the tables.
+        packages: distributions whose versions the report shows.
     """
 
     name: str
@@ -26,7 +26,7 @@ class EngineSpec:
     packages: tuple[str, ...] = ()
 
     def with_options(self, title: str | None = None, **options: Any) -> EngineSpec:
-        """The same engine, configured for one cell."""
+        """Return the same engine with other options."""
         return replace(self, title=title or self.title, options={**self.options, **options})
 
 

@@ -1,8 +1,8 @@
-"""The environments of the cells, built alike for every engine.
+"""The environments of the cells, which are the same for every engine.
 
-Every factory is a picklable callable without arguments, so that fork, forkserver and spawn all take it. Envs whose time is measured
-(`SleepEnv`, `BusyEnv`, `SlowResetEnv`) publish, in their observation, how much env time they have used so far and which object they are:
-the driver needs no other channel to learn the env time of a round, whatever engine carries the observation.
+Every factory is a picklable callable without arguments, so that it works with fork, forkserver and spawn. Envs whose time is measured
+(`SleepEnv`, `BusyEnv`, `SlowResetEnv`) report in their observation how much env time they have used so far, and a number of the object.
+The driver thus learns the env time of a round from the observations, with every engine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 EnvFn = Callable[[], gymnasium.Env[Any, Any]]
 _serials = itertools.count()
 
-# A sleep that ends later than this is counted as if it had ended here: beyond it, the engine kept the core from the env.
+# A sleep counts at most this much longer than requested: a longer delay is caused by the engine, which occupies the core.
 LATE_WAKE_S = 150e-6
 
 
 class NoopEnv(gymnasium.Env[Any, Any]):
-    """Returns the same result for ever; a step costs one method call."""
+    """Always returns the same result; a step costs one method call."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         if dtype == "uint8":
@@ -47,7 +47,7 @@ class NoopEnv(gymnasium.Env[Any, Any]):
 
 
 class TimedEnv(gymnasium.Env[Any, Any]):
-    """An env that draws how long each step takes: lognormal, coefficient of variation 1, seeded by its index."""
+    """An env that draws the duration of each step: lognormal, coefficient of variation 1, seeded by its index."""
 
     def __init__(self, index: int, mean_s: float) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, np.inf, (2,), np.float64)
@@ -88,7 +88,7 @@ class BusyEnv(TimedEnv):
 
 
 class SlowResetEnv(TimedEnv):
-    """Steps of 20 microseconds and resets of 10 ms, all of it CPU time; episodes of half to one and a half `length` steps."""
+    """Steps of 20 microseconds and resets of 10 ms of CPU time; episodes of half to one and a half `length` steps."""
 
     STEP_S = 20e-6
     RESET_S = 10e-3
@@ -96,7 +96,7 @@ class SlowResetEnv(TimedEnv):
     def __init__(self, index: int, length: int) -> None:
         super().__init__(index, self.STEP_S)
         self._length = length
-        # Episodes start out of phase, as those of a long run are.
+        # The first episodes have different lengths, so that the envs are out of phase as in a long run.
         self._left = self._rng.randint(1, length)
         self._was_reset = False
 
@@ -114,7 +114,7 @@ class SlowResetEnv(TimedEnv):
 
 
 def burn(cpu_s: float) -> float:
-    """Use CPU time of the calling thread for `cpu_s` seconds; a preempted thread does not get on. Returns `cpu_s`."""
+    """Use `cpu_s` seconds of CPU time of the calling thread, and return `cpu_s`. Time while preempted does not count."""
     clock = time.thread_time
     end = clock() + cpu_s
     while clock() < end:
@@ -131,7 +131,7 @@ def make_halfcheetah() -> gymnasium.Env[Any, Any]:
 
 
 def make_pong() -> gymnasium.Env[Any, Any]:
-    """Pong with the standard preprocessing: frame skip 4, gray 84x84, stack 4, no sticky actions."""
+    """Return Pong with the standard preprocessing: frame skip 4, grayscale 84x84, stack 4, no sticky actions."""
     import ale_py
     import cv2
 
@@ -153,7 +153,7 @@ def _make_unity(shape: tuple[int, ...]) -> Any:
 
 
 def env_fns(name: str, num_envs: int) -> list[EnvFn]:
-    """Factories of the envs of a cell, one per env; the index seeds what is drawn."""
+    """Return the factories of the envs of a cell, one per env. The index seeds the random durations."""
     indexed: dict[str, Callable[[int], EnvFn]] = {
         "noop": lambda _: functools.partial(NoopEnv, (4,), "float32"),
         "image84": lambda _: functools.partial(NoopEnv, (84, 84, 4), "uint8"),
@@ -171,7 +171,7 @@ def env_fns(name: str, num_envs: int) -> list[EnvFn]:
 
 
 def action_ring(name: str, num_envs: int, length: int = 64) -> list[np.ndarray[Any, Any]]:
-    """Random actions for `length` steps, the same for all engines: [num_envs] int64, or [num_envs, 6] float32 for HalfCheetah."""
+    """Return random actions for `length` steps, the same for all engines: [num_envs] int64, or [num_envs, 6] float32."""
     rng = np.random.default_rng(0)
     if name == "halfcheetah":
         return list(rng.uniform(-1.0, 1.0, (length, num_envs, 6)).astype(np.float32))

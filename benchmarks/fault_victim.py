@@ -1,8 +1,8 @@
-"""A throw-away process of `benchmarks.faults`: one engine, one fault; it tells on stdout what its caller saw, and when.
+"""The process that `benchmarks.faults` starts for one engine and one fault. It reports events and their times on stdout.
 
     python -m benchmarks.fault_victim ADAPTER OPTIONS SCENARIO FOLDER
 
-Env 1 fails when a file says so, and notes the moment on the clock that all processes share.
+Env 1 fails when the file FOLDER/fault exists, and writes the time of the monotonic clock to FOLDER/moment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.adapters.base import Adapter, Job
 from benchmarks.envs import EnvFn
 
 NUM_ENVS = 4
-CULPRIT = 1
+FAILING_ENV = 1
 TIMEOUT_S = 1.0  # for engines that have a limit for a step
 WARM_STEPS = 20
 AFTER_STEPS = 5
@@ -34,7 +34,7 @@ WAIT_S = 3.0
 
 
 class FaultEnv(gymnasium.Env[Any, Any]):
-    """Observes (steps since construction, own number)."""
+    """Its observation is (steps since construction, its number)."""
 
     observation_space = gymnasium.spaces.Box(0.0, np.inf, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(4)
@@ -46,13 +46,13 @@ class FaultEnv(gymnasium.Env[Any, Any]):
         return np.array([self._count, self._number], np.float64), {}
 
     def step(self, action: Any) -> Any:
-        if self._number == CULPRIT and (self._folder / "fault").exists():
+        if self._number == FAILING_ENV and (self._folder / "fault").exists():
             self._fail()
         self._count += 1
         return np.array([self._count, self._number], np.float64), 1.0, False, False, {}
 
     def _fail(self) -> None:
-        (self._folder / "fault").rename(self._folder / "done")  # once: an env that is played again must not fail again
+        (self._folder / "fault").rename(self._folder / "done")  # only once: a replayed env must not fail again
         kind = (self._folder / "done").read_text()
         (self._folder / "moment").write_text(str(time.monotonic()))
         if kind == "kill":
@@ -66,7 +66,7 @@ class FaultEnv(gymnasium.Env[Any, Any]):
 
 @dataclass(frozen=True)
 class FaultJob(Job):
-    """Envs that fail, in place of the measured ones; `timed`, so that adapters note what they observe."""
+    """A job with envs that fail. It is a timed job, so that adapters record the observations."""
 
     folder: str = ""
 
@@ -76,24 +76,24 @@ class FaultJob(Job):
 
 
 class Stepmill(Adapter):
-    """stepmill's Pool, stepped synchronously, under a policy; what is ready after an error is received."""
+    """stepmill's Pool with a fault policy, stepped synchronously."""
 
     def start(self) -> None:
         import stepmill
 
         options = stepmill.PoolOptions(envs_per_worker=1, seeding="per_episode", **self.job.options)  # type: ignore[arg-type]
         self.pool = stepmill.Pool(self.job.env_fns, backend="process", options=options)
-        self.note_times(self.pool.reset(seed=0).obs)
+        self.record_times(self.pool.reset(seed=0).obs)
 
     def advance(self) -> int:
-        self.note_times(self.pool.step(self.next_actions()).obs)
+        self.record_times(self.pool.step(self.next_actions()).obs)
         return self.num_envs
 
     def recover(self) -> None:
-        """What a user does after an error: take what the others have, reset what failed."""
+        """Do what a user does after an error: receive the results of the other envs, and reset the failed ones."""
         if self.pool.ready_ids or any(state == 1 for state in self.pool.states):
             with contextlib.suppress(ValueError):
-                self.note_times(self.pool.recv().obs)
+                self.record_times(self.pool.recv().obs)
         failed = [env_id for env_id, state in enumerate(self.pool.states) if state == 3]
         if failed:
             self.pool.reset(env_ids=failed)
@@ -103,7 +103,7 @@ class Stepmill(Adapter):
 
 
 def make_engine(adapter: str, options: dict[str, Any], folder: str, *, is_limited: bool) -> Any:
-    """Build the engine of an adapter over failing envs; with a limit for steps, if it is to have one and can."""
+    """Build the engine of an adapter over failing envs, with a time limit for steps if `is_limited` and if it supports one."""
     if adapter == "stepmill":
         limit = {"step_timeout_s": TIMEOUT_S} if is_limited else {}
         return Stepmill(FaultJob("sleep1ms", NUM_ENVS, {**options, **limit}, folder))
@@ -126,14 +126,14 @@ def make_engine(adapter: str, options: dict[str, Any], folder: str, *, is_limite
     return engine
 
 
-def tell(event: str, **facts: object) -> None:
-    """One line for the driver."""
+def report(event: str, **facts: object) -> None:
+    """Write one event with its time to stdout."""
     sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n")
     sys.stdout.flush()
 
 
-def inflict(engine: Any, scenario: str, folder: Path) -> None:
-    """Let env 1 fail, and tell what the caller sees, whether the others go on, and how it closes."""
+def run_scenario(engine: Any, scenario: str, folder: Path) -> None:
+    """Let env 1 fail, and report the caller's error, whether the other envs go on, and how the engine closes."""
     for _ in range(WARM_STEPS):
         engine.advance()
     (folder / "wanted").write_text(scenario)
@@ -147,19 +147,19 @@ def inflict(engine: Any, scenario: str, folder: Path) -> None:
     except Exception as exc:
         error = exc
     text = "" if error is None else str(error).strip().splitlines()[0] if str(error).strip() else ""
-    tell("told", error=None if error is None else type(error).__name__, text=text[:160])
-    tell("others", **go_on(engine, before))
+    report("reported", error=None if error is None else type(error).__name__, text=text[:160])
+    report("others", **go_on(engine, before))
     start = time.monotonic()
-    trouble = None
+    close_error = None
     try:
         engine.close()
     except Exception as exc:
-        trouble = type(exc).__name__
-    tell("closed", seconds=time.monotonic() - start, error=trouble)
+        close_error = type(exc).__name__
+    report("closed", seconds=time.monotonic() - start, error=close_error)
 
 
 def go_on(engine: Any, before: dict[float, float]) -> dict[str, Any]:
-    """Whether the other envs go on from where they were, without having lost a step, and env 1 serves again."""
+    """Step on, and return which other envs continue without a lost step, and whether env 1 works again."""
     try:
         if hasattr(engine, "recover"):
             engine.recover()
@@ -169,30 +169,30 @@ def go_on(engine: Any, before: dict[float, float]) -> dict[str, Any]:
     except Exception as exc:
         return {"error": type(exc).__name__, "text": str(exc)[:160]}
     after = engine._used_s
-    others = [number for number in range(NUM_ENVS) if number != CULPRIT]
+    others = [number for number in range(NUM_ENVS) if number != FAILING_ENV]
     kept = [number for number in others if after.get(number, 0) >= before.get(number, 0) + AFTER_STEPS]
-    return {"error": None, "kept": kept, "is_whole": after.get(CULPRIT) != reached.get(CULPRIT)}
+    return {"error": None, "kept": kept, "is_whole": after.get(FAILING_ENV) != reached.get(FAILING_ENV)}
 
 
 def loop(engine: Any) -> None:
-    """Step until somebody ends it."""
+    """Step until the process is killed."""
     for _ in range(WARM_STEPS):
         engine.advance()
-    tell("stepping", pid=os.getpid())
+    report("stepping", pid=os.getpid())
     while True:
         engine.advance()
 
 
 def main() -> None:
-    """Run one scenario; killed from outside if it does not end."""
+    """Run one scenario. `benchmarks.faults` kills this process if it does not end."""
     adapter, options, scenario, folder = sys.argv[1:5]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes with SIGINT ignored
     engine = make_engine(adapter, json.loads(options), folder, is_limited=scenario == "hang")
     engine.start()
-    tell("ready")
+    report("ready")
     if scenario in ("parent", "ctrl-c"):
         loop(engine)
-    inflict(engine, scenario, Path(folder))
+    run_scenario(engine, scenario, Path(folder))
 
 
 if __name__ == "__main__":

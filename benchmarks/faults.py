@@ -1,10 +1,10 @@
-"""Section 6: the same faults inflicted on stepmill and its peers, each in a process that is thrown away after 15 s at most.
+"""Section 6: the same faults in stepmill and its peers, each in a separate process that is killed after 15 s.
 
     python -m benchmarks.faults [--only NAME ...] [--readme]
 
-Four envs; env 1 raises, hangs, or kills its process in a step. Then the other envs are stepped on, and the engine is closed.
-Then the same with the learner killed, and with Ctrl-C on its process group. What is left behind is found by an environment
-variable that every descendant inherits, and in /dev/shm.
+There are four envs, and env 1 raises, hangs, or kills its process in a step. Then the other envs are stepped, and the engine is
+closed. Two further scenarios kill the learner, and send Ctrl-C to its process group. Processes that remain are found by an
+environment variable that every descendant inherits; files that remain are found in /dev/shm.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.places import DIENGINE, OURS, PEERS, RESULTS, ROOT, driver_environment, interpreter_of
+from benchmarks.paths import DIENGINE, OURS, PEERS, RESULTS, ROOT, driver_environment, interpreter_of
 
 STORED = RESULTS / "faults.json"
-LIMIT_S = 15.0  # a process that has not ended by then never will
+LIMIT_S = 15.0  # a process that has not ended by then counts as never ending
 START_LIMIT_S = 120.0
 SETTLE_S = 0.5  # before CPU time is counted
-GONE_S = 5.0  # how long what an ended process leaves behind is watched
+GONE_S = 5.0  # how long to wait until the descendants of an ended process are gone
 TOKEN = "STEPMILL_FAULT_TOKEN"
 SHM = Path("/dev/shm")
 BEGIN, END = "<!-- faults:begin -->", "<!-- faults:end -->"
 SCENARIOS = ("raise", "kill", "hang", "parent", "ctrl-c", "wait")
-WATCH_S = 1.5  # how long CPU time is counted while an env of 3 s is waited for
+WATCH_S = 1.5  # how long CPU time is counted during a step of 3 s
 WIDTH = 120
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine on which faults are inflicted."""
+    """An engine to test with faults."""
 
     name: str
     title: str
@@ -66,9 +66,22 @@ SUBJECTS = (
 
 @dataclass
 class Outcome:
-    """What one scenario gave; None where it never came to that."""
+    """The result of one scenario. None means that it did not get that far.
 
-    told_ms: float | None = None
+    Attributes:
+        reported_ms: from the fault until the caller has an error or the step's result.
+        error: the class of the error that the caller got.
+        kept: whether the other envs can be stepped and have lost no step.
+        whole_ms: from the fault until the failed env works again, too.
+        close_s: the duration of `close()`.
+        gone_s: until no process is left.
+        cpu_percent: CPU time of all processes during a long step, in percent of a core.
+        tracebacks: how many tracebacks were written to stderr.
+        left: processes and files that remain.
+        failure: why the scenario could not be run.
+    """
+
+    reported_ms: float | None = None
     error: str | None = None
     kept: bool | None = None
     whole_ms: float | None = None
@@ -80,8 +93,8 @@ class Outcome:
     failure: str | None = None
 
 
-def inflict(subject: Subject, scenario: str) -> Outcome:
-    """Run one scenario on one engine in a process of its own; nothing of it lives on."""
+def run_scenario(subject: Subject, scenario: str) -> Outcome:
+    """Run one scenario on one engine in a separate process, and kill all processes that remain."""
     token = secrets.token_hex(8)
     python = interpreter_of(subject.venv)
     if not python.exists():
@@ -134,10 +147,10 @@ def _started(command: Sequence[str], token: str, folder: Path) -> Iterator[subpr
 
 
 def events(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the process has told so far, by event."""
+    """Return the events that the process has reported so far, by name."""
     lines = (folder / "out").read_text(errors="replace").splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    return {fact["event"]: fact for fact in told if isinstance(fact, dict) and "event" in fact}
+    reports = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    return {report["event"]: report for report in reports if isinstance(report, dict) and "event" in report}
 
 
 def _listen(process: subprocess.Popen[bytes], folder: Path) -> Outcome:
@@ -151,11 +164,11 @@ def _listen(process: subprocess.Popen[bytes], folder: Path) -> Outcome:
     moment = folder / "moment"
     if not moment.exists():
         last = (folder / "err").read_text(errors="replace").strip().splitlines()
-        outcome.failure = f"never came to the fault: {last[-1] if last else 'no word'}"
+        outcome.failure = f"never reached the fault: {last[-1] if last else 'no message'}"
         return outcome
-    if "told" in facts:
-        outcome.told_ms = 1000 * (facts["told"]["at"] - float(moment.read_text()))
-        outcome.error = facts["told"]["error"]
+    if "reported" in facts:
+        outcome.reported_ms = 1000 * (facts["reported"]["at"] - float(moment.read_text()))
+        outcome.error = facts["reported"]["error"]
     if "others" in facts:
         others, others_at = facts["others"], facts["others"]["at"]
         outcome.kept = others["error"] is None and len(others["kept"]) == 3
@@ -185,9 +198,9 @@ def _end_from_outside(process: subprocess.Popen[bytes], scenario: str, token: st
 
 
 def _count_cpu(token: str, folder: Path) -> Outcome:
-    """The CPU time of all its processes while one env is in a step that sleeps."""
+    """Measure the CPU time of all processes while one env sleeps in a step."""
     if not _wait_until((folder / "moment").exists, LIMIT_S):
-        return Outcome(failure="never came to wait")
+        return Outcome(failure="never reached the wait")
     time.sleep(SETTLE_S)
     begin = _cpu_s(token)
     time.sleep(WATCH_S)
@@ -203,7 +216,7 @@ def _cpu_s(token: str) -> float:
 
 
 def _watch_rest(process: subprocess.Popen[bytes], token: str, before: set[str], outcome: Outcome) -> None:
-    """What an ended process leaves behind for good."""
+    """Record the processes and the shared memory that remain after the process has ended."""
     if process.poll() is None:
         outcome.left.append("the program itself, which hangs")
         return
@@ -211,12 +224,12 @@ def _watch_rest(process: subprocess.Popen[bytes], token: str, before: set[str], 
     processes = len(descendants(token))
     if processes:
         outcome.left.append(f"{processes} process{'es' if processes > 1 else ''}")
-    segments = [name for name in set(os.listdir(SHM)) - before if _belongs(name)]
+    segments = [name for name in set(os.listdir(SHM)) - before if _is_orphaned(name)]
     outcome.left.extend(f"/dev/shm/{name}" for name in segments)
 
 
-def _belongs(name: str) -> bool:
-    """Whether a segment is nobody's any more: other programs of this machine make some, too."""
+def _is_orphaned(name: str) -> bool:
+    """Whether no process maps a segment any more: other programs on this machine make segments, too."""
     try:
         links = [path for path in Path("/proc").glob("[0-9]*/maps") if name in path.read_text(errors="replace")]
     except OSError:
@@ -225,7 +238,7 @@ def _belongs(name: str) -> bool:
 
 
 def descendants(token: str) -> list[int]:
-    """Processes that inherited the token and are no zombies."""
+    """Return the processes that inherited the token, without zombies."""
     wanted = f"{TOKEN}={token}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -253,22 +266,19 @@ def _wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-# ---- the table ----------------------------------------------------------------------------------------------------
-
-
 def measure(subjects: Sequence[Subject], say: Callable[[str], None]) -> dict[str, dict[str, Outcome]]:
-    """Inflict every scenario on every engine."""
+    """Run every scenario on every engine."""
     results: dict[str, dict[str, Outcome]] = {}
     for subject in subjects:
         results[subject.name] = {}
         for scenario in SCENARIOS:
-            results[subject.name][scenario] = outcome = inflict(subject, scenario)
+            results[subject.name][scenario] = outcome = run_scenario(subject, scenario)
             say(f"{subject.name} {scenario}: {outcome}")
     return results
 
 
 def to_block(results: dict[str, dict[str, Outcome]]) -> str:
-    """Return the table and the words around it."""
+    """Return the table and its legend."""
     lines = [
         "| | env raises | worker killed | env hangs | learner killed | Ctrl-C | CPU while waiting |",
         "|---|---|---|---|---|---|---|",
@@ -277,13 +287,14 @@ def to_block(results: dict[str, dict[str, Outcome]]) -> str:
         if subject.name in results:
             cells = [_cell(results[subject.name][scenario], scenario) for scenario in SCENARIOS]
             lines.append(f"| {subject.title} | {' | '.join(cells)} |")
-    words = (
-        "Four envs, one in each process (PufferLib: two), started as each library does by default, of which one fails. Told: how long after the fault the caller is told, by an error or by the step's result; a "
-        f"hang, with a limit of 1 s for a step where the engine has one (stepmill, Gymnasium). Others: the other envs can be stepped on, and have lost no step. Closed: how long `close()` took; "
-        f"never is {LIMIT_S:.0f} s. Whole: until the failed env serves again, too. Gone: until no process was left. CPU: of all processes, in percent of a core, while one env sleeps in a step. Single runs on a shared machine: read orders of magnitude. "
-        "Made by `make bench-setup`, then `python -m benchmarks.faults --readme`."
+    legend = (
+        "Four envs, one in each process (PufferLib: two per process), started as each library does by default; one of them fails. Each cell begins with the "
+        "time from the fault until the caller gets an error or the step's result. For hangs, engines with a time limit for a step (stepmill, Gymnasium) have "
+        "one of 1 s. Others go on: the other envs can be stepped and have lost no step. Whole: the failed env works again, too. Closed: the duration of "
+        f"`close()`; never means longer than {LIMIT_S:.0f} s. Gone: until no process was left. CPU: of all processes, in percent of a core, while one env sleeps in a step. "
+        "Single runs on a shared machine: only the orders of magnitude are significant. Made by `make bench-setup`, then `python -m benchmarks.faults --readme`."
     )
-    return "\n".join([*lines, "", textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
+    return "\n".join([*lines, "", textwrap.fill(legend, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
 
 
 def _cell(outcome: Outcome, scenario: str) -> str:
@@ -297,14 +308,14 @@ def _cell(outcome: Outcome, scenario: str) -> str:
         gone = late if outcome.gone_s is None else f"gone after {_seconds(outcome.gone_s)}"
         traces = f", {outcome.tracebacks} tracebacks" if scenario == "ctrl-c" and outcome.tracebacks > 1 else ""
         return f"{gone}{traces}{left}"
-    if outcome.told_ms is None:
-        return f"**never** told{left}"
+    if outcome.reported_ms is None:
+        return f"**never** reported{left}"
     how = outcome.error or "result"
     others = "others go on" if outcome.kept else "others lost"
     if outcome.whole_ms is not None:
         others += f", whole after {_seconds(outcome.whole_ms / 1000)}"
     closed = "**never** closed" if outcome.close_s is None else f"closed in {_seconds(outcome.close_s)}"
-    return f"{how} after {_seconds(outcome.told_ms / 1000)}; {others}; {closed}{left}"
+    return f"{how} after {_seconds(outcome.reported_ms / 1000)}; {others}; {closed}{left}"
 
 
 def _seconds(seconds: float) -> str:
@@ -312,7 +323,7 @@ def _seconds(seconds: float) -> str:
 
 
 def load(path: Path) -> dict[str, dict[str, Outcome]]:
-    """Read the results of earlier runs; none if there are none."""
+    """Read the results of earlier runs, if there are any."""
     if not path.exists():
         return {}
     stored = json.loads(path.read_text())
@@ -320,7 +331,7 @@ def load(path: Path) -> dict[str, dict[str, Outcome]]:
 
 
 def write(results: dict[str, dict[str, Outcome]], path: Path) -> None:
-    """Put the table between its marks in a document."""
+    """Write the table between its marks in a document."""
     before, begin, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -333,12 +344,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults", description=__doc__.splitlines()[0] if __doc__ else ""
     )
-    parser.add_argument("--only", nargs="*", choices=[subject.name for subject in SUBJECTS], help="these engines alone")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    parser.add_argument(
+        "--only", nargs="*", choices=[subject.name for subject in SUBJECTS], help="run only these engines"
+    )
+    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
     chosen = parser.parse_args(arguments)
     subjects = [subject for subject in SUBJECTS if not chosen.only or subject.name in chosen.only]
     results = measure(subjects, lambda line: print(line, file=sys.stderr, flush=True))
-    results = {**load(STORED), **results}  # rows of other runs stay
+    results = {**load(STORED), **results}  # rows of earlier runs are kept
     RESULTS.mkdir(exist_ok=True)
     plain = {name: {key: vars(outcome) for key, outcome in row.items()} for name, row in results.items()}
     STORED.write_text(json.dumps(plain, indent=1))

@@ -1,7 +1,7 @@
-"""Keeps all engines of a cell alive and runs them round by round: A B C A B C.
+"""Runs all engines of a cell in turn, round by round: A B C A B C.
 
-Between its rounds an engine is frozen (SIGSTOP to its whole tree), so that workers that spin while they wait take nothing from the others.
-A round during which the rest of the machine used more than `FOREIGN_LIMIT` of it is thrown away and run again.
+Between its rounds an engine is stopped (SIGSTOP to its whole tree), so that workers that spin while they wait use no CPU. A round in which
+other processes used more than `FOREIGN_LIMIT` of the machine is repeated.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 from benchmarks import cpu
 from benchmarks.cells import Cell
 from benchmarks.engines import EngineSpec
-from benchmarks.places import LOGS, driver_environment, interpreter_of
+from benchmarks.paths import LOGS, driver_environment, interpreter_of
 
 FOREIGN_LIMIT = 0.04
 WARM_S = 0.15
-SETTLE_S = 0.02  # bounded spinners park within this; whoever spins on is stopped while spinning
+SETTLE_S = 0.02  # workers whose spinning is limited park within this time; others are stopped while they spin
 START_LIMIT_S = 300.0
 ANSWER_MARGIN_S = 120.0
 HEADLINE_LETTERS = 200
 
 
 class DriverError(RuntimeError):
-    """An engine could not do what it was told; the text says why."""
+    """An engine could not carry out a request; the text says why."""
 
 
 class DriverProcess:
-    """One engine's process, and the tree below it."""
+    """The process of one engine, and the tree below it."""
 
     def __init__(self, spec: EngineSpec, log_name: str) -> None:
         python = interpreter_of(spec.venv)
@@ -60,20 +60,24 @@ class DriverProcess:
         return self._process.pid
 
     def ask(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        """Give one request and wait for its answer; DriverError when it fails, dies or takes too long."""
+        """Send one request and wait for its answer.
+
+        Raises:
+            DriverError: the request failed, the driver died, or the answer took too long.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write((json.dumps({"op": op, **arguments}) + "\n").encode())
             self._process.stdin.flush()
         except OSError as exc:
-            raise DriverError(f"driver is gone: {self._last_words()}") from exc
+            raise DriverError(f"the driver has ended: {self._last_log_line()}") from exc
         answer: dict[str, Any] = json.loads(self._read_line(time.monotonic() + timeout_s, op))
         if "error" in answer:
             raise DriverError(_headline(answer["error"]))
         return answer
 
     def freeze(self) -> None:
-        """Stop the whole tree; it takes no CPU until `thaw`."""
+        """Stop the whole tree. It uses no CPU until `thaw`."""
         time.sleep(SETTLE_S)
         self._signal_tree(signal.SIGSTOP)
 
@@ -81,7 +85,7 @@ class DriverProcess:
         self._signal_tree(signal.SIGCONT)
 
     def end(self) -> None:
-        """Close politely, then end what is left of the tree."""
+        """Ask the driver to close, then kill the rest of the tree."""
         self.thaw()
         with contextlib.suppress(DriverError):
             self.ask("close", 15.0)
@@ -107,28 +111,28 @@ class DriverProcess:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise DriverError(f"no answer to {op!r} in time: {self._last_words()}")
+                    raise DriverError(f"no answer to {op!r} in time: {self._last_log_line()}")
                 data = os.read(self._process.stdout.fileno(), 65536)
                 if not data:
-                    raise DriverError(f"driver died in {op!r}: {self._last_words()}")
+                    raise DriverError(f"the driver died in {op!r}: {self._last_log_line()}")
                 self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return _headline(lines[-1].strip()) if lines else "it left no message"
 
 
 def _headline(text: str) -> str:
-    # The log has the rest.
+    # The log has the full text.
     line = text.strip().splitlines()[0]
     return line if len(line) <= HEADLINE_LETTERS else line[:HEADLINE_LETTERS] + "..."
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often: seconds a round, quiet rounds wanted, rounds at most."""
+    """The length of a round in seconds, the required number of quiet rounds, and the maximum number of rounds."""
 
     seconds: float = 1.5
     rounds: int = 3
@@ -137,7 +141,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What one engine did in one cell. `value` is the median over quiet rounds, or over the quietest where too few were."""
+    """The result of one engine in one cell."""
 
     rounds: list[dict[str, float]] = field(default_factory=list)
     start_s: float | None = None
@@ -147,11 +151,12 @@ class Outcome:
         return [one for one in self.rounds if one["foreign"] <= FOREIGN_LIMIT]
 
     def counted(self, wanted: int) -> list[dict[str, float]]:
-        """The rounds that count: the quiet ones, or the `wanted` quietest when there are fewer."""
+        """Return the rounds that count: the quiet ones, or the `wanted` quietest if fewer are quiet."""
         quiet = self.quiet()
         return quiet if len(quiet) >= wanted else sorted(self.rounds, key=lambda one: one["foreign"])[:wanted]
 
     def value(self, wanted: int) -> float | None:
+        """Return the median over the rounds that count."""
         counted = self.counted(wanted)
         return statistics.median(one["value"] for one in counted) if counted else None
 
@@ -160,7 +165,7 @@ class Outcome:
 
 
 def run_cell(cell: Cell, plan: Plan, say: Any) -> dict[str, Outcome]:
-    """Run all engines of a cell; an engine that fails is reported in its outcome, and the others go on."""
+    """Run all engines of a cell. The failure of an engine is recorded in its outcome, and the other engines go on."""
     outcomes = {spec.name: Outcome() for spec in cell.engines}
     drivers: dict[str, DriverProcess] = {}
     try:

@@ -1,4 +1,4 @@
-"""Which machine, which versions, which commit: the head of every report."""
+"""The machine, the versions and the commit, for the head of every report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import ENGINES
-from benchmarks.places import DIENGINE, OURS, PEERS, PUFFER, ROOT, driver_environment, interpreter_of
+from benchmarks.paths import DIENGINE, OURS, PEERS, PUFFER, ROOT, driver_environment, interpreter_of
 
-_ASK = """
+_PRINT_VERSIONS = """
 import importlib.metadata, json, platform, sys
 found = {"python": platform.python_version()}
 for name in sys.argv[1:]:
@@ -25,7 +25,7 @@ print(json.dumps(found))
 
 
 def describe() -> dict[str, Any]:
-    """The machine, the commit, and for each environment its versions."""
+    """Return the machine, the commit, and the versions of each environment."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -37,7 +37,7 @@ def describe() -> dict[str, Any]:
 
 
 def as_markdown(facts: dict[str, Any]) -> list[str]:
-    """The head of the report, as lines."""
+    """Return the head of the report as lines."""
     lines = [
         f"- Machine: {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}",
         f"- Commit: {facts['commit']}",
@@ -74,7 +74,7 @@ def _versions(venv: str) -> dict[str, str]:
     if not python.exists():
         return {}
     done = subprocess.run(
-        [str(python), "-c", _ASK, *sorted(packages)],
+        [str(python), "-c", _PRINT_VERSIONS, *sorted(packages)],
         capture_output=True,
         text=True,
         timeout=60,

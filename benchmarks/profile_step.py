@@ -1,9 +1,9 @@
-"""The parent's own share of a `VectorEnv.step`: `python -m benchmarks.profile_step [--num-envs 8] [--num-workers 2]`.
+"""Measures the parent's share of a `VectorEnv.step`: `python -m benchmarks.profile_step [--num-envs 8] [--num-workers 2]`.
 
-What the parent does itself is giving the actions and taking the results; the rest of a step is waiting for workers. Both parts are timed
-apart, with the results there before they are taken, so that no waiting is in them. To wake workers that sleep is a system call each: giving
-actions is timed with them, and again with one worker that spins, where there are none. The Python layers are timed on the serial backend,
-as the difference between a call through the front-end and the same call made natively.
+The parent sends actions and receives results; in the rest of a step it waits for workers. Both parts are timed separately, and the results
+are ready before they are received, so that no waiting is included. Waking a sleeping worker takes a system call: sending actions is timed
+with sleeping workers, and again with one worker that spins. The Python layers are timed on the serial backend, as the difference between a
+call through the front-end and the native call.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.envs import action_ring, env_fns
 TARGET_US = 4.0
 BATCHES = 200
 CALLS = 500
-SPIN_US = 1e4  # so long does a worker spin that is to be found awake
-GAP_S = 30e-6  # workers are done with a no-op batch by then, and still awake: what a busy learner sees
+SPIN_US = 1e4  # long enough that a worker is still spinning at the next step
+GAP_S = 30e-6  # workers have finished a no-op batch by then, and have not gone to sleep, as with a busy learner
 
 
 def time_calls(call: Callable[[], object]) -> float:
-    """Microseconds of one call: the median of batches, each timed as a whole."""
+    """Return the microseconds of one call: the median of batches, each timed as a whole."""
     clock = time.perf_counter
     taken = []
     for _ in range(BATCHES // 4):
@@ -39,17 +39,17 @@ def time_calls(call: Callable[[], object]) -> float:
 
 
 def time_layers(num_envs: int) -> dict[str, float]:
-    """Microseconds of each layer's call on the serial backend; the native one is the last."""
+    """Return the microseconds of each layer's call on the serial backend. The native call is the last."""
     actions = action_ring("noop", num_envs)[0]
     with_native: dict[str, float] = {}
     envs = stepmill.VectorEnv(env_fns("noop", num_envs), backend="serial", num_workers=0)
     try:
         envs.reset(seed=0)
-        # The layers below have no public door; a profiler may look behind it.
+        # The layers below are private, but a profiler may use them.
         pool = envs._pool
         with_native["VectorEnv.step"] = time_calls(lambda: envs.step(actions))
         with_native["Pool.step_fast"] = time_calls(lambda: pool.step_fast(actions))
-        with_native["Ledger.step"] = time_calls(lambda: pool._state.step(actions))
+        with_native["PoolState.step"] = time_calls(lambda: pool._state.step(actions))
     finally:
         envs.close()
     return with_native
@@ -58,7 +58,7 @@ def time_layers(num_envs: int) -> dict[str, float]:
 def time_parent(
     num_envs: int, num_workers: int, spin_us: float | None = None
 ) -> tuple[list[float], list[float], float]:
-    """Microseconds of giving actions and of taking results that are there, step by step, and of a whole step with its waiting."""
+    """Return the microseconds of sending actions and of receiving ready results for each step, and of a whole step."""
     actions = action_ring("noop", num_envs)[0]
     clock = time.perf_counter
     envs = stepmill.VectorEnv(
@@ -67,25 +67,25 @@ def time_parent(
         num_workers=num_workers,
         options=stepmill.PoolOptions(spin_us=spin_us),
     )
-    giving, taking = [], []
+    sending, receiving = [], []
     try:
         envs.reset(seed=0)
         for _ in range(BATCHES * 20):
             start = clock()
             envs.step_async(actions)
-            given = clock()
-            _spin_until(lambda: len(envs._pool.ready_ids) == num_envs, given + GAP_S)
+            sent = clock()
+            _spin_until(lambda: len(envs._pool.ready_ids) == num_envs, sent + GAP_S)
             begin = clock()
             obs, *_ = envs.step_wait()
-            taking.append(clock() - begin)
-            giving.append(given - start)
+            receiving.append(clock() - begin)
+            sending.append(sent - start)
             obs.item(0)
         whole_us = time_calls(lambda: envs.step(actions))
     finally:
         envs.close()
-    # What the clock itself costs is in both parts once.
+    # Both parts include one call of the clock.
     clock_us = time_calls(clock)
-    return [each * 1e6 - clock_us for each in giving], [each * 1e6 - clock_us for each in taking], whole_us
+    return [each * 1e6 - clock_us for each in sending], [each * 1e6 - clock_us for each in receiving], whole_us
 
 
 def _spin_until(is_done: Callable[[], bool], not_before_s: float) -> None:
@@ -94,7 +94,7 @@ def _spin_until(is_done: Callable[[], bool], not_before_s: float) -> None:
 
 
 def main() -> int:
-    """Print the parts; exit status 1 when the parent's share is over the target at the default size."""
+    """Print the parts. The exit status is 1 if the parent's share is not below the target."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.profile_step", description="The parent's share of a step."
     )
@@ -102,19 +102,19 @@ def main() -> int:
     parser.add_argument("--num-workers", type=int, default=2)
     options = parser.parse_args()
     layers = time_layers(options.num_envs)
-    giving, taking, whole_us = time_parent(options.num_envs, options.num_workers)
-    giving_awake, _, _ = time_parent(options.num_envs, 1, SPIN_US)
-    share_us = statistics.median(giving_awake) + statistics.median(taking)
+    sending, receiving, whole_us = time_parent(options.num_envs, options.num_workers)
+    sending_awake, _, _ = time_parent(options.num_envs, 1, SPIN_US)
+    share_us = statistics.median(sending_awake) + statistics.median(receiving)
     print(
         f"NumPy {np.__version__}, n={options.num_envs}, {options.num_workers} workers; microseconds: median, first decile"
     )
     for name, taken_us in layers.items():
         print(f"  {name:<34}{taken_us:8.2f}           serial: envs included")
-    print(f"  {'Python above the native call':<34}{layers['VectorEnv.step'] - layers['Ledger.step']:8.2f}")
+    print(f"  {'Python above the native call':<34}{layers['VectorEnv.step'] - layers['PoolState.step']:8.2f}")
     for name, parts in (
-        ("giving actions, workers asleep", giving),
-        ("giving actions, worker awake", giving_awake),
-        ("taking results that are ready", taking),
+        ("sending actions, workers asleep", sending),
+        ("sending actions, worker awake", sending_awake),
+        ("receiving results that are ready", receiving),
     ):
         print(f"  {name:<34}{statistics.median(parts):8.2f}{statistics.quantiles(parts, n=10)[0]:8.2f}   process")
     print(f"  {'a whole step':<34}{whole_us:8.2f}           process: waiting included")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import ENGINES
-from benchmarks.places import OURS, PEERS, ROOT
+from benchmarks.paths import OURS, PEERS, ROOT
 from benchmarks.report import OURS_TITLE, Cells, show_value
 from benchmarks.targets import TARGETS
 
@@ -17,7 +17,7 @@ COMMAND = "`make bench-setup bench`, then `python -m benchmarks.report --readme 
 _SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
 FRONTENDS_SECTION = 7
 WIDTH = 120
-_BOUNDS = frozenset({"bare", "ceiling"})  # no engines: what none can pass
+_BOUNDS = frozenset({"bare", "ceiling"})  # not engines, but upper bounds
 _GYMNASIUM = "gym"
 _SMALL_IS_GOOD = frozenset({"s", "MB/env", "MB"})
 
@@ -25,7 +25,7 @@ Engine = dict[str, Any]
 
 
 def write(results: dict[str, Any], path: Path = ROOT / "README.md") -> None:
-    """Put the table of `results` between the marks in a document.
+    """Write the table of `results` between the marks of a document.
 
     Raises:
         ValueError: the document lacks the marks.
@@ -34,7 +34,7 @@ def write(results: dict[str, Any], path: Path = ROOT / "README.md") -> None:
 
 
 def replace_block(text: str, block: str) -> str:
-    """Return a document with what is between its marks replaced."""
+    """Return a document with a new block between its marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -43,7 +43,7 @@ def replace_block(text: str, block: str) -> str:
 
 
 def to_block(results: dict[str, Any]) -> str:
-    """Return the table and the words around it."""
+    """Return the table and its legend."""
     facts, plan = results["machine"], results["plan"]
     cells: Cells = results["cells"]
     lines = [
@@ -53,12 +53,12 @@ def to_block(results: dict[str, Any]) -> str:
         "",
         *_frontend_lines(cells),
     ]
-    words = (
-        f"Env-steps/s where no unit stands, and how many times Gymnasium's that is; in brackets whose value it is. EnvPool and ALE "
+    legend = (
+        f"Values without a unit are env-steps/s, followed by the ratio to Gymnasium; the engine is in brackets. EnvPool and ALE "
         f"run envs written in C++. {facts['cpu']}, {facts['cores']} cores; {_versions(facts['versions'])}. Medians over quiet rounds of "
-        f"{plan['seconds']} s; † marks what was not quiet enough. Made by {COMMAND}."
+        f"{plan['seconds']} s; † marks cells with too few quiet rounds. Made by {COMMAND}."
     )
-    return "\n".join([*lines, textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
+    return "\n".join([*lines, textwrap.fill(legend, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
 
 
 def _engines_only(cells: Cells) -> list[str]:
@@ -66,7 +66,7 @@ def _engines_only(cells: Cells) -> list[str]:
 
 
 def _frontend_lines(cells: Cells) -> list[str]:
-    """The table of front-ends: a line per target, ours beside what it replaces."""
+    """Return the table of front-ends: for each target, stepmill's value and that of the class that it replaces."""
     rows = []
     for target in TARGETS:
         cell = cells.get(target.cell)
@@ -78,7 +78,7 @@ def _frontend_lines(cells: Cells) -> list[str]:
         if ours is not None and theirs is not None:
             times = ours["value"] / theirs["value"]
             rows.append(f"| {cell['title']} | {_show(ours, cell)} | {_show(theirs, cell)} | {times:.3g}× |")
-    return ["| front-end | stepmill | beside | times |", "|---|---|---|---|", *rows, ""] if rows else []
+    return ["| front-end | stepmill | replaces | ratio |", "|---|---|---|---|", *rows, ""] if rows else []
 
 
 def _row(cell: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def _best(engines: Sequence[Engine], is_small_good: bool) -> Engine | None:
 
 
 def _show_ours(ours: Sequence[Engine], base: Engine | None, cell: dict[str, Any], is_small_good: bool) -> str:
-    """The best of ours, and how many times Gymnasium's it is; of small things all of ours, for they are choices."""
+    """Return stepmill's best value and its ratio to Gymnasium; if small values are good, all values of stepmill."""
     if is_small_good:
         return ", ".join(_show(engine, cell) for engine in ours) or "–"
     best = _best(ours, is_small_good)

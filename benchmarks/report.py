@@ -1,6 +1,7 @@
-"""Tables from raw results: `python -m benchmarks.report RESULTS.json [MORE.json]`; later files win, cell by cell and engine by engine.
+"""Tables from raw results: `python -m benchmarks.report RESULTS.json [MORE.json]`.
 
-With `--readme` the short table is written into README.md (benchmarks/readme.py).
+If several files contain a cell of an engine, the last file counts. With `--readme` the short table is written into README.md
+(benchmarks/readme.py).
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ OURS_TITLE = "**stepmill**"
 
 
 def to_markdown(results: dict[str, Any]) -> str:
-    """All tables of a run, each followed by its targets and by what could not be measured."""
+    """Return all tables of a run, each followed by its targets and by the engines that failed."""
     plan = results["plan"]
     lines = ["# stepmill benchmarks", "", *machine.as_markdown(results["machine"])]
     lines.append(
         f"- Rounds of {plan['seconds']} s, engines of a cell interleaved, medians over at least {plan['rounds']} quiet rounds; "
-        "† marks cells for which too few rounds were quiet (the quietest count then)."
+        "† marks cells with too few quiet rounds, whose quietest rounds count."
     )
     cells: Cells = results["cells"]
     for section, title in SECTIONS.items():
-        mine = {key: cell for key, cell in cells.items() if cell["section"] == section}
-        if mine:
-            lines += ["", f"## {section}. {title}", "", *_table(mine), "", *_targets(mine), *_failures(mine)]
+        group = {key: cell for key, cell in cells.items() if cell["section"] == section}
+        if group:
+            lines += ["", f"## {section}. {title}", "", *_table(group), "", *_targets(group), *_failures(group)]
     return "\n".join(lines) + "\n"
 
 
 def merge(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One set of results from several runs."""
+    """Merge the results of several runs; later runs take precedence."""
     merged: dict[str, Any] = {**parts[-1], "cells": {}}
     cells: Cells = merged["cells"]
     for part in parts:
@@ -48,7 +49,7 @@ def merge(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show_value(value: float | None, cell: dict[str, Any]) -> str:
-    """A value in its cell's unit: 1.16M, 289k, 62.6 %, 0.18 s."""
+    """Return a value in its cell's unit: 1.16M, 289k, 62.6 %, 0.18 s."""
     if value is None:
         return "failed"
     unit = cell["unit"]
@@ -64,7 +65,7 @@ def show_value(value: float | None, cell: dict[str, Any]) -> str:
 
 
 def _table(cells: Cells) -> list[str]:
-    # A row is a title: one engine may be configured otherwise in another cell, and then has a row of its own there.
+    # There is one row per title: an engine with another configuration in another cell has another title.
     titles = list(dict.fromkeys(engine["title"] for cell in cells.values() for engine in cell["engines"].values()))
     head = "| | " + " | ".join(cell["title"] for cell in cells.values()) + " |"
     lines = [head, "|---|" + "---|" * len(cells)]
@@ -88,12 +89,12 @@ def _targets(cells: Cells) -> list[str]:
 
 
 def _judge(target: Target, cell: dict[str, Any]) -> str:
-    ours, who = _best(cell, target.ours, smallest=target.at_most)
-    if who is None:
+    ours, our_name = _best(cell, target.ours, smallest=target.at_most)
+    if our_name is None:
         return ""
-    theirs, rival = _best(cell, target.theirs)
-    who_title = cell["engines"][who]["title"].replace("**", "")
-    wanted = f"{who_title} {'≤' if target.at_most else '≥'} {_demand(target, cell, rival)}"
+    theirs, their_name = _best(cell, target.theirs)
+    our_title = cell["engines"][our_name]["title"].replace("**", "")
+    wanted = f"{our_title} {'≤' if target.at_most else '≥'} {_bound(target, cell, their_name)}"
     if ours is None or (target.theirs and not theirs):
         return f"| {cell['title']} | {wanted} | not measured | ? |"
     reached = ours / theirs if theirs else ours
@@ -103,17 +104,17 @@ def _judge(target: Target, cell: dict[str, Any]) -> str:
     return f"| {cell['title']} | {wanted} | {shown} | {verdict} |"
 
 
-def _demand(target: Target, cell: dict[str, Any], rival: str | None) -> str:
+def _bound(target: Target, cell: dict[str, Any], their_name: str | None) -> str:
     if not target.theirs:
         return show_value(target.factor, cell)
-    name = rival or target.theirs[0]
+    name = their_name or target.theirs[0]
     title = (cell["engines"][name]["title"] if name in cell["engines"] else ENGINES[name].title).replace("**", "")
     best = "best of " if len(target.theirs) > 1 else ""
     return f"{target.factor:g}× {best}{title}"
 
 
 def _best(cell: dict[str, Any], names: Sequence[str], *, smallest: bool = False) -> tuple[float | None, str | None]:
-    """The best value among engines, and whose it is; the name alone when none of those present has a value."""
+    """Return the best value among engines, and the engine's name. Without any value, return the first engine present."""
     present = [name for name in names if name in cell["engines"]]
     valued = [(cell["engines"][name]["value"], name) for name in present if cell["engines"][name]["value"] is not None]
     if not valued:
@@ -139,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     results = merge([json.loads(path.read_text()) for path in options.results])
     if options.readme:
-        from benchmarks import readme  # it shows values as this module does
+        from benchmarks import readme  # it imports this module
 
         readme.write(results)
     else:

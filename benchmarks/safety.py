@@ -1,8 +1,8 @@
 """What safety costs when nothing fails: `python -m benchmarks.safety`.
 
-Section 1 gives each engine a process of its own, and so also a memory layout of its own: the same pool twice differs by a tenth there.
-Here all pools of a size live in one process, take rounds in turns, and are built anew a few times; each round is compared with the plain
-pool's round beside it. A second plain pool shows what is left of chance.
+Section 1 runs each engine in its own process, which therefore has its own memory layout: two runs of the same pool differ there
+by a tenth. Here all pools of a size live in one process and take rounds in turn, and they are rebuilt a few times. Each round is
+compared with the adjacent round of the plain pool. A second plain pool shows the noise floor.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deadlines": {"step_timeout_s": 10.0, "reset_timeout_s": 60.0},
     "replay": {"on_fault": "replay", "seeding": "per_episode"},
 }
-STEPS_PER_LOOK = 20
+STEPS_PER_CLOCK_READ = 20
 
 
 def time_round(envs: stepmill.VectorEnv[Any, Any], actions: list[Any], seconds: float) -> float:
-    """Microseconds of a step, over so many seconds."""
+    """Return the microseconds per step, measured for this long."""
     clock = time.perf_counter
     steps = 0
     start = now = clock()
     while now - start < seconds:
-        for turn in range(STEPS_PER_LOOK):
+        for turn in range(STEPS_PER_CLOCK_READ):
             envs.step(actions[turn])
-        steps += STEPS_PER_LOOK
+        steps += STEPS_PER_CLOCK_READ
         now = clock()
     return (now - start) / steps * 1e6
 
 
 def measure(num_envs: int, builds: int, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """By variant, microseconds of a step in each round; round i of all was measured at the same time."""
-    taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    """Return, by variant, the microseconds per step of each round; the rounds i of all variants were adjacent in time."""
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
     actions = action_ring("noop", num_envs)
     for build in range(builds):
         turn = build % len(VARIANTS)
@@ -51,8 +51,8 @@ def measure(num_envs: int, builds: int, rounds: int, seconds: float) -> dict[str
         with contextlib.ExitStack() as stack:
             pools = {name: stack.enter_context(contextlib.closing(_build(num_envs, VARIANTS[name]))) for name in order}
             for name in order * rounds:
-                taken[name].append(time_round(pools[name], actions, seconds))
-    return taken
+                times[name].append(time_round(pools[name], actions, seconds))
+    return times
 
 
 def _build(num_envs: int, options: dict[str, Any]) -> stepmill.VectorEnv[Any, Any]:
@@ -71,11 +71,11 @@ def main() -> None:
     chosen = parser.parse_args()
     lines = [f"| us per step, 2 workers | {' | '.join(VARIANTS)} |", "|---" * (1 + len(VARIANTS)) + "|"]
     for num_envs in SIZES:
-        taken = measure(num_envs, chosen.builds, chosen.rounds, chosen.seconds)
-        cells = [f"{statistics.median(taken[PLAIN]):.1f}"]
+        times = measure(num_envs, chosen.builds, chosen.rounds, chosen.seconds)
+        cells = [f"{statistics.median(times[PLAIN]):.1f}"]
         for name in list(VARIANTS)[1:]:
-            speeds = [plain / own for plain, own in zip(taken[PLAIN], taken[name], strict=True)]
-            cells.append(f"{statistics.median(taken[name]):.1f} ({statistics.median(speeds):.2f} of the speed)")
+            speeds = [plain / own for plain, own in zip(times[PLAIN], times[name], strict=True)]
+            cells.append(f"{statistics.median(times[name]):.1f} ({statistics.median(speeds):.2f} of the speed)")
         lines.append(f"| no-op env, n={num_envs} | {' | '.join(cells)} |")
     sys.stdout.write("\n".join(lines) + "\n")
 

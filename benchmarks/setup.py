@@ -1,12 +1,12 @@
-"""Builds what the peers need: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends]`.
+"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends]`.
 
-A peer that cannot be set up does not stop the others; the benchmark names it in its tables with the reason.
+If a peer cannot be set up, the others are set up nevertheless, and the tables of the benchmark show the reason.
 
-- `peers`: Gymnasium, SB3, Tianshou, TorchRL, EnvPool, ALE, with the versions of NumPy and Gymnasium that stepmill itself is built with.
-- `diengine`: DI-engine 0.5.3. A plain install cannot resolve (it wants gym 0.25 and old build tools), so its dependencies are listed here.
-- `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python: they are unpacked from the sdist, with a stub for `gym`.
-- `frontends`: `.venvs/frontends`, which has stepmill and the peers together.
-- `stepmill`: only when the Python that runs this is another one than the peers'; then stepmill is built once more, beside them.
+- `peers`: Gymnasium, SB3, Tianshou, TorchRL, EnvPool and ALE, with the versions of NumPy and Gymnasium that stepmill uses.
+- `diengine`: DI-engine 0.5.3. pip cannot resolve it (it needs gym 0.25 and old build tools), so its dependencies are listed here.
+- `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python and are unpacked from the sdist, with a stub for `gym`.
+- `frontends`: `.venvs/frontends`, with stepmill and the peers together.
+- `stepmill`: needed only if the Python that runs this is not the peers' Python. stepmill is then also built in the peers' environment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.places import DIENGINE, PEERS, PUFFER, ROOT, VENVS
+from benchmarks.paths import DIENGINE, PEERS, PUFFER, ROOT, VENVS
 
-PYTHON = "3.11"  # the one for which a CPU build of torch is at hand everywhere
+PYTHON = "3.11"  # a version for which all peers have wheels
 PEER_LIST = ROOT / "benchmarks" / "peers.txt"
 PEER_PACKAGES = (*(line for line in PEER_LIST.read_text().split("\n") if line and not line.startswith("#")), "uv")
 TORCH = next(package for package in PEER_PACKAGES if package.startswith("torch=="))
@@ -67,7 +67,7 @@ PUFFER_FILES = ("pufferlib.py", "emulation.py", "spaces.py", "vector.py")
 PUFFER_INIT = (
     '"""The vector files of PufferLib 3.0.0, without its compiled parts."""\n\nfrom pufferlib.pufferlib import *\n'
 )
-GYM_STUB = '"""Stands in for gym, which PufferLib only asks for its spaces."""\n\nfrom gymnasium import spaces\n'
+GYM_STUB = '"""Replaces gym, of which PufferLib uses only the spaces."""\n\nfrom gymnasium import spaces\n'
 
 
 class SetupError(RuntimeError):
@@ -75,15 +75,15 @@ class SetupError(RuntimeError):
 
 
 def set_up_peers() -> None:
-    """One environment for all peers that agree on versions, pinned to the NumPy and Gymnasium that stepmill uses."""
+    """Make one environment for the peers with compatible versions, with the NumPy and Gymnasium that stepmill uses."""
     python = _make_venv(PEERS)
-    # torch first, alone: what comes after must take this one, not the latest.
+    # torch first and alone, so that the other packages use this version and not the latest.
     _pip(python, "install", TORCH)
     _pip(python, "install", *PEER_PACKAGES, "-c", str(ROOT / "constraints.txt"))
 
 
 def set_up_diengine() -> None:
-    """An environment of its own: NumPy 1.26 and gym 0.25 suit no other peer."""
+    """Make a separate environment: no other peer works with NumPy 1.26 and gym 0.25."""
     python = _make_venv(DIENGINE)
     _pip(python, "install", TORCH, "numpy==1.26.4")
     _pip(python, "install", *DIENGINE_PACKAGES)
@@ -91,7 +91,7 @@ def set_up_diengine() -> None:
 
 
 def set_up_pufferlib() -> None:
-    """Unpack the vector files. The build of the sdist fails, or is thrown away: only its unpacked source is taken."""
+    """Unpack the vector files. Only the unpacked source of the sdist is used; its build may fail."""
     python = VENVS / PEERS / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="stepmill-bench-") as cache:
         command = [str(python), "-m", "uv", "pip", "install", "--no-deps", "--no-build-isolation", "pufferlib==3.0.0"]
@@ -113,21 +113,21 @@ def set_up_pufferlib() -> None:
 
 
 def set_up_stepmill() -> None:
-    """Make sure that stepmill runs on the same Python and NumPy as its peers, by building it beside them if need be."""
-    # HalfCheetah renders by it, and asks for it even when nothing is rendered.
+    """Make sure that stepmill runs on the same Python and NumPy as its peers; if not, build it in their environment."""
+    # HalfCheetah imports it for rendering, even if nothing is rendered.
     _pip(Path(sys.executable), "install", "imageio")
-    note = VENVS / "stepmill-python"
-    note.unlink(missing_ok=True)
+    chosen = VENVS / "stepmill-python"
+    chosen.unlink(missing_ok=True)
     peers = VENVS / PEERS / "bin" / "python"
     if _versions(Path(sys.executable)) == _versions(peers):
         return
     _pip(peers, "install", "scikit-build-core", "nanobind", "cmake", "ninja", "rich", "click", "cloudpickle")
     _pip(peers, "install", "--no-build-isolation", "--no-deps", str(ROOT))
-    note.write_text(f"{peers}\n")
+    chosen.write_text(f"{peers}\n")
 
 
 def set_up_frontends() -> None:
-    """Stepmill beside the libraries that it has front-ends for: the environment of `make test-frontends`."""
+    """Make the environment of `make test-frontends`: stepmill with the libraries of its front-ends."""
     _run([str(ROOT / "scripts" / "frontends_env.sh"), sys.executable])
 
 
@@ -141,13 +141,13 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> int:
-    """Set up all parts, or those asked for; exit status 1 when one failed."""
+    """Set up all parts, or those selected with --only. The exit status is 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.setup", description="Builds the peers' environments.")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas: " + ", ".join(PARTS))
     wanted = parser.parse_args().only.split(",")
     unknown = sorted(set(wanted) - set(PARTS))
     if unknown:
-        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+        parser.error(f"no such part: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     failed = []
     for name in wanted:
         print(f"setting up {name}", flush=True)
@@ -155,19 +155,19 @@ def main() -> int:
             PARTS[name]()
         except (SetupError, subprocess.TimeoutExpired, OSError) as exc:
             failed.append(name)
-            print(f"{name} could not be set up: {exc}", file=sys.stderr)
+            print(f"cannot set up {name}: {exc}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def _make_venv(name: str) -> Path:
-    place = VENVS / name
-    python = place / "bin" / "python"
+    folder = VENVS / name
+    python = folder / "bin" / "python"
     if not python.exists():
         maker = shutil.which(f"python{PYTHON}")
         if maker is None and sys.version_info[:2] != (3, 11):
-            raise SetupError(f"no Python {PYTHON} found; the peers need it for torch. Put python{PYTHON} on PATH")
+            raise SetupError(f"no Python {PYTHON} found, which the peers need for torch; put python{PYTHON} on PATH")
         VENVS.mkdir(parents=True, exist_ok=True)
-        _run([maker or sys.executable, "-m", "venv", str(place)])
+        _run([maker or sys.executable, "-m", "venv", str(folder)])
     return python
 
 

@@ -1,4 +1,4 @@
-"""Section 5: seconds from constructor to first reset, memory per env, and growth over ten million steps."""
+"""Section 5: seconds from the constructor to the first reset, memory per env, and memory growth over ten million steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROWTH_LIMIT_S = 1800.0
 
 @dataclass(frozen=True)
 class StartCase:
-    """One row: an engine, started with so many envs; the expensive ones with fewer, and once."""
+    """One row: an engine and the number of its envs. Slow engines are started with fewer envs, and once."""
 
     spec: EngineSpec
     num_envs: int
@@ -35,7 +35,7 @@ def _case(name: str, base: str, title: str, num_envs: int, **options: Any) -> St
 
 
 def start_cases(*, is_quick: bool) -> list[StartCase]:
-    """The rows of section 5, defaults of each library named in the row."""
+    """Return the rows of section 5. The row names the start method, which is each library's default."""
     many, some, few = (16, 8, 4) if is_quick else (256, 64, 32)
     ours = [
         _case(f"stepmill-{way}", "stepmill-2w", f"**stepmill** 2 workers, {way}", many, pool={"context": way})
@@ -53,7 +53,7 @@ def start_cases(*, is_quick: bool) -> list[StartCase]:
 
 
 def measure_start(case: StartCase, plan: Plan, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Start an engine a few times, each time in a fresh driver; returns results for the cells `start` and `memory`."""
+    """Start an engine a few times, each time in a new driver, and return results for the cells `start` and `memory`."""
     say(f"start: {case.spec.name}, {case.num_envs} envs")
     wanted = 1 if case.is_slow else plan.rounds
     rounds: list[dict[str, float]] = []
@@ -77,7 +77,7 @@ def measure_start(case: StartCase, plan: Plan, say: Callable[[str], None]) -> di
         "failure": failure,
         "is_noisy": len(quiet) < wanted,
     }
-    # Memory does not depend on who else used the CPU.
+    # The memory of a noisy round counts, too: it does not depend on other processes.
     return {
         key: {**shared, "value": statistics.median(one[field] for one in counted) if counted else None}
         for key, field in (("start-256", "start_s"), ("memory-256", "mb_per_env"))
@@ -85,7 +85,7 @@ def measure_start(case: StartCase, plan: Plan, say: Callable[[str], None]) -> di
 
 
 def measure_growth(say: Callable[[str], None], steps: int = GROWTH_STEPS) -> dict[str, Any]:
-    """Step CartPole `steps` times; returns growth in megabytes (value) and in descriptors."""
+    """Step CartPole `steps` times, and return the growth in megabytes (`value`) and in descriptors (`files`)."""
     spec = ENGINES["stepmill-2w"]
     result: dict[str, Any] = {"name": spec.name, "title": spec.title, "value": None, "failure": None, "is_noisy": False}
     say(f"growth: {spec.name}, {steps} steps")

@@ -1,4 +1,4 @@
-"""What stepmill must reach: TARGETS.md's ratios, one `Target` each."""
+"""The targets of stepmill: one `Target` for each required ratio."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BEST = ("stepmill-2w", "stepmill-async")
 
 @dataclass(frozen=True)
 class Target:
-    """One cell's demand: the best of `ours` is at least `factor` times the best of `theirs`, or at least `factor` itself.
+    """A requirement on one cell: the best of `ours` is at least `factor` times the best of `theirs`, or at least `factor`.
 
-    `at_most` turns it round (seconds, megabytes). `issue` names what has to be built first, where that is not this engine.
+    With `at_most` the value must not be larger (seconds, megabytes). `later` names what has to be built first.
     """
 
     cell: str

@@ -1,4 +1,4 @@
-"""A Unity env that does nothing, and a policy that thinks nothing: what the managers of section 7 are measured with."""
+"""A Unity env and a policy that do nothing, to measure the managers of section 7."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ BEHAVIOR = "ball"
 
 
 class NoopUnity:
-    """One agent that sees one image, float32 as Unity's are; the same for ever."""
+    """An env with one agent, whose observation is always the same float32 image."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.behavior_specs = {BEHAVIOR: BehaviorSpec([ObservationSpec(shape)], ActionSpec(2, ()))}
         ids = np.zeros(1, np.int32)
         decision = DecisionSteps([np.zeros((1, *shape), np.float32)], np.ones(1, np.float32), ids)
-        nobody = TerminalSteps([np.zeros((0, *shape), np.float32)], np.zeros(0, np.float32), np.zeros(0, bool), ids[:0])
-        self._steps = decision, nobody
+        no_agents = TerminalSteps(
+            [np.zeros((0, *shape), np.float32)], np.zeros(0, np.float32), np.zeros(0, bool), ids[:0]
+        )
+        self._steps = decision, no_agents
 
     def reset(self) -> None:
         pass

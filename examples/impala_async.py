@@ -2,9 +2,10 @@
 
     python examples/impala_async.py [--steps 60000] [--seed 1]
 
-`recv` brings the envs that finished first, `send` gives each its next action at once, and no env waits for a slower one. Each
-env's steps pile up in a row of its own; when a row holds LENGTH steps it is ready to be learnt from. By then the policy has moved
-on, which V-trace corrects (Espeholt et al. 2018). The program ends with assertions: every env took part, and the returns grew.
+`recv` returns the envs that finished first, `send` gives each its next action immediately, and no env waits for a slower one. The
+steps of each env are collected in a row of its own; the learner uses a row when it has LENGTH steps. By then the policy has
+changed, which V-trace corrects (Espeholt et al. 2018). The program ends with assertions: every env was stepped, and the returns
+grew.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def v_trace(ratio: Any, reward: Any, discount: Any, valid: Any, values: Any) -> 
 
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, rows: list[dict[str, Any]]) -> None:
-    """One step on ROWS rows of LENGTH steps each."""
+    """Take one gradient step on ROWS rows of LENGTH steps each."""
     stacked = {name: torch.from_numpy(np.stack([row[name] for row in rows], axis=1)) for name in rows[0]}
     policy, values = agent(stacked["obs"])
     log_prob = torch.distributions.Categorical(logits=policy.logits[:-1]).log_prob(stacked["action"])
@@ -66,10 +67,10 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, rows: list[dict[str, A
 
 
 class Rows:
-    """Steps of each env, piling up until LENGTH of them are there."""
+    """Collects the steps of each env in rows of LENGTH steps."""
 
     def __init__(self) -> None:
-        self.growing = [self.empty() for _ in range(NUM_ENVS)]
+        self.unfinished = [self.empty() for _ in range(NUM_ENVS)]
         self.is_over = np.zeros(NUM_ENVS, bool)
         self.num_steps = np.zeros(NUM_ENVS, int)
         self.full: list[dict[str, Any]] = []
@@ -79,19 +80,19 @@ class Rows:
         return {name: [] for name in ("obs", "action", "log_prob", "reward", "discount", "valid")}
 
     def add(self, batch: stepmill.Batch, action: Any, log_prob: Any) -> None:
-        """Note what came from some envs, and what they were sent next."""
-        for place, n in enumerate(batch.env_id):
-            row = self.growing[n]
-            if row["action"]:  # what came is the result of the last action in this row
-                self._end_step(row, n, batch.reward[place], is_terminated=bool(batch.terminated[place]))
-            self.is_over[n] = batch.terminated[place] or batch.truncated[place]
-            row["obs"].append(batch.obs[place].copy())
+        """Store the results of some envs, and the actions that follow them."""
+        for i, n in enumerate(batch.env_id):
+            row = self.unfinished[n]
+            if row["action"]:  # this is the result of the last action in the row
+                self._end_step(row, n, batch.reward[i], is_terminated=bool(batch.terminated[i]))
+            self.is_over[n] = batch.terminated[i] or batch.truncated[i]
+            row["obs"].append(batch.obs[i].copy())
             if len(row["reward"]) == LENGTH:
                 self.full.append({name: np.stack(values) for name, values in row.items()})
-                self.growing[n] = row = self.empty()
-                row["obs"].append(batch.obs[place].copy())
-            row["action"].append(action[place])
-            row["log_prob"].append(log_prob[place])
+                self.unfinished[n] = row = self.empty()
+                row["obs"].append(batch.obs[i].copy())
+            row["action"].append(action[i])
+            row["log_prob"].append(log_prob[i])
 
     def _end_step(self, row: dict[str, list[Any]], n: int, reward: float, *, is_terminated: bool) -> None:
         # NEXT_STEP autoreset: the step after the end of an episode only resets.
@@ -106,8 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    torch.manual_seed(asked.seed)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=2e-3)
@@ -116,14 +117,14 @@ def main() -> None:
     with stepmill.Pool(
         [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS, num_workers=2, batch_size=BATCH_SIZE
     ) as pool:
-        pool.reset_async(seed=asked.seed)
-        while rows.num_steps.sum() < asked.steps:
+        pool.reset_async(seed=args.seed)
+        while rows.num_steps.sum() < args.steps:
             batch = pool.recv()
             with torch.no_grad():
                 policy, _ = agent(torch.from_numpy(batch.obs))
                 action = policy.sample()
                 log_prob = policy.log_prob(action).numpy()
-            pool.send(action.numpy(), batch.env_id)  # the envs go on while the rest is done
+            pool.send(action.numpy(), batch.env_id)  # these envs step while the learner continues
             rows.add(batch, action.numpy(), log_prob)
             ended = batch.terminated | batch.truncated
             if ended.any():
@@ -133,10 +134,10 @@ def main() -> None:
                 rows.full = []
     first, last = np.mean(returns[:50]), np.mean(returns[-50:])
     print(
-        f"mean return {first:.0f} at first, {last:.0f} in the end; {rows.num_steps.min()} to {rows.num_steps.max()} steps per env"
+        f"mean return {first:.0f} at the start, {last:.0f} at the end; {rows.num_steps.min()} to {rows.num_steps.max()} steps per env"
     )
     assert rows.num_steps.min() > 0
-    assert last > (2 * first if asked.steps >= 50_000 else 0)
+    assert last > (2 * first if args.steps >= 50_000 else 0)
 
 
 if __name__ == "__main__":

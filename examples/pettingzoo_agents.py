@@ -1,11 +1,11 @@
-"""Agents of one kind share a policy and learn together, though each ends at a time of its own: REINFORCE in NumPy.
+"""Learns one policy for several agents whose episodes end at different times: REINFORCE in NumPy.
 
     python examples/pettingzoo_agents.py [--rounds 60] [--seed 1]
 
-`Errands` is a PettingZoo parallel env: three walkers on a line, each with a goal of its own; who arrives is done, the others go
-on, and after LIMIT steps those still on their way are cut off. `StackedAgents` makes the agents a dimension of the arrays, and
-`Batch.players` has one row for each agent that is really there. The program ends with assertions: walkers ended at different
-times, and the shared policy learnt to walk home.
+`Errands` is a PettingZoo parallel env: three walkers on a line, each with a goal of its own. A walker that arrives is terminated,
+and after LIMIT steps the others are truncated. `StackedAgents` makes the agents a dimension of the arrays, and `Batch.players` has
+one row for each agent that is present. The program ends with assertions: walkers ended at different times, and the shared policy
+learnt to reach the goals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTION = spaces.Discrete(2)
 
 
 class Errands(ParallelEnv[str, Any, Any]):
-    """A step costs 0.1, and arriving earns 1. Observed: the way to one's goal, which side it is on, and a constant."""
+    """The reward is -0.1 per step and 1 at the goal. Observed: the distance to the goal, its direction, and a constant."""
 
     metadata = {"name": "errands"}
 
@@ -69,7 +69,7 @@ class Errands(ParallelEnv[str, Any, Any]):
 
 
 class Episode:
-    """What every walker of every env saw, did and earned, [LIMIT, NUM_ENVS, NUM_AGENTS]; `acted` says where that is real."""
+    """Observation, action and reward of each walker and step, [LIMIT, NUM_ENVS, NUM_AGENTS]; `acted` marks the valid ones."""
 
     def __init__(self) -> None:
         shape = (LIMIT, NUM_ENVS, NUM_AGENTS)
@@ -90,15 +90,15 @@ class Episode:
 
 
 def play(pool: stepmill.Pool, weights: Any, random: np.random.Generator) -> Episode:
-    """Play one episode in every env. An env whose walkers have all ended is sent actions that nobody hears."""
+    """Play one episode in every env. Once all walkers of an env have ended, its actions have no effect on the episode."""
     episode = Episode()
     batch = pool.reset()
     is_first_episode = np.ones(NUM_ENVS, bool)
     for t in range(LIMIT):
         players = batch.players
-        wanting = players.alive & is_first_episode[players.row]
-        row, slot, obs = players.row[wanting], players.slot[wanting], players.obs[wanting]
-        chance = 1 / (1 + np.exp(-obs @ weights))  # one matrix product for all who are there, whichever env they are in
+        acting = players.alive & is_first_episode[players.row]
+        row, slot, obs = players.row[acting], players.slot[acting], players.obs[acting]
+        chance = 1 / (1 + np.exp(-obs @ weights))  # one matrix product for the walkers of all envs
         actions = np.zeros((NUM_ENVS, NUM_AGENTS), np.int64)
         actions[row, slot] = random.random(len(chance)) < chance
         batch = pool.step(actions)
@@ -114,20 +114,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    random = np.random.default_rng(asked.seed)
+    args = parser.parse_args()
+    random = np.random.default_rng(args.seed)
     weights, returns, lengths = np.zeros(3), [], set()
     with stepmill.Pool([lambda: StackedAgents(Errands())] * NUM_ENVS, num_workers=2) as pool:
-        pool.reset(seed=asked.seed)
-        for _ in range(asked.rounds):
+        pool.reset(seed=args.seed)
+        for _ in range(args.rounds):
             episode = play(pool, weights, random)
             weights += RATE * episode.gradient() * 10
             returns.append(episode.reward.sum() / (NUM_ENVS * NUM_AGENTS))
             lengths |= set(episode.acted.sum(axis=0).ravel().tolist())
     first, last = np.mean(returns[:3]), np.mean(returns[-3:])
-    print(f"mean return of a walker {first:.2f} at first, {last:.2f} in the end; episodes of {sorted(lengths)} steps")
+    print(
+        f"mean return of a walker {first:.2f} at the start, {last:.2f} at the end; episodes of {sorted(lengths)} steps"
+    )
     assert len(lengths) > 3, "walkers should end at different times"
-    assert last > (0.3 if asked.rounds >= 40 else first), "the walkers should find home"
+    assert last > (0.3 if args.rounds >= 40 else first), "the walkers should reach their goals"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Steps envs of uneven speed, first in lockstep, then as they get ready.
+"""Steps envs of uneven speed, first all together, then as they get ready.
 
     python examples/pool_async.py [thread|process]
 
-A `Pool` with send and recv never waits for the slowest env: recv returns the first few that are ready, with their ids, and
-what is sent back goes to just those. The program ends with assertions: no env starved, every result came to the env that it
-belongs to, and the same number of env-steps took at most three quarters of the time.
+With `send` and `recv` a `Pool` need not wait for the slowest env: `recv` returns the first few that are ready, with their ids, and
+`send` gives actions to those. The program ends with assertions: every env was stepped, every action went to the right env, and the
+same number of env-steps took at most three quarters of the time.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ class UnevenEnv(gymnasium.Env[NDArray[np.int64], np.int64]):
 def run_in_lockstep(pool: stepmill.Pool) -> float:
     """Step all envs together; return env-steps/s."""
     pool.reset(seed=0)
-    begun_s = time.perf_counter()
+    start_s = time.perf_counter()
     for _ in range(NUM_STEPS // NUM_ENVS):
         pool.step(np.arange(NUM_ENVS))
-    return NUM_STEPS / (time.perf_counter() - begun_s)
+    return NUM_STEPS / (time.perf_counter() - start_s)
 
 
 def run_as_ready(pool: stepmill.Pool) -> float:
-    """Step whoever is ready, BATCH_SIZE envs at a time; return env-steps/s."""
+    """Step the envs that are ready, BATCH_SIZE at a time; return env-steps/s."""
     num_steps = np.zeros(NUM_ENVS, np.int64)
     pool.reset_async(seed=0)
-    begun_s = time.perf_counter()
+    start_s = time.perf_counter()
     while num_steps.sum() < NUM_STEPS:
         batch = pool.recv(BATCH_SIZE)
-        # A learner would act on batch.obs here. These actions name their env, to check that none is mixed up.
+        # A learner would compute actions from batch.obs here. Each action is the env's id, to check that it gets there.
         assert (batch.obs[:, 0] == batch.env_id).all()
         assert (batch.reward == np.where(batch.obs[:, 1] > 0, batch.env_id, 0)).all()
         num_steps[batch.env_id] = batch.obs[:, 1]
         pool.send(actions=batch.env_id, env_ids=batch.env_id)
-    rate = NUM_STEPS / (time.perf_counter() - begun_s)
+    rate = NUM_STEPS / (time.perf_counter() - start_s)
     assert num_steps.min() > 0.5 * num_steps.mean(), f"an env starved: {num_steps.tolist()}"
     return rate
 
@@ -76,7 +76,7 @@ def run_as_ready(pool: stepmill.Pool) -> float:
 def main() -> None:
     backend = sys.argv[1] if len(sys.argv) > 1 else "process"
     env_fns = [lambda identity=identity: UnevenEnv(identity) for identity in range(NUM_ENVS)]
-    # These envs sleep rather than compute: a worker for each of them is right. As a rule, one per core is.
+    # These envs sleep and do not compute, so each has a worker of its own. For most envs, one worker per core is best.
     with stepmill.Pool(env_fns, backend=backend, num_workers=NUM_ENVS) as pool:
         lockstep, as_ready = run_in_lockstep(pool), run_as_ready(pool)
     print(f"{backend}: {lockstep:,.0f} env-steps/s in lockstep, {as_ready:,.0f} as they get ready")

@@ -1,10 +1,10 @@
-"""Learns Atari Pong by PPO, the envs in two halves: one steps while the policy thinks about the other.
+"""Learns Atari Pong by PPO. The envs are in two halves: one steps while the policy computes for the other.
 
     python examples/ppo_atari.py [--env ALE/Pong-v5] [--steps 3000000] [--envs 8] [--device cpu|cuda]
 
-With its defaults Pong is learnt in some millions of steps: hours on a CPU, so take a GPU or patience. The observations are
-written once, by the workers, into shared memory, and once more into the rollout that the network reads. The assertion at the
-end is that the loss stayed finite and the policy is still random enough to explore.
+With the defaults Pong is learnt in some millions of steps, which takes hours on a CPU; use a GPU if you have one. The workers write
+each observation into shared memory, and it is copied once, into the rollout that the network reads. The assertions at the end
+check that the loss is finite and that the policy is still random enough to explore.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Learner:
 
     @torch.no_grad()
     def act(self, obs: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
-        """The policy of a rollout; clips nothing, adds log-probability and value."""
+        """Return actions, with their log-probabilities and values as extras of the rollout."""
         policy, value = self.agent(torch.from_numpy(obs).to(self.device))
         action = policy.sample()
         extras = {"log_prob": policy.log_prob(action).cpu().numpy(), "value": value.cpu().numpy()}
@@ -104,25 +104,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3_000_000)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.manual_seed(1)
     options = stepmill.PoolOptions(on_fault="truncate")  # a crashed emulator must not end a night's run
-    num_steps = min(NUM_STEPS, max(asked.steps // asked.envs, 1))
-    with stepmill.Pool([lambda: make_env(asked.env)] * asked.envs, options=options) as pool:
-        actions = make_env(asked.env).action_space
-        learner = Learner(int(actions.n), asked.device)  # type: ignore[attr-defined]
+    num_steps = min(NUM_STEPS, max(args.steps // args.envs, 1))
+    with stepmill.Pool([lambda: make_env(args.env)] * args.envs, options=options) as pool:
+        actions = make_env(args.env).action_space
+        learner = Learner(int(actions.n), args.device)  # type: ignore[attr-defined]
         rollout = stepmill.Rollout(pool, num_steps, is_double_buffered=True)
         rollout.reset(seed=1)
         returns: deque[float] = deque(maxlen=20)
-        done, begun = 0, time.perf_counter()
-        while done < asked.steps:
+        done, start_s = 0, time.perf_counter()
+        while done < args.steps:
             batch = rollout.collect(learner.act)
             done += batch.reward.size
             returns.extend(episode["r"] for episode in batch.episodes)
             loss, entropy = learner.learn(batch)
             mean = np.mean(returns) if returns else float("nan")
             print(
-                f"{done} steps, {done / (time.perf_counter() - begun):.0f}/s, mean return {mean:.1f}, loss {loss:.3f}"
+                f"{done} steps, {done / (time.perf_counter() - start_s):.0f}/s, mean return {mean:.1f}, loss {loss:.3f}"
             )
     assert np.isfinite(loss)
     assert entropy > 0.01

@@ -1,10 +1,10 @@
-"""Learns CartPole by PPO in plain PyTorch, from rollouts that stepmill writes in place.
+"""Learns CartPole by PPO in plain PyTorch, from stepmill's rollouts.
 
     python examples/ppo_cartpole.py [--steps 100000] [--engine stepmill|gymnasium] [--workers 2] [--seed 1]
 
-A mean return of 475 counts as solved; it takes some 60,000 to 100,000 env-steps. The program ends with an assertion: solved, or,
-if it was given fewer than 50,000 steps, better than at the start. `--engine gymnasium` learns from Gymnasium's AsyncVectorEnv
-instead, by the same loop, for comparing the time it takes.
+A mean return of 475 counts as solved; it takes about 60,000 to 100,000 env-steps. The program ends with an assertion: it is solved,
+or, with fewer than 50,000 steps, better than at the start. `--engine gymnasium` uses Gymnasium's AsyncVectorEnv in the same loop,
+to compare the times.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
-        """The policy of a rollout: actions [B], and what PPO wants to know later."""
-        seen = torch.from_numpy(obs)
-        policy = torch.distributions.Categorical(logits=self.actor(seen))
+        """Return actions [B], with their log-probabilities as extras of the rollout."""
+        policy = torch.distributions.Categorical(logits=self.actor(torch.from_numpy(obs)))
         action = policy.sample()
         return action.numpy(), {"log_prob": policy.log_prob(action).numpy()}
 
@@ -115,32 +114,32 @@ def main() -> None:
     parser.add_argument("--engine", choices=["stepmill", "gymnasium"], default="stepmill")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    torch.manual_seed(asked.seed)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=RATE, eps=1e-5)
-    if asked.engine == "stepmill":
-        pool = stepmill.Pool([lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS, num_workers=asked.workers)
+    if args.engine == "stepmill":
+        pool = stepmill.Pool([lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS, num_workers=args.workers)
         rollout, close = stepmill.Rollout(pool, NUM_STEPS), pool.close
     else:
         rollout = GymnasiumRollout(NUM_STEPS)
         close = rollout.envs.close
     try:
-        rollout.reset(seed=asked.seed)
+        rollout.reset(seed=args.seed)
         returns: deque[float] = deque(maxlen=40)
-        first, done, begun = None, 0, time.perf_counter()
-        while done < asked.steps and (len(returns) < 40 or np.mean(returns) < SOLVED):
+        first, done, start_s = None, 0, time.perf_counter()
+        while done < args.steps and (len(returns) < 40 or np.mean(returns) < SOLVED):
             batch = rollout.collect(agent.act)
             done += int(batch.valid.sum())
             returns.extend(episode["r"] for episode in batch.episodes)
             first = np.mean(returns) if first is None and len(returns) == 40 else first
-            learn(agent, optimizer, batch, min(done / asked.steps, 0.95))
+            learn(agent, optimizer, batch, min(done / args.steps, 0.95))
     finally:
         close()
     mean = float(np.mean(returns))
-    print(f"{asked.engine}: mean return {mean:.0f} after {done} env-steps and {time.perf_counter() - begun:.1f} s")
-    assert mean >= SOLVED if asked.steps >= 50_000 else first is None or mean > first
+    print(f"{args.engine}: mean return {mean:.0f} after {done} env-steps and {time.perf_counter() - start_s:.1f} s")
+    assert mean >= SOLVED if args.steps >= 50_000 else first is None or mean > first
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ def learn(vec_env_cls: Any, num_steps: int) -> tuple[list[float], float]:
     envs = make_vec_env("CartPole-v1", n_envs=8, seed=3, vec_env_cls=vec_env_cls)
     try:
         model = PPO("MlpPolicy", envs, seed=3, n_steps=128, batch_size=256, n_epochs=4, device="cpu")
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         model.learn(num_steps)
-        return [float(episode["r"]) for episode in model.ep_info_buffer or ()], time.perf_counter() - begun
+        return [float(episode["r"]) for episode in model.ep_info_buffer or ()], time.perf_counter() - start_s
     finally:
         envs.close()
 

@@ -2,8 +2,8 @@
 
     python examples/torchrl_collector.py [--frames 40000] [--seed 1]
 
-`StepmillEnv` takes the place of `ParallelEnv(16, lambda: GymEnv("CartPole-v1"))`; nothing else is stepmill's. Episodes are
-counted by what the collector's batches say. The program ends with assertions: all frames came, and the episodes got longer.
+`StepmillEnv` replaces `ParallelEnv(16, lambda: GymEnv("CartPole-v1"))`; all other parts are TorchRL's. Episodes
+are counted in the collector's batches. The program ends with assertions: all frames arrived, and the episodes got longer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=20 * FRAMES)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    torch.manual_seed(asked.seed)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     env = StepmillEnv(
         [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS, num_workers=2, categorical_action_encoding=True
     )
-    env.set_seed(asked.seed)
+    env.set_seed(args.seed)
     actor = ProbabilisticActor(
         TensorDictModule(trunk(2), in_keys=["observation"], out_keys=["logits"]),
         in_keys=["logits"],
@@ -50,7 +50,7 @@ def main() -> None:
     loss_module = ClipPPOLoss(actor, critic, entropy_coeff=0.01)
     gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
-    collector = Collector(env, actor, frames_per_batch=FRAMES, total_frames=asked.frames)
+    collector = Collector(env, actor, frames_per_batch=FRAMES, total_frames=args.frames)
     num_frames, lengths = 0, []
     for batch in collector:  # [NUM_ENVS, FRAMES / NUM_ENVS]
         num_frames += batch.numel()
@@ -68,9 +68,9 @@ def main() -> None:
                 optimizer.step()
         collector.update_policy_weights_()
     collector.shutdown()  # closes the env, too
-    print(f"{num_frames} frames; {lengths[0]:.0f} steps per episode at first, {lengths[-1]:.0f} in the end")
-    assert num_frames >= asked.frames
-    assert lengths[-1] > (4 * lengths[0] if asked.frames >= 40_000 else 0)
+    print(f"{num_frames} frames; {lengths[0]:.0f} steps per episode at the start, {lengths[-1]:.0f} at the end")
+    assert num_frames >= args.frames
+    assert lengths[-1] > (4 * lengths[0] if args.frames >= 40_000 else 0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/vector_env.py [serial|thread|process]
 
-`stepmill.make_vec` takes the place of `gymnasium.make_vec`; all else is Gymnasium's vector API. The program ends with an
+`stepmill.make_vec` replaces `gymnasium.make_vec`; the rest is Gymnasium's vector API. The program ends with an
 assertion: the mean policy of the last generation balances the pole for at least 400 steps.
 """
 
@@ -43,7 +43,7 @@ def play(envs: gymnasium.vector.VectorEnv[Any, Any, Any], weights: Floats, seed:
         actions = ((obs * weights).sum(axis=1) > 0).astype(np.int64)
         obs, _, terminated, truncated, _ = envs.step(actions)
         lengths += is_playing
-        # Envs that ended start a new episode by themselves; here only the first one counts.
+        # Envs that ended reset themselves; only the first episode counts here.
         is_playing &= ~(terminated | truncated)
         if not is_playing.any():
             break
@@ -65,11 +65,11 @@ def learn(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Floats:
 
 def main() -> None:
     backend = sys.argv[1] if len(sys.argv) > 1 else "process"
-    begun_s = time.perf_counter()
+    start_s = time.perf_counter()
     with closing(stepmill.make_vec("CartPole-v1", num_envs=NUM_ENVS, backend=backend)) as envs:
         policy = learn(envs)
         lengths = play(envs, np.tile(policy, (NUM_ENVS, 1)), seed=99)
-    print(f"{backend}: {lengths.mean():.0f} steps on average, learnt in {time.perf_counter() - begun_s:.1f} s")
+    print(f"{backend}: {lengths.mean():.0f} steps on average, learnt in {time.perf_counter() - start_s:.1f} s")
     assert lengths.mean() >= GOAL, f"the policy should balance for {GOAL} steps, not {lengths.mean()}"
 
 

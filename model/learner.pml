@@ -1,4 +1,4 @@
-/* The learner: its caller, and who closes the pool under it. Part of wake.pml. */
+/* The learner: its caller, and the thread that closes the pool meanwhile. Part of wake.pml. */
 
 /* ---- the learner ------------------------------------------------------------------------------------------------- */
 
@@ -57,7 +57,7 @@ inline write_ticket(r_) {
 	fi
 }
 
-/* C++: dispatch (send.cpp). Commands all rows that are idle. */
+/* C++: dispatch (send.cpp). Gives a command to all idle rows. */
 inline dispatch() {
 	atomic { PLAN_ALL };
 #ifdef EARLY_RING
@@ -119,7 +119,7 @@ inline scan() {
 }
 
 #if SCRIBBLES
-/* C++: settle_dead (wait.cpp). What the dead have scrambled is written once more, and condemned: its ring ends the rest at once. */
+/* C++: condemn_commands_of_dead (wait.cpp). Rewrites the words that a dead worker has overwritten, and condemns its commands; the ring ends the wait. */
 inline settle_dead_row(r_) {
 	if
 	:: status[r_] == PENDING && done[r_] != books[r_] && !is_restarting[(r_) / R] && buried[(r_) / R] ->
@@ -130,7 +130,7 @@ inline settle_dead_row(r_) {
 		state[r_] = STATE(books[r_] - 1, 0);
 #endif
 		check_deaths_of((r_) / R);
-		/* Or the learner would come here for ever. The thread of a restart that failed may be at it, too: the GIL is not in the model. */
+		/* Otherwise the learner would come here without limit. The thread of a failed restart may do the same: the GIL is not in the model. */
 		assert(done[r_] == books[r_] || state[r_] == STATE(books[r_], CONDEMNED))
 	:: else
 	fi
@@ -144,7 +144,7 @@ inline settle_dead() {
 }
 #endif
 
-/* C++: rest (wait.cpp). It may spin twice, with the GIL and without: that is once, for longer. */
+/* C++: wait_for_bell (wait.cpp). It may spin twice, with the GIL and without: modelled as one longer spin. */
 inline rest() {
 #if SPINNERS
 	spin_for(PARENT_SEAT, bell);
@@ -162,7 +162,7 @@ inline rest() {
 #define NUM_WANTED need - ready
 #endif
 
-/* Ctrl-C: the wait is left, and nothing else is done. Python: handle (pool/waiting.py) comes after a wait, and may not be reached. */
+/* Ctrl-C ends the wait and changes nothing else. Python: handle (pool/receiving.py) follows a wait, and may be skipped. */
 #if INTERRUPTS
 #define MAY_LEAVE if :: interrupts -> interrupts--; is_left = true; break :: true fi
 #define LEAVE_BEFORE_HANDLING if :: interrupts && (is_fault || is_event) -> interrupts--; is_left = true :: true fi
@@ -193,7 +193,7 @@ inline wait_ids() {
 	do
 	::
 #if SPARES && defined(EARLY_TEND)
-		tend();
+		flush_deferred_resets();
 #endif
 #if REVIVES && defined(EARLY_EVENT)
 		look_for_events();
@@ -205,7 +205,7 @@ inline wait_ids() {
 		counted = count;
 #endif
 #if SPARES && !defined(EARLY_TEND)
-		tend();
+		flush_deferred_resets();
 #endif
 #if REVIVES
 #ifndef EARLY_EVENT
@@ -276,7 +276,7 @@ inline wait_ids() {
 	atomic { counted = 0; wanted = 0; need = 0; ready = 0 }
 }
 
-/* Only differences of count matter. Counting on from the lowest that is in use keeps the states few. */
+/* Only differences of count matter. Counting from the lowest value in use keeps the number of states small. */
 inline rebase() {
 	r = count;
 	do
@@ -291,11 +291,11 @@ inline rebase() {
 	od
 }
 
-/* The ghosts of a row whose result was received: nobody may write it any more. What is not read again is forgotten. */
+/* The ghosts of a row whose result was received: no thread may write it. Values that are not read again are cleared. */
 #define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
 #if !SPARES && !REPLAYS
-/* C++: settle (gather.cpp), take_faults (faults.cpp). What is there is received, once and as it was published. */
+/* C++: mark_received (gather.cpp), read_faults (recovery.cpp). Each result is received once, and as it was published. */
 inline collect() {
 	do
 	:: atomic {
@@ -319,7 +319,7 @@ inline collect() {
 
 #endif
 
-/* C++: post_request (ledger.cpp) */
+/* C++: post_request (pool_state.cpp) */
 inline post_request(r_) {
 	STEP(request_row[(r_) / R] = r_; request_after[(r_) / R] = books[r_]; num_posted[(r_) / R]++);
 #ifdef EARLY_REQUEST_RING
@@ -333,12 +333,12 @@ inline post_request(r_) {
 #endif
 }
 
-/* All threads of a process are gone; what it stored has arrived. */
+/* All threads of a process are gone; what they stored has arrived. */
 #define KILL(w_) DRAIN(w_); gone[w_] = true
 
 #if !SPARES && !REPLAYS
-/* A faulted row is commanded again, if its worker lives or is to live again: Ledger::check_workers, Recovery. */
-inline mend() {
+/* A faulted row gets another command if its worker is alive or being restarted: PoolState::check_workers, truncate. */
+inline reset_faulted() {
 #if KILLS || LIMITS
 	do
 	:: r < NR ->
@@ -349,7 +349,7 @@ inline mend() {
 #if REVIVES
 			:: atomic {
 					dead[r / R] && !is_restarting[r / R] && revives ->
-					revives--; BEGIN_REPLACEMENT(r / R, HELD); status[r] = IDLE
+					revives--; BEGIN_REPLACEMENT(r / R); status[r] = IDLE
 				};
 #if AWAITS
 				if
@@ -372,7 +372,7 @@ inline mend() {
 
 #endif
 
-/* C++: close (ledger.cpp) */
+/* C++: close (pool_state.cpp) */
 inline close(i_) {
 #ifdef EARLY_CLOSE_RING
 	ring_pool();
@@ -397,7 +397,7 @@ inline close(i_) {
 #endif
 }
 
-/* Every request is answered, or its worker is dead; every worker ends, and the dead are buried. A thread that was given up ends, too. */
+/* Every request is answered, or its worker is dead; every worker ends, and the dead are reaped. A thread that was given up ends, too. */
 inline finish() {
 #if THREADS
 	dead[0] != OVERDUE || exited[0];
@@ -475,7 +475,7 @@ to_wait:
 #endif
 		if
 		:: is_left -> is_for_event = false
-		:: !is_left -> collect(); mend()
+		:: !is_left -> collect(); reset_faulted()
 		fi;
 		atomic { is_left = false; is_event = false; is_fault = false }
 	od;

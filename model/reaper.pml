@@ -1,17 +1,17 @@
-/* The reaper, the thread of a restart, and what nobody decides. Part of wake.pml. */
+/* The reaper, the thread of a restart, and events that no thread controls. Part of wake.pml. */
 
 /* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
-/* C++: rewrite_control_words (recovery.cpp). One step: the GIL keeps the learner out, and who could write there is buried. What it was
- * commanded before its restart began is lost; what it was commanded since is its successor's.
+/* C++: rewrite_control_words (command_writer.cpp). One step: the GIL excludes the learner, and the worker that could write there is dead.
+ * Commands given before its restart began are lost; commands given since then belong to its successor.
  */
-inline mend_row(r_) {
+inline rewrite_row(r_) {
 	if
 	:: done[r_] != PUBLISHED(r_) && IS_LOST(r_) -> SETTLE(r_, PUBLISHED(r_), DIED); done[r_] = PUBLISHED(r_)
 	:: done[r_] != PUBLISHED(r_) && !IS_LOST(r_) -> done[r_] = PUBLISHED(r_) - 1
 	:: else
 	fi;
-	ticket[r_] = (is_held[(r_) / R] -> done[r_] : PUBLISHED(r_));
+	ticket[r_] = (IS_HELD((r_) / R) -> done[r_] : PUBLISHED(r_));
 	state[r_] = STATE(done[r_], 0);
 	SET_SCRIBBLED(r_, false)
 }
@@ -24,21 +24,16 @@ inline mend_row(r_) {
 inline rewrite_control_words(w_) {
 	atomic {
 		FOR_ROWS(w_, NOTE_REBUILT);
-		if
-#ifndef EARLY_RELEASE
-		:: is_held[w_] == HELD_FOR_REPLAY
-#endif
-		:: else -> is_held[w_] = 0
-		fi;
+		SET_RELEASED(w_, true);
 		requests[w_] = num_posted[w_]; stop[w_] = is_closed; worker_parked[w_] = false; current[w_] = NO_SERVER;
-		FOR_ROWS(w_, mend_row)
+		FOR_ROWS(w_, rewrite_row)
 	};
 	ring_pool()
 }
 
 #if REVIVES
 /* Python: _run (pool/workers.py), revive (backends/process.py). C++: clear_dead_worker (recovery.cpp), declare_dead (reaper.cpp),
- * notify (replay.cpp). It fails early: there is no thread to be had, or the process does not end. Or late: its envs cannot be built.
+ * notify (replay.cpp). It may fail early (no thread, or the process does not end) or late (the envs cannot be built).
  */
 #define START(w_) gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true
 active proctype Restarter() {
@@ -100,8 +95,8 @@ died:
 
 /* ---- the reaper -------------------------------------------------------------------------------------------------- */
 
-/* Two looks; the clock says that a limit lies between them. What hangs is what the state names, if there is no progress
- * after it was read. Blame is just if that ran, or waited, through both looks.
+/* Two looks of the reaper with a limit between them. The command that the state names hangs if there is no progress
+ * after the state was read. The verdict is right if that command ran, or waited, through both looks.
  */
 #ifdef NO_GIVE_UP_COMPARE
 #define IS_STILL_AT(r_, word_) true
@@ -117,7 +112,7 @@ died:
 #endif
 #define IS_JUST(r_) assert(began_at[r_] == looked || early_at[w] == looked || (is_untaken && was_waiting))
 
-/* C++: is_still (reaper.cpp) */
+/* C++: has_stalled (reaper.cpp) */
 #ifdef NO_SECOND_PROGRESS
 #define IS_STILL true
 #else
@@ -129,13 +124,13 @@ inline end_overdue() {
 	STEP(dead[w] = OVERDUE);
 	STEP(sigkill[w] = true);
 	condemn_worker(w, NEIGHBOUR);
-	/* A process is killed, and hears no bell. */
+	/* A process is killed, so no bell matters. */
 #if THREADS && !defined(NO_OVERDUE_RING)
 	ring_worker(w)
 #endif
 }
 
-/* C++: give_up (reaper.cpp) */
+/* C++: abandon (reaper.cpp) */
 inline give_up(r_, late_) {
 	if
 	:: atomic { IS_STILL_AT(r_, late_) -> state[r_] = STATE(c, CONDEMNED); IS_JUST(r_) };
@@ -172,7 +167,7 @@ inline check_current(r_) {
 	:: is_hit && IS_LATE_COMMAND -> give_up(r_, s)
 	:: is_hit && is_early && !is_asked -> IS_JUST(r_); end_overdue()
 #if STOPS && !defined(NO_STUCK)
-	/* C++: end_stuck (reaper.cpp). It never comes to an end of publishing: it is robbed when it is buried. */
+	/* C++: end_stuck (reaper.cpp). The publishing never ends: the command is condemned when the worker is dead. */
 	:: is_hit && !IS_LATE_COMMAND && !(is_early && !is_asked) -> stuck[w] = l; end_overdue()
 #endif
 	:: else
@@ -228,7 +223,7 @@ inline look_whether_finished(r_) {
 	fi
 }
 
-/* C++: check_deadline (reaper.cpp), check_deadlines (reaper.cpp). The first look notes what the second compares. */
+/* C++: check_deadline (reaper.cpp), check_deadlines (reaper.cpp). The first look stores what the second compares. */
 inline check_deadlines() {
 	LOCK;
 	STEP(looked = progress[w]; was_waiting = IS_ANY_WAITING(w));
@@ -257,7 +252,7 @@ inline check_deadlines() {
 	}
 }
 
-/* What is stuck the reaper looks at once more. Who is stopped is given up after two more looks at most. */
+/* The reaper looks at a stuck worker once more. A stopped worker is given up after at most two more looks. */
 #if STOPS
 #define IS_STUCK (frozen[0] && IS_ANY_WAITING(0) && looks < 2)
 #define COUNT_LOOK looks++
@@ -352,14 +347,14 @@ end_of_events:
 	:: atomic { unseen[ROW(1, 0)] -> DRAIN(1) }
 #endif
 #endif
-	/* What may happen need not: who waits for ever is not excused by a death that could still wake him. */
+	/* Events that may happen need not: a thread that waits without limit is an error even if a death could still wake it. */
 #if SPURIOUS
 	:: atomic { spurious -> spurious = 0 }
 #endif
 #if KILLS
 	:: atomic { kills -> kills = 0 }
 #if CALM
-	/* And it is buried at once: what a death may meet on its way is in other bounds. */
+	/* It is marked dead at once: other bounds cover what happens in between. */
 	:: atomic { kills == KILLS && MAY_DIE(0) && worker_asleep[0] && !worker_bell[0] && done[0] > 0 && ticket[0] == done[0] && !mutex ->
 			kills--; KILL(0); is_watched[0] = false; worker_parked[0] = false; dead[0] = DIED; bell = true; asleep = false
 		}

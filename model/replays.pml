@@ -1,10 +1,10 @@
-/* The learner whose policy is "replay" or, with TRUNCATES, "truncate". One worker. Part of wake.pml, in place of the Pool of
+/* The learner with the policy "replay" or, with TRUNCATES, "truncate". One worker. Part of wake.pml, in place of the Pool of
  * learner.pml.
  *
  *   death ─► envs are held ─► restart ─► calls, then the log: RESET, steps ─► the step that was pending, or sent meanwhile
  *
- * A result says what its env object had done of its episode. The learner knows how much the one it waits for must have done:
- * that is how a result of another command, a step done twice, and a step that was left out are all noticed.
+ * A result says how much of its episode the env object has done. The learner knows how much the expected result must have done:
+ * so it notices the result of another command, a step that ran twice, and a step that was left out.
  */
 #if REPLAYS
 
@@ -14,7 +14,7 @@
 #define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
 #define HOLD(r_) DROP_REPLAY(r_); phase[r_] = WAITING
 
-/* C++: release_env (replay.cpp), end_hold_with_fault (replay.cpp), fail_replay (replay.cpp). What is done there is a replay's. */
+/* C++: release_env (replay.cpp), end_hold_with_fault (replay.cpp), fail_replay (replay.cpp). Results so far belong to the replay. */
 inline end_hold_with_fault(r_) {
 	if
 	:: IS_IN_REPLAY(r_) ->
@@ -30,19 +30,14 @@ inline end_hold_with_fault(r_) {
 	fi
 }
 
-/* C++: begin_replacement (recovery.cpp). A replay that was under way begins again after this restart. */
+/* C++: begin_replacement (recovery.cpp). A running replay starts again after this restart. */
 #ifdef KEEP_EVENTS
 #define FORGET_EVENT(r_) skip
 #else
 #define FORGET_EVENT(r_) event[r_] = NO_EVENT
 #endif
 #if TRUNCATES
-#if LATE_FAILS && !defined(LET_GO_EARLY)
-#define FIRST_HELD HELD_FOR_REPLAY  /* the code: HELD, which is a fault of it: docs/MODEL.md */
-#else
-#define FIRST_HELD HELD
-#endif
-/* C++: mark_lost (recovery.cpp). What it has done is lost with its object, and a result that is here already stays. */
+/* C++: mark_lost (recovery.cpp). The progress of the object is lost with it; a result that was published stays. */
 inline hold_for_restart(r_) {
 	if
 	:: status[r_] == IDLE || (status[r_] == PENDING && done[r_] == books[r_] && !fault[r_]) -> needs_restore[r_] = (log_len[r_] > 0 || status[r_] == PENDING)
@@ -50,7 +45,6 @@ inline hold_for_restart(r_) {
 	fi
 }
 #else
-#define FIRST_HELD HELD_FOR_REPLAY
 inline hold_for_restart(r_) {
 	is_due[r_] = false; call[r_] = NO_CALL; FORGET_EVENT(r_);
 	if
@@ -62,7 +56,7 @@ inline hold_for_restart(r_) {
 
 /* ---- replays ----------------------------------------------------------------------------------------------------- */
 
-/* C++: give_replayed (replay.cpp), add_event (replay.cpp). Part of an atomic step. */
+/* C++: issue_replayed (replay.cpp). Part of an atomic step. */
 inline give_replayed(r_) {
 	if
 	:: step[r_] == log_len[r_] -> event[r_] = PLAYED; phase[r_] = PAUSED
@@ -70,7 +64,7 @@ inline give_replayed(r_) {
 	fi
 }
 
-/* C++: give (recovery.cpp) */
+/* C++: issue (recovery.cpp) */
 inline give(r_) {
 	if
 	:: is_due[r_] ->
@@ -106,7 +100,7 @@ inline advance_replay(r_) {
 inline give_all() { FOR_ROWS(0, give) }
 inline advance_replays() { FOR_ROWS(0, advance_replay); give_all() }
 
-/* C++: begin_replay (replay.cpp). Python: _begin_held (pool/policies/replay.py). Nothing of an episode that is to be reset is needed. */
+/* C++: begin_replay (replay.cpp). Python: _begin_held (pool/policies/replay.py). An episode that is about to be reset needs no replay. */
 inline begin_replay(r_) {
 	if
 	:: phase[r_] == WAITING ->
@@ -132,7 +126,7 @@ inline finish_replay(r_) {
 	fi
 }
 
-/* Python: _fail (pool/policies/replay.py). C++: truncate (recovery.cpp). The result is that the episode was cut short. */
+/* Python: _fail (pool/policies/replay.py). C++: truncate (recovery.cpp). The result says that the episode was cut short. */
 inline cut_short(r_) {
 	end_hold_with_fault(r_);
 	fault[r_] = NONE; log_len[r_] = 0; needs_restore[r_] = true;
@@ -166,7 +160,7 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: take_faults (faults.cpp), fail (faults.cpp). Python: on_worker_death (pool/policies/replay.py) */
+/* C++: read_faults (recovery.cpp), fail (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == books[r_] && fault[r_])
 inline handle_fault(r_) {
 	if
@@ -187,7 +181,7 @@ inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->
 		if
-		:: atomic { revives -> revives--; FOR_ROWS(0, hold_for_restart); BEGIN_REPLACEMENT(0, FIRST_HELD); has_calls[0] = TRUNCATES }
+		:: atomic { revives -> revives--; FOR_ROWS(0, hold_for_restart); BEGIN_REPLACEMENT(0); has_calls[0] = TRUNCATES }
 		:: !revives ->
 			cancel_replacement(0);
 			atomic { is_failed = true; FOR_ROWS(0, fail_row) }
@@ -220,9 +214,9 @@ inline handle() {
 		fi;
 		FOR_ROWS(0, handle_event)
 	};
-	give_all();  /* what becomes due after this line is given by the next wait */
+	give_all();  /* commands that become due after this line are given by the next wait */
 #ifndef FORGET_CALLS
-	/* The worker was lost in a call, and no command of its envs was pending there: nothing else tells of its death. */
+	/* The worker died in a call while no command of its envs was pending: nothing else reports its death. */
 	if
 	:: is_call_lost -> ask_process(); is_lost = true
 	:: else
@@ -253,7 +247,7 @@ inline handle() {
 
 #define CAN_SEND(r_) (status[r_] == IDLE && sent[r_] < T)
 
-/* C++: dispatch (send.cpp), dispatch_held (replay.cpp). What is sent to an env that is held is kept. */
+/* C++: dispatch (send.cpp), dispatch_held (replay.cpp). A step sent to a held env is stored. */
 inline send_row(r_) {
 	atomic {
 		if
@@ -285,7 +279,7 @@ inline dispatch() {
 	is_touched[0] = false
 }
 
-/* C++: settle (gather.cpp), note_result (replay.cpp) */
+/* C++: mark_received (gather.cpp), record_result (gather.cpp) */
 inline collect_row(r_) {
 	if
 	:: status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == books[r_] && !fault[r_] ->
@@ -317,7 +311,7 @@ active proctype Pool() {
 	do
 	::
 #if AWAITS
-		/* Python: before_call (pool/fault_handler.py). Until the envs are where the user believes them to be. */
+		/* Python: before_call (pool/fault_handler.py). Until the envs are in the state that the user expects. */
 		if
 		:: awaits -> awaits--; is_for_event = true
 		:: true
@@ -354,7 +348,7 @@ died:
 }
 
 #if CALLS
-/* Python: _await (pool/policies/replayer.py). The thread that waits for the outcomes of repeated calls. A dead worker gives none. */
+/* Python: _await (pool/policies/replayer.py). The thread that waits for the outcomes of repeated calls. A dead worker returns none. */
 active proctype Waiter() {
 	byte me = RESTARTER;
 

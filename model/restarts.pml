@@ -1,10 +1,10 @@
-/* Restarts, as the learner sees them: what is commanded meanwhile, and how a restart ends. Part of wake.pml.
+/* Restarts, as the learner sees them: commands given meanwhile, and how a restart ends. Part of wake.pml.
  *
  *   learner: begin_replacement ── order ──► task: end, clear_dead_worker, start ── notify ──► learner: finish_replacement,
  *                                                                                   another task, or cancel_replacement
  */
 
-/* C++: check_deaths_of (send.cpp) */
+/* C++: check_deaths_of (command_writer.cpp) */
 inline check_deaths_of(w_) {
 	if
 	:: is_restarting[w_] || !dead[w_]
@@ -12,13 +12,23 @@ inline check_deaths_of(w_) {
 	fi
 }
 
-/* C++: dispatch (send.cpp), give (recovery.cpp): publish_ticket. What is commanded to a successor its predecessor must not see. */
+/* Commands given during a restart get their tickets at its end: the predecessor may live, and the successor may fail. */
+#ifdef EARLY_RELEASE
+bool is_released[W];
+#define IS_HELD(w_) (is_restarting[w_] && !is_released[w_])
+#define SET_RELEASED(w_, is_) is_released[w_] = is_
+#else
+#define IS_HELD(w_) is_restarting[w_]
+#define SET_RELEASED(w_, is_) skip
+#endif
+
+/* C++: dispatch (send.cpp), issue (recovery.cpp): CommandWriter::publish. The predecessor must not see commands for its successor. */
 #if !REVIVES
 #define PUBLISH(r_) ticket[r_] = PUBLISHED(r_)
 #elif defined(NO_HOLD)
 #define PUBLISH(r_) ADDRESS(r_); ticket[r_] = PUBLISHED(r_)
 #else
-#define PUBLISH(r_) ADDRESS(r_); if :: is_held[(r_) / R] :: else -> ticket[r_] = PUBLISHED(r_) fi
+#define PUBLISH(r_) ADDRESS(r_); if :: IS_HELD((r_) / R) :: else -> ticket[r_] = PUBLISHED(r_) fi
 #endif
 
 #if R > 2
@@ -32,20 +42,19 @@ inline check_deaths_of(w_) {
 #if REVIVES
 
 /* C++: begin_replacement (recovery.cpp). Python: begin_restart (pool/workers.py). Part of an atomic step. */
-#define BEGIN_REPLACEMENT(w_, held_) \
-	is_restarting[w_] = true; is_held[w_] = held_; order = w_; FOR_ROWS(w_, NOTE_MORTAL); RENEW(w_)
+#define BEGIN_REPLACEMENT(w_) \
+	is_restarting[w_] = true; SET_RELEASED(w_, false); order = w_; FOR_ROWS(w_, NOTE_MORTAL); RENEW(w_)
 
-/* C++: end_restart (recovery.cpp) */
+/* C++: end_restart (command_writer.cpp) */
 #ifdef NO_UNHIDE
 #define UNHIDE(r_) skip
 #else
 #define UNHIDE(r_) ticket[r_] = PUBLISHED(r_)
 #endif
 inline end_restart(w_) {
-	is_restarting[w_] = false;
 	if
-	:: is_held[w_] ->
-		atomic { is_held[w_] = 0; FOR_ROWS(w_, UNHIDE) };
+	:: is_restarting[w_] ->
+		atomic { is_restarting[w_] = false; FOR_ROWS(w_, UNHIDE) };
 #ifndef NO_END_RING
 		ring_worker(w_)
 #endif
@@ -53,7 +62,7 @@ inline end_restart(w_) {
 	fi
 }
 
-/* C++: finish_replacement (recovery.cpp), watch (reaper.cpp). Python: serve (pool/workers.py). It may have died since it was started. */
+/* C++: finish_replacement (recovery.cpp), watch (reaper.cpp). Python: serve (pool/workers.py). The successor may have died already. */
 inline finish_replacement(w_) {
 	LOCK;
 	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
@@ -84,7 +93,7 @@ inline cancel_replacement(w_) {
 #endif
 }
 
-/* Python: take_restarted (pool/workers.py), _retry (pool/workers.py), on_restarted (pool/policies/replay.py). Calls come first. */
+/* Python: finish_restarts (pool/workers.py), _retry (pool/workers.py), on_restarted (pool/policies/replay.py). Calls come first. */
 #if REPLAYS
 #ifdef LATE_CALLS
 #define SERVE(w_) finish_replacement(w_); atomic { has_calls[w_] = true; is_restarted = true }
@@ -94,7 +103,7 @@ inline cancel_replacement(w_) {
 #else
 #define SERVE(w_) finish_replacement(w_)
 #endif
-inline take_restarted(w_) {
+inline finish_restarts(w_) {
 	if
 	:: is_restarting[w_] && is_task_done[w_] ->
 		is_task_done[w_] = false;
@@ -107,12 +116,12 @@ inline take_restarted(w_) {
 	fi
 }
 
-/* C++: take_events (replay.cpp). Python: handle_events (pool/fault_handler.py) */
+/* C++: pop_events (replay.cpp). Python: handle_events (pool/fault_handler.py) */
 inline handle_restarts() {
 #ifndef LATE_TAKE
 	is_notified = false;
 #endif
-	take_restarted(0);
+	finish_restarts(0);
 #ifdef LATE_TAKE
 	is_notified = false
 #endif

@@ -185,7 +185,7 @@ MUTANTS = {
     "LATE_COUNT": ("turns", "the learner reads the count after the rows"),
     "NO_RECOUNT": ("turns", "the count is not read again after `want` is armed"),
     "LATE_WANT": ("turns", "`want` is armed after the count was read again"),
-    "KEEP_WANT": ("pair", "`want` is not based anew for each wait"),
+    "KEEP_WANT": ("pair", "`want` is not computed again for each wait"),
     "TRUST_COUNT": ("pair", "a wake does not scan the rows again, the count is believed"),
     # states
     "NO_TAKE_CHECK": ("overdue", "a condemned command is taken"),
@@ -219,7 +219,7 @@ MUTANTS = {
     "NO_STUCK": ("stop", "who never comes to an end of publishing is left alone"),
     # words that the dead have scribbled over
     "NO_SETTLE_DEAD": ("scribble_twice", "the learner does not look after what the dead have scribbled"),
-    "NO_BURIED_RING": ("scribble_twice", "the learner is not woken when the reaper has let go of the dead"),
+    "NO_BURIED_RING": ("scribble_twice", "the learner is not woken when the reaper has finished with a dead worker"),
     "EARLY_BURIED": ("scribble_twice", "the learner settles what the reaper is about to settle"),
     "NO_TICKET_AGAIN": ("scribble_twice", "the ticket is not written once more"),
     "NO_STATE_AGAIN": ("scribble_twice", "the state is not written once more"),
@@ -233,7 +233,6 @@ MUTANTS = {
     "FORGET_STAGED": ("spare", "the worker goes to sleep after one reset ahead of its time"),
     "NO_STAGED_FLUSH": ("spare", "resets ahead of their time are not counted"),
     "NO_STAGE_DEATHS": ("spare_death", "`dead` is not read after a reset ahead of its time was commanded"),
-    "RASH_IS_GONE": ("spare_death", "what a successor has staged is taken for its predecessor's"),
     # requests
     "NO_REQUEST_RING": ("request", "a request does not ring"),
     "EARLY_REQUEST_RING": ("request", "the bell is rung before the request is announced"),
@@ -247,7 +246,7 @@ MUTANTS = {
     "EARLY_STOP_RING": ("close", "close() rings the workers before `stop` is set"),
     "EARLY_STOP": ("close", "the worker reads `stop` before its bell"),
     # restart
-    "NO_DECLARE": ("restart", "a worker is replaced before the old one is buried"),
+    "NO_DECLARE": ("restart", "a worker is replaced before the old one is marked dead"),
     "NO_GENERATION": ("replace", "the end of the old process is taken for the end of the new"),
     "NO_LAST_CHECK": ("restart", "after the last restart that failed, what was commanded meanwhile is not condemned"),
     "NO_HAS_EVENT": ("restart", "a wait does not look whether a restart is done"),
@@ -265,7 +264,6 @@ MUTANTS = {
     "GIVE_HELD": ("replay", "a step that is sent to an env that is held is commanded at once"),
     "DROP_SENT": ("replay", "a step that was sent meanwhile is not given when the replay is over"),
     "NO_RESET_AGAIN": ("replay", "a reset that was lost is replayed like a step"),
-    "EARLY_RELEASE": ("replay", "tickets are let go when the dead worker's words are cleared"),
     "LATE_CALLS": ("replay", "tickets are let go before the calls that come first"),
     "NO_END_RING": ("replay", "a worker is not rung when its tickets are let go"),
     "NO_FINISH_CHECK": ("replay_new", "`dead` is not read after tickets were let go"),
@@ -275,13 +273,10 @@ MUTANTS = {
     "NO_STALE_FAULT": ("replay_last", "a replay that is given up leaves its newest result where the env's would be"),
     "NO_CANCEL_RELEASE": ("replay", "envs stay held after the last restart has failed"),
     "FORGET_LOST": ("replay_death", "nobody deals with a death in a replay"),
-    "FORGET_CALLS": ("replay_call", "nobody deals with a death in a call that is repeated: **the code, as it is**"),
+    "FORGET_CALLS": ("replay_call", "nobody deals with a death in a call that is repeated"),
     "NO_CALL_NOTIFY": ("replay_call", "the outcome of a repeated call does not end a wait"),
     "KEEP_EVENTS": ("replay_left", "what a replay has told outlives its worker"),
-    "LET_GO_EARLY": (
-        "truncate_late",
-        "a ticket is let go before its worker's restart has succeeded: **the code, as it is**",
-    ),
+    "EARLY_RELEASE": ("truncate_late", "tickets are published when the dead worker's words are rewritten"),
     # spinning
     "NO_SPIN_CLEAR": ("spin", "the reaper leaves a dead worker's permit"),
     "TORN_PERMIT": ("spinners", "a permit is looked for and taken in two steps"),

@@ -1,13 +1,13 @@
 /* The learner with a spare: more servers than envs. Part of wake.pml, in place of the Pool of learner.pml.
  *
- *   env 0 is served by server 0, ends ──► server 0 is reset, its result stays in its staging row; the spare serves env 0
+ * env 0 is served by server 0, ends ──► server 0 is reset, its result stays in its staging row; the spare serves env 0
  */
 
 #define NO_ENV 255
 #define NE (NR - 1)
 
-/* What the learner is at. A reset of all: what runs is dropped, every env gets its own server back, what is staged there is
- * dropped too, and then all are reset, the spare as well.
+/* What the learner does. A reset of all drops running commands, assigns every env its own server, drops staged episodes,
+ * and then resets all servers, the spare as well.
  */
 #define PLAYING 0
 #define DRAINING 1
@@ -15,7 +15,7 @@
 
 /* ---- resets ahead of their time ---------------------------------------------------------------------------------- */
 
-/* C++: stage (spares.cpp), publish_stage (spares.cpp), tend (spares.cpp): what is to be staged, and what could not be at once. */
+/* C++: stage (spare_queue.cpp), publish_stage (spare_queue.cpp), flush_deferred_resets (spare_queue.cpp): staged and deferred resets. */
 #ifdef NO_BEHIND
 #define IS_FREE(s_) true
 #else
@@ -24,13 +24,13 @@
 #define IS_IN_USE(s_) (s_ != spare && status[env_of[s_]] != IDLE)
 #define IS_REST_DUE(s_) (behind[s_] > 0 && done[s_] == PUBLISHED(s_))
 #define IS_ANEW_DUE(s_) (is_rebuilt[s_] && behind[s_] == 0)
-/* What the newest worker has reset, and lives, is not to be reset once more. */
+/* An env that the newest worker has reset, and that lives, must not be reset again. */
 #define IS_OF_THE_DEAD(s_) (dead[(s_) / R] || reset_life[s_] != life[(s_) / R])
-#define STAGE(s_) is_staged[s_] = true; is_rebuilt[s_] = false; is_to_stage[s_] = true; is_untended = true
-inline tend() {
+#define STAGE(s_) is_staged[s_] = true; is_rebuilt[s_] = false; is_to_stage[s_] = true; has_deferred = true
+inline flush_deferred_resets() {
 	if
-	:: is_untended ->
-		atomic { is_untended = false; s = 0 };
+	:: has_deferred ->
+		atomic { has_deferred = false; s = 0 };
 		do
 		:: s == NR -> s = 0; break
 		:: s < NR ->
@@ -48,9 +48,9 @@ inline tend() {
 			fi;
 			if
 			:: atomic { is_to_stage[s] && IS_FREE(s) -> is_to_stage[s] = false; books[s]++; is_due = true }
-			:: atomic { is_to_stage[s] && !IS_FREE(s) -> is_to_stage[s] = false; books[s]++; behind[s]++; is_untended = true }
+			:: atomic { is_to_stage[s] && !IS_FREE(s) -> is_to_stage[s] = false; books[s]++; behind[s]++; has_deferred = true }
 			:: atomic { !is_to_stage[s] && IS_REST_DUE(s) -> behind[s]--; is_due = true }
-			:: atomic { !is_to_stage[s] && !IS_REST_DUE(s) -> is_untended = is_untended || behind[s] > 0 }
+			:: atomic { !is_to_stage[s] && !IS_REST_DUE(s) -> has_deferred = has_deferred || behind[s] > 0 }
 			fi;
 			if
 			:: is_due ->
@@ -67,21 +67,17 @@ inline tend() {
 #if KILLS && !defined(NO_STAGE_DEATHS)
 				check_deaths_of(s / R);
 #endif
-				is_due = false  /* and once more: it may be done by now */
+				is_due = false  /* and again: it may be done by now */
 			:: else -> s++
 			fi
 		od
-	:: !is_untended
+	:: !has_deferred
 	fi
 }
 
-/* C++: relieve (spares.cpp), is_gone (spares.cpp), attach (spares.cpp), detach (spares.cpp). The env's episode is over. */
-#ifdef RASH_IS_GONE
+/* C++: swap_in_spare (pool_state.cpp), is_gone (spare_queue.cpp), attach (pool_state.cpp), replace (spare_queue.cpp). The env's episode is over. */
 #define HAS_LOST(s_) ((is_restarting[(s_) / R] || dead[(s_) / R]) && behind[s_] == 0 && done[s_] == books[s_])
-#else
-#define HAS_LOST(s_) ((is_restarting[(s_) / R] -> is_held[(s_) / R] : dead[(s_) / R]) && behind[s_] == 0 && done[s_] == books[s_])
-#endif
-inline relieve() {
+inline swap_in_spare() {
 	s = server[e]; server[e] = spare; env_of[spare] = e; spare = s; env_of[s] = NO_ENV; needs_restore[e] = false;
 	STAGE(s);
 	s = server[e];
@@ -92,13 +88,13 @@ inline relieve() {
 	fi
 }
 
-/* C++: note_rebuilt (spares.cpp). What is staged is of an object that is gone. */
+/* C++: mark_rebuilt (spare_queue.cpp). The object of the staged episode is gone. */
 #define NOTE_REBUILT_SERVER(s_) \
-	if :: is_staged[s_] && done[s_] == books[s_] && behind[s_] == 0 -> is_rebuilt[s_] = true; is_untended = true :: else fi
+	if :: is_staged[s_] && done[s_] == books[s_] && behind[s_] == 0 -> is_rebuilt[s_] = true; has_deferred = true :: else fi
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */
 
-/* C++: take (spares.cpp), takes_staged (spares.cpp), claim_staged (spares.cpp). There is nothing to write. */
+/* C++: use_staged (pool_state.cpp), claim_staged (pool_state.cpp). Nothing is written. */
 #define TAKE_STAGED is_taking[e] = true; needs_restore[e] = false; status[e] = PENDING; num_pending++
 
 /* C++: dispatch (send.cpp), send_reset (send.cpp). The command words come before the ticket. */
@@ -122,7 +118,7 @@ inline dispatch() {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* C++: settle (gather.cpp), move_in (spares.cpp), discard (faults.cpp), mark_faulted (faults.cpp) */
+/* C++: mark_received (gather.cpp), copy_staged (spare_queue.cpp), discard (recovery.cpp), mark_faulted (recovery.cpp) */
 #define HAS_RESULT (status[e] == PENDING && done[server[e]] == books[server[e]])
 #define DROP_STAGED if :: is_taking[e] -> is_taking[e] = false; is_staged[s] = false :: else fi
 inline collect() {
@@ -138,7 +134,7 @@ inline collect() {
 			RECEIVE(s);
 			DROP_STAGED;
 			if
-			:: is_step && mode == PLAYING && overs -> overs--; relieve()
+			:: is_step && mode == PLAYING && overs -> overs--; swap_in_spare()
 			:: true
 			fi;
 			is_step = false; e++
@@ -154,7 +150,7 @@ inline collect() {
 	od
 }
 
-/* C++: mark_lost (recovery.cpp). Who idles hears of it with its next command. */
+/* C++: mark_lost (recovery.cpp). An idle env reports it with its next command. */
 #define IS_WELL(e_) (status[e_] == IDLE || (status[e_] == PENDING && done[server[e_]] == books[server[e_]] && fault[server[e_]] == NONE))
 #define IS_BEGUN(e_) (is_staged[server[e_]] && status[e_] == IDLE)
 inline mark_lost(e_) {
@@ -167,8 +163,8 @@ inline mark_lost(e_) {
 	fi
 }
 
-/* A faulted env is commanded a reset, if its worker lives or is to live again: Recovery, C++: truncate (recovery.cpp). */
-inline mend() {
+/* A faulted env is reset if its worker is alive or being restarted. C++: truncate (recovery.cpp). */
+inline reset_faulted() {
 	do
 	:: atomic { e == NE -> e = 0; v = 0; break }
 	:: atomic {
@@ -183,14 +179,14 @@ inline mend() {
 #if NR > 2
 			mark_lost(1);
 #endif
-			revives--; BEGIN_REPLACEMENT(v, HELD); status[e] = IDLE; needs_restore[e] = true; e++
+			revives--; BEGIN_REPLACEMENT(v); status[e] = IDLE; needs_restore[e] = true; e++
 		}
 #endif
 	:: atomic { e < NE && !(status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R] || revives)) -> e++ }
 	od
 }
 
-/* C++: restore_order (spares.cpp) */
+/* C++: restore_order (pool_state.cpp) */
 #define RESTORE(e_) server[e_] = e_; env_of[e_] = e_
 inline restore_order() {
 	RESTORE(0);
@@ -223,8 +219,8 @@ active proctype Pool() {
 	do
 	:: mode == PLAYING && num_pending == 0 && rounds == T -> break
 	:: else ->
-		tend();
-		/* C++: stage_spares (spares.cpp). Python: recall (pool/resets.py) */
+		flush_deferred_resets();
+		/* C++: stage_all (spare_queue.cpp). Python: release_staged (pool/resets.py) */
 		if
 		:: mode == PLAYING && rounds < T -> rounds++; dispatch()
 		:: atomic { mode == PLAYING && rounds < T && resets -> resets--; rounds++; mode = DRAINING }
@@ -259,7 +255,7 @@ active proctype Pool() {
 			collect()
 		:: else
 		fi;
-		mend();
+		reset_faulted();
 		atomic { is_event = false; is_fault = false }
 	od;
 	finish();

@@ -1,5 +1,5 @@
 /* Tickets, row states, waking, condemnation and death: every interleaving of a learner, its workers and their reaper.
- * Words, bounds and bells are in words.pml, what is modelled and what is not in docs/MODEL.md. `make model` runs it.
+ * Words, bounds and bells are in words.pml; docs/MODEL.md says what is modelled and what is not. `make model` runs it.
  *
  *   Pool ── tickets, bell ──► Worker × W ── done, count, bell ──► Pool       Environment kills, empties store buffers
  *     └──── revive, close ──► Reaper ────── done, count, bell ──► Pool       Closer closes the pool under the caller
@@ -10,7 +10,7 @@
 
 /* ---- condemning: by the reaper's thread, and by the learner's after it has written tickets ----------------------- */
 
-/* C++: settle (reaper.cpp) */
+/* C++: write_fault (reaper.cpp) */
 #define SETTLE(r_, ticket_, fault_) assert(SCRIBBLES || (settled[r_] < ticket_ && honest[r_] < ticket_ && done[r_] <= ticket_)); \
 	fault[r_] = fault_; settled[r_] = ticket_
 inline settle(r_, ticket_, fault_) {
@@ -23,7 +23,7 @@ inline settle(r_, ticket_, fault_) {
 #endif
 }
 
-/* C++: take_from (reaper.cpp) */
+/* C++: condemn (reaper.cpp) */
 #ifdef ROB_THE_LIVING
 #define IS_PUBLISHING(ticket_) false
 #elif defined(NO_ROB)
@@ -90,7 +90,7 @@ inline condemn_worker(w_, fault_) {
 	t = 0; is_gone = false; num_settled = 0
 }
 
-/* C++: bury (reaper.cpp). With the mutex. */
+/* C++: mark_dead (reaper.cpp). With the mutex. */
 inline bury(w_) {
 	is_watched[w_] = false;
 #ifdef LATE_DEAD
@@ -117,7 +117,7 @@ inline bury(w_) {
 	condemn_worker(w_, (death == OVERDUE -> NEIGHBOUR : DIED));
 #endif
 #if SCRIBBLES && !defined(EARLY_BURIED)
-	/* Where nothing is scrambled nobody needs this, or the ring after it. */
+	/* If no words were overwritten, neither this nor the ring after it is needed. */
 	STEP(buried[w_] = true);
 #ifndef NO_BURIED_RING
 	ring_pool();
@@ -181,7 +181,7 @@ inline report_end(r_) {
 #endif
 }
 
-/* C++: take_command (protocol.hpp), perform (perform.cpp) */
+/* C++: start_command (protocol.hpp), perform (perform.cpp) */
 #ifdef NO_TAKE_CHECK
 #define IS_CONDEMNED(t_) false
 #else
@@ -195,7 +195,7 @@ inline report_end(r_) {
 #define TAKE(r_, t_) DRAIN(w); state[r_] = STATE(t_, RUNNING); old = 0; assert(executed[r_] < t_ && IS_NEXT(r_, t_) && IS_ADDRESSED(r_)); executed[r_] = t_; \
 	BEGIN(r_, t_)
 
-/* A command of a server goes where it was to go when it began. No reset is left out. A step is done by an object that was reset. */
+/* The result of a command goes to the row that was set when it began. No reset is left out. Only an object that was reset does a step. */
 #if SPARES
 #if KILLS
 #define IS_NEXT(r_, t_) true
@@ -207,7 +207,7 @@ inline report_end(r_) {
 	if :: kind[r_] == RESET -> reset_life[r_] = my_life :: else -> assert(reset_life[r_] == my_life) fi
 #define WRITE_ROW(r_) assert(row[r_] == goes_to); wrote[r_] = row[r_]
 #elif REPLAYS
-/* A step is done by an object that was reset, and after the calls that came before it. */
+/* Only an object that was reset does a step, and after the calls that came before it. */
 #define IS_NEXT(r_, t_) true
 #define BEGIN(r_, t_) \
 	assert(has_calls[w]); \
@@ -264,7 +264,7 @@ inline publish(r_, t_) {
 	fi
 }
 
-/* C++: do_command (loop.cpp) */
+/* C++: run_command (loop.cpp) */
 inline do_command(r_, t_) {
 	STEP(old = state[r_]);
 	if
@@ -280,7 +280,7 @@ inline do_command(r_, t_) {
 	served[(r_) % R] = t_; old = 0
 }
 
-/* C++: do_staged (loop.cpp). Not while others wait, or after some sweeps. */
+/* C++: run_staged_reset (loop.cpp). Only if no command waits, or after some sweeps. */
 #define IS_STAGED(r_) (row[r_] == STAGED)
 #if SPARES
 inline look_for_staged(l_) {
@@ -373,7 +373,7 @@ inline answer() {
 		requests_seen++; replies[w]++; t = 0)
 }
 
-/* C++: reset_early (overlap.cpp) */
+/* C++: reset_early (loop.cpp) */
 inline reset_early() {
 	early--;
 	report_begin(ROW(w, 0), EARLY);
@@ -381,7 +381,7 @@ inline reset_early() {
 	report_end(ROW(w, 0))
 }
 
-/* C++: wait (loop.cpp), sleep_on_bell (protocol.hpp) */
+/* C++: wait_for_commands (loop.cpp), sleep_on_bell (protocol.hpp) */
 inline wait() {
 #if SPINNERS
 	spin_for(w, worker_bell[w]);
@@ -395,7 +395,7 @@ inline wait() {
 	is_rung = false
 }
 
-/* C++: is_given_up (loop.cpp). A process does not live to see it. */
+/* C++: is_abandoned (loop.cpp). A process is killed before it sees this. */
 #if THREADS && !defined(NO_GIVEN_UP)
 #define MUST_END(w_) (stop[w_] || dead[w_] == OVERDUE)
 #else
@@ -497,7 +497,7 @@ died:
 	};
 end_of_worker:
 	atomic {
-		/* C++: Loop (loop.cpp): a process that is started anew begins behind what is settled. */
+		/* C++: Loop (loop.cpp): a successor begins after the commands that are done. */
 		respawn[w] -> respawn[w] = false; ended[w] = false; requests_seen = requests[w]; BE_RENEWED; FORGET_OBJECTS;
 #ifdef NO_LOOP_DONE
 		served[0] = 0;

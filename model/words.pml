@@ -1,10 +1,10 @@
 /* The shared words of protocol.hpp and the functions that change them.
  *
- * STEP(…) is one access to shared memory, and what a thread does by itself along with it. All interleavings of steps are
- * searched, and a worker may be dead from any step on.
+ * STEP(…) is one access to shared memory, with the local computations around it. All interleavings of steps are
+ * searched, and a worker may die at any step.
  *
- * `C++:` above a step names the functions that it mirrors; tests/unit/test_model.py looks each one up.
- * What stands under #ifdef NO_x, LATE_x, EARLY_x … is a mutant: model/check.py makes each, and each must fail.
+ * `C++:` above a step names the functions that it mirrors; scripts/check_model_names.py looks each one up.
+ * Code under #ifdef NO_x, LATE_x, EARLY_x … is a mutant: model/check.py builds each one, and each must fail.
  */
 
 #ifndef W
@@ -38,13 +38,13 @@
 #define OVERS T         /* episodes that end */
 #endif
 #ifndef SCRIBBLES
-#define SCRIBBLES 0     /* workers that write nonsense over their words as they die */
+#define SCRIBBLES 0     /* workers that overwrite their words with invalid values as they die */
 #endif
 #ifndef LIVES
-#define LIVES 0         /* 1: of every command it is known to which of a worker's successors it was given */
+#define LIVES 0         /* 1: each command records for which of a worker's successors it was given */
 #endif
 #ifndef MORTAL
-#define MORTAL 1        /* 1: what is given up may be killed at any point, 0: it is a thread, and goes on */
+#define MORTAL 1        /* 1: a worker that is given up may be killed at any point, 0: it is a thread and continues */
 #endif
 #ifndef REVIVES
 #define REVIVES 0       /* dead workers that are replaced, or not: a restart may fail */
@@ -56,10 +56,10 @@
 #define LATE_FAILS 0    /* restarts that fail although the new worker has begun to serve */
 #endif
 #ifndef AWAITS
-#define AWAITS 0        /* 1: the learner may wait for restarts and replays alone, and command nothing meanwhile */
+#define AWAITS 0        /* 1: the learner may wait only for restarts and replays, without giving commands */
 #endif
 #ifndef INTERRUPTS
-#define INTERRUPTS 0    /* times that Ctrl-C makes the learner leave a wait; it comes back */
+#define INTERRUPTS 0    /* how often Ctrl-C ends a wait of the learner, which then waits again */
 #endif
 #ifndef REPLAYS
 #define REPLAYS 0       /* 1: episodes are replayed after a restart */
@@ -68,16 +68,16 @@
 #define TRUNCATES 0     /* 1: with REPLAYS, they are cut short instead */
 #endif
 #ifndef CALM
-#define CALM 0          /* 1: who dies first sleeps, and nothing is commanded; no restart fails. Other bounds are there for the rest */
+#define CALM 0          /* 1: a worker sleeps before it dies, and no commands are given; no restart fails. Other bounds cover the rest */
 #endif
 #ifndef DEVIATIONS
-#define DEVIATIONS 0    /* results of replays that are not what they were the first time */
+#define DEVIATIONS 0    /* results of replays that differ from the logged ones */
 #endif
 #ifndef CALLS
 #define CALLS 0         /* 1: a call is repeated at the end of a replay, and a thread waits for its outcome */
 #endif
 #ifndef OVERLAP
-#define OVERLAP 0       /* resets that a worker begins before anybody asks for them */
+#define OVERLAP 0       /* resets that a worker begins before a command asks for them */
 #endif
 #ifndef REQUESTS
 #define REQUESTS 0      /* slow requests */
@@ -92,13 +92,13 @@
 #define SPURIOUS 0      /* returns from a futex without a ring: signals, ends of slices */
 #endif
 #ifndef SLICES
-#define SLICES 0        /* ends of the slices in which the learner sleeps, when nothing else happens any more */
+#define SLICES 0        /* ends of the slices in which the learner sleeps, when nothing else can happen */
 #endif
 #ifndef EARLY_SLICES
-#define EARLY_SLICES 0  /* and ends of slices at any time */
+#define EARLY_SLICES 0  /* ends of slices at any time */
 #endif
 #ifndef SPINNERS
-#define SPINNERS 0      /* max_spinners; 0: nobody spins */
+#define SPINNERS 0      /* max_spinners; 0: no thread spins */
 #endif
 #ifndef NEED
 #define NEED 2          /* how many results the learner waits for: 1: one, 2: one or all that are pending */
@@ -108,7 +108,7 @@
 #endif
 
 #if LIMITS && !MORTAL
-#define THREADS 1       /* the worker is a thread: nobody can kill it, and given up it is to end by itself */
+#define THREADS 1       /* the worker is a thread: it cannot be killed, and ends by itself when it is given up */
 #else
 #define THREADS 0
 #endif
@@ -133,16 +133,16 @@
 #define NO_SERVER 255
 #define NOBODY 255
 
-/* What a worker is at. */
+/* What a worker is doing. */
 #define COMMAND 1
 #define EARLY 2
 
-/* PoolControl. Each bell has one sleeper: all that matters is whether it has moved since he read it, and that is modelled. */
+/* PoolControl. Each bell has one sleeper: only whether the bell has moved since that thread read it matters, and that is modelled. */
 byte count, want;
 bool bell, parked, asleep;               /* asleep: in the kernel's queue */
 bool eager;
-byte before[W + 3] = 255;                /* what count was when somebody added to it; 255: he has looked at want since */
-byte spinners;                           /* a bit per worker, and the parent's */
+byte before[W + 3] = 255;                /* value of count when a thread added to it; 255: the thread has read want since */
+byte spinners;                           /* one bit per worker, and the learner's */
 
 /* WorkerControl */
 byte requests[W], running[W], current[W] = NO_SERVER, progress[W], dead[W];
@@ -154,24 +154,21 @@ byte data[NR];                           /* all result bytes of a row: the ticke
 byte unseen[NR];                         /* a done word in its writer's store buffer, 0: none */
 
 /* Outside of shared memory */
-bool gone[W + 3];                        /* the pidfd is readable: nothing more is executed. Of the learner's threads: never */
+bool gone[W + 3];                        /* the pidfd is readable: nothing more is executed. Never true for the learner's threads */
 bool sigkill[W], hung[W], exited[W], ended[W], respawn[W];
-bool frozen[W + 3];                     /* executes nothing more, and lives. Only workers are */
+bool frozen[W + 3];                     /* lives but executes nothing. Only workers */
 byte hangs = HANGS;
 byte slices = SLICES;
 bool buried[W];
-byte stuck[W] = NO_SERVER;               /* Watched::stuck: whose result never came to an end */
-byte books[NR];                          /* the ticket of EnvBook, or of ServerBook */
+byte stuck[W] = NO_SERVER;               /* Watched::stuck: the server whose publishing never ends */
+byte books[NR];                          /* the ticket of EnvRecord, or of CommandWriter */
 bool mutex;                              /* Reaper::mutex_ */
 bool is_watched[W] = true;
 byte generation[W];
-bool is_restarting[W];                   /* Ledger::is_restarting_: what is commanded now is the next worker's */
-byte is_held[W];                         /* Ledger::is_held_: what is commanded now gets no ticket yet */
-#define HELD 1                           /* the worker that is replaced may still live */
-#define HELD_FOR_REPLAY 2                /* and calls come before the first command of the next one */
-byte order = NOBODY;                     /* whom a restart task is to replace */
+bool is_restarting[W];                   /* CommandWriter::is_restarting_: commands are for the next worker, and get their tickets at the end of the restart */
+byte order = NOBODY;                     /* the worker that a restart task is to replace */
 bool is_task_done[W], is_task_good[W];   /* its outcome: RestartTask */
-bool is_notified;                        /* Ledger::is_notified_ */
+bool is_notified;                        /* PoolState::is_notified_ */
 byte interrupts = INTERRUPTS;
 bool is_closed, is_over;
 byte spurious = SPURIOUS;
@@ -181,12 +178,12 @@ byte num_posted[W], replies[W];
 /* Ghosts: what the assertions remember */
 byte executed[NR];                       /* ticket of the last command whose env.step began */
 byte honest[NR];                         /* ticket of the last result that its owner published */
-byte settled[NR];                        /* ticket of the last command that was settled by a fault */
-byte began_at[NR];                       /* the worker's progress number at which the running command began */
-byte early_at[W];                        /* and at which the last early reset began */
+byte settled[NR];                        /* ticket of the last command that a fault ended */
+byte began_at[NR];                       /* the worker's progress when the running command began */
+byte early_at[W];                        /* the worker's progress when the last early reset began */
 
 #if LIVES
-byte life[W], addressee[NR];             /* how often a worker was to be replaced; for which of its successors a command is meant */
+byte life[W], addressee[NR];             /* how often a worker was to be replaced; the successor for which a command is meant */
 #define RENEW(w_) life[w_]++
 #define BE_RENEWED my_life = life[w]
 #define ADDRESS(r_) addressee[r_] = life[(r_) / R]
@@ -198,8 +195,8 @@ byte life[W], addressee[NR];             /* how often a worker was to be replace
 #define IS_ADDRESSED(r_) true
 #endif
 #if SCRIBBLES
-bool scribbled[NR];                      /* of such a row nothing is true but that its command comes to an end */
-byte mortal[NR];                         /* ServerBook::lost_with */
+bool scribbled[NR];                      /* of such a row only the end of its command is certain */
+byte mortal[NR];                         /* the command that was outstanding when its worker died */
 #define IS_SCRIBBLED(r_) scribbled[r_]
 #define SET_SCRIBBLED(r_, is_) scribbled[r_] = is_
 #define NOTE_MORTAL(r_) mortal[r_] = books[r_]
@@ -215,12 +212,12 @@ byte mortal[NR];                         /* ServerBook::lost_with */
 #define IS_LOST(r_) false
 #endif
 #if SPARES
-#define STAGED 9                         /* a row of its own for what nobody asked for yet */
+#define STAGED 9                         /* a staging row, for results that no command has asked for */
 #define FORWARD 0
 #define RESET 1
-byte row[NR], kind[NR];                  /* where a command's result is to go; what is commanded */
-byte wrote[NR], reset_life[NR] = 255;    /* where the newest result went; which of the workers has reset the env last */
-bool is_staged[NR], is_rebuilt[NR], is_untended;  /* Ledger's, and of ServerBook */
+byte row[NR], kind[NR];                  /* the row that the result goes to; the kind of command */
+byte wrote[NR], reset_life[NR] = 255;    /* the row of the newest result; which of the workers has reset the env last */
+bool is_staged[NR], is_rebuilt[NR], has_deferred;  /* of SpareQueue */
 byte behind[NR];
 #define PUBLISHED(r_) (books[r_] - behind[r_])
 #define SERVER(e_) server[e_]
@@ -231,18 +228,18 @@ byte behind[NR];
 #if REPLAYS
 #define FORWARD 0
 #define RESET 1
-/* EnvBook::replay: none, it waits for a worker, it plays, it has stopped and the learner is to see why. */
+/* Replay::phase: none, it waits for a worker, it plays, it is paused until the learner handles its event. */
 #define NO_REPLAY 0
 #define WAITING 1
 #define PLAYING 2
 #define PAUSED 3
-byte kind[NR];                           /* what is commanded */
-byte at[NR];                             /* what an env object has done of its episode: 0 nothing, 1 reset, 2 one step … */
-byte place[NR];                          /* of the newest result: `at` when it came about */
+byte kind[NR];                           /* the kind of command */
+byte at[NR];                             /* how much of its episode an env object has done: 0 nothing, 1 reset, 2 one step … */
+byte place[NR];                          /* of the newest result: `at` when it was made */
 byte phase[NR];
 byte deviations = DEVIATIONS;
 bool has_calls[W] = true;                /* its env objects have got their calls, or have lost none */
-byte event[NR], call[NR];                /* Ledger::events_; the future of a call that is repeated after the last step */
+byte event[NR], call[NR];                /* HeldEnvs::events_; the future of a call that is repeated after the last step */
 #define NO_EVENT 0
 #define PLAYED 1
 #define DIFFERS 2
@@ -263,7 +260,7 @@ byte event[NR], call[NR];                /* Ledger::events_; the future of a cal
 #define PARENT_SEAT W
 #define POPCOUNT(bits_) (((bits_) & 1) + (((bits_) >> 1) & 1) + (((bits_) >> 2) & 1))
 
-#define LEARNER W        /* `me` of its caller and of close(), which count nothing at the same time */
+#define LEARNER W        /* `me` of the caller and of close(), which never count at the same time */
 #define REAPER (W + 1)
 #define RESTARTER (W + 2)
 
@@ -285,7 +282,7 @@ byte event[NR], call[NR];                /* Ledger::events_; the future of a cal
 #define OR_DIE
 #endif
 
-/* What a locked instruction does to the stores before it. */
+/* The effect of a locked instruction on the stores before it. */
 #ifdef TSO
 #define DRAIN_ROW(r_) if :: unseen[r_] -> done[r_] = unseen[r_]; unseen[r_] = 0 :: else fi
 #define STORE_DONE(r_, t_) unseen[r_] = t_
@@ -332,7 +329,7 @@ inline ring_worker(w_) { ring(worker_bell[w_], worker_parked[w_], worker_asleep[
 /* C++: ring_pool (protocol.hpp) */
 inline ring_pool() { ring(bell, parked, asleep) }
 
-/* C++: count_results (protocol.hpp). As every locked instruction it empties the store buffer of who executes it. */
+/* C++: count_results (protocol.hpp). Like every locked instruction it empties the store buffer of its thread. */
 #ifdef EQUAL_WANT
 #define IS_CROSSED(group_) (before[me] + group_ == want)
 #else
@@ -370,7 +367,7 @@ inline sleep(bell_, parked_, asleep_) {
 #endif
 	if
 	:: WHEN(!asleep_)
-	:: is_over -> goto died  /* the learner has all it wanted */
+	:: is_over -> goto died  /* the learner has all results */
 #if SPURIOUS
 	:: atomic { WHEN(spurious && asleep_) -> spurious--; asleep_ = false }
 #endif

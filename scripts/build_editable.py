@@ -1,7 +1,7 @@
-"""Build the extension into this environment's editable install; a second build takes about a second.
+"""Build the extension into this environment's editable install. A repeated build takes about a second.
 
-The first call runs pip. Later calls run only CMake in the build directory that pip left, and put the new
-binary in the place of the old one by a rename, so that processes that have it mapped go on undisturbed.
+The first call runs pip. Later calls only run CMake in pip's build directory and replace the binary by a rename, so that
+processes that have mapped the old binary are not affected.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ BINARY = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def is_installed() -> bool:
-    """Whether this environment has an editable install that is newer than what describes the build."""
+    """Whether this environment has an editable install that is newer than the build's configuration."""
     cache = BUILD_DIR / "CMakeCache.txt"
     stamp = installed_binary().with_name(".built")
     if not (cache.exists() and installed_binary().exists() and stamp.exists()):
@@ -33,7 +33,7 @@ def is_installed() -> bool:
 
 
 def python_files() -> str:
-    """The names of all Python files, a line each: the editable install finds only those that were there when it was made."""
+    """Return the names of all Python files, one per line. An editable install finds only the files that existed when it was made."""
     package = ROOT / "src" / "stepmill"
     return "".join(f"{path.relative_to(package)}\n" for path in sorted(package.rglob("*.py")))
 
@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def rebuild() -> None:
-    """Run CMake where pip left off, and swap the binary in."""
+    """Run CMake in pip's build directory, and replace the binary."""
     scripts = sysconfig.get_path("scripts")
     environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
     subprocess.run(["cmake", "--build", str(BUILD_DIR)], check=True, env=environment)
@@ -65,7 +65,7 @@ def rebuild() -> None:
 
 
 def main() -> None:
-    """Build, one at a time: a second build of the same environment waits for the first."""
+    """Build. A second build of the same environment waits for the first."""
     BUILD_DIR.mkdir(parents=True, exist_ok=True)
     with (BUILD_DIR / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

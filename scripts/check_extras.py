@@ -1,6 +1,6 @@
-"""Install each extra alone into an empty environment, and run there what it promises.
+"""Install each extra alone into an empty environment, and run a program there that needs it.
 
-Usage: check_extras.py [EXTRA ...]. Without names all extras are tried that are for users.
+Usage: check_extras.py [EXTRA ...]. Without arguments, all extras for users are tested.
 """
 
 import subprocess
@@ -72,6 +72,12 @@ envs = stepmill.make_vec("CartPole-v1", 2, backend="envpool")
 """
     + _STEP
     + "envs.close()",
+    "numba": """
+import stepmill
+envs = stepmill.make_vec("CartPole-v1", 2, backend="kernel")
+"""
+    + _STEP
+    + "envs.close()",
     "torchrl": """
 import gymnasium
 from stepmill.frontends.torchrl import StepmillEnv
@@ -118,18 +124,18 @@ env.close()
 
 
 def extras() -> list[str]:
-    """Return the extras for users, as pyproject.toml names them. Each must have a program."""
+    """Return the extras for users in pyproject.toml. Each must have a program here."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = [name for name in named if name not in FOR_DEVELOPERS]
     if set(found) != set(PROGRAMS):
         raise SystemExit(
-            f"extras: {sorted(set(found) ^ set(PROGRAMS))} are not both in pyproject.toml and in {__file__}"
+            f"extras: {sorted(set(found) ^ set(PROGRAMS))} must be both in pyproject.toml and in {__file__}"
         )
     return found
 
 
 def try_extra(extra: str, wheel: Path, folder: Path) -> str:
-    """Return what went wrong with an extra in an empty environment; empty if nothing did."""
+    """Test an extra in an empty environment, and return the error text, or an empty string."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     for command in (
@@ -143,7 +149,7 @@ def try_extra(extra: str, wheel: Path, folder: Path) -> str:
 
 
 def main(asked: list[str]) -> int:
-    """Try the extras that are asked for, or all; any failure makes the exit status 1."""
+    """Test the extras that were named, or all. The exit status is 1 after a failure."""
     chosen = [extra for extra in extras() if not asked or extra in asked]
     failed = []
     with tempfile.TemporaryDirectory(prefix="stepmill-extras-") as temporary:
@@ -152,7 +158,7 @@ def main(asked: list[str]) -> int:
         (wheel,) = base.glob("*.whl")
         for extra in chosen:
             problem = try_extra(extra, wheel, base / extra)
-            print(f"extras: {extra}: {problem or 'does what it promises'}", flush=True)
+            print(f"extras: {extra}: {problem or 'works'}", flush=True)
             failed += [extra] if problem else []
     return 1 if failed else 0
 

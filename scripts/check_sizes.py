@@ -1,6 +1,6 @@
-"""Refuse files, functions, parameter lists and nesting beyond what docs/STYLE allows.
+"""Check the sizes of files, functions and parameter lists, and the depth of nesting.
 
-Counts every line, docstrings and comments too. C++ is checked for the length of files only.
+All lines count, including docstrings and comments. Of C++ only the length of files is checked.
 """
 
 import ast
@@ -24,7 +24,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 @dataclass(frozen=True)
 class Excess:
-    """One thing that is too large: where, what, how much and the limit."""
+    """One measure that exceeds its limit."""
 
     path: Path
     line: int
@@ -37,7 +37,7 @@ class Excess:
 
 
 def count_parameters(function: Function) -> int:
-    """Count what a caller can give; self and cls are not the caller's, *args and **kwargs count one each."""
+    """Count the parameters without self and cls; *args and **kwargs count one each."""
     arguments = function.args
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if positional[:1] in (["self"], ["cls"]):
@@ -46,7 +46,7 @@ def count_parameters(function: Function) -> int:
 
 
 def nesting(node: ast.AST, *, is_elif: bool = False) -> int:
-    """Return how many blocks lie inside each other below `node`, itself included; an elif is no deeper than its if."""
+    """Return the depth of nested blocks in `node`, including itself. An elif is at the same depth as its if."""
     own = 0 if is_elif or not isinstance(node, BLOCKS) else 1
     deepest = 0
     for child in ast.iter_child_nodes(node):
@@ -58,7 +58,7 @@ def nesting(node: ast.AST, *, is_elif: bool = False) -> int:
 
 
 def check_function(path: Path, function: Function) -> Iterator[Excess]:
-    """Yield what is too large in one function, its nested functions apart."""
+    """Yield the excesses of one function, without its nested functions."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
     depth = max((nesting(statement) for statement in function.body if not isinstance(statement, SCOPES)), default=0)
     sizes = (
@@ -72,7 +72,7 @@ def check_function(path: Path, function: Function) -> Iterator[Excess]:
 
 
 def check_file(path: Path) -> Iterator[Excess]:
-    """Yield what is too large in one file."""
+    """Yield the excesses of one file."""
     text = path.read_text(encoding="utf-8")
     lines = len(text.splitlines())
     if lines > MAX_FILE_LINES:
@@ -85,7 +85,7 @@ def check_file(path: Path) -> Iterator[Excess]:
 
 
 def find_files() -> Iterator[Path]:
-    """Yield every file that people write, Python and C++, and git does not ignore."""
+    """Yield all Python and C++ files that git does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS]
     listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     for name in sorted(set(listed.split("\0"))):
@@ -95,7 +95,7 @@ def find_files() -> Iterator[Path]:
 
 
 def main() -> int:
-    """Print each excess; exit status 1 if there is one."""
+    """Print each excess. The exit status is 1 if there is one."""
     excesses = [excess for path in find_files() for excess in check_file(path)]
     for excess in excesses:
         print(excess)

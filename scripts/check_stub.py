@@ -1,7 +1,4 @@
-"""Compare the committed stub of the extension with what the extension really offers.
-
-With --write, write it anew.
-"""
+"""Compare the committed stub of the extension with the built extension. With --write, rewrite the stub."""
 
 import difflib
 import subprocess
@@ -13,7 +10,7 @@ STUB = Path(__file__).resolve().parent.parent / "src" / "stepmill" / "_native.py
 
 
 def make_stub() -> str:
-    """Return what nanobind says of the built extension."""
+    """Return the stub that nanobind generates for the built extension."""
     with tempfile.TemporaryDirectory() as folder:
         stub = Path(folder) / "_native.pyi"
         command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "stepmill._native", "-o", str(stub)]
@@ -22,7 +19,7 @@ def make_stub() -> str:
 
 
 def main() -> int:
-    """Print the difference, if any; exit status 1 then."""
+    """Print the difference. The exit status is 1 if there is one."""
     built = make_stub()
     if "--write" in sys.argv[1:]:
         STUB.write_text(built, encoding="utf-8")
@@ -30,13 +27,13 @@ def main() -> int:
         return 0
     committed = STUB.read_text(encoding="utf-8") if STUB.exists() else ""
     if committed == built:
-        print("stub: as built")
+        print("stub: matches the extension")
         return 0
     lines = difflib.unified_diff(
         committed.splitlines(), built.splitlines(), f"committed {STUB.name}", "built extension", lineterm=""
     )
     print("\n".join(lines))
-    print("stub: differs from the extension; run `make stub` and commit what it writes")
+    print("stub: differs from the extension; run `make stub` and commit the result")
     return 1
 
 

@@ -1,11 +1,9 @@
-"""Join docs/coverage.toml with what test runs have shown, and write docs/COVERAGE.md: `python scripts/coverage.py [--check]`.
+"""Join docs/coverage.toml with the results of test runs, and write build/COVERAGE.md.
 
-Each run of the tests with `--covers build/covers/NAME.json` leaves a file; all that are there count. Exit status 1 if an id has
-neither a test that ran and passed nor a reason, if a mark names an id that is not in the table, or, with --check, if the page on
-disk is not what would be written.
+Each test run with `--covers build/covers/NAME.json` writes a file, and all these files are read. The exit status is 1 if an id
+has neither a test that passed nor a reason why it is not done, or if a mark in the tests names an unknown id.
 """
 
-import argparse
 import ast
 import json
 import sys
@@ -18,7 +16,7 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "coverage.toml"
-PAGE = ROOT / "docs" / "COVERAGE.md"
+PAGE = ROOT / "build" / "COVERAGE.md"
 RUNS = ROOT / "build" / "covers"
 SYSTEMS = {
     "A": "ALF FastParallelEnvironment",
@@ -26,14 +24,18 @@ SYSTEMS = {
     "M": "actorcritic MultiEnv",
     "T": "TorchRL MultiThreadedEnv over EnvPool",
     "U": "Unity ML-Agents SubprocessEnvManager",
-    "X": "What users ask for or suffer from",
-    "G": "Gates across all systems",
+    "X": "What users of these libraries ask for or complain about",
+    "G": "Requirements on all systems",
 }
 
 
 @dataclass(frozen=True)
 class Item:
-    """One behaviour or fault. `tests` passed; `failed` are tests that claim it and did not pass."""
+    """One behaviour or fault. `tests` passed; `failed` are tests marked with it that did not pass.
+
+    An entry may have parts; a mark then names the part that its test shows, as "A-1/spawn". `missing` are the parts that no
+    test has shown.
+    """
 
     name: str
     what: str
@@ -41,18 +43,20 @@ class Item:
     not_done: str
     tests: tuple[str, ...]
     failed: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
         if self.failed:
             return "**failed**"
         if self.tests:
-            return "partly" if self.not_done else "shown"
+            return "partly" if self.not_done or self.missing else "shown"
         return "not done" if self.not_done else "**open**"
 
 
 def read_shown(runs: Path) -> dict[str, dict[str, bool]]:
-    """Return by id which tests have passed; a test that failed in one run has failed."""
+    """Return, by id, whether each test has passed. A test that failed in one run counts as failed."""
     shown: dict[str, dict[str, bool]] = defaultdict(dict)
     for file in sorted(runs.glob("*.json")):
         for name, tests in json.loads(file.read_text()).items():
@@ -65,7 +69,12 @@ def read_items(table: Path, runs: Path) -> list[Item]:
     shown = read_shown(runs)
     items = []
     for name, entry in tomllib.loads(table.read_text()).items():
-        tests = shown.get(name, {})
+        parts = entry.get("parts", {})
+        by_part = {part: shown.get(f"{name}/{part}", {}) for part in parts}
+        tests = dict(shown.get(name, {}))
+        for found in by_part.values():
+            for test, has_passed in found.items():
+                tests[test] = tests.get(test, True) and has_passed
         items.append(
             Item(
                 name,
@@ -74,13 +83,15 @@ def read_items(table: Path, runs: Path) -> list[Item]:
                 entry.get("not_done", ""),
                 tuple(sorted(test for test, has_passed in tests.items() if has_passed)),
                 tuple(sorted(test for test, has_passed in tests.items() if not has_passed)),
+                tuple(f"{name}/{part}" for part in parts),
+                tuple(text for part, text in parts.items() if not any(by_part[part].values())),
             )
         )
     return items
 
 
 def marked_ids(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (id, place) of each mark in the tests, also of those that no run collects."""
+    """Yield (id, file and line) of each mark in the tests, including tests that no run collects."""
     for path in sorted(folder.rglob("*.py")):
         nodes = ast.walk(ast.parse(path.read_text()))
         calls = (node for node in nodes if isinstance(node, ast.Call))
@@ -94,58 +105,57 @@ def _is_covers(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == "covers"
 
 
-def find_faults(items: list[Item], marks: list[tuple[str, str]]) -> list[str]:
-    known = {item.name for item in items}
-    faults = [f"{place}: {name!r} is not in {TABLE.name}" for name, place in marks if name not in known]
+def find_problems(items: list[Item], marks: list[tuple[str, str]]) -> list[str]:
+    known = {name for item in items for name in (item.parts or (item.name,))}
+    problems = [
+        f"{place}: {name!r} is not in {TABLE.name}, or names no part of it"
+        for name, place in marks
+        if name not in known
+    ]
     for item in items:
         if not item.what:
-            faults.append(f"{item.name} does not say what it is")
+            problems.append(f"{item.name} has no description")
         if item.failed:
-            faults.append(f"{item.name} is claimed by a test that did not pass: {', '.join(item.failed)}")
+            problems.append(f"{item.name} has a test that did not pass: {', '.join(item.failed)}")
         elif not item.tests and not item.not_done:
-            faults.append(f"{item.name} has neither a test that ran and passed nor a reason why it is not done")
-    return faults
+            problems.append(f"{item.name} has neither a test that passed nor a reason why it is not done")
+    return problems
 
 
 def write_page(items: list[Item]) -> str:
     lines = [
         "# Coverage",
         "",
-        "What the five source systems do, what they do wrong, and which test shows that stepmill does it, or does it right.",
-        "Written by `make coverage` from [coverage.toml](coverage.toml) and the tests that ran and passed; do not edit.",
+        "Behaviours and faults of the libraries that stepmill replaces, with the tests that show what stepmill does instead.",
+        "Written by `make coverage` from docs/coverage.toml and the results of the tests.",
     ]
     for prefix, title in SYSTEMS.items():
-        mine = [item for item in items if item.name.split("-")[0] == prefix]
+        group = [item for item in items if item.name.split("-")[0] == prefix]
         counts = ", ".join(
-            f"{sum(item.state == state for item in mine)} {state.strip('*')}"
+            f"{sum(item.state == state for item in group)} {state.strip('*')}"
             for state in ("shown", "partly", "not done", "**open**", "**failed**")
-            if any(item.state == state for item in mine)
+            if any(item.state == state for item in group)
         )
         lines += ["", f"## {title}: {counts}", "", "| id | what | front-end | state | tests |", "|---|---|---|---|---|"]
-        for item in mine:
+        for item in group:
             tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in item.tests + item.failed)
-            state = f"{item.state}: {item.not_done}" if item.not_done else item.state
+            reasons = [*([item.not_done] if item.not_done else []), *(f"not shown: {part}" for part in item.missing)]
+            state = f"{item.state}: {'; '.join(reasons)}" if reasons else item.state
             lines.append(f"| {item.name} | {item.what} | {item.frontend} | {state} | {tests} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Write the page, or check it; print what is wrong."""
-    parser = argparse.ArgumentParser(prog="scripts/coverage.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare docs/COVERAGE.md instead of writing it")
-    is_check = parser.parse_args().check
+    """Write the page, and print the problems."""
     items = read_items(TABLE, RUNS)
-    faults = find_faults(items, list(marked_ids(ROOT / "tests")))
-    page = write_page(items)
-    if not is_check:
-        PAGE.write_text(page)
-    elif not PAGE.exists() or PAGE.read_text() != page:
-        faults.append(f"docs/{PAGE.name} is not what the tests have shown; run make coverage")
-    for fault in faults:
-        print(fault, file=sys.stderr)
+    problems = find_problems(items, list(marked_ids(ROOT / "tests")))
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(write_page(items))
+    for problem in problems:
+        print(problem, file=sys.stderr)
     states = [item.state.strip("*") for item in items]
     print(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))
-    return 1 if faults else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Make .venvs/diengine, an environment beside .venv that has DI-engine 0.5.3, and print its Python.
+"""Make .venvs/diengine, an environment with DI-engine 0.5.3 on top of .venv, and print its Python.
 
-Its packages are those of the benchmarks' environment; stepmill and pytest are .venv's. An environment that is whole is kept.
+Its packages are those of the benchmarks' environment; stepmill and pytest are those of .venv. A complete environment is kept.
 """
 
 import os
@@ -17,20 +17,20 @@ from benchmarks.setup import DIENGINE_ITSELF, DIENGINE_PACKAGES, TORCH  # noqa: 
 
 
 def make_diengine_env() -> Path:
-    """Return the environment's Python; a second call finds it made."""
+    """Make the environment if necessary, and return its Python."""
     folder = ROOT / ".venvs" / "diengine"
     python = make_side_env(folder, editable=True)
-    note = folder / "packages"
+    installed = folder / "packages"
     wanted = "\n".join((*DIENGINE_PACKAGES, DIENGINE_ITSELF))
-    if note.exists() and note.read_text(encoding="utf-8") == wanted:
+    if installed.exists() and installed.read_text(encoding="utf-8") == wanted:
         return python
-    note.unlink(missing_ok=True)
+    installed.unlink(missing_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     for packages in ([TORCH, "numpy==1.26.4"], list(DIENGINE_PACKAGES), ["--no-deps", DIENGINE_ITSELF]):
-        # What pip prints is not what the caller reads.
+        # The caller reads stdout, so pip's output goes to stderr.
         subprocess.run([*install, *packages], env=environment, stdout=sys.stderr, check=True)
-    note.write_text(wanted, encoding="utf-8")
+    installed.write_text(wanted, encoding="utf-8")
     return python
 
 

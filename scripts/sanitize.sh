@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# C++ tests under ThreadSanitizer and under AddressSanitizer + UndefinedBehaviorSanitizer, then the Python tests on an
-# extension built with the latter, and some of them on one built with the former: the ledger, the reaper's thread and
-# worker threads share memory, and need Python. Usage: sanitize.sh PYTHON
+# Runs the C++ tests under ThreadSanitizer and under AddressSanitizer + UndefinedBehaviorSanitizer, then the Python tests with an
+# extension built with the latter. Python tests of threads also run with an extension built with ThreadSanitizer: the pool, the
+# reaper's thread and worker threads share memory. Usage: sanitize.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 PATH="$(dirname "$python"):$PATH"
 
-# ThreadSanitizer cannot map its shadow where the kernel randomises addresses widely.
+# ThreadSanitizer cannot map its shadow memory if the kernel randomises addresses widely.
 fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 
@@ -26,21 +26,21 @@ side=$("$python" scripts/side_env.py .venvs/asan)
 "$side" -m pip install -q --no-deps --no-build-isolation --force-reinstall \
     -Cbuild-dir=build/asan -Ccmake.build-type=RelWithDebInfo -Ccmake.define.STEPMILL_SANITIZE=address,undefined \
     -Ccmake.define.STEPMILL_WERROR=ON .
-# The runtimes must come before everything else; libstdc++ too, or exceptions are thrown past the sanitizer.
+# The runtimes must be loaded first, and libstdc++ too; otherwise the sanitizer does not see exceptions.
 preload=$(for library in libasan.so libubsan.so libstdc++.so; do g++ -print-file-name="$library"; done | paste -sd:)
 folders=()
 for folder in tests/unit tests/contract; do [ -d "$folder" ] && folders+=("$folder"); done
-# CPython itself leaks at exit by intent; PYTHONMALLOC shows the sanitizer every object on its own.
+# CPython leaks objects at exit by design. PYTHONMALLOC lets the sanitizer see every object separately.
 LD_PRELOAD=$preload PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    "$side" -m pytest -m "not soak and not torch" --timeout 600 "${folders[@]}"
+    "$side" -m pytest -n 2 --dist worksteal -m "not soak and not torch" --timeout 600 "${folders[@]}"
 
 echo "== Python tests of threads, extension with -fsanitize=thread"
 side=$("$python" scripts/side_env.py .venvs/tsan)
 "$side" -m pip install -q --no-deps --no-build-isolation --force-reinstall \
     -Cbuild-dir=build/tsan -Ccmake.build-type=RelWithDebInfo -Ccmake.define.STEPMILL_SANITIZE=thread .
 preload=$(for library in libtsan.so libstdc++.so; do g++ -print-file-name="$library"; done | paste -sd:)
-# Python itself is not instrumented; the sanitizer sees the GIL through the locks of the C library. It follows no fork of a
-# process that has threads, and ends it: contexts that fork are left out.
+# Python is not instrumented; the sanitizer sees the GIL through the locks of the C library. It ends a process that forks while
+# it has threads, so contexts that fork are left out.
 reports=$(mktemp -d)
 LD_PRELOAD=$preload TSAN_OPTIONS="die_after_fork=0 report_signal_unsafe=0 log_path=$reports/race" \
     "${fixed_addresses[@]}" "$side" -m pytest -m "not soak" -k "not fork" --timeout 600 \

@@ -1,6 +1,6 @@
-"""Make an environment beside .venv that sees .venv's packages, but can hold its own stepmill or an extra library.
+"""Make an environment on top of .venv: it uses .venv's packages, and can have its own stepmill or additional libraries.
 
-Usage: side_env.py FOLDER [--editable]. Without --editable, .venv's editable stepmill is not seen.
+Usage: side_env.py FOLDER [--editable]. Without --editable, it does not use .venv's editable stepmill.
 """
 
 import argparse
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def make_side_env(folder: Path, *, editable: bool) -> Path:
-    """Make the environment and return its Python. An environment that is there is kept."""
+    """Make the environment if it does not exist, and return its Python."""
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = Path(subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = Path(subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip())
     shared = sysconfig.get_path("purelib")
-    # A plain path line adds the folder; addsitedir also runs the .pth files in it, the editable install's among them.
+    # A plain path line adds the folder. addsitedir also runs the .pth files in it, including the editable install's.
     line = f"import site; site.addsitedir({shared!r})" if editable else shared
     (own / "beside.pth").write_text(line + "\n", encoding="utf-8")
     return python

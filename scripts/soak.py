@@ -1,6 +1,6 @@
-"""Step CartPole ten million times on the process backend, and refuse growth in memory, descriptors or threads.
+"""Step CartPole ten million times on the process backend, and fail if memory, descriptors, threads or processes grow.
 
-Usage: soak.py [STEPS]. Measures the learner and all its children, after a tenth of the steps and at the end.
+Usage: soak.py [STEPS]. The learner and all its children are measured after a tenth of the steps and at the end.
 """
 
 import sys
@@ -19,16 +19,16 @@ MAX_GROWTH_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Usage:
-    """What the learner and all its children hold."""
+    """The resources of the learner and all its children."""
 
-    size_bytes: int  # memory that is theirs alone
+    size_bytes: int  # memory that is not shared with other processes
     num_descriptors: int
     num_threads: int
     num_processes: int
 
 
 def measure() -> Usage:
-    """Return what is held now."""
+    """Return the current usage."""
     learner = psutil.Process()
     family = [learner, *learner.children(recursive=True)]
     return Usage(
@@ -49,7 +49,7 @@ def describe(steps: int, usage: Usage) -> str:
 
 
 def find_growth(before: Usage, after: Usage) -> list[str]:
-    """Return what grew, in words."""
+    """Return a description of each resource that has grown."""
     grown = []
     if after.size_bytes > before.size_bytes + MAX_GROWTH_BYTES:
         grown.append(f"memory by {(after.size_bytes - before.size_bytes) / 2**20:.1f} MiB")
@@ -61,7 +61,7 @@ def find_growth(before: Usage, after: Usage) -> list[str]:
 
 
 def main() -> int:
-    """Run; exit status 1 if something grew."""
+    """Run the steps. The exit status is 1 if a resource has grown."""
     total = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     envs = stepmill.make_vec("CartPole-v1", num_envs=NUM_ENVS, backend="process", num_workers=NUM_WORKERS)
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of pools in notebooks, in an environment beside .venv that also has Jupyter's kernel. Usage: test_jupyter.sh PYTHON
+# Runs the tests of pools in notebooks, in a separate environment with Jupyter's kernel. Usage: test_jupyter.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
 side=$("$1" scripts/side_env.py .venvs/jupyter --editable)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The tests marked mlagents, against both generations of mlagents-envs, each in an environment beside .venv that has the NumPy and
-# the protobuf of its age. Usage: test_mlagents.sh PYTHON
+# Runs the tests marked mlagents with both generations of mlagents-envs, each in a separate environment with the NumPy and
+# the protobuf versions that it needs. Usage: test_mlagents.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 if [ "$("$python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != True ]; then
-    echo "the tests with mlagents-envs are run on CPython 3.11; make the environment with it: remove .venv, then make venv PYTHON=python3.11" >&2
+    echo "the tests with mlagents-envs need CPython 3.11; remove .venv, then: make venv PYTHON=python3.11" >&2
     exit 2
 fi
 unset PIP_CONSTRAINT  # its NumPy is newer than what one of these can use

@@ -1,114 +1,222 @@
-"""Runs DI-engine's own tests of its env managers twice: with its classes, and with stepmill's in their place.
+"""Runs the tests of other libraries with stepmill's classes instead of theirs: `test_originals.py [SUITE ...]`.
 
-Prints a table of both. tests/originals/di_engine.toml says which fail, and why; any other failure, and any test that passes
-against that list, makes the exit status 1. Then stepmill's own tests of the front-end run in that environment, too:
-those that compare with the originals, and a real pipeline.
+The tests come from checkouts in the folder $STEPMILL_ORIGINALS (docs/originals.md lists them). Suites without a checkout are
+left out, and the last lines name them. tests/originals/suites lists the cases that fail, with the reason. The exit status is 1
+if another case fails, or if a listed case passes. The results of all suites, of this run and of earlier runs, are written to
+docs/originals.md.
 """
 
+import argparse
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
-from diengine_env import ROOT, make_diengine_env
+from diengine_env import ROOT
+from originals_envs import MissingToolError, make_environment, read_commit
+from originals_report import Result, read_result, write_report
+from originals_suites import Suite, read_suites, reason_of, unexpected
 
-if sys.version_info >= (3, 11):
-    import tomllib
-
-LIST = ROOT / "tests" / "originals" / "di_engine.toml"
-SHARDS = {  # most of these tests sleep: four at a time do not disturb each other
-    "base": ["test_base_env_manager.py"],
-    "subprocess": ["test_subprocess_env_manager.py", "test_shm.py"],
-    "supervisor": ["test_env_supervisor.py", "-k", "TestEnvSupervisorCompatible"],
-    "supervisor-async": ["test_env_supervisor.py", "-k", "TestEnvSupervisor and not Compatible"],
-}
-TEST_LIMIT_S = 60  # of a test that has no limit of its own
-OWN_TESTS = ["tests/originals", "tests/frontends/di_engine"]
+PLUGINS = ROOT / "tests" / "originals" / "plugins"
+SOURCES = "STEPMILL_ORIGINALS"
+TRAINING_LIMIT_S = 900
 
 
 def main() -> int:
-    """Run everything; 0 if it went as listed."""
-    python = make_diengine_env()
-    expected = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    found = {which: run_originals(python, which) for which in ("original", "ours")}
-    excesses = print_table(found, expected)
-    for excess in excesses:
-        print(excess)
-    print("stepmill's own tests, beside DI-engine", flush=True)
-    # What DI-engine imports warns of much that is none of our business.
-    command = [str(python), "-m", "pytest", "-q", "-o", "filterwarnings=default", "-m", "not soak", *OWN_TESTS]
-    command += ["--covers=build/covers/originals.json"]
-    own = subprocess.run(command, cwd=ROOT, check=False)
-    return 1 if excesses or own.returncode else 0
+    """Run the suites. The exit status is 0 if exactly the listed cases fail."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", help="names of files in tests/originals/suites; none is all")
+    parser.add_argument("--compare", action="store_true", help="run every suite with the original's own classes, too")
+    parser.add_argument(
+        "--no-training", action="store_true", help="leave trainings out; the page keeps their last results"
+    )
+    parser.add_argument("--write", action="store_true", help="write docs/originals.md even if suites have no result")
+    given = parser.parse_args()
+    faults: list[str] = []
+    left_out: list[str] = []
+    for suite in read_suites(given.suites):
+        try:
+            found = run_suite(suite, compare=given.compare or suite.compares, trains=not given.no_training)
+        except MissingToolError as missing:
+            left_out.append(f"{suite.title}: {missing}")
+            continue
+        faults += [f"{suite.title}: {fault}" for fault in found]
+    write_report(is_forced=given.write)
+    for line in left_out:
+        print(f"left out: {line}")
+    for fault in faults:
+        print(f"fault: {fault}")
+    return 1 if faults else 0
 
 
-def run_originals(python: Path, which: str) -> dict[str, bool]:
-    """Return by test whether it passed, with the classes of `which`."""
-    own = ["-p", "tests.originals.di_engine_ours"] if which == "ours" else []
-    with tempfile.TemporaryDirectory(prefix="stepmill-originals-") as folder:
-        running = [start_shard(python, shard, own, Path(folder)) for shard in SHARDS]
-        for process in running:
-            process.wait()
-        outcomes: dict[str, bool] = {}
-        for shard in SHARDS:
-            outcomes.update(read_outcomes(Path(folder, f"{shard}.xml"), Path(folder, f"{shard}.log")))
+def run_suite(suite: Suite, *, compare: bool, trains: bool) -> list[str]:
+    """Run one suite and store its result, with its last training if `trains` is False; return the cases that differ from the list."""
+    source = checkout_of(suite)
+    python, path = make_environment(suite.environment, source)
+    print(f"{suite.title}: its own tests", flush=True)
+    began = time.monotonic()
+    outcomes = run_cases(suite, python, path, source, [suite.plugin]) if suite.shards else {}
+    faults = unexpected(outcomes, suite.ours, suite.ours_unsteady)
+    if compare:
+        original = run_cases(suite, python, path, source, [])
+        found = unexpected(original, suite.original, suite.original_unsteady)
+        faults += [f"with its own classes, {fault}" for fault in found]
+    seconds = time.monotonic() - began
+    for case in sorted(outcomes):
+        if outcomes[case] == "failed":
+            print(f"  {case}: {reason_of(case, {**suite.ours, **suite.ours_unsteady}) or 'NOT LISTED'}")
+    if suite.own_tests:
+        faults += run_own_tests(suite, python, path)
+    last = read_result(suite.name)
+    training = None if last is None else last.training
+    if suite.training and trains:
+        training = run_training(suite, python, path, faults)
+    counts = {kind: sum(outcome == kind for outcome in outcomes.values()) for kind in ("passed", "failed", "skipped")}
+    result = Result(
+        suite=suite.name,
+        title=suite.title,
+        version=version_of(python, suite.package, path),
+        commit="" if source is None else read_commit(source),
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        seconds=seconds,
+        **counts,
+        faults=len(faults),
+        training=training,
+    )
+    store(result)
+    print(f"  {counts}, {len(faults)} faults, {seconds:.0f} s", flush=True)
+    return faults
+
+
+def checkout_of(suite: Suite) -> Path | None:
+    """Return the folder of a suite's sources; None if they come with the package.
+
+    Raises:
+        MissingToolError: they are not there.
+    """
+    if not suite.source:
+        return None
+    folder = os.environ.get(SOURCES)
+    if not folder:
+        raise MissingToolError(f"set {SOURCES} to the folder that has its checkout as {suite.source}/")
+    source = Path(folder, suite.source)
+    if not source.is_dir():
+        raise MissingToolError(f"there is no {source}")
+    return source.resolve()
+
+
+def run_cases(suite: Suite, python: Path, path: list[Path], source: Path | None, plugins: list[str]) -> dict[str, str]:
+    """Return, for each case, whether it passed, failed or was skipped."""
+    package = python.parent.parent / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    with tempfile.TemporaryDirectory(prefix="stepmill-originals-") as name:
+        folder = Path(name)
+        if source is not None:
+            for part in suite.copy:
+                shutil.copytree(source / part, folder / part)
+        running = []
+        for number, shard in enumerate(suite.shards):
+            words = [
+                word.replace("PACKAGE", str(package)).replace("PATH", str(path[0]) if path else "") for word in shard
+            ]
+            running.append(start_shard(suite, python, [*path, folder], plugins, folder / f"{number}", words))
+        outcomes: dict[str, str] = {}
+        for number, process in enumerate(running):
+            try:
+                process.wait(suite.limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            outcomes.update(read_outcomes(folder / f"{number}.xml", folder / f"{number}.log"))
     return outcomes
 
 
-def start_shard(python: Path, shard: str, own: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Begin to run one shard; its report and its log go into the folder."""
-    home = python.parent.parent / "lib" / "python3.11" / "site-packages" / "ding" / "envs" / "env_manager" / "tests"
-    selection = [str(home / word) if word.endswith(".py") else word for word in SHARDS[shard]]
-    command = [str(python), "-m", "pytest", *own, "-q", "--tb=no", "-p", "no:cacheprovider", "-c", os.devnull]
-    command += [
-        "--rootdir",
-        str(home),
-        "--timeout",
-        str(TEST_LIMIT_S),
-        "--junitxml",
-        f"{folder}/{shard}.xml",
-        *selection,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (folder / f"{shard}.log").open("wb") as log:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+def start_shard(
+    suite: Suite, python: Path, path: list[Path], plugins: list[str], report: Path, words: list[str]
+) -> subprocess.Popen[bytes]:
+    """Start one run of pytest. Its report and its log are written to the same folder."""
+    command = [str(python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-c", os.devnull]
+    for plugin in plugins:
+        command += ["-p", plugin]
+    command += ["--rootdir", str(report.parent), "--timeout", str(suite.test_limit_s)]
+    command += ["--junitxml", f"{report}.xml", *words]
+    own = [*map(str, path), str(PLUGINS)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own)}
+    with open(f"{report}.log", "wb") as log:
+        return subprocess.Popen(command, cwd=report.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
-def read_outcomes(report: Path, log: Path) -> dict[str, bool]:
-    """Return by test whether it passed; raise if there is no report."""
+def read_outcomes(report: Path, log: Path) -> dict[str, str]:
+    """Return the outcome of each case. Exit with an error if there is no report."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    kept = ROOT / "build" / "originals" / f"log-{os.getpid()}-{report.stem}.txt"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(text, encoding="utf-8")
     if not report.exists():
-        raise SystemExit(f"a run ended without a report:\n{log.read_text(encoding='utf-8')[-4000:]}")
-    cases = ET.parse(report).iter("testcase")
-    return {
-        f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}": not any(
-            part.tag in ("failure", "error") for part in case
+        raise SystemExit(f"a run ended without a report:\n{text[-4000:]}")
+    outcomes = {}
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        tags = {part.tag for part in case}
+        outcomes[name] = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+    if not outcomes:
+        raise SystemExit(f"a run had no cases:\n{text[-4000:]}")
+    return outcomes
+
+
+def run_own_tests(suite: Suite, python: Path, path: list[Path]) -> list[str]:
+    """Run stepmill's own tests in the environment of the original, and return the problems."""
+    print(f"{suite.title}: stepmill's own tests", flush=True)
+    # What the originals import warns of much that is none of our business.
+    command = [str(python), "-m", "pytest", "-q", "-o", "filterwarnings=default", "-m", "not soak", *suite.own_tests]
+    command += [f"--covers=build/covers/originals-{suite.name}.json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    run = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return [] if run.returncode == 0 else ["stepmill's own tests failed"]
+
+
+def run_training(suite: Suite, python: Path, path: list[Path], faults: list[str]) -> dict[str, object] | None:
+    """Run a training program, and return its last line of output and its command."""
+    print(f"{suite.title}: a training", flush=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)])}
+    with tempfile.TemporaryDirectory(prefix="stepmill-training-") as folder:
+        command = [str(python), "-m", *suite.training]
+        run = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TRAINING_LIMIT_S,
+            check=False,
         )
-        for case in cases
-    }
+    lines = run.stdout.splitlines()
+    if run.returncode or not lines:
+        faults.append(f"the training failed:\n{run.stdout[-1000:]}{run.stderr[-3000:]}")
+        return None
+    told: dict[str, object] = json.loads(lines[-1])
+    return {"command": "python -m " + " ".join(suite.training), **told}
 
 
-def print_table(found: dict[str, dict[str, bool]], expected: dict[str, dict[str, str]]) -> list[str]:
-    """Print what became of each test; return what is not as listed."""
-    excesses = []
-    unsteady = expected.get("original_unsteady", {})
-    names = sorted({*found["original"], *found["ours"], *expected["original"], *expected["ours"]})
-    width = max(map(len, names))
-    print(f"{'test':{width}}  original  ours")
-    for name in names:
-        words = []
-        for which in ("original", "ours"):
-            outcome = found[which].get(name)
-            words.append({True: "passed", False: "failed", None: "not run"}[outcome])
-            listed = name in expected[which]
-            if which == "original" and name in unsteady:
-                continue
-            if outcome is None or outcome is listed:
-                excesses.append(f"unexpected: {name} {words[-1]} with {which} classes")
-        reason = expected["ours"].get(name) or expected["original"].get(name) or unsteady.get(name, "")
-        print(f"{name:{width}}  {words[0]:8}  {words[1]:8}  {reason}")
-    return excesses
+def version_of(python: Path, package: str, path: list[Path]) -> str:
+    """Return the version of the library that ran; a checkout without a version has none."""
+    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    run = subprocess.run([str(python), "-c", ask], env=environment, check=False, capture_output=True, text=True)
+    return run.stdout.strip()
+
+
+def store(result: Result) -> None:
+    """Store a result for the report."""
+    folder = ROOT / "build" / "originals"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{result.suite}.json").write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Build and test on the oldest and the newest supported CPython of this machine.
+"""Build and test with the oldest and the newest supported CPython of this machine.
 
-Looks for python3.X on PATH and in pyenv's folder. Each version has an environment of its own under .venvs.
+It searches python3.X on PATH and in pyenv's folder. Each version has a separate environment under .venvs.
 """
 
 import os
@@ -16,7 +16,7 @@ FOLDERS = ("tests/unit", "tests/contract", "tests/crash/test_revive.py", "tests/
 
 
 def find_pythons() -> dict[tuple[int, int], Path]:
-    """Return one interpreter for each supported version that is here."""
+    """Return one interpreter for each supported version that is installed."""
     found = {sys.version_info[:2]: Path(sys.executable)}
     for major, minor in SUPPORTED:
         candidates = [shutil.which(f"python{major}.{minor}")]
@@ -29,15 +29,15 @@ def find_pythons() -> dict[tuple[int, int], Path]:
 
 
 def runs_as(python: str) -> tuple[int, int] | None:
-    """Return the version that a CPython reports; None for what does not run, as a shim without its version."""
-    ask = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
-    answer = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    """Return the version of a CPython; None if it does not run, such as a shim of pyenv without an installed version."""
+    code = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
+    answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     match = re.fullmatch(r"cpython (\d+) (\d+)\s*", answer.stdout)
     return (int(match[1]), int(match[2])) if answer.returncode == 0 and match else None
 
 
 def test_on(version: tuple[int, int], base: Path) -> bool:
-    """Build an environment for this version, install stepmill as a user would, run the tests there."""
+    """Make an environment for this version, install stepmill as a user does, and run the tests there."""
     folder = ROOT / ".venvs" / f"{version[0]}.{version[1]}"
     python = folder / "bin" / "python"
     if not python.exists():
@@ -46,12 +46,12 @@ def test_on(version: tuple[int, int], base: Path) -> bool:
     subprocess.run([*pip, "-r", str(ROOT / "constraints.txt")], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--force-reinstall", str(ROOT)], check=True)
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
-    command = [str(python), "-m", "pytest", "-m", "not soak and not torch", *folders]
+    command = [str(python), "-m", "pytest", "-n", "4", "--dist", "worksteal", "-m", "not soak and not torch", *folders]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 def main() -> int:
-    """Test the ends of what was found; exit status 1 if a test failed."""
+    """Test the oldest and the newest version. The exit status is 1 if a test failed."""
     pythons = find_pythons()
     chosen = sorted({min(pythons), max(pythons)})
     print("versions: found", ", ".join(f"{major}.{minor}" for major, minor in sorted(pythons)))

@@ -1,4 +1,4 @@
-"""What holds for every test: it ends, and it leaves no process, thread, descriptor or shared memory behind.
+"""Checks of every test: it ends, and leaves no process, thread, descriptor or shared memory behind.
 
 Tests run in this process; pools of the process backend start real workers. Envs that a worker must import by name are in
 `stepmill.testing` or in `tests`, which is why the root of the repository is put on `sys.path`.

@@ -1,1 +1,1 @@
-"""One file per peer: how its engine is built, stepped and closed. See `base.py` for what an adapter owes."""
+"""One file per peer: how its engine is built, stepped and closed. The interface is in `base.py`."""

@@ -26,7 +26,7 @@ class Engine(Adapter):
             reward_clipping=False,
         )
         self.actions = [actions[: self.batch_size] for actions in self.actions]
-        # In the async mode each batch of the first observations is answered, until all envs are stepping.
+        # In async mode, actions are sent for each batch of first observations, until all envs are stepping.
         self.envs.reset(seed=0)
         self.envs.send(self.next_actions())
 

@@ -1,7 +1,7 @@
 """stepmill's FastParallelEnvironment: options `num_workers`, `as_tensors` and `num_spares`.
 
-The no-op env says the same TimeStep each time, as `benchmarks.envs.NoopEnv` says the same observation. That of job
-"reset1s" sleeps 20 ms in a step and 1 s in a reset, of which there is one every 50 steps.
+The no-op env always returns the same TimeStep. The env of job "reset1s" sleeps 20 ms in a step and 1 s in a reset, and its
+episodes have 50 steps.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stepmill.frontends.alf import FastParallelEnvironment
 
 @dataclass(frozen=True)
 class Spec:
-    """What a TensorSpec is."""
+    """Replaces ALF's TensorSpec."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class TimeStep(NamedTuple):
-    """ALF's fields."""
+    """The fields of ALF's TimeStep."""
 
     step_type: Any = ()
     reward: Any = ()
@@ -41,7 +41,7 @@ _OBSERVATION, _ACTION, _FLOAT, _INT = Spec((4,), "float32"), Spec((), "int64"), 
 
 
 class NoopAlf:
-    """Returns the same TimeStep for ever; a step costs one method call."""
+    """Always returns the same TimeStep; a step costs one method call."""
 
     batched = False
 
@@ -76,7 +76,7 @@ class SlowResetAlf(NoopAlf):
 
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
-        self._t = 13 * env_id  # episodes are out of phase, as those of a long run are
+        self._t = 13 * env_id  # the envs are out of phase, as in a long run
 
     def reset(self) -> Any:
         if self._t >= self.LENGTH:
@@ -91,7 +91,7 @@ class SlowResetAlf(NoopAlf):
 
 
 class Engine(Adapter):
-    """One call steps all; TimeSteps of tensors, or of arrays where there is no torch."""
+    """One call steps all envs; TimeSteps hold tensors, or arrays without torch."""
 
     def start(self) -> None:
         num_spares = self.job.options.get("num_spares", 0)

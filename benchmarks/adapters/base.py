@@ -1,7 +1,7 @@
-"""What an adapter owes the driver, and the measured loop that all adapters share.
+"""The interface of adapters, and the measured loop that all adapters share.
 
-An adapter's module has a class `Engine(Adapter)`. The driver builds it once per cell, and then asks for rounds. `advance` is one batch:
-give actions, take the results, read a few elements of them. Nothing else belongs into it, since it is what is measured.
+An adapter's module has a class `Engine(Adapter)`. The driver builds it once per cell and then requests rounds. `advance` runs one batch: it
+sends actions, receives the results, and reads a few elements of them. It must do nothing else, because it is what is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARM_BATCHES = 3
 
 @dataclass(frozen=True)
 class Job:
-    """What an engine is to run: which envs, how many, and the engine's own options."""
+    """The envs that an engine runs, their number, and the options of the engine."""
 
     env: str
     num_envs: int
@@ -34,13 +34,13 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the observation tells the env time used so far."""
+        """Whether the observation contains the env time used so far."""
         return self.env in ("sleep1ms", "cpu200us", "slowreset", "slowreset500")
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did: real env steps (calls that only reset are taken off), seconds, and env seconds where the env tells them."""
+    """The result of one round: env steps (without calls that only reset), seconds, and env seconds if the envs report them."""
 
     steps: float
     wall_s: float
@@ -48,40 +48,40 @@ class Round:
 
 
 class Adapter(ABC):
-    """One engine with its envs, alive from `start` to `close`."""
+    """One engine with its envs, from `start` to `close`."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.num_envs = job.num_envs
         self.actions = action_ring(job.env, job.num_envs)
         self.turn = 0
-        # For engines whose step after an episode's end only resets: the flags of the newest batch.
+        # For engines whose step after the end of an episode only resets: the flags of the newest batch.
         self.ended: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
         self._used_s: dict[float, float] = {}
 
     @abstractmethod
     def start(self) -> None:
-        """Construct the engine and take the first observations of all envs."""
+        """Construct the engine and receive the first observations of all envs."""
 
     @abstractmethod
     def advance(self) -> int:
-        """Step one batch, read a few elements of the result, return the number of env steps."""
+        """Step one batch, read a few elements of the result, and return the number of env steps."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the engine and its processes."""
+        """Close the engine and end its processes."""
 
     def next_actions(self) -> np.ndarray[Any, Any]:
-        """The next batch of actions from the ring: [num_envs, ...]."""
+        """Return the next batch of actions from the ring: [num_envs, ...]."""
         self.turn = turn = (self.turn + 1) & 63
         return self.actions[turn]
 
-    def note_times(self, obs: np.ndarray[Any, Any]) -> None:
-        """Remember the env time that timed envs report: obs [B, 2] float64 of (seconds used, object)."""
+    def record_times(self, obs: np.ndarray[Any, Any]) -> None:
+        """Record the env time that timed envs report: obs [B, 2] float64 of (seconds used, number of the object)."""
         self._used_s.update(zip(obs[:, 1].tolist(), obs[:, 0].tolist(), strict=True))
 
     def run(self, seconds: float) -> Round:
-        """Advance for about `seconds`; the loop's own cost is one call per batch, and one look at the clock per chunk."""
+        """Advance for about `seconds`. The loop's overhead is one call per batch, and one reading of the clock per chunk."""
         advance = self.advance
         clock = time.perf_counter
         chunk = self._chunk_size()
@@ -108,6 +108,6 @@ class Adapter(ABC):
 
 
 def flags_at_once(terminated: np.ndarray[Any, Any], truncated: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Indices of envs whose episode ended, or None; for engines that leave resets to the caller."""
+    """Return the indices of envs whose episode ended, or None; for engines that leave resets to the caller."""
     ended = np.logical_or(terminated, truncated)
     return np.flatnonzero(ended) if ended.any() else None

@@ -1,4 +1,4 @@
-"""Two plain Python loops, one pinned to each core, half of the envs each: nothing that runs Python envs on two cores is faster."""
+"""Two plain Python loops, each pinned to a core and with half of the envs: the upper bound for Python envs on two cores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _loop(job: Job, index: int, core: int, pipe: Connection) -> None:
 
 
 class Engine(Adapter):
-    """Starts both loops of a round together and adds their steps up."""
+    """Starts both loops of a round together and adds up their steps."""
 
     def start(self) -> None:
         cores = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""DI-engine's subprocess env managers: option `wait_num` (async: step returns when so many envs are ready)."""
+"""DI-engine's subprocess env managers: option `wait_num` (async: step returns when this many envs are ready)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Engine(Adapter):
     def start(self) -> None:
         wait_num = self.job.options.get("wait_num")
         fns = [functools.partial(_DingEnv, make) for make in self.job.env_fns]
-        # Resets in the worker and no second copy: the fastest of its settings.
+        # Resets in the worker and no second copy: its fastest configuration.
         config: dict[str, Any] = {"reset_inplace": True, "copy_on_get": False, "shared_memory": True}
         manager = SyncSubprocessEnvManager
         if wait_num:
@@ -57,7 +57,7 @@ class Engine(Adapter):
         actions = self.next_actions()
         results = self.envs.step({env_id: actions[env_id] for env_id in self.envs.ready_obs})
         if self.job.is_timed:
-            self.note_times(np.stack([result.obs for result in results.values()]))
+            self.record_times(np.stack([result.obs for result in results.values()]))
         else:
             next(iter(results.values())).obs.item(0)
         return len(results)

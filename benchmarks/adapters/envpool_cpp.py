@@ -11,7 +11,7 @@ IDS = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5", "pong": "Pong
 
 
 class Engine(Adapter):
-    """`recv`, look, `send`; with all envs in a batch, the same is `step`."""
+    """`recv`, read, `send`; with all envs in a batch, this is `step`."""
 
     def start(self) -> None:
         options = self.job.options

@@ -1,4 +1,4 @@
-"""Gymnasium's own batched CartPole, written in NumPy: what `make_vec` gives for envs that have one."""
+"""Gymnasium's batched CartPole, written in NumPy, which `make_vec` returns for envs that have such a version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDS = {"cartpole": "CartPole-v1"}
 
 
 class Engine(SyncEngine):
-    """No Python env is stepped here; the rows are one NumPy expression."""
+    """Steps all rows in one NumPy expression, without Python envs."""
 
     def make(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         return gymnasium.make_vec(IDS[self.job.env], num_envs=self.num_envs, vectorization_mode="vector_entry_point")

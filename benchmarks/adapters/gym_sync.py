@@ -23,7 +23,7 @@ class Engine(Adapter):
         obs, reward, terminated, truncated, _ = self.envs.step(self.next_actions())
         self.ended = (terminated, truncated)
         if self.job.is_timed:
-            self.note_times(obs)
+            self.record_times(obs)
         else:
             obs.item(0)
         reward.item(-1)

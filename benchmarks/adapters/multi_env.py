@@ -8,7 +8,7 @@ from stepmill.frontends.multi_env import MultiEnv, create_subprocess_envs
 
 
 class Engine(Adapter):
-    """Lists in, lists out; the engine begins new episodes."""
+    """Takes and returns lists; the engine begins new episodes."""
 
     def start(self) -> None:
         envs = create_subprocess_envs(

@@ -1,4 +1,4 @@
-"""What MultiEnv does, done with a thread and a pipe for each env: the engine that `stepmill.frontends.multi_env` replaces.
+"""MultiEnv with a thread and a pipe for each env: the engine that `stepmill.frontends.multi_env` replaces.
 
 N forked processes serve their env over a pipe; N threads each write a pickled action to theirs and wait for the pickled
 answer. An env whose episode has ended is reset before its next step.

@@ -9,7 +9,7 @@ import functools
 import sys
 
 from benchmarks.adapters.base import Adapter
-from benchmarks.places import PUFFER
+from benchmarks.paths import PUFFER
 
 sys.path.insert(0, str(PUFFER))
 
@@ -18,7 +18,7 @@ import pufferlib.vector
 
 
 class Engine(Adapter):
-    """`recv`, look, `send`: PufferLib's zero-copy path where the batch allows it."""
+    """`recv`, read, `send`: PufferLib's zero-copy path if the batch allows it."""
 
     def start(self) -> None:
         options = self.job.options
@@ -53,7 +53,7 @@ class Engine(Adapter):
         obs, reward, terminated, truncated, *_ = self.envs.recv()
         self.ended = (terminated, truncated)
         if self.job.is_timed:
-            self.note_times(obs)
+            self.record_times(obs)
         else:
             obs.item(0)
         reward.item(-1)

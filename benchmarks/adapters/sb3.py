@@ -1,4 +1,4 @@
-"""Stable-Baselines3's SubprocVecEnv: option `start_method` (fork unless said: its default, forkserver, only starts more slowly)."""
+"""Stable-Baselines3's SubprocVecEnv: option `start_method` (fork by default: SB3's default, forkserver, only starts more slowly)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Engine(Adapter):
         self.envs.step_async(self.next_actions())
         obs, reward, _, _ = self.envs.step_wait()
         if self.job.is_timed:
-            self.note_times(obs)
+            self.record_times(obs)
         else:
             obs.item(0)
         reward.item(-1)

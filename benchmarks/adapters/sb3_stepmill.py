@@ -7,7 +7,7 @@ from stepmill.frontends.sb3 import SB3VecEnv
 
 
 class Engine(Original):
-    """Stepped as SB3's own."""
+    """Stepped like SB3's vector env."""
 
     def start(self) -> None:
         self.envs = SB3VecEnv(self.job.env_fns, "fork", num_workers=self.job.options["num_workers"])

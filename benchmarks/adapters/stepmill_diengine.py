@@ -1,4 +1,4 @@
-"""stepmill's managers for DI-engine: options `num_workers`, and `wait_num` (async: step returns when so many envs are ready)."""
+"""stepmill's managers for DI-engine: options `num_workers`, and `wait_num` (async: step returns when this many envs are ready)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, SyncSubproce
 
 
 class _DingEnv:
-    """A Gymnasium env with DI-engine's 4-field results: what `benchmarks.adapters.diengine` has, without DI-engine."""
+    """A Gymnasium env with DI-engine's 4-field results, as in `benchmarks.adapters.diengine`, but without DI-engine."""
 
     def __init__(self, make: EnvFn) -> None:
         self._env = make()
@@ -37,7 +37,7 @@ class _DingEnv:
 
 
 class Engine(Adapter):
-    """Actions and results as dictionaries by env id, as with the original; the same settings."""
+    """Actions and results as dictionaries by env id, with the configuration of `benchmarks.adapters.diengine`."""
 
     def start(self) -> None:
         wait_num = self.job.options.get("wait_num")
@@ -55,7 +55,7 @@ class Engine(Adapter):
         actions = self.next_actions()
         results = self.envs.step({env_id: actions[env_id] for env_id in self.envs.ready_obs})
         if self.job.is_timed:
-            self.note_times(np.stack([result.obs for result in results.values()]))
+            self.record_times(np.stack([result.obs for result in results.values()]))
         else:
             next(iter(results.values())).obs.item(0)
         return len(results)

@@ -7,7 +7,7 @@ from benchmarks.adapters.base import Adapter
 
 
 class Engine(Adapter):
-    """`recv` a batch, look, `send` the same envs their next actions."""
+    """`recv` a batch, read it, and `send` the same envs their next actions."""
 
     def start(self) -> None:
         options = self.job.options
@@ -27,7 +27,7 @@ class Engine(Adapter):
         batch = self.pool.recv()
         self.ended = (batch.terminated, batch.truncated)
         if self.job.is_timed:
-            self.note_times(batch.obs)
+            self.record_times(batch.obs)
         else:
             batch.obs.item(0)
         batch.reward.item(-1)

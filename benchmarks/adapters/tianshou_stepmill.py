@@ -10,7 +10,7 @@ from stepmill.frontends.tianshou import StepmillVectorEnv
 
 
 class Engine(Original):
-    """Stepped as Tianshou's own."""
+    """Stepped like Tianshou's vector env."""
 
     def start(self) -> None:
         workers = self.job.options["num_workers"]

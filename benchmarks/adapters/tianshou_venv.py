@@ -1,4 +1,4 @@
-"""Tianshou's ShmemVectorEnv: option `wait_num` (async: step returns when so many envs are ready)."""
+"""Tianshou's ShmemVectorEnv: option `wait_num` (async: step returns when this many envs are ready)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.adapters.base import Adapter, flags_at_once
 
 
 class Engine(Adapter):
-    """One process per env; the caller resets the envs whose episode ended, and says which envs to step."""
+    """One process per env. The caller resets the envs whose episode ended, and selects the envs to step."""
 
     def start(self) -> None:
         wait_num = self.job.options.get("wait_num")
@@ -44,7 +44,7 @@ class Engine(Adapter):
 
     def _look(self, obs: NDArray[Any], reward: NDArray[Any]) -> None:
         if self.job.is_timed:
-            self.note_times(obs)
+            self.record_times(obs)
         else:
             obs.item(0)
         reward.item(-1)

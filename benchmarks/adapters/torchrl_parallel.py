@@ -1,4 +1,4 @@
-"""TorchRL's ParallelEnv: option `start_method` (fork unless said: its default, spawn, only starts more slowly)."""
+"""TorchRL's ParallelEnv: option `start_method` (fork by default: TorchRL's default, spawn, only starts more slowly)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Engine(Adapter):
         start_method = self.job.options.get("start_method", "fork")
         self.envs = ParallelEnv(self.num_envs, fns, mp_start_method=start_method, serial_for_single=False)
         self._state = self.envs.reset()
-        # Observations that look like images are called pixels.
+        # TorchRL calls observations that look like images "pixels".
         self._key = ("next", "pixels" if "pixels" in self._state.keys() else "observation")  # noqa: SIM118 (a TensorDict)
         self._tensors = [torch.from_numpy(actions) for actions in self.actions]
 
@@ -38,7 +38,7 @@ class Engine(Adapter):
         result, self._state = self.envs.step_and_maybe_reset(self._state)
         obs = result[self._key]
         if self.job.is_timed:
-            self.note_times(obs.numpy())
+            self.record_times(obs.numpy())
         else:
             obs.view(-1)[0].item()
         result["next", "reward"][-1].item()

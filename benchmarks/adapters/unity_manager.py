@@ -10,7 +10,7 @@ from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 
 
 class Engine(Adapter):
-    """Returns as soon as one worker has answered, with all answers that are there."""
+    """Returns as soon as one worker has answered, with all answers received so far."""
 
     def start(self) -> None:
         make = self.job.env_fns
@@ -32,7 +32,7 @@ class Engine(Adapter):
 
 
 class _Nobody:
-    """An agent manager that wants nothing."""
+    """An agent manager that does nothing."""
 
     policy: Any = None
 

@@ -1,4 +1,4 @@
-"""What ML-Agents' manager does: a process per env, actions by a pipe each, all results pickled through one queue, which the manager polls."""
+"""A manager like ML-Agents': a process per env, a pipe each for actions, and one queue for all pickled results, which it polls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _serve(worker_id: int, pipe: Any, results: Any, make: Any) -> None:
 
 
 class Engine(Adapter):
-    """Returns as soon as one worker has answered, with all answers that are there."""
+    """Returns as soon as one worker has answered, with all answers received so far."""
 
     def start(self) -> None:
         context = multiprocessing.get_context("fork")

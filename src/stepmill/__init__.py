@@ -1,6 +1,6 @@
 """stepmill: runs many reinforcement-learning environments at once.
 
-The names below are loaded on first use. A worker imports this package too, and must not pay for Gymnasium by doing so.
+The names below are loaded on first use, because workers import this package too and must not load Gymnasium.
 """
 
 import sys
@@ -11,7 +11,7 @@ from stepmill._version import __version__
 
 if not sys.platform.startswith("linux"):
     raise ImportError(
-        f"stepmill runs on Linux only for now, and this is {sys.platform}; use it in a Linux container or virtual machine."
+        f"stepmill runs on Linux only, and this is {sys.platform}; use it in a Linux container or virtual machine."
     )
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout
     from stepmill.frontends.rollout import RolloutBatch as RolloutBatch
+    from stepmill.kernels import get_include as get_include
+    from stepmill.kernels import kernel as kernel
     from stepmill.pool.pool import Pool as Pool
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
@@ -42,11 +44,14 @@ if TYPE_CHECKING:
     from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
 
-_HOME_OF = {
+_MODULE_OF = {
     "VectorEnv": "stepmill.frontends.gymnasium",
     "make_vec": "stepmill.frontends.gymnasium",
     "Rollout": "stepmill.frontends.rollout",
     "RolloutBatch": "stepmill.frontends.rollout",
+    "get_include": "stepmill.kernels",
+    "kernel": "stepmill.kernels",
+    "kernels": "stepmill.kernels",
     "Pool": "stepmill.pool.pool",
     "Batch": "stepmill.spec.batch",
     "EnvSpec": "stepmill.spec.env",
@@ -98,16 +103,20 @@ __all__ = [
     "VectorEnv",
     "WorkerDied",
     "__version__",
+    "get_include",
+    "kernel",
+    "kernels",
     "make_vec",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its room, once."""
-    home = _HOME_OF.get(name)
-    if home is None:
+    """Load a public name from its module, once."""
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module 'stepmill' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    home = import_module(module)
+    value: object = home if module == f"{__name__}.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

@@ -11,10 +11,15 @@ POOL_WORDS_BYTES: int = 128
 SHARED_WORDS_BYTES: int = 192
 
 def learner_words_bytes(num_servers: int) -> int:
-    """Bytes of the learner's words of one worker."""
+    """Return the size of the learner's words of one worker."""
 
 def worker_words_bytes(num_servers: int) -> int:
-    """Bytes of one worker's own words."""
+    """Return the size of one worker's own words."""
+
+def worker_word_offsets(num_servers: int) -> dict[str, int]:
+    """
+    Return offsets of some of a worker's own words, by name; for server words, those of its first server.
+    """
 
 REPLAY_PLACE: int = 0
 
@@ -25,51 +30,53 @@ REPLAY_DIFFERS: int = 2
 REPLAY_FAULT: int = 3
 
 class DeadWorkers(Exception):
-    """
-    Not for users: nothing was sent, since the workers in args[0] are dead.
-    """
+    """Internal: nothing was sent, since the workers in args[0] are dead."""
 
 def register_errors(usage: object, busy: object, closed: object, bug: object) -> None:
-    """Hand in the error classes that native code raises."""
+    """Register the error classes that native code raises."""
 
 class Slab:
-    """One mapped slab of shared memory; slab/layout.py says what lies where."""
+    """One mapped slab of shared memory, laid out by slab/layout.py."""
 
     def __init__(self, fd: int, plan: dict, command_fds: Sequence[int], result_fds: Sequence[int], writable: Sequence[tuple[int, int]], only_worker: int = -1) -> None:
         """
-        Map a slab; each worker's two descriptors are duplicated, and -1 stands for those of another worker. writable: ranges of whole pages, (start, stop) each, that this process may write. only_worker: whose rows alone it uses.
+        Map a slab and duplicate each worker's two descriptors; -1 for those of another worker. writable: (start, stop) ranges of whole pages that this process may write. only_worker: the worker whose rows this process uses, if only one.
         """
 
     @staticmethod
     def owning(fd: int, plan: dict, commands: Sequence[OwnedFd], results: Sequence[OwnedFd], writable: Sequence[tuple[int, int]]) -> Slab:
-        """Map a slab, which takes over each worker's two descriptors."""
+        """
+        Return a new mapping of a slab that takes ownership of each worker's two descriptors.
+        """
 
     def fds_of(self, worker: int) -> tuple[int, int]:
         """
-        A worker's descriptors: of its commands, of its results. They stay the slab's.
+        Return a worker's command and result descriptors. The slab keeps owning them.
         """
 
     def place(self) -> tuple:
         """
-        Address and size in bytes of the mapping in this process, for whoever locks its pages.
+        Return address and size in bytes of the mapping in this process, for locking its pages.
         """
 
     def format(self) -> None:
-        """Write the header. The pool's, once, before a worker attaches."""
+        """Write the header. Called once, by the pool, before a worker attaches."""
 
     def set_spinning(self, max_spinners: int, num_spin_workers: int, spin_ns: int) -> None:
         """
-        Say how many threads of this pool may spin at a time, and a worker's longest spin.
+        Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.
         """
 
     def worker_stats(self, worker: int) -> dict:
-        """Seconds in envs and waiting, steps and resets of one worker."""
+        """
+        Return one worker's seconds in envs and waiting, and its numbers of steps and resets.
+        """
 
     def is_dead(self, worker: int) -> bool: ...
 
 class Lease:
     """
-    Base object of leased arrays: while it lives, their slot is not written.
+    Base object of leased arrays: while it lives, nothing writes to their slot.
     """
 
 LOOP_REQUEST: int = 0
@@ -83,201 +90,214 @@ class Loop:
 
     def run(self) -> int:
         """
-        Serve commands until a slow request or the end comes; waits without the GIL.
+        Run commands until a slow request or stop; return LOOP_REQUEST or LOOP_STOP. Releases the GIL while it waits.
         """
 
     def run_server(self, server: int) -> bool:
         """
-        Do the outstanding command of a server (its number in this worker); False if there is none.
+        Run the outstanding command of a server (its number in this worker). Return False if there is none.
         """
 
     def run_until(self, server: int, after_ticket: int) -> None:
         """
-        Do a server's outstanding command if its ticket is at most after_ticket.
+        Run a server's outstanding command if its ticket is at most after_ticket.
         """
 
     def wait_idle(self, timeout_s: float) -> bool:
         """
-        In line, once the pool says stop: wait until no other thread runs a command; False if one still does.
+        Wait until no other thread runs a command (serial backend, after stop). Return False on timeout.
         """
 
     def refresh(self) -> None:
-        """Look up step and reset of every env again."""
+        """Look up the step and reset methods of all envs again."""
 
-    def begin_again(self, server: int) -> None:
+    def restart_early_reset(self, server: int) -> None:
         """
-        Say that an env is about to be changed by a call: a reset ahead of its time, if it is to be repeatable, comes after that.
+        Repeat an env's early reset after a call that may change the env, if episodes are logged.
         """
 
-    def keep_options(self, server: int, options: bytes | None) -> None:
+    def set_default_options(self, server: int, options: bytes | None) -> None:
         """
-        Say what resets without options of their own are given, encoded; None forgets it.
+        Set the encoded options of resets without options of their own; None removes them.
         """
 
     def requests_seen(self, count: int) -> None:
-        """Say how many slow requests were handled so far."""
+        """Set how many slow requests were handled so far."""
 
     def release(self) -> None:
-        """Drop every reference to Python objects."""
+        """Drop all references to Python objects."""
 
-class Ledger:
-    """The pool's books, and its hot path."""
+class PoolState:
+    """The state of a pool and its hot path."""
 
     def __init__(self, slab: Slab, settings: dict) -> None: ...
 
     def attach_inline(self, loop: object) -> None:
-        """Run commands in the caller, by this loop (the serial backend)."""
+        """Run commands in the calling thread, with this loop (serial backend)."""
+
+    def attach_kernel(self, loop: object) -> None:
+        """Use the loop of a kernel, which runs all envs."""
 
     def attach_helper(self, helper: object) -> None:
         """
-        Have a pool that is not ours driven by the caller: helper(is_waiting) -> bool begins what was commanded and, to wait, brings results.
+        Run a foreign pool in the calling thread: helper(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.
         """
 
     def step(self, actions: object) -> tuple[Any, ...] | None:
-        """Step all envs; Gymnasium's five values, or None when a fault is there."""
+        """
+        Step all envs. Return Gymnasium's five values, or None if there is a fault.
+        """
 
     def step_obs(self, actions: object) -> Any | None:
-        """The same, but observations only."""
+        """Step all envs. Return the observations, or None if there is a fault."""
 
-    def hand_out(self, program: tuple[object, ...], wrap: Callable[[Any], object] | None, given: dict[int, Any]) -> None:
+    def set_observation_format(self, program: tuple[object, ...], wrap: Callable[[Any], object] | None, given: dict[int, Any]) -> None:
         """
-        Say in which form batches of observations are handed out: factories, what becomes of each array, leaves that are the pool's to say.
+        Set the form of observations in batches: a program with other factories, a function that wraps each array, and leaves whose values are given.
         """
 
     def send(self, actions: object | None, env_ids: object | None = None) -> None:
-        """Command a step of some or all envs."""
+        """Send a step to some or all envs."""
 
     def send_all(self, actions: object | None) -> None:
         """
-        Command a step of all envs but those that are exhausted, whose rows will be empty.
+        Send a step to all envs except exhausted ones, whose rows will be empty.
         """
 
     def send_reset(self, env_ids: object | None, seeds: object, blobs: object) -> None:
-        """Command resets; a seed and a blob, or None, per env."""
+        """Send resets, with a seed and a blob, or None, per env."""
 
     def wait(self, min_envs: int, timeout_s: object | None = None) -> int:
         """
-        0: that many are ready, 1: a fault is there, 2: timed out, 3: take_events() has something.
+        Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call pop_events().
         """
 
     def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
-        """The same for all of these envs that are busy."""
+        """Wait for those of these envs that are busy. Return as wait()."""
 
     def wait_event(self, timeout_s: object | None = None) -> int:
-        """The same for no env: until take_events() has something."""
+        """Wait until pop_events() returns something. Return as wait()."""
 
     def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:
         """
-        Receive ready envs, longest-waiting first: a Batch's fields. None: one cannot be read, and has a fault.
+        Receive ready envs, longest-waiting first. Return the fields of a Batch, or None if a result cannot be read; its env then has a fault.
         """
 
     def collect_rows(self, env_ids: object) -> tuple[Any, dict[str, Any]] | None:
         """
-        Receive these envs: newest observations of all envs, infos at their rows. None: one cannot be read, and has a fault.
+        Receive these envs. Return the newest observations of all envs, and infos at their rows, or None as collect().
         """
 
     def collect_ready(self) -> tuple[Any, ...] | None:
-        """Gymnasium's five values if all envs are ready, else None."""
+        """
+        Receive all envs if all are ready. Return Gymnasium's five values, else None.
+        """
 
     @property
     def unclaimed(self) -> list[bool]:
         """
-        One flag: set by every call that receives results, cleared by the pool once it has them.
+        A list of one flag: every call that receives results sets it, the pool clears it when it has them.
         """
 
-    def take_back(self) -> None:
+    def restore_unclaimed(self) -> None:
         """
-        The results of the last such call did not reach the user: they can be received again.
+        Make the results of the last call that received some receivable again, since they did not reach the user.
         """
 
     def observe(self, env_ids: object | None = None) -> object:
-        """Newest observations of envs, a fresh copy."""
+        """Return the newest observations of envs, always copied."""
 
-    def take_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]:
+    def read_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]:
         """
-        (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of every pending env with a fault.
+        Return (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of each pending env with a fault.
         """
 
     def fail(self, env_ids: object) -> None:
-        """Pending envs with a fault become FAULTED."""
+        """Make pending envs with a fault FAULTED."""
 
     def discard(self, env_ids: object | None) -> None:
-        """Drop the results of these envs that are done."""
+        """Drop the ready results of these envs."""
 
     def truncate(self, env_id: int, fault_info: object) -> None:
         """
-        End the episode of an env that has a fault, marked; a reset is tried again.
+        End the episode of an env that has a fault, marked as truncated; try a reset again instead.
         """
 
     def lose_envs(self, env_ids: object, fault_info: object) -> None:
-        """The next step of these envs, as far as they are idle, is cut short."""
+        """Cut short the next step of those of these envs that are idle."""
 
-    def renew(self, env_ids: object) -> None:
-        """FAULTED envs can be reset and stepped again."""
+    def mark_new(self, env_ids: object) -> None:
+        """Make FAULTED envs NEW, so that they can be reset and stepped again."""
 
-    def log_place(self, server: int) -> tuple:
+    def log_position(self, server: int) -> tuple:
         """
-        Where an env object stands: (episodes begun, results of this one, of the one before, commanded, waits for a reset, is reset ahead).
+        Return the position of an env object: (episodes begun, results of this one, of the previous one, is commanded, is between episodes, is staged).
         """
 
     def begin_replacement(self, worker: int, is_replayed: bool) -> None:
         """
-        A worker is about to be replaced. Commands for its envs wait for its successor; with is_replayed its envs are held.
+        Make commands for a worker's envs wait for its successor; with is_replayed, hold these envs.
         """
 
     def clear_dead_worker(self, worker: int) -> None:
         """
-        Settle what a worker was commanded that certainly runs no more. Before its successor starts; from any thread.
+        Condemn the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
         """
 
     def finish_replacement(self, worker: int, pidfd: int) -> None:
         """
-        The successor serves the slab: watch it, and publish the commands that waited for it.
+        Watch the successor, which serves the slab, and publish the commands that waited for it.
         """
 
     def cancel_replacement(self, worker: int) -> None:
-        """There is no successor: commands of the worker's envs become faults."""
+        """
+        Turn the commands of the worker's envs into faults, since there is no successor.
+        """
 
     def fail_worker(self, worker: int) -> None:
         """
-        A worker stays dead: its pending commands become faults, its idle envs FAULTED.
+        Turn a dead worker's commands into faults, and make its idle envs FAULTED.
         """
 
     def attach_reaper(self, reaper: object) -> None:
-        """Take the reaper that watches the workers."""
+        """Set the reaper that watches the workers."""
 
     def declare_dead(self, worker: int) -> None:
-        """The worker's process is gone, which the reaper need not have noticed."""
+        """
+        Mark a worker dead whose process is gone, in case the reaper has not noticed.
+        """
 
     def notify(self) -> None:
         """
-        End the wait of the pool's thread, or its next one, with 3. From any thread.
+        Make the current or next wait of the pool's thread return 3. From any thread.
         """
 
-    def take_events(self) -> list[tuple[int, int, int]]:
-        """(env_id, REPLAY_..., step) of every replay that waits for Python."""
+    def pop_events(self) -> list[tuple[int, int, int]]:
+        """
+        Return (env_id, REPLAY_..., step) of each replay that waits for Python, once.
+        """
 
     def hold(self, env_id: int) -> None:
         """
-        Treat a pending env that has a fault as busy until its replay has ended.
+        Hold an env that has a fault: it counts as busy until its replay has ended.
         """
 
     def is_held(self, env_id: int) -> bool:
-        """Whether the env is held for a replay."""
+        """Return whether the env is held for a replay."""
 
     def held_envs(self) -> list[int]:
-        """The envs that are held for a replay."""
+        """Return the envs that are held for a replay."""
 
     def begin_replay(self, env_id: int, places: object) -> bool:
         """
-        Play the episode of a held env again. A REPLAY_PLACE event follows each command whose number is in places. False: its pending command is a reset, which was given again; nothing else is to be done.
+        Play the episode of a held env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.
         """
 
     def continue_replay(self, env_id: int) -> None:
-        """Go on after a REPLAY_PLACE event."""
+        """Continue after a REPLAY_PLACE event."""
 
     def finish_replay(self, env_id: int) -> None:
-        """After REPLAY_PLAYED: release the env, and give its pending command."""
+        """Release the env after REPLAY_PLAYED, and give its pending command."""
 
     def fail_replay(self, env_id: int) -> None:
         """
@@ -285,148 +305,185 @@ class Ledger:
         """
 
     def is_pending(self, env_id: int) -> bool:
-        """Whether the env was commanded and not received."""
+        """Return whether the env has a command whose result was not received."""
 
     def is_dead(self, worker: int) -> bool:
-        """Whether the reaper found the worker dead."""
+        """Return whether the reaper has marked the worker dead."""
 
     def died_in_request(self, worker: int) -> bool:
-        """Whether a dead worker was at a slow request, and at no command."""
+        """
+        Return whether a dead worker died during a slow request and not during a command.
+        """
 
     def can_replay(self, env_id: int) -> bool:
-        """Whether the episode's log is whole."""
+        """Return whether the log of the env's episode is complete."""
 
     def limit_logs(self, size_bytes: int) -> None:
-        """From now on the episodes' logs take at most so much memory together."""
+        """Limit the memory of all episode logs."""
 
     def log_bytes(self) -> int:
-        """Memory of the episodes' logs."""
+        """Return the memory of all episode logs in bytes."""
 
     def episode_log(self, env_id: int) -> dict[str, Any]:
         """
-        What a crash capsule tells of an env's episode and of the command under way.
+        Return what a crash capsule contains about an env's episode and its outstanding command.
         """
 
     def newest_outcome(self, env_id: int) -> tuple[float, int, int]:
         """
-        Reward, flags (1 terminated, 2 truncated) and observation hash of an env's last result.
+        Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.
         """
 
     def running_env(self, worker: int) -> int:
-        """Whose command a worker was at when it was last heard of; -1: none's."""
+        """Return the env whose command a worker ran last, or -1."""
 
     def ready_ids(self) -> list[int]:
-        """Envs whose result can be received."""
+        """Return the envs whose result can be received."""
 
     def states(self) -> list[int]:
-        """Per env: 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted."""
+        """
+        Return per env: 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted, 5 needs a reset.
+        """
 
     def num_ended(self) -> list[int]:
-        """Per env: episodes that ended, of the budget."""
+        """Return per env how many episodes of its budget have ended."""
 
     def num_pending(self) -> int:
-        """Envs commanded and not yet received."""
+        """Return how many envs have a command whose result was not received."""
 
     def num_held(self) -> int:
-        """Result slots that leases hold."""
+        """Return how many result slots are leased."""
 
     def ticket_of(self, env_id: int) -> int:
-        """Number of the command last given to the env."""
+        """Return the number of the env's newest command."""
 
     def ticket_of_server(self, server: int) -> int:
-        """Number of the command last given to a server."""
+        """Return the number of the server's newest command."""
 
     def server_of(self, env_id: int) -> int:
         """
-        The server that serves the env now; from num_envs on, those in the queue.
+        Return the server of the env; numbers from num_envs on: the servers in the queue.
         """
 
     def worker_of(self, env_id: int) -> int:
-        """The worker whose server serves the env now."""
+        """Return the worker whose server serves the env."""
 
     def envs_of(self, worker: int) -> list[int]:
-        """The envs that a worker's servers serve now."""
+        """Return the envs that a worker's servers serve."""
 
     def restore_order(self) -> None:
-        """Every env is served by its own server again; spares queue up."""
+        """Assign each env to the server of its number, and queue the spares."""
 
     def claim_staged(self, env_ids: object | None) -> None:
-        """
-        Envs whose next episode is begun: its first observation is to be received.
-        """
+        """Make the staged episodes of these envs their next results."""
 
     def stage_spares(self, seeds: object) -> None:
-        """Reset all spares, which wait in the queue; a seed or None for each."""
+        """Reset all spares in the queue, with a seed or None for each."""
 
     def spare_counts(self) -> tuple[int, int]:
         """
-        Episodes that began with a fresh env, and how many of those still had to wait for it.
+        Return how many staged episodes were used, and how many of them were not ready.
         """
 
     def post_request(self, worker: int) -> None:
-        """Tell a worker that a slow request waits in its mailbox."""
+        """Notify a worker of a slow request in its mailbox."""
 
     def set_eager(self, is_eager: bool) -> None:
-        """Whether workers report each result at once, or a group at a time."""
+        """Set whether workers report each result at once, or a group at a time."""
 
     def close(self) -> None:
         """
-        Tell the workers to end, wake a waiter, refuse further use. From any thread.
+        Stop the workers, wake a waiter, and refuse further use. From any thread.
         """
 
     def release(self) -> None:
-        """Drop every reference to Python objects."""
+        """Drop all references to Python objects."""
+
+FOREIGN_COMMANDS: int = 2
+
+class ForeignLoop:
+    """A proxy's side of the slab, for a foreign pool of envs."""
+
+    def __init__(self, slab: Slab, worker: int, settings: dict) -> None: ...
+
+    def receive_commands(self, may_wait: bool) -> tuple[int, Any, Any, list[tuple[int, Any, Any]] | None]:
+        """
+        Return new commands: (exit, servers, actions, resets). Releases the GIL while it waits.
+        """
+
+    def receive_command(self, server: int, after_ticket: int) -> tuple[int, Any, Any, list[tuple[int, Any, Any]] | None]:
+        """
+        Return the command of one server in the same form, if its ticket is at most after_ticket.
+        """
+
+    def publish(self, servers: object, obs: object, reward: object | None, terminated: object | None, truncated: object | None, infos: object | None) -> list[int]:
+        """
+        Write results: row j belongs to servers[j]. Return the servers that must be reset first (SAME_STEP).
+        """
+
+    def fail(self, servers: object, error: object, phase: str) -> None:
+        """
+        Publish an exception as the fault of those of these servers that have an outstanding command.
+        """
+
+    def outstanding(self) -> list[int]:
+        """Return the servers whose command was received and has no result yet."""
+
+    def num_outstanding(self) -> int:
+        """Return how many servers have a received command without a result."""
+
+    def requests_seen(self, count: int) -> None:
+        """Set how many slow requests were handled so far."""
+
+    def release(self) -> None:
+        """Drop all references to Python objects."""
 
 def encode(obj: object, pickler: Callable[[object], bytes] | None) -> bytes:
     """
-    Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` takes what the codec does not know.
+    Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` encodes parts that the codec cannot.
     """
 
 def decode(data: bytes, unpickler: Callable[[bytes], object] | None) -> object:
     """
-    Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.
+    Return the object that `data` encodes. Raises ValueError if `data` is invalid; safe for any bytes.
     """
 
 def decode_all(data: bytes, unpickler: Callable[[bytes], object] | None, objects: list[object] | None) -> tuple[object, ...]:
     """
-    The same for values that follow each other; `objects` are those that were passed by reference.
+    Return a tuple of the values that follow each other in `data`; `objects` are those that were passed by reference.
     """
 
 class OwnedFd:
     """
-    A descriptor and its one owner: closed once, by close(), from any thread, or when the owner is gone.
+    Owner of a file descriptor, which is closed once: by close(), from any thread, or with the owner.
     """
 
     def __init__(self, fd: int = -1) -> None:
-        """Take over a descriptor; -1 is none."""
+        """Take ownership of a descriptor; -1: none."""
 
     @staticmethod
     def duplicate(fd: int) -> OwnedFd:
-        """
-        Return the owner of a duplicate. This and all others are close-on-exec.
-        """
+        """Return the owner of a duplicate. All descriptors are close-on-exec."""
 
     @staticmethod
     def memfd(name: str, *, can_be_sealed: bool = False) -> OwnedFd:
-        """Return the owner of memory without a name in the file system."""
+        """Return the owner of a new memfd."""
 
     @staticmethod
     def eventfd() -> OwnedFd:
-        """Return the owner of an event counter of 0."""
+        """Return the owner of a new event counter."""
 
     @staticmethod
     def pidfd(pid: int) -> OwnedFd:
         """
-        Return the owner of a descriptor that polls readable once the process has ended. Raises ProcessLookupError if there is none.
+        Return the owner of a descriptor that polls readable after the process has ended. Raises ProcessLookupError if there is no such process.
         """
 
     def fileno(self) -> int:
-        """Return the descriptor; -1 if it owns none, or none any more."""
+        """Return the descriptor, or -1 after close() or release()."""
 
     def release(self) -> int:
-        """
-        Give the descriptor away: the caller owns it. Returns -1 if there is none.
-        """
+        """Transfer the descriptor to the caller. Returns -1 if there is none."""
 
     def close(self) -> None:
         """Close the descriptor, if it is still open."""
@@ -440,22 +497,22 @@ def watch_parent(pidfd: int) -> None:
 
 def pidfd_open(pid: int) -> int:
     """
-    Return a descriptor as OwnedFd.pidfd does, which the caller has to close.
+    Return a descriptor as OwnedFd.pidfd does, which the caller must close.
     """
 
 def pidfd_send_signal(pidfd: int, signal: int) -> None:
     """
-    Send a signal to the process behind `pidfd`. Raises ProcessLookupError once it has ended.
+    Send a signal to the process behind `pidfd`. Raises ProcessLookupError after it has ended.
     """
 
 def is_from_signal(error: BaseException) -> bool:
     """
-    Return whether an exception is a KeyboardInterrupt, or was raised by a signal handler.
+    Return whether an exception is a KeyboardInterrupt, or a signal handler raised it.
     """
 
 def begin_exit() -> None:
     """
-    Say that this thread runs the program's exit functions. Other threads that use a closed pool end by SystemExit from now on.
+    Record that this thread runs the program's exit functions. From now on SystemExit ends other threads that use a closed pool.
     """
 
 def is_exiting() -> bool:
@@ -463,12 +520,12 @@ def is_exiting() -> bool:
 
 def append_result(results: list, function: Callable) -> None:
     """
-    Append what a function without arguments returns to a list. No signal handler can raise between the two.
+    Append what a function without arguments returns to a list. No signal handler can raise in between.
     """
 
 def yields_fairly() -> bool:
     """
-    Return whether a thread that yields its core goes behind all that want it.
+    Return whether sched_yield puts a thread behind all other runnable threads.
     """
 
 def usable_cores() -> int:
@@ -478,59 +535,69 @@ def usable_cores() -> int:
 
 class Reaper:
     """
-    Watches workers and deadlines in a native thread; makes faults of deaths and hangs.
+    Watches workers and deadlines in a native thread, and turns deaths and hangs into faults.
     """
 
     def __init__(self, slab: Slab, step_timeout_s: float | None = None, reset_timeout_s: float | None = None, dump_signal: int = 0, call_timeout_s: float | None = None, attempts_timeout_s: float | None = None) -> None:
         """
-        step_timeout_s, reset_timeout_s, call_timeout_s: of one step, reset, call. attempts_timeout_s: of a reset with all its attempts.
+        step_timeout_s, reset_timeout_s, call_timeout_s: limits of one step, reset, call. attempts_timeout_s: limit of a reset with all its attempts.
         """
 
     def watch(self, worker: int, pidfd: int = -1) -> None:
         """
-        Watch a worker that lives from now on: the process behind `pidfd` (duplicated), or a thread if it is -1.
+        Watch a new worker: the process behind `pidfd` (duplicated), or a thread if it is -1.
         """
 
     def forget(self, worker: int) -> None:
-        """Watch a worker no longer: its end is expected."""
+        """Stop watching a worker, whose end is expected."""
 
     def declare_dead(self, worker: int) -> None:
-        """Treat a worker thread that has ended like a process that died."""
+        """Treat a worker thread that has ended as a process that died."""
+
+    def num_requests(self, worker: int) -> int:
+        """
+        Return how many slow requests were ever posted to a worker and its predecessors.
+        """
+
+    def record_answered(self, worker: int, num_requests: int) -> None:
+        """
+        Record that the first num_requests requests are answered: no deadline includes them.
+        """
 
     def stop(self) -> None:
-        """End the thread; idempotent. Deaths go unnoticed from then on."""
+        """End the thread; idempotent. No deaths are noticed afterwards."""
 
-FOREIGN_COMMANDS: int = 2
+KERNEL_ABI: int = 1
 
-class ForeignLoop:
-    """A proxy's side of the slab, for a pool of envs that is not ours."""
+class KernelLoop:
+    """The envs of a kernel, and the threads that run them."""
 
-    def __init__(self, slab: Slab, worker: int, settings: dict) -> None: ...
+    def __init__(self, slab: Slab, settings: dict) -> None: ...
 
-    def take(self, may_wait: bool) -> tuple[int, Any, Any, list[tuple[int, Any, Any]] | None]:
+    def help(self, is_waiting: bool) -> bool:
         """
-        Take what was commanded: (exit, servers, actions, resets); waits for it without the GIL.
-        """
-
-    def take_one(self, server: int, after_ticket: int) -> tuple[int, Any, Any, list[tuple[int, Any, Any]] | None]:
-        """The same for one server, if its ticket is at most after_ticket."""
-
-    def publish(self, servers: object, obs: object, reward: object | None, terminated: object | None, truncated: object | None, infos: object | None) -> list[int]:
-        """
-        Write results, row j of servers[j]; returns the servers that are to be reset first (SAME_STEP).
+        Begin what was commanded; to wait, run envs, or wait for one. Whether there was anything.
         """
 
-    def fail(self, servers: object, error: object, phase: str) -> None:
-        """Make an exception the fault of these servers, as far as they fly."""
+    def run_until(self, server: int, after_ticket: int) -> None:
+        """
+        Do what was commanded of an env, if its ticket is at most after_ticket.
+        """
 
-    def flying(self) -> list[int]:
-        """Servers whose command was taken and has no result yet."""
+    def stop(self, timeout_s: float) -> bool:
+        """End the threads. False: one is still in an env, and is left behind."""
 
-    def num_flying(self) -> int:
-        """How many there are of them."""
+    def state_of(self, server: int) -> Any:
+        """The bytes of an env's state, a view."""
 
-    def requests_seen(self, count: int) -> None:
-        """Say how many slow requests were handled so far."""
+    def snapshot(self, server: int) -> bytes:
+        """A copy of all that an env remembers."""
+
+    def restore(self, server: int, snapshot: bytes) -> None:
+        """Make an env what it was."""
+
+    def clear(self) -> None:
+        """Make all envs as they were before their first reset."""
 
     def release(self) -> None:
         """Drop every reference to Python objects."""

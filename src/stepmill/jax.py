@@ -1,9 +1,9 @@
-"""A `Pool` for JAX: batches as arrays by DLPack, and `send`, `recv` and `step` that work inside `jit`.
+"""A `Pool` for JAX: batches as JAX arrays by DLPack, and `send`, `recv` and `step` functions that work inside `jit`.
 
     handle, recv, send, step = pool.xla()
 
-The four are EnvPool's. They are ordered callbacks: XLA calls them in the order of the program, once each, and hands the arrays
-over on the host. The handle is a token that threads them; it carries no data.
+The interface is EnvPool's. The functions are ordered callbacks: XLA calls each once, in the order of the program, with arrays
+on the host. The handle is a token that orders the calls; it carries no data.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ States: TypeAlias = tuple[Any, Any, Any, Any, Any]  # obs, reward, terminated, t
 
 
 def as_jax(batch: Batch) -> Batch:
-    """Return a batch whose arrays are JAX's, by DLPack: without a copy where JAX can use the memory as it is.
+    """Return a batch of JAX arrays, made by DLPack: without a copy where JAX can use the memory directly.
 
-    A lease lives as long as such an array does. JAX takes arrays for immutable; so do not write into the batch.
+    A lease lasts as long as such an array exists. Do not write into the batch: JAX assumes that arrays are immutable.
     """
     return replace(
         batch,
@@ -47,19 +47,19 @@ def as_jax(batch: Batch) -> Batch:
 def xla(
     pool: Pool,
 ) -> tuple[Handle, Callable[[Handle], Any], Callable[..., Handle], Callable[..., Any]]:
-    """Return (handle, recv, send, step) for use inside `jit`, `lax.scan` and `lax.fori_loop`; also outside.
+    """Return (handle, recv, send, step) for use inside and outside of `jit`, `lax.scan` and `lax.fori_loop`.
 
     B is the pool's batch_size, or N if it has none.
 
-    - `recv(handle)` gives (handle, (obs [B, ...], reward [B], terminated [B], truncated [B], env_id [B])).
-    - `send(handle, actions [B, ...], env_id [B] or None)` gives the handle; None is all envs.
-    - `step(handle, actions, env_id=None)` is both.
+    - `recv(handle)` returns (handle, (obs [B, ...], reward [B], terminated [B], truncated [B], env_id [B])).
+    - `send(handle, actions [B, ...], env_id [B] or None)` returns the handle; None means all envs.
+    - `step(handle, actions, env_id=None)` does both.
 
-    Dtypes are the env's as JAX has them: 32 bits unless x64 is enabled. Reset the pool before, by `pool.reset()`, or
-    `pool.reset_async()` if `recv` comes first.
+    Dtypes are those of the env, with 32 bits unless JAX's x64 mode is enabled. Before the first call, reset the pool with
+    `pool.reset()`, or with `pool.reset_async()` if `recv` is called first.
 
     Raises:
-        UsageError: observations or actions have parts of no fixed size.
+        UsageError: observations or actions have parts without a fixed size.
     """
     shapes = _result_shapes(pool)
     token = jax.ShapeDtypeStruct((), np.uint8)
@@ -70,7 +70,7 @@ def xla(
         cast = jax.tree.map(lambda array, like: np.asarray(array, like.dtype), fields, shapes)
         return np.uint8(0), cast
 
-    def give(_: Any, actions: Any, env_id: Any) -> Any:
+    def send_actions(_: Any, actions: Any, env_id: Any) -> Any:
         ids = np.asarray(env_id)
         pool.send(jax.tree.map(np.asarray, actions), ids if len(ids) else None)
         return np.uint8(0)
@@ -81,7 +81,7 @@ def xla(
 
     def send(handle: Handle, actions: Any, env_id: Any = None) -> Handle:
         ids = np.zeros(0, np.int32) if env_id is None else env_id
-        return io_callback(give, token, handle, actions, ids, ordered=True)
+        return io_callback(send_actions, token, handle, actions, ids, ordered=True)
 
     def step(handle: Handle, actions: Any, env_id: Any = None) -> tuple[Handle, States]:
         return recv(send(handle, actions, env_id))
@@ -90,10 +90,12 @@ def xla(
 
 
 def _result_shapes(pool: Pool) -> States:
-    """Return shapes and dtypes of what `recv` gives."""
+    """Return the shapes and dtypes of what `recv` returns."""
     for name, node in (("observations", pool.spec.observation), ("actions", pool.spec.action)):
         if opaques(node):
-            raise UsageError(f"{name} have parts of no fixed size ({opaques(node)}), which XLA cannot hold")
+            raise UsageError(
+                f"the {name} have parts without a fixed size ({opaques(node)}), which XLA does not support; use pool.step()"
+            )
     size = (pool.batch_size or pool.num_envs) * pool.spec.batch_size
     return (
         _shapes(pool.spec.observation, size),

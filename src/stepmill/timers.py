@@ -1,4 +1,4 @@
-"""Hierarchical timers and gauges, for envs and for the learner: where the time goes, by the names you give.
+"""Hierarchical timers and gauges, for envs and for the learner.
 
     from stepmill import timers
 
@@ -8,15 +8,15 @@
     @timers.timed("render")              # or a function
     def render(self): ...
 
-    timers.gauge("objects", len(world))  # a number that one wants to see
+    timers.gauge("objects", len(world))  # a number to record
 
-Timers nest: one that is entered while another runs becomes its child. Each thread has a tree of its own. They are off,
-and cost no more than a look at a flag, until `enable` turns them on for a thread: in a pool's workers that is done by the
-option `timers_every`. `every=100` measures one in a hundred of the outermost timers, with all that is inside, and counts
-it a hundred times.
+Timers nest: a timer that is entered while another runs becomes its child. Each thread has its own tree. Timers are off, and
+then cost only the test of a flag, until `enable` turns them on for a thread. The option `timers_every` turns them on in a
+pool's workers. `every=100` measures one in a hundred of the outermost timers, with all timers inside, and counts it a
+hundred times.
 
-`Pool.timers()` gives the trees of all workers, merged, beside the learner's own. This module imports nothing of stepmill,
-so that envs may use it at no cost.
+`Pool.timers()` returns the merged tree of all workers and the learner's own. This module imports nothing from stepmill, so
+that it is cheap for envs to import.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Gauge:
         self.value = self.min = self.max = value
         self.count = 0
 
-    def note(self, value: float) -> None:
+    def record(self, value: float) -> None:
         self.value = value
         self.min = min(self.min, value)
         self.max = max(self.max, value)
@@ -59,7 +59,7 @@ class _Gauge:
 
 
 class _Thread(threading.local):
-    """The tree of one thread. `path` is the timers that run, outermost first; its first is the root."""
+    """The tree of one thread. `path` holds the root and then the running timers, outermost first."""
 
     def __init__(self) -> None:
         self.every = 0
@@ -70,16 +70,16 @@ class _Thread(threading.local):
         self.root = self.path[0]
         self.gauges: dict[str, _Gauge] = {}
         self.num_outermost = 0
-        self.num_skipped = 0  # timers that run inside one that is not measured, itself included
+        self.num_skipped = 0  # running timers that are not measured: an outermost one and those inside it
         self.began = _clock()
 
 
 _own = _Thread()
-_num_enabled = 0  # threads whose timers are on; 0 makes everything here a look at this number
+_num_enabled = 0  # threads whose timers are on; while it is 0, a timer only tests this number
 _lock = threading.Lock()
 
 
-class timed:  # noqa: N801 - reads like a function, and is used as one
+class timed:  # noqa: N801 - it is used like a function
     """Time a block (`with timed("name"):`) or a function (`@timed("name")`)."""
 
     __slots__ = ("_began", "_name", "_state")
@@ -88,7 +88,7 @@ class timed:  # noqa: N801 - reads like a function, and is used as one
         if not isinstance(name, str):
             raise TypeError(f"a timer needs a name: write timed('name'), not timed({name!r})")
         self._name = name
-        self._state = 0  # 0 off, 1 measuring, 2 passed over
+        self._state = 0  # 0 off, 1 measuring, 2 skipped
         self._began = 0.0
 
     def __enter__(self) -> None:
@@ -116,7 +116,7 @@ class timed:  # noqa: N801 - reads like a function, and is used as one
         own = _own
         if self._state == 2:
             own.num_skipped = max(own.num_skipped - 1, 0)
-        elif len(own.path) > 1:  # it was not cleared meanwhile
+        elif len(own.path) > 1:  # otherwise clear() was called while the timer ran
             node = own.path.pop()
             node.total += _clock() - self._began
             node.count += 1
@@ -140,17 +140,17 @@ def _is_sampled(own: _Thread) -> bool:
 
 
 def gauge(name: str, value: float) -> None:
-    """Note the newest value of something; its smallest, its largest and how often it was noted are kept."""
+    """Record the newest value of a quantity. The smallest, the largest and the number of values are kept as well."""
     if not _num_enabled or not _own.every:
         return
     found = _own.gauges.get(name)
     if found is None:
         found = _own.gauges[name] = _Gauge(float(value))
-    found.note(float(value))
+    found.record(float(value))
 
 
 def enable(every: int = 1) -> None:
-    """Turn the timers of this thread on: one in `every` outermost timers is measured. 0 turns them off."""
+    """Turn on the timers of this thread and measure one in `every` outermost timers. 0 turns them off."""
     global _num_enabled
     if every < 0 or every != int(every):
         raise ValueError(f"every={every!r} must be a whole number: 1 measures all, 100 one in a hundred, 0 none")
@@ -160,19 +160,19 @@ def enable(every: int = 1) -> None:
 
 
 def disable() -> None:
-    """Turn the timers of this thread off; what was measured stays."""
+    """Turn off the timers of this thread. What they have measured is kept."""
     enable(0)
 
 
 def clear() -> None:
-    """Forget what this thread has measured. Timers that run are not counted."""
+    """Delete what this thread has measured. Timers that are running are not counted."""
     _own.clear()
 
 
 def snapshot() -> Tree:
-    """Return this thread's tree as it is now: what ended is counted, what still runs is not.
+    """Return this thread's current tree. Timers that are still running are not counted.
 
-    Totals are seconds. With sampling, totals and counts are multiplied: they estimate what measuring all would have given.
+    Totals are in seconds. With sampling, totals and counts are multiplied by `every` to estimate the true values.
     """
     own = _own
     times = max(own.every, 1)
@@ -199,7 +199,7 @@ def _plain(name: str, node: _Node, times: int) -> Tree:
 def make_node(
     name: str, *, total: float, count: int, children: dict[str, Tree] | None = None, is_parallel: bool = False
 ) -> Tree:
-    """Return one node of a tree; `self` is what of its total its children do not have."""
+    """Return one node of a tree. `self` is its total without the totals of its children."""
     children = children or {}
     inside = sum(child["total"] for child in children.values())
     return {
@@ -213,7 +213,7 @@ def make_node(
 
 
 def merge(name: str, trees: list[Tree], *, is_parallel: bool = True) -> Tree:
-    """Return trees as one: totals and counts are added, node by node. `is_parallel`: they ran beside each other."""
+    """Merge trees into one: totals and counts are added, node by node. `is_parallel`: they ran at the same time."""
     children: dict[str, list[Tree]] = {}
     for tree in trees:
         for key, child in tree["children"].items():
@@ -228,7 +228,7 @@ def merge(name: str, trees: list[Tree], *, is_parallel: bool = True) -> Tree:
 
 
 def merge_gauges(groups: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return gauges as one: the mean of the newest values, the smallest, the largest, and all counts added."""
+    """Merge gauges: the mean of the newest values, the smallest, the largest, and the sum of the counts."""
     names = sorted({name for group in groups for name in group})
     merged = {}
     for name in names:

@@ -1,11 +1,11 @@
-"""`TensorPool`: a `Pool` that takes and gives tensors, on the CPU without copies or on a GPU by copies that overlap.
+"""`TensorPool`: a `Pool` that takes and returns tensors, on the CPU without copies, or on a GPU with asynchronous copies.
 
-    device="cpu"     tensors are views of the arrays that the pool lends: `torch.from_numpy` holds the lease
-    device="cuda"    the slab's pages are locked once; each batch is copied on a stream of its own while the envs go on, and its
-                     lease ends when the copy has
+    device="cpu"     tensors are views of the arrays that the pool lends; `torch.from_numpy` holds the lease
+    device="cuda"    the slab's pages are locked once; each batch is copied on a separate stream while the envs continue, and
+                     its lease ends when the copy is done
 
-What differs between the two is behind `Courier`; `HostCourier` does on the CPU what `CudaCourier` does on a GPU, so that all but
-the calls of CUDA itself is tested without one.
+`DeviceCopier` is the interface to a device. `HostCopier` does on the CPU what `CudaCopier` does on a GPU, so that everything
+except the CUDA calls can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 IsDone = Callable[[], bool]
 
 
-class Courier(Protocol):
-    """Takes arrays from shared memory to a device.
+class DeviceCopier(Protocol):
+    """Copies arrays from shared memory to a device.
 
-    `carry` begins a copy and returns the tensor with a function that says whether the copy is done; whoever uses the tensor on
-    the device's current stream waits for it there, not here. `finish` waits for all copies and lets go of the memory.
+    `start_copy` starts a copy and returns the tensor with a function that says whether the copy is done. It does not wait: the
+    device's current stream waits for the copy. `finish` waits for all copies and releases the memory.
     """
 
     device: torch.device
 
-    def carry(self, array: NDArray[Any]) -> tuple[torch.Tensor, IsDone]: ...
+    def start_copy(self, array: NDArray[Any]) -> tuple[torch.Tensor, IsDone]: ...
     def finish(self) -> None: ...
 
 
-class CudaCourier:
-    """Copies on a stream of its own, from pages that are locked for as long as this lives.
+class CudaCopier:
+    """Copies on a separate stream, from pages that stay locked until `finish`.
 
     Args:
-        device: of CUDA.
-        address, size_bytes: the memory that most arrays lie in.
+        device: a CUDA device.
+        address, size_bytes: the memory that holds most arrays.
     Raises:
-        UsageError: the pages cannot be locked, as when `ulimit -l` does not allow it.
+        UsageError: the pages cannot be locked, for example because `ulimit -l` does not allow it.
     """
 
     def __init__(self, device: torch.device, address: int, size_bytes: int) -> None:
@@ -65,12 +65,12 @@ class CudaCourier:
         status = int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0))
         if status != 0:
             raise UsageError(
-                f"{size_bytes} bytes of shared memory cannot be locked for CUDA (status {status}); raise `ulimit -l`, or use "
-                "device='cpu' and copy yourself"
+                f"cannot lock {size_bytes} bytes of shared memory for CUDA (status {status}); raise `ulimit -l`, or use "
+                "device='cpu' and copy the tensors yourself"
             )
 
-    def carry(self, array: NDArray[Any]) -> tuple[torch.Tensor, IsDone]:
-        """Begin a copy on the courier's stream; the device's current stream waits for it."""
+    def start_copy(self, array: NDArray[Any]) -> tuple[torch.Tensor, IsDone]:
+        """Start a copy on this copier's stream; the device's current stream waits for it."""
         current = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._stream):
             tensor = torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -80,68 +80,70 @@ class CudaCourier:
         return tensor, event.query
 
     def finish(self) -> None:
-        """Wait for all copies, and unlock the pages."""
+        """Wait for all copies and unlock the pages."""
         self._stream.synchronize()
         torch.cuda.cudart().cudaHostUnregister(self._address)
 
 
-class HostCourier:
-    """The twin of `CudaCourier` without a GPU: copies at once, and says that a copy is done when `is_done` says so.
+class HostCopier:
+    """Does the same as `CudaCopier` without a GPU: it copies at once, and a copy counts as done when `is_done` returns True.
 
     Attributes:
-        is_done: asked for every copy; a test can hold copies back with it.
+        is_done: called for every copy; a test can delay the end of copies with it.
     """
 
     def __init__(self, is_done: IsDone = lambda: True) -> None:
         self.device = torch.device("cpu")
         self.is_done = is_done
 
-    def carry(self, array: NDArray[Any]) -> tuple[torch.Tensor, IsDone]:
-        """Copy."""
+    def start_copy(self, array: NDArray[Any]) -> tuple[torch.Tensor, IsDone]:
+        """Copy the array at once."""
         return torch.from_numpy(array).clone(), self.is_done
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copy is running."""
 
 
 class TensorPool:
-    """A pool whose batches hold tensors. Its methods are those of `Pool`; what is not here is in `pool`.
+    """A pool whose batches hold tensors. Its methods are those of `Pool`; all other methods are in the attribute `pool`.
 
     Args:
-        pool: is closed with this.
-        device: "cpu" lends tensors without a copy; one of CUDA copies, overlapped; or a `Courier`.
-        reward_dtype: of rewards, which envs give as float64.
+        pool: closed together with this object.
+        device: "cpu" lends tensors without a copy; a CUDA device copies asynchronously; or a `DeviceCopier`.
+        reward_dtype: the dtype of rewards, which envs return as float64.
 
-    Batches are as those of `Pool`, with tensors [B, ...] on the device for obs, reward, terminated and truncated; `env_id` is
-    an int64 tensor on the CPU. On the CPU a tensor may be kept as long as one likes, and its memory is not written meanwhile.
+    Batches are those of `Pool`, with tensors [B, ...] on the device for obs, reward, terminated and truncated; `env_id` is an
+    int64 tensor on the CPU. A tensor on the CPU stays valid as long as it is referenced.
     """
 
     def __init__(
-        self, pool: Pool, device: str | torch.device | Courier = "cpu", *, reward_dtype: torch.dtype = torch.float32
+        self,
+        pool: Pool,
+        device: str | torch.device | DeviceCopier = "cpu",
+        *,
+        reward_dtype: torch.dtype = torch.float32,
     ) -> None:
         if not isinstance(pool, Pool):
-            raise UsageError(
-                f"pool is a {type(pool).__name__}; give a stepmill.Pool(env_fns), which is closed with this"
-            )
+            raise UsageError(f"pool is a {type(pool).__name__}; give a stepmill.Pool(env_fns)")
         self.pool = pool
         self.reward_dtype = reward_dtype
-        self._courier = _courier_for(pool, device)
-        self.device = torch.device("cpu") if self._courier is None else self._courier.device
-        # Arrays whose copies are under way, with what says that they are done: they hold their leases.
-        self._held: deque[tuple[NDArray[Any], IsDone]] = deque()
+        self._copier = _copier_for(pool, device)
+        self.device = torch.device("cpu") if self._copier is None else self._copier.device
+        # Arrays that are being copied; the reference keeps their leases until the copy is done.
+        self._copying: deque[tuple[NDArray[Any], IsDone]] = deque()
 
     @property
     def num_held(self) -> int:
-        """How many arrays wait for their copies to be done."""
-        self._release()
-        return len(self._held)
+        """The number of arrays that are held until they are copied."""
+        self._drop_copied()
+        return len(self._copying)
 
     def reset(self, **arguments: Any) -> Batch:
         """Reset envs and wait for them; see `Pool.reset`."""
         return self._as_tensors(self.pool.reset(**arguments))
 
     def step(self, actions: Any) -> Batch:
-        """Step all envs; actions are tensors [N, ...], on any device, in the structure of the action space."""
+        """Step all envs. Actions are tensors [N, ...] on any device, in the structure of the action space."""
         self.pool.send(_as_arrays(actions))
         return self.recv(self.pool.num_envs)
 
@@ -155,11 +157,11 @@ class TensorPool:
         return self._as_tensors(self.pool.recv(batch_size, **arguments))
 
     def close(self) -> None:
-        """Wait for copies that are under way, and close the pool."""
-        if self._courier is not None:
-            self._courier.finish()
-            self._courier = None
-        self._held.clear()
+        """Wait for running copies, and close the pool."""
+        if self._copier is not None:
+            self._copier.finish()
+            self._copier = None
+        self._copying.clear()
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -171,41 +173,41 @@ class TensorPool:
         self.close()
 
     def _as_tensors(self, batch: Batch) -> Batch:
-        self._release()
+        self._drop_copied()
         return replace(
             batch,
-            obs=map_nest(self._take, batch.obs),
-            reward=self._take(batch.reward).to(self.reward_dtype),
-            terminated=self._take(batch.terminated),
-            truncated=self._take(batch.truncated),
+            obs=map_nest(self._to_tensor, batch.obs),
+            reward=self._to_tensor(batch.reward).to(self.reward_dtype),
+            terminated=self._to_tensor(batch.terminated),
+            truncated=self._to_tensor(batch.truncated),
             env_id=torch.from_numpy(batch.env_id),
         )
 
-    def _take(self, array: Any) -> Any:
+    def _to_tensor(self, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
-            return array  # a part of no fixed size stays as it is
-        if self._courier is None:
+            return array  # a part without a fixed size is not converted
+        if self._copier is None:
             return torch.from_numpy(array)
-        tensor, is_done = self._courier.carry(array)
-        self._held.append((array, is_done))
+        tensor, is_done = self._copier.start_copy(array)
+        self._copying.append((array, is_done))
         return tensor
 
-    def _release(self) -> None:
-        # Copies of one stream are done in the order in which they began.
-        while self._held and self._held[0][1]():
-            self._held.popleft()
+    def _drop_copied(self) -> None:
+        # Copies on one stream end in the order in which they start.
+        while self._copying and self._copying[0][1]():
+            self._copying.popleft()
 
 
-def _courier_for(pool: Pool, device: str | torch.device | Courier) -> Courier | None:
-    """Return what takes batches to a device; None if they stay where they are."""
+def _copier_for(pool: Pool, device: str | torch.device | DeviceCopier) -> DeviceCopier | None:
+    """Return the copier for a device; None if nothing is copied."""
     if not isinstance(device, (str, torch.device)):
         return device
     chosen = torch.device(device)
     if chosen.type == "cpu":
         return None
     if chosen.type != "cuda" or not torch.cuda.is_available():
-        raise UsageError(f"device={device!r} is not there; use 'cpu', or a device of CUDA on a machine that has one")
-    return CudaCourier(chosen, *pool.memory_place)
+        raise UsageError(f"device={device!r} is not available; use 'cpu', or 'cuda' on a machine with a GPU")
+    return CudaCopier(chosen, *pool.memory_place)
 
 
 def _as_arrays(actions: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Workers keep to the cores they were given."""
+"""Workers use only the cores that they were given."""
 
 from __future__ import annotations
 

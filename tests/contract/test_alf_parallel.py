@@ -22,8 +22,6 @@ from tests.harness.alf_envs import (
     assert_same,
 )
 
-HANG_S = 30
-
 
 @pytest.fixture
 def env_of():
@@ -136,7 +134,7 @@ def test_constructors_are_given_their_numbers_and_run_elsewhere(env_of):
 # ---- episodes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("A-10", "A-27")
+@pytest.mark.covers("A-10", "A-27/time_step")
 def test_the_first_step_and_the_first_look_reset(env_of):
     env = env_of([AlfCounter] * 2)
     assert env.step(actions(2)).step_type.tolist() == [FIRST, FIRST]
@@ -161,9 +159,9 @@ def test_the_step_after_last_ignores_its_action_and_returns_first(env_of):
 
 @pytest.mark.covers("A-B11")
 def test_a_discount_says_whether_the_end_was_a_time_limit():
-    from stepmill.envs.alf import AlfMaker
+    from stepmill.envs.alf import AlfEnvMaker
 
-    makers = [AlfMaker(partial(AlfCounter, length=1, discount=discount), i) for i, discount in enumerate((0.0, 1.0))]
+    makers = [AlfEnvMaker(partial(AlfCounter, length=1, discount=discount), i) for i, discount in enumerate((0.0, 1.0))]
     with stepmill.Pool(makers, backend="thread", num_workers=2) as pool:
         pool.reset()
         batch = pool.step(actions(2))
@@ -199,7 +197,7 @@ def test_an_explicit_reset_takes_the_early_one_and_does_not_repeat_it(env_of, tm
 
 
 @pytest.mark.covers("A-15")
-def test_reset_begins_all_episodes_anew(env_of):
+def test_reset_restarts_all_episodes(env_of):
     env = env_of([AlfCounter] * 2)
     env.reset()
     env.step(actions(2))

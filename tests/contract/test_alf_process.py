@@ -125,7 +125,7 @@ def test_what_the_env_raises_is_raised_here(phase):
         assert "in fail" in caught.value.remote_traceback
 
 
-def test_a_failed_step_is_told_to_its_promise_and_the_env_can_be_reset(env_of):
+def test_a_failed_step_is_raised_by_its_promise_and_the_env_can_be_reset(env_of):
     env = env_of(FaultyAlf)
     env.reset()
     promise = env.step(np.float32(13), blocking=False)

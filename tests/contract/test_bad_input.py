@@ -1,4 +1,4 @@
-"""What the caller gets wrong is a typed error that names it, is told before anything was changed, and leaves the pool whole."""
+"""A caller's mistake is a typed error that names it. It is raised before anything is changed, and the pool stays usable."""
 
 from __future__ import annotations
 
@@ -52,6 +52,10 @@ BAD_ACTIONS = {
 }
 
 
+# What is checked before anything reaches a backend is tried on one.
+ONE_BACKEND = pytest.mark.parametrize("where", ["thread"])
+
+
 @pytest.fixture
 def counting_pool(pool_of):
     pool = pool_of(counting_envs(N))
@@ -68,9 +72,10 @@ def _assert_whole(pool):
 # ---------------------------------------------------------------- actions
 
 
+@ONE_BACKEND
 @pytest.mark.covers("G-11")
 @pytest.mark.parametrize("what", BAD_ACTIONS)
-def test_actions_that_do_not_fit_are_refused_and_nobody_steps(pool_of, what):
+def test_actions_that_do_not_fit_are_refused_and_no_env_steps(pool_of, what):
     pool = pool_of([partial(SampledEnv, spaces.Discrete(2), ACTION_SPACE)] * N)
     pool.reset(seed=0)
     before = describe(BAD_ACTIONS[what])
@@ -91,11 +96,13 @@ def test_the_message_names_the_leaf_of_an_action(pool_of):
             pool.step(BAD_ACTIONS[what])
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint32])
 def test_actions_of_a_smaller_kind_of_integer_are_welcome(counting_pool, dtype):
     assert counting_pool.step(np.array([1, 2, 3], dtype)).reward.tolist() == [1.0, 2.0, 3.0]
 
 
+@ONE_BACKEND
 def test_actions_may_lie_in_memory_in_any_way(counting_pool):
     wide = np.arange(12).reshape(3, 4)
     swapped = np.array([4, 5, 6], ">i8")
@@ -119,6 +126,7 @@ def test_the_callers_arrays_are_never_changed(pool_of):
 # ---------------------------------------------------------------- env ids
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize(
     ("ids", "named"),
     [([3], "3"), ([-1], "-1"), ([0, 99], "99"), ([1, 1], "1"), ([2**40], str(2**40))],
@@ -134,6 +142,7 @@ def test_ids_that_are_not_there_or_come_twice_are_refused(counting_pool, ids, na
     _assert_whole(counting_pool)
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize("ids", [[0.0, 1.0], ["0"], np.array([0.5]), "01", [[0], [1]], 1, [None]], ids=repr)
 def test_ids_that_are_no_whole_numbers_are_refused(counting_pool, ids):
     with pytest.raises(stepmill.UsageError):
@@ -143,6 +152,7 @@ def test_ids_that_are_no_whole_numbers_are_refused(counting_pool, ids):
     _assert_whole(counting_pool)
 
 
+@ONE_BACKEND
 def test_more_or_fewer_actions_than_ids_are_refused(counting_pool):
     for actions, ids in (([1], [0, 1]), ([1, 2, 3], [0, 1]), ([1, 2], None)):
         with pytest.raises(stepmill.UsageError):
@@ -150,6 +160,7 @@ def test_more_or_fewer_actions_than_ids_are_refused(counting_pool):
     _assert_whole(counting_pool)
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize(
     "ids", [np.array([2, 0], np.int32), np.array([2, 0], np.uint8), (2, 0), range(2, -1, -2)], ids=repr
 )
@@ -163,6 +174,7 @@ def test_ids_may_be_any_sequence_of_whole_numbers(counting_pool, ids):
 # ---------------------------------------------------------------- recv, reset and options
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -185,6 +197,7 @@ def test_a_recv_that_makes_no_sense_is_refused_and_nothing_is_lost(counting_pool
     assert counting_pool.recv(3).reward.tolist() == [1.0, 2.0, 3.0]
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize("seed", [-1, 1.5, "7", [1, 2], [1, 2, 3, 4], [1, "2", 3], {9: 1}, {0: -5}, True], ids=repr)
 def test_a_seed_that_is_none_is_refused(counting_pool, seed):
     with pytest.raises(stepmill.UsageError):
@@ -192,6 +205,7 @@ def test_a_seed_that_is_none_is_refused(counting_pool, seed):
     _assert_whole(counting_pool)
 
 
+@ONE_BACKEND
 @pytest.mark.parametrize("options", [5, "hard", ["a"]], ids=repr)
 def test_reset_options_must_be_a_mapping(counting_pool, options):
     with pytest.raises(stepmill.UsageError):
@@ -234,6 +248,7 @@ def test_a_batch_size_must_lie_between_one_and_the_number_of_envs(batch_size):
         stepmill.Pool(counting_envs(3), backend="serial", batch_size=batch_size)
 
 
+@ONE_BACKEND
 def test_set_attr_with_a_wrong_number_of_values_is_refused(counting_pool):
     with pytest.raises(stepmill.UsageError, match="3"):
         counting_pool.set_attr("weight", [1.0, 2.0])

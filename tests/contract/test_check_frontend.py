@@ -1,4 +1,4 @@
-"""The examiner is examined: `check_frontend` passes a sound vector env and refuses every one with a planted fault."""
+"""`check_frontend` is checked: it passes a sound vector env and refuses every one with a planted fault."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_sound_vector_env_passes():
 
 
 def test_gymnasiums_own_is_refused_for_changing_its_callers_options():
-    with pytest.raises(CheckFailed, match="changed what it was given"):
+    with pytest.raises(CheckFailed, match="changed its arguments"):
         check_frontend(SyncVectorEnv)
 
 

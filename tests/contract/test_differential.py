@@ -86,8 +86,7 @@ def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
 
 @pytest.mark.covers("G-11")
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-@pytest.mark.parametrize("where", ["thread", "fork"])
+@pytest.mark.parametrize(("where", "num_workers"), [("thread", 3), ("fork", 2)])  # 5 envs: shares of two sizes
 def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_workers, mode):
     space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})
     story = Story(space, space, num_envs=5, mode=mode, seed=3, acts=ACTS)
@@ -98,8 +97,6 @@ def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_wo
     ("where", "mode"),
     [
         ("forkserver", AutoresetMode.NEXT_STEP),
-        ("forkserver", AutoresetMode.SAME_STEP),
-        ("forkserver", AutoresetMode.DISABLED),
         ("spawn", AutoresetMode.SAME_STEP),
     ],
 )

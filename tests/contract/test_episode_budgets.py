@@ -159,7 +159,7 @@ def test_an_episode_that_is_cut_short_by_a_fault_counts(pool_of):
 
 
 def test_batched_envs_are_refused():
-    with pytest.raises(stepmill.UsageError, match="num_episodes=3 is for envs of one row each"):
+    with pytest.raises(stepmill.UsageError, match="num_episodes=3 does not work with batched envs"):
         make_pool("serial", [BatchedCountingEnv], num_episodes=3)
 
 
@@ -172,7 +172,7 @@ def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, whe
     os.kill(pid, signal.SIGKILL)
     while not pool.stats()["workers"][1]["is_dead"]:
         os.sched_yield()
-    with pytest.warns(RuntimeWarning, match=r"worker of envs \[1\], which were exhausted, has died"):
+    with pytest.warns(RuntimeWarning, match=r"worker of the exhausted envs \[1\] has died"):
         batch = pool.reset(seed=0)
     assert batch.env_id.tolist() == [0, 1]
     assert drive(pool).tolist() == [1, 1]

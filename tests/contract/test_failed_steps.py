@@ -1,4 +1,4 @@
-"""A step of a `VectorEnv` that an env failed in: that env is brought back alone, and the others lose no step."""
+"""A step of a `VectorEnv` in which an env failed: that env is repaired alone, and the others lose no step."""
 
 from __future__ import annotations
 
@@ -38,6 +38,42 @@ def test_after_a_reset_of_the_env_that_raised_the_next_step_returns_the_results_
     assert reward.tolist() == [9, 10, 11, 12]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_infos_of_that_step_mark_the_actions_that_were_not_used(vector_env_of, is_async):
+    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
+
+    def step() -> dict[str, np.ndarray]:
+        if not is_async:
+            return envs.step(ONES)[4]
+        envs.step_async(ONES)
+        return envs.step_wait()[4]
+
+    envs.reset(seed=0)
+    with pytest.raises(stepmill.EnvError):
+        step()
+    envs.reset(options=FIRST)
+    infos = step()
+    assert infos["kept"].tolist() == infos["_kept"].tolist() == [False, True, True, True]
+    assert not step().keys() & {"kept", "_kept"}
+
+
+@pytest.mark.parametrize("options", [None, {"reset_mask": [True] * 4}])
+def test_a_reset_of_all_keeps_no_result(vector_env_of, options):
+    envs = vector_env_of([partial(RaisingEnv, "step", 1), *_others()])
+    envs.reset(seed=0)
+    with pytest.raises(stepmill.EnvError):
+        envs.step(ONES)
+    envs.reset(options=FIRST)
+    envs.step_async(ONES)
+    with pytest.raises(PendingCallError):
+        envs.reset()
+    envs.step_wait()
+    envs.reset(options=options)
+    obs, _, _, _, infos = envs.step(ONES)
+    assert obs[:, 2].tolist() == [1, 1, 1, 1]
+    assert not infos.keys() & {"kept", "_kept"}
+
+
 @pytest.mark.parametrize("where", ["fork"])
 def test_a_worker_that_died_takes_no_step_of_the_others_with_it(vector_env_of):
     envs = vector_env_of([partial(DyingEnv, "step", 2), *_others()], num_workers=4)
@@ -66,7 +102,7 @@ def test_a_step_without_that_reset_names_the_env_and_what_to_call(vector_env_of,
     envs.reset(seed=0)
     with pytest.raises(stepmill.EnvError):
         envs.step(ONES)
-    with pytest.raises(stepmill.UsageError, match=r"envs \[0\] have failed; .*reset_mask.* or reset\(\)") as caught:
+    with pytest.raises(stepmill.UsageError, match=r"envs \[0\] have failed; .*reset_mask.* with reset\(\)") as caught:
         envs.step_async(ONES) if is_async else envs.step(ONES)
     assert "revive" not in str(caught.value)
     assert "recv" not in str(caught.value)

@@ -141,7 +141,7 @@ def test_agents_of_one_kind_may_be_a_dimension(pool_of):
 
 
 def test_agents_of_different_kinds_cannot():
-    with pytest.raises(stepmill.EnvError, match="the agents' spaces differ"):
+    with pytest.raises(stepmill.EnvError, match="the agents' spaces cannot be stacked"):
         make_pool("serial", [lambda: StackedAgents(Tag(2, kinds=True))])
 
 
@@ -151,7 +151,7 @@ def test_agents_must_be_known_beforehand():
         env.possible_agents = []
         return env
 
-    with pytest.raises(stepmill.EnvError, match="does not name its possible_agents"):
+    with pytest.raises(stepmill.EnvError, match="has no possible_agents"):
         make_pool("serial", [nameless])
 
 

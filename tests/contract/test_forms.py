@@ -1,4 +1,4 @@
-"""In what form a pool hands out observations: classes, what becomes of arrays, leaves that the pool fills in."""
+"""The format of a pool's observations: classes, conversions of arrays, leaves that the pool adds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.envs.alf import AlfMaker
+from stepmill.envs.alf import AlfEnvMaker
 from stepmill.spec.tree import Leaf, TupleNode
 from tests.harness.alf_envs import AlfCounter, TimeStep
 
@@ -54,7 +54,7 @@ def where(request):
 
 @pytest.fixture
 def pool(pool_of):
-    pool = pool_of([AlfMaker(AlfCounter, i) for i in range(3)])
+    pool = pool_of([AlfEnvMaker(AlfCounter, i) for i in range(3)])
     assert type(pool.reset().obs) is TimeStep
     return pool
 
@@ -117,7 +117,7 @@ def test_a_class_with_attributes_and_methods_is_made_whole(pool):
 
 def test_a_form_of_other_leaves_is_refused(pool):
     children = pool.spec.observation.children
-    with pytest.raises(stepmill.UsageError, match="has other leaves than this pool's observations"):
+    with pytest.raises(stepmill.UsageError, match="differ from those of this pool's observations"):
         pool.set_observation_format(TupleNode((*children[:-1], Leaf(np.dtype(np.int8), ())), Mine))
     for wrong in (GIVEN[:2], GIVEN.astype(np.int64), GIVEN.astype(np.float32)):
         with pytest.raises(stepmill.UsageError, match=r"leaf \[5\] must be given as a C array of int32"):
@@ -125,10 +125,10 @@ def test_a_form_of_other_leaves_is_refused(pool):
     assert type(pool.reset().obs) is TimeStep
 
 
-def test_a_fault_is_told_by_a_step_that_wants_observations_only(pool_of):
+def test_a_fault_is_raised_by_a_step_that_wants_observations_only(pool_of):
     from tests.harness.alf_envs import FaultyAlf
 
-    pool = pool_of([AlfMaker(FaultyAlf, i) for i in range(2)])
+    pool = pool_of([AlfEnvMaker(FaultyAlf, i) for i in range(2)])
     pool.reset()
     with pytest.raises(stepmill.EnvError, match="failed in step"):
         pool.step_obs(np.array([0, 13], np.float32))

@@ -78,6 +78,7 @@ def test_step_returns_arrays_of_one_row_per_env(vector_env_of, form):
     assert isinstance(infos, dict)
 
 
+@pytest.mark.parametrize("where", ["fork"])  # test_differential.py has any space on every backend
 @pytest.mark.parametrize("name", TESTED_SPACES)
 def test_any_space_serves_as_observation_and_as_action(vector_env_of, name):
     space = TESTED_SPACES[name]
@@ -112,6 +113,7 @@ def test_custom_spaces_travel_as_tuples(vector_env_of):
 # ---------------------------------------------------------------- metadata, rendering, calls, attributes
 
 
+@pytest.mark.parametrize("where", ["serial"])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("form", ["enum", "text"])
 def test_metadata_names_the_autoreset_mode(vector_env_of, mode, form):
@@ -303,6 +305,7 @@ def test_a_reset_mask_may_be_a_list(vector_env_of):
     assert np.array_equal(again[1:], last[1:])
 
 
+@pytest.mark.parametrize("where", ["thread"])
 @pytest.mark.parametrize(
     ("mask", "names"),
     [
@@ -325,6 +328,7 @@ def test_a_bad_reset_mask_is_refused_and_changes_nothing(vector_env_of, mask, na
     assert envs.step(np.array([0, 0, 0]))[0].shape == (3, 4)
 
 
+@pytest.mark.parametrize("where", ["thread"])
 @pytest.mark.parametrize(
     "action",
     [np.array([0, 1, 0]), np.array([0, 1, 0, 1, 0]), 0, np.array([[0, 1, 0, 1]])],

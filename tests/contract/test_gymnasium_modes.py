@@ -12,7 +12,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces
 
 import stepmill
+from stepmill.spec.errors import SpecMismatch
 from stepmill.testing.compare import find_difference
+from stepmill.testing.envs import CountingEnv
 from tests.harness.gym_envs import SampleEnv
 
 
@@ -89,3 +91,42 @@ def test_a_vector_env_closes_when_it_is_garbage():
     envs = stepmill.make_vec("CartPole-v1", 2, backend="process", num_workers=1)
     envs.reset()
     del envs  # the fixture finds what is left
+
+
+@pytest.mark.parametrize("mode", ["same", "different"])
+def test_spaces_of_another_structure_are_a_runtime_error_too(vector_env_of, mode):
+    makers = _box_envs([spaces.Box(0, 1, (3,)), spaces.Discrete(5)])
+    with pytest.raises(SpecMismatch, match="env 1 has another observation space than env 0") as caught:
+        vector_env_of(makers, observation_mode=mode)
+    assert isinstance(caught.value, RuntimeError)
+    assert len(caught.value.specs) == 2
+
+
+def test_one_number_as_the_actions_is_a_type_error_too(vector_env_of):
+    envs = vector_env_of([CountingEnv] * 2)
+    envs.reset(seed=0)
+    with pytest.raises(TypeError, match="actions=0 is a single number; give one action per env") as caught:
+        envs.step(0)
+    assert isinstance(caught.value, stepmill.UsageError)
+    envs.step([0, 0])
+
+
+def _make_tolerant(**kwargs):
+    return CountingEnv()
+
+
+@pytest.fixture
+def tolerant_id():
+    gymnasium.register("Tolerant-v0", _make_tolerant)
+    yield "Tolerant-v0"
+    del gymnasium.registry["Tolerant-v0"]
+
+
+def test_a_typo_that_the_envs_accept_causes_a_warning(tolerant_id):
+    with pytest.warns(UserWarning, match="num_worker is passed to the constructor of the envs; if you meant stepmill"):
+        stepmill.make_vec(tolerant_id, 2, num_worker=2, size=3).close()
+
+
+def test_arguments_that_only_the_envs_know_are_no_matter(tolerant_id, recwarn):
+    stepmill.make_vec(tolerant_id, 2, "sync", size=3, env_kwargs={"num_worker": 2}).close()
+    assert not recwarn.list

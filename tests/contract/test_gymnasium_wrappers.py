@@ -34,6 +34,7 @@ def _without_times(results):
     return results
 
 
+@pytest.mark.parametrize("where", ["fork"])
 @pytest.mark.parametrize(
     ("wrap", "env_fns"),
     [

@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stepmill
+from stepmill import pool as pool_package
 from stepmill.pool.payloads import InfoMaker
+from stepmill.spec import batch as batch_module
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
+from tests.harness.interrupts import LineInterrupt
 from tests.harness.pools import counting_envs, make_pool
 
 NUM_ENVS = 3
 LENGTH = 3
-RECEIVING = ("_collect", "step_fast", "step_wait", "reset_wait", "step_obs")  # these call native code that receives
-
-
-class Interrupter:
-    """Sends SIGINT to this process at the n-th place in the pool's Python code where Python may look for signals.
-
-    Places are all lines of `stepmill.pool`, and in the functions that call native code every instruction but the return,
-    which Python does not interrupt.
-    """
-
-    def __init__(self, place: int) -> None:
-        self.places_left = place
-
-    def __enter__(self) -> None:
-        sys.settrace(self._trace)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not any(name in frame.f_code.co_filename for name in ("stepmill/pool/", "stepmill/spec/batch")):
-            return None
-        frame.f_trace_opcodes = frame.f_code.co_name in RECEIVING
-        is_place = event == "line" or (event == "opcode" and not self._is_return(frame))
-        self.places_left -= is_place
-        if is_place and self.places_left < 0:
-            sys.settrace(None)
-            signal.raise_signal(signal.SIGINT)
-        return self._trace
-
-    @staticmethod
-    def _is_return(frame: FrameType) -> bool:
-        return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+FILES = (str(Path(pool_package.__file__).parent), batch_module.__file__)
+RECEIVING = ("collect", "step_fast", "step_wait", "reset_wait", "step_obs")  # these call native code that receives
 
 
 class Books:
@@ -151,15 +121,13 @@ def _interrupt_everywhere(pool: stepmill.Pool, name: str, recover: Callable[...,
     """Do the operation again and again, interrupted one place further each time, until it is not. Returns how often."""
     operation, is_reset = {**STEPS, **RESETS}[name], name in RESETS
     books = Books(pool)
-    for place in range(10_000):
+    results: list[tuple[Any, Any, Any]] = []
+    for place in range(1, 10_000):
         num_told = books.num_told
-        try:
-            with Interrupter(place):
-                result = operation(pool)
-        except KeyboardInterrupt:
+        if LineInterrupt(place, FILES, RECEIVING).call(lambda: results.append(operation(pool))):
             recover(pool, books, is_reset=is_reset)
         else:
-            books.note(*result, is_reset=is_reset)
+            books.note(*results[0], is_reset=is_reset)
             return place
         assert books.num_told in (num_told, num_told + 2, num_told + NUM_ENVS)
         books.note(*STEPS["step"](pool), is_reset=False)  # whatever it was, the pool goes on

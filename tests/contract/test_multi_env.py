@@ -1,20 +1,24 @@
-"""The front-end for actorcritic: what MultiEnv and SubprocessEnv promise, in quiet times."""
+"""The front-end for actorcritic: what MultiEnv and SubprocessEnv promise when nothing fails."""
 
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import gymnasium
 import pytest
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 import stepmill
 from stepmill.frontends.multi_env import LifeCycleError, MultiEnv, SubprocessEnv, create_subprocess_envs
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.plain_envs import LENGTH, NewEnv, OldEnv, SlowToMake
+from tests.harness.scripts import run_source
 
 FORK = stepmill.PoolOptions(context="fork")
-HANG_S = 30
 
 
 @pytest.fixture
@@ -67,6 +71,53 @@ def test_envs_made_together_are_built_at_the_same_time_and_ready_when_returned()
             env.close()
 
 
+@pytest.mark.covers("M-1")
+def test_create_subprocess_envs_has_all_constructors_run_before_it_waits_for_one():
+    with Gate() as gate, ThreadPoolExecutor(1) as threads:
+        makers = [partial(SlowToMake, gate.path, i) for i in range(3)]
+        making = threads.submit(create_subprocess_envs, makers, options=FORK)
+        gate.wait_arrivals(3)  # none has passed: they were begun together
+        assert not making.done()
+        gate.open(3)
+        for env in making.result(HANG_GUARD_S):
+            env.close()
+
+
+@pytest.mark.covers("M-5")
+def test_a_subprocess_env_is_a_gymnasium_env_and_takes_wrappers():
+    env = SubprocessEnv(partial(gymnasium.make, "CartPole-v1", max_episode_steps=3), options=FORK)
+    env.start()
+    env.initialize()
+    here = gymnasium.make("CartPole-v1", max_episode_steps=3)
+    assert isinstance(env, gymnasium.Env)
+    assert env.unwrapped is env
+    assert (env.metadata, env.render_mode) == (here.metadata, here.render_mode)
+    assert env.spec is not None
+    assert env.spec.id == "CartPole-v1"
+    assert env.reward_range == (-float("inf"), float("inf"))
+    with RecordEpisodeStatistics(env) as wrapped:
+        wrapped.reset(seed=1)
+        infos = [wrapped.step(0)[4] for _ in range(3)]
+        assert infos[-1]["episode"]["l"] == 3
+
+
+WITH_GYM = """
+import sys
+import types
+gym = types.ModuleType("gym")
+gym.Env = type("Env", (), {})
+sys.modules["gym"] = gym
+from stepmill.frontends.multi_env import SubprocessEnv
+assert issubclass(SubprocessEnv, gym.Env)
+"""
+
+
+@pytest.mark.covers("M-5")
+def test_where_gym_was_imported_a_subprocess_env_is_its_env_too():
+    done = run_source(WITH_GYM)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.covers("M-2")
 def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated():
     with Gate() as gate:
@@ -85,9 +136,9 @@ def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated():
 def test_each_use_out_of_turn_has_its_own_words(one_of):
     env = one_of(OldEnv, is_ready=False)
     uses = {
-        "step": lambda: env.step(1),
-        "reset": env.reset,
-        "render": env.render,
+        "step()": lambda: env.step(1),
+        "reset()": env.reset,
+        "render()": env.render,
         "observation_space": lambda: env.observation_space,
         "action_space": lambda: env.action_space,
     }
@@ -122,12 +173,12 @@ def test_spaces_are_read_while_the_env_is_busy():
         env.start()
         env.initialize()
         env.reset()
-        fleet, index = env.place
-        fleet.send(["wait"], [index], is_driven=False)
+        shared, index = env.place
+        shared.send(["wait"], [index], is_driven=False)
         gate.wait_arrivals()
         assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
         gate.open()
-        assert fleet.recv()[0][index][1][1] == "wait"
+        assert shared.recv()[0][index][1][1] == "wait"
         env.close()
 
 
@@ -149,7 +200,7 @@ def test_an_env_answers_as_it_would_here(one_of):
     assert env.reset(level=[1, {"deep": None}]) == here.reset(level=[1, {"deep": None}])
     for action in (1, 2.5, 3, 4):  # past the end of the episode: there is no autoreset
         assert env.step(action) == here.step(action)
-    assert env.render() is None  # "human" is drawn where the env is
+    assert env.render() == here.render()
     assert env.render(mode="rgb_array") == [0, "rgb_array"]
 
 
@@ -316,7 +367,7 @@ def test_close_closes_each_env_once_and_may_be_repeated(tmp_path):
     multi_env.close()
     envs[0].close()
     assert (tmp_path / "closed").read_bytes() == b"..."
-    assert not leaks.wait_until_gone(pids, timeout_s=HANG_S)
+    assert not leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S)
     with pytest.raises(LifeCycleError, match="closed already"):
         multi_env.envs[0].step(1)
 

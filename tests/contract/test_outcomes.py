@@ -1,4 +1,4 @@
-"""Rewards of any shape, agents and who of them is alive, and parts of the info that have a fixed shape."""
+"""Rewards of any shape, agents and which of them are alive, and parts of the info that have a fixed shape."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_agent_has_a_reward_and_flags_of_its_own(pool_of):
 
 
 @MODES
-def test_the_episode_is_over_when_nobody_is_alive(pool_of, mode):
+def test_the_episode_is_over_when_no_agent_is_alive(pool_of, mode):
     pool = pool_of([Agents, partial(Agents, (Fate(9),) * 3)], autoreset_mode=mode)
     pool.reset(seed=0)
     act = np.ones((2, 3), int)
@@ -123,7 +123,7 @@ def test_agents_come_and_go_as_the_env_says_and_no_episode_ends(pool_of):
     assert pool.get_attr("num_resets") == (1, 1)
 
 
-def test_an_open_env_goes_on_when_nobody_is_there(pool_of):
+def test_an_open_env_goes_on_when_no_agent_is_present(pool_of):
     pool = pool_of([partial(Guests, 1)])
     pool.reset(seed=0)
     alive = [pool.step([[1]]).alive[0, 0] for _ in range(6)]
@@ -142,7 +142,7 @@ def test_overlapped_resets_and_budgets_know_agents(pool_of):
     assert pool.get_attr("num_resets") == (2, 2)
 
 
-def test_of_an_exhausted_env_nobody_is_alive(pool_of):
+def test_an_exhausted_env_has_no_living_agents(pool_of):
     pool = pool_of([partial(Agents, (Fate(1), Fate(1))), partial(Agents, (Fate(5), Fate(5)))], num_episodes=1)
     pool.reset(seed=0)
     pool.step(np.ones((2, 2), int))
@@ -184,9 +184,9 @@ def test_episodes_of_agents_are_played_again(pool_of, where):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda out: (*out[:2], [True], *out[3:]), "terminated has 1 items, but the env's number of agents is 3"),
+        (lambda out: (*out[:2], [True], *out[3:]), "terminated has 1 items, but the env has 3 agents"),
         (lambda out: (*out[:1], [1.0, 2.0], *out[2:]), r"reward has shape \(2,\).*says \(3,\)"),
-        (lambda out: (*out, [True]), "alive has 1 items, but the env's number of agents is 3"),
+        (lambda out: (*out, [True]), "alive has 1 items, but the env has 3 agents"),
         (lambda out: out[:4], "got 4 values"),
     ],
 )
@@ -211,7 +211,7 @@ def test_envs_of_a_pool_agree_in_their_agents():
 
 
 def test_a_gymnasium_vector_env_takes_no_agents():
-    with pytest.raises(stepmill.UsageError, match=r"3 agents, and a Gymnasium vector env has one; use stepmill\.Pool"):
+    with pytest.raises(stepmill.UsageError, match=r"3 agents, but a Gymnasium vector env has one; use stepmill\.Pool"):
         stepmill.VectorEnv([Agents], backend="serial")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from tests.harness.hangs import HANG_GUARD_S
 
 RESET_S = 0.2
 
@@ -39,7 +40,8 @@ class SlowResetEnv(gymnasium.Env):
 
 
 def make_pool(overlap: bool, *fns, backend="process", **options):
-    options = stepmill.PoolOptions(overlap_resets=overlap, **options)
+    context = {"context": "fork"} if backend == "process" else {}
+    options = stepmill.PoolOptions(overlap_resets=overlap, **context, **options)
     return stepmill.Pool(fns, backend=backend, num_workers=2, options=options)
 
 
@@ -86,7 +88,7 @@ def test_a_seed_or_options_throw_away_what_was_begun_early(seeding):
 
 
 def wait_for_resets(pool, num_resets):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_GUARD_S
     while pool.stats()["resets"] < num_resets:
         assert time.monotonic() < deadline
 

@@ -1,4 +1,4 @@
-"""Agents that come and go: slots, capacity, and one row per agent that is there."""
+"""Agents that come and go: slots, capacity, and one row per agent that is present."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import stepmill
 from stepmill.envs.pettingzoo import StackedAgents
-from stepmill.envs.ragged import RaggedEnv, SlotBook
+from stepmill.envs.ragged import AgentSlots, RaggedEnv
 from tests.harness.agents import Agents
 from tests.harness.foreign_envs import Tag
 from tests.harness.pools import counting_envs
@@ -62,7 +62,7 @@ def test_agents_keep_their_slots_while_they_are_there(pool_of):
 
 
 @pytest.mark.covers("G-18", "U-5")
-def test_players_are_the_rows_of_who_is_there(pool_of):
+def test_players_are_the_rows_of_the_agents_that_are_present(pool_of):
     pool = pool_of([Crowd] * 3)
     pool.reset(seed=0)
     pool.step(np.zeros((3, 3), int))
@@ -95,9 +95,7 @@ def test_more_agents_than_the_capacity_are_refused_by_number(pool_of):
     pool = pool_of([partial(Crowd, 2), partial(Crowd, 2, 1)])
     pool.reset(seed=0)
     pool.step(np.zeros((2, 2), int))
-    with pytest.raises(
-        stepmill.EnvError, match="3 agents are there at once, and the env has a capacity of 2"
-    ) as caught:
+    with pytest.raises(stepmill.EnvError, match="3 agents are present at once, and the env's capacity is 2") as caught:
         pool.step(np.zeros((2, 2), int))
     assert caught.value.env_id == 0
     assert pool.recv().env_id.tolist() == [1]
@@ -126,19 +124,19 @@ def test_agents_with_fixed_slots_are_players_too(pool_of):
     assert players.obs["own"].shape == (4, 2)
 
 
-def test_who_has_no_agents_has_no_players(pool_of):
+def test_an_env_without_agents_has_no_players(pool_of):
     pool = pool_of(counting_envs(2))
-    with pytest.raises(stepmill.UsageError, match="have no agents, and no players"):
+    with pytest.raises(stepmill.UsageError, match="these envs have no agents"):
         _ = pool.reset().players
 
 
 def test_observations_without_a_dimension_for_agents_have_no_players(pool_of):
     pool = pool_of([Tag] * 2)
-    with pytest.raises(stepmill.UsageError, match="no dimension for the agents"):
+    with pytest.raises(stepmill.UsageError, match="no dimension for agents"):
         _ = pool.reset().players
 
 
-def test_a_batch_of_nobody_has_no_rows(pool_of):
+def test_a_batch_without_agents_has_no_rows(pool_of):
     pool = pool_of([Agents] * 2)
     pool.reset()
     for _ in range(3):
@@ -147,17 +145,17 @@ def test_a_batch_of_nobody_has_no_rows(pool_of):
     assert len(pool.recv_ready().players) == 0
 
 
-def test_a_slot_that_is_free_goes_to_the_next_who_comes():
-    book = SlotBook(3)
-    assert book.seat([7, 3]) == {7: 0, 3: 1}
-    assert book.seat([3, 9, 8]) == {9: 0, 3: 1, 8: 2}
-    assert book.seat([]) == {}
-    assert book.agents.tolist() == [-1, -1, -1]
+def test_a_free_slot_goes_to_the_next_agent_that_comes():
+    slots = AgentSlots(3)
+    assert slots.assign([7, 3]) == {7: 0, 3: 1}
+    assert slots.assign([3, 9, 8]) == {9: 0, 3: 1, 8: 2}
+    assert slots.assign([]) == {}
+    assert slots.agents.tolist() == [-1, -1, -1]
     with pytest.raises(stepmill.UsageError, match="must be 0 or more"):
-        book.seat([-1])
+        slots.assign([-1])
 
 
-def test_a_reward_for_who_is_not_there_is_the_envs_fault(pool_of):
+def test_a_reward_for_an_absent_agent_is_the_envs_fault(pool_of):
     class Forgetful(Crowd):
         def step(self, actions):
             obs, rewards, *rest = super().step(actions)
@@ -165,5 +163,5 @@ def test_a_reward_for_who_is_not_there_is_the_envs_fault(pool_of):
 
     pool = pool_of([Forgetful])
     pool.reset()
-    with pytest.raises(stepmill.EnvError, match="agent 77 has a reward or a flag, and no observation"):
+    with pytest.raises(stepmill.EnvError, match="agent 77 has a reward or a flag but no observation"):
         pool.step([[0, 0, 0]])

@@ -1,4 +1,4 @@
-"""A pool used as EnvPool's users use theirs: send to some, receive who is ready."""
+"""A pool that is used like EnvPool: send to some envs, receive those that are ready."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import stepmill
 from stepmill.spec.errors import UsageError
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv, ImageEnv
 from stepmill.testing.gates import GATED_ACTION, Gate, GateEnv
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs
 
 PARALLEL = pytest.mark.parametrize("where", ["thread", "fork"])
@@ -57,7 +58,7 @@ def test_actions_belong_to_the_envs_in_the_order_they_are_named(pool_of):
     assert dict(zip(batch.env_id.tolist(), batch.reward.tolist(), strict=True)) == {3: 30.0, 1: 10.0}
 
 
-def test_who_was_sent_first_is_received_first(pool_of):
+def test_the_env_that_was_sent_first_is_received_first(pool_of):
     pool = pool_of(counting_envs(4))
     pool.reset(seed=0)
     for env_id in (2, 0, 3, 1):
@@ -77,7 +78,7 @@ def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
 
 @pytest.mark.covers("X-1", "X-13")
 @PARALLEL
-def test_a_batch_is_who_is_ready_whoever_that_is(pool_of, gate):
+def test_a_batch_has_the_envs_that_are_ready(pool_of, gate):
     pool = _gated(pool_of, gate, 3)
     pool.reset(seed=0)
     pool.send([GATED_ACTION, 1, 2])
@@ -116,7 +117,7 @@ def test_a_deadline_of_zero_only_looks(pool_of, gate):
     start = time.monotonic()
     with pytest.raises(stepmill.RecvTimeout):
         pool.recv(1, timeout_s=0)
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < HANG_GUARD_S
     gate.open()
     assert pool.recv(1, timeout_s=30).reward.tolist() == [GATED_ACTION]
 
@@ -359,7 +360,7 @@ def test_named_envs_are_received_and_the_others_stay(pool_of):
     assert (batch.env_id.tolist(), batch.reward.tolist()) == ([1, 3], [2, 4])
     out = np.empty((2, *batch.obs.shape[1:]), batch.obs.dtype)
     assert pool.recv(env_ids=np.array([0, 2]), out=out).obs is out
-    with pytest.raises(UsageError, match=r"envs \[1\] were sent nothing"):
+    with pytest.raises(UsageError, match=r"cannot wait for envs \[1\]"):
         pool.recv(env_ids=[1])
     with pytest.raises(UsageError, match="not both"):
         pool.recv(2, env_ids=[1])

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 import stepmill
-from stepmill.envs.plain import PlainMaker
+from stepmill.envs.opaque import OpaqueEnvMaker
 from stepmill.testing.check import check_backend
 from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
 from stepmill.testing.faulty import OddRewardEnv
@@ -52,7 +52,7 @@ def test_a_pool_has_gymnasiums_spaces(pool_of):
 
 def test_a_pool_of_other_envs_says_that_it_has_no_such_spaces():
     with (
-        stepmill.Pool([PlainMaker(OldEnv)], backend="serial") as pool,
+        stepmill.Pool([OpaqueEnvMaker(OldEnv)], backend="serial") as pool,
         pytest.raises(stepmill.UsageError, match=r"no Gymnasium spaces .*pool.spec.observation"),
     ):
         pool.observation_space  # noqa: B018
@@ -333,3 +333,15 @@ def test_a_new_observation_may_be_written_to_by_its_holder(pool_of):
     assert images.flags.writeable
     images += 1
     assert (pool.step([0, 0]).obs[0] == ImageEnv.colour(0, 2)).all()
+
+
+def test_a_wrong_number_of_actions_is_counted_against_the_envs(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.UsageError, match=r"^got 3 actions for 4 envs; give one action per env$"):
+        pool.step([1, 1, 1])
+    with pytest.raises(stepmill.UsageError, match=r"^actions have shape \(4, 1\); give shape \(4,\)$"):
+        pool.step(np.ones((4, 1), np.int64))
+    with pytest.raises(stepmill.UsageError, match=r"^actions have dtype float64; give dtype int64$"):
+        pool.step(np.ones(4))
+    assert pool.step([1, 1, 1, 1]).reward.tolist() == [1.0] * 4

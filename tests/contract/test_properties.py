@@ -92,13 +92,13 @@ def test_mistakes_are_named(pool_of):
         properties = "many"
 
     pool = pool_of([Odd, CountingEnv])
-    with pytest.raises(stepmill.EnvError, match="attribute `properties` that is no dict"):
+    with pytest.raises(stepmill.EnvError, match=r"the attribute `properties` of .* is not a dict"):
         pool.properties.set("p", 1)
     with pytest.raises(stepmill.UsageError, match=r"envs \[1\] have no property 'q'"):
         pool.properties.get("q", env_ids=[1])
-    with pytest.raises(stepmill.UsageError, match="a property's name is a string, not the int 3"):
+    with pytest.raises(stepmill.UsageError, match="the name of a property must be a string, not the int 3"):
         pool.properties.set(3, 1)
-    with pytest.raises(stepmill.UsageError, match="'p' is to be set to 3 values on 2 envs"):
+    with pytest.raises(stepmill.UsageError, match="got 3 values of 'p' for 2 envs"):
         pool.properties.set("p", [1, 2, 3])
 
 

@@ -85,7 +85,7 @@ def test_images_lie_in_the_slab_where_there_is_room(room):
     ) as pool:
         pool.reset()
         obs = pool.step([{}]).obs[0]
-        overflow = os.fstat(pool._running.slab.fds[2]).st_size
+        overflow = os.fstat(pool._runtime.slab.fds[2]).st_size
 
     assert obs["walk"][0]["obs"][0].shape == (2, *IMAGE)
     assert (overflow == 0) is (room > 0)

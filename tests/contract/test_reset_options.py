@@ -54,9 +54,9 @@ def test_a_mapping_with_names_is_for_all_envs_and_copied_for_each(pool_of):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({7: {}}, r"envs \[7\], which this reset does not reset"),
-        ([{}], "1 options are given for 3 envs"),
-        ("hard", "are a str"),
+        ({7: {}}, r"envs \[7\], which this call does not reset"),
+        ([{}], "got 1 options for 3 envs"),
+        ("hard", "not a str"),
         ({1: "hard"}, "the str 'hard'"),
         ([None, None, 3], "the int 3"),
     ],
@@ -150,6 +150,6 @@ def test_kept_options_survive_the_worker(pool_of, where, on_fault):
 def test_options_of_batched_envs_are_not_kept():
     with (
         make_pool("serial", [BatchedCountingEnv]) as pool,
-        pytest.raises(stepmill.UsageError, match="batched envs reset themselves"),
+        pytest.raises(stepmill.UsageError, match="does not work with batched envs"),
     ):
         pool.reset(options={"level": 1}, persist_options=True)

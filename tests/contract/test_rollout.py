@@ -1,4 +1,4 @@
-"""Rollouts: what they hold is what stepping by hand gives, in both autoreset modes, at once and in two halves."""
+"""Rollouts have the same data as a loop over `step`, in both autoreset modes, with all envs at once and in two halves."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_batched_envs_fill_as_many_rows_as_they_have():
         assert batch.reward.shape == (4, pool.num_rows)
 
 
-def test_misuse_is_told():
+def test_misuse_is_refused():
     disabled = PoolOptions(autoreset_mode="Disabled")
     with (
         Pool([Ends], backend="serial", options=disabled) as pool,
@@ -160,5 +160,5 @@ def test_misuse_is_told():
     with Pool([Ends], backend="serial") as pool:
         with pytest.raises(UsageError, match="num_steps"):
             Rollout(pool, 0)
-        with pytest.raises(UsageError, match="two halves"):
+        with pytest.raises(UsageError, match="needs 2 envs or more"):
             Rollout(pool, 3, is_double_buffered=True)

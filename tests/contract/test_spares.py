@@ -1,4 +1,4 @@
-"""Spare envs: who serves whom, what the user sees of it, and that it depends on the data alone."""
+"""Spare envs: which server runs which env, what the user sees, and that both depend on the data alone."""
 
 from functools import partial
 

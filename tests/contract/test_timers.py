@@ -158,7 +158,7 @@ def test_a_timer_wants_a_name_and_a_rate_is_a_whole_number():
         timers.enable(-1)
 
 
-@pytest.mark.covers("U-10", "U-B5", "G-17")
+@pytest.mark.covers("U-10/tree", "U-B5", "G-17")
 def test_the_trees_of_all_workers_are_added_up_under_one_node(pool_of, where):
     pool = pool_of(timed_envs(4), timers_every=1, num_workers=2)
     pool.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: without copies on the CPU, by overlapped copies through a courier."""
+"""Tensors as actions and observations: without copies on the CPU, by overlapped copies through a DeviceCopier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepmill.testing.envs import CountingEnv, ImageEnv
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from stepmill.torch import HostCourier, TensorPool  # noqa: E402 - needs torch
+from stepmill.torch import HostCopier, TensorPool  # noqa: E402 - needs torch
 
 
 class Nested(gymnasium.Env):
@@ -37,7 +37,7 @@ class Nested(gymnasium.Env):
         return {"a": np.full(3, value, np.float32), "b": (2, np.array([1, 0], np.int8))}
 
 
-@pytest.mark.parametrize("device", ["cpu", HostCourier()])
+@pytest.mark.parametrize("device", ["cpu", HostCopier()])
 def test_batches_hold_tensors_in_the_structure_of_the_spaces(pool_of, device):
     tensors = TensorPool(pool_of([Nested] * 3), device)
     obs = tensors.reset(seed=0).obs
@@ -76,7 +76,7 @@ def test_tensors_on_the_cpu_are_the_shared_memory_and_hold_their_lease(pool_of):
 def test_a_lease_lives_until_its_copy_is_done_and_no_longer(pool_of):
     pool = pool_of([ImageEnv] * 4)
     is_done = []
-    tensors = TensorPool(pool, HostCourier(lambda: bool(is_done)))
+    tensors = TensorPool(pool, HostCopier(lambda: bool(is_done)))
     tensors.reset(seed=0)
     obs = tensors.step(torch.zeros(4, dtype=torch.int64)).obs
     assert pool.stats()["leased_slots"] == 1
@@ -92,7 +92,7 @@ def test_a_lease_lives_until_its_copy_is_done_and_no_longer(pool_of):
 
 
 def test_close_waits_for_copies_and_closes_the_pool():
-    class Counting(HostCourier):
+    class Counting(HostCopier):
         num_finished = 0
 
         def finish(self):

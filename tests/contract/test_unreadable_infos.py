@@ -1,10 +1,11 @@
-"""Infos that cannot be read, merged or pickled: a fault of their env, told once, which hides nothing else."""
+"""Infos that cannot be read, merged or pickled: a fault of their env, raised once, which hides no other result."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import logging
+import os
 import signal
 import threading
 import weakref
@@ -83,6 +84,7 @@ def _two(what: str | None) -> list[Any]:
     return [lambda: ShyEnv(0, what), lambda: ShyEnv(1, what)]
 
 
+@pytest.mark.parametrize("where", ["thread", "fork"])
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_value_that_cannot_be_unpickled_is_left_out_and_named(pool_of, error, policy, caplog):
@@ -249,6 +251,7 @@ RECEIVE = {
 }
 
 
+@pytest.mark.parametrize("where", ["thread", "fork"])
 @pytest.mark.parametrize("receive", RECEIVE)
 @pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt", "ValueError"])
 def test_an_observation_that_cannot_be_read_is_a_fault_of_its_env(pool_of, error, receive):
@@ -360,18 +363,19 @@ def test_an_info_that_cannot_be_pickled_names_env_and_key_where_it_must_travel()
 
 def _overwrite(pool: stepmill.Pool, env_id: int, bytes_: bytes) -> None:
     """Write over the payload of an env, the only one of its worker, as native code of that env may."""
-    base, _ = pool._running.slab.native.place()
-    plan: dict[str, Any] = dict(pool._running.slab.plan)
+    base, _ = pool._runtime.slab.native.place()
+    plan: dict[str, Any] = dict(pool._runtime.slab.plan)
     ctypes.memmove(base + plan["segments"][pool.worker_of[env_id]] + plan["payload"][0], bytes_, len(bytes_))
 
 
-@pytest.mark.parametrize("rubbish", [b"\xff" * 16, b"N" * 16, b"d\x00" * 8, b"t\x00" * 8, b"o\x05" * 8, bytes(16)])
-def test_an_info_that_was_written_over_names_its_env_and_hides_no_other(rubbish):
+@pytest.mark.parametrize("invalid", [b"\xff" * 16, b"N" * 16, b"d\x00" * 8, b"t\x00" * 8, b"o\x05" * 8, bytes(16)])
+def test_an_info_that_was_written_over_names_its_env_and_hides_no_other(invalid):
     with make_pool("fork", [ShyEnv] * 2) as pool:
         pool.reset(seed=0)
         pool.send([READABLE, READABLE])
-        pool._state.wait(2, None)
-        _overwrite(pool, 1, rubbish)
+        while len(pool.ready_ids) < 2:
+            os.sched_yield()
+        _overwrite(pool, 1, invalid)
         batch = pool.recv()
         assert batch.info["t"].tolist()[0] == 1
         (error,) = batch.info["omitted"][1]
@@ -383,7 +387,8 @@ def test_an_observation_that_was_written_over_is_a_fault_of_its_env():
     with make_pool("fork", [lambda: ShyViewEnv(0, None)] * 2) as pool:
         pool.reset(seed=0)
         pool.send([0, 0])
-        pool._state.wait(2, None)
+        while len(pool.ready_ids) < 2:
+            os.sched_yield()
         _overwrite(pool, 1, b"\xff" * 16)
         with pytest.raises(BadOutput, match="env 1 gave a wrong output") as caught:
             pool.recv()
@@ -405,7 +410,7 @@ def test_a_fault_whose_words_are_lost_is_an_error_that_names_the_env(kind, recor
 
 
 class NamingEnv(CountingEnv):
-    """Gives the info that it is told."""
+    """Returns the info that it was made with."""
 
     def __init__(self, identity: int = 0, infos: dict[str, Any] | None = None, length: int = 5) -> None:
         super().__init__(identity, length)
@@ -420,7 +425,7 @@ class NamingEnv(CountingEnv):
         return (*super().step(action)[:4], dict(self.infos))
 
 
-def test_a_fault_of_the_pools_is_told_whatever_the_env_calls_a_fault(pool_of):
+def test_a_fault_of_the_pools_is_reported_whatever_the_env_calls_a_fault(pool_of):
     with pool_of([lambda: NamingEnv(0, {"fault": "motor", "a": 1})] * 2, on_fault="truncate") as pool:
         pool.reset(seed=0)
         batch = pool.step([0, 9])
@@ -430,7 +435,7 @@ def test_a_fault_of_the_pools_is_told_whatever_the_env_calls_a_fault(pool_of):
         assert [error.leaf for error in batch.info["omitted"][0]] == ["info['fault']"]
 
 
-def test_under_same_step_the_cause_of_a_cut_is_told_with_the_last_info(pool_of):
+def test_under_same_step_the_cause_of_a_truncation_is_in_the_last_info(pool_of):
     with pool_of([NamingEnv] * 2, on_fault="truncate", autoreset_mode="SameStep") as pool:
         pool.reset(seed=0)
         batch = pool.step([0, 9])
@@ -465,7 +470,7 @@ def test_under_same_step_last_observations_are_the_pools(pool_of):
     ("own", "r", "l"),
     [({"r": 50.0, "l": 7, "x": 1}, [50, 2], [7, 1]), ({"x": 1}, [0, 2], [0, 1])],
 )
-def test_an_env_that_tells_of_its_episode_itself_is_believed_and_the_others_are_told_of(pool_of, own, r, l):  # noqa: E741
+def test_an_episode_that_an_env_reports_itself_replaces_the_pools(pool_of, own, r, l):  # noqa: E741
     with pool_of([lambda: NamingEnv(0, {"episode": own}, 1), lambda: NamingEnv(1, {}, 1)]) as pool:
         pool.reset(seed=0)
         episode = pool.step([1, 2]).info["episode"]

@@ -1,4 +1,4 @@
-"""What an env raises when it is called, or built anew, leaves a crash capsule, too; and the call is made again from it."""
+"""An exception in a call or in the rebuilding of an env leaves a crash capsule, and the call can be repeated from it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import stepmill
-from stepmill.observe.replay import Verdict, env_fn_of, needs_trust, replay
+from stepmill.observe.replay import Verdict, code_to_run, env_fn_of, replay
 from stepmill.spec.capsule import read_capsule
 from stepmill.testing.chaos import ChaosEnv
 from tests.harness.pools import make_pool
 
 
 class TouchyEnv(ChaosEnv):
-    """Cannot bear calls once its clock is at 2."""
+    """Raises in calls once its clock is at 2."""
 
     def touch(self, gently: str, *, times: int = 1) -> str:
         if self._clock >= 2:
@@ -57,7 +57,7 @@ def test_a_call_that_raises_leaves_a_capsule_from_which_it_raises_again(where: s
     capsule = read_capsule(str(path))
     assert (capsule.kind, capsule.phase, capsule.command, capsule.env_id) == ("raised", "call", "call", 1)
     assert (capsule.num_steps, capsule.is_whole) == (2, True)
-    assert needs_trust(capsule, has_env=False) is not None
+    assert code_to_run(capsule, has_env=False) is not None
     report = replay(capsule, env_fn_of(capsule), in_process=True)
     assert (report.verdict, report.steps, report.divergence) == (Verdict.REPRODUCED, 2, None)
     assert report.failure is not None
@@ -92,7 +92,7 @@ def test_a_call_whose_result_is_asked_for_much_later_says_that_the_episode_is_mi
     (path,) = tmp_path.iterdir()
     capsule = read_capsule(str(path))
     assert not capsule.is_whole
-    assert any("went on after that call" in note for note in capsule.notes)
+    assert any("was stepped between the call" in note for note in capsule.notes)
     assert replay(capsule, env_fn_of(capsule), in_process=True).verdict is Verdict.NOT_REPLAYABLE
 
 
@@ -111,7 +111,7 @@ def test_rendering_that_raises_leaves_one_and_a_missing_attribute_none(tmp_path:
     assert replay(capsule, env_fn_of(capsule), in_process=True).verdict is Verdict.REPRODUCED
 
 
-def test_an_env_that_cannot_be_built_anew_leaves_a_capsule(tmp_path: Path) -> None:
+def test_an_env_that_cannot_be_rebuilt_leaves_a_capsule(tmp_path: Path) -> None:
     folder, flag = tmp_path / "crashes", tmp_path / "flag"
     env_fns = [partial(make_fragile, flag, env_id) for env_id in range(2)]
     with make_pool("fork", env_fns, crash_dir=folder) as pool:

@@ -1,4 +1,4 @@
-"""Policy replay: the log of calls and attributes has what is needed, and takes no more memory than it may."""
+"""Policy replay: the log of calls and attributes has what replays need, within its limit of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import stepmill
-from tests.crash.test_replayed_calls import kill, make
+from tests.crash.test_replayed_calls import make
+from tests.harness.pools import kill_worker
 
 
 def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
@@ -22,7 +23,7 @@ def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
         assert replayer.log.size_bytes < 1000
 
 
-def test_functions_that_set_something_are_told_apart_and_each_is_logged_once() -> None:
+def test_functions_that_set_something_are_distinguished_and_each_is_logged_once() -> None:
     def shift(env: Any, value: float) -> None:
         env.unwrapped.offset = value
 
@@ -34,24 +35,24 @@ def test_functions_that_set_something_are_told_apart_and_each_is_logged_once() -
             pool.set_attr(shift, float(level))
         replayer = pool._faults.replayer
         assert replayer is not None
-        assert len(replayer.log.calls_of(0)) == 60 + 2  # the last but one is let go with the next
+        assert len(replayer.log.calls_of(0)) == 60 + 2  # the last but one is removed with the next
 
 
-def test_what_is_set_again_on_envs_that_are_built_anew_keeps_within_the_bound_of_memory() -> None:
+def test_settings_of_rebuilt_envs_keep_the_limit_of_memory() -> None:
     with make(replay_log_bytes=1 << 16) as pool:
         pool.reset(seed=0)
-        pool.set_attr("helper", bytes(24 << 10))  # the log of calls has room for one of them
-        pool.revive(range(4), anew=True)
+        pool.set_attr("helper", bytes(24 << 10))  # the log of calls has memory for one of them
+        pool.revive(range(4), restart_living=True)
         assert pool.stats()["replay_log_bytes"] < 1 << 16
 
         pool.set_attr("offset", 2.0)
         pool.set_attr("helper", None)
-        pool.revive(range(4), anew=True)
+        pool.revive(range(4), restart_living=True)
         pool.reset(seed=0)
         pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
-        assert pool.step([1] * 4).truncated.tolist() == [False] * 4  # the room is there again
+        assert pool.step([1] * 4).truncated.tolist() == [False] * 4  # the memory is free again
         assert pool.get_attr("offset") == (2.0,) * 4
 
 
@@ -60,7 +61,7 @@ def test_a_reply_that_was_read_is_let_go_and_the_call_repeated_all_the_same() ->
         for each in (pool, calm):
             each.reset(seed=0)
         future = pool.call_async("amplify", 2.0)
-        inner = [weakref.ref(part) for part, _ in future._parts]
+        inner = [weakref.ref(part.future) for part in future._parts]
         assert future.result() == calm.call("amplify", 2.0)
         with pytest.raises(stepmill.EnvError):
             pool.call("fail", env_ids=[1])
@@ -69,7 +70,7 @@ def test_a_reply_that_was_read_is_let_go_and_the_call_repeated_all_the_same() ->
         gc.collect()
         assert [ref() for ref in inner] == [None, None]
 
-        kill(pool)
+        kill_worker(pool)
 
         assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
         assert pool.get_attr("gain") == (6.0,) * 4

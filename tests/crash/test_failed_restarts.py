@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stepmill
-from stepmill.backends.launching import LauncherHandle
+from stepmill.backends.launcher_client import LauncherClient
 from stepmill.testing.chaos import KILL, RAISE
 from stepmill.testing.chaos.envs import CLOCK, Traps, make_env
 from stepmill.worker.channel import NO_FD
@@ -18,13 +18,13 @@ from stepmill.worker.channel import NO_FD
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the learner read a launcher's messages only after those of the workers that it has launched."""
-    plain = LauncherHandle.pump
+    plain = LauncherClient.handle_messages
 
-    def pump(self: LauncherHandle) -> None:
-        if all(link.pidfd != NO_FD or link.answer is not None for link in self._links.values()):
+    def handle_messages(self: LauncherClient) -> None:
+        if all(link.pidfd != NO_FD or link.setup_result is not None for link in self._links.values()):
             plain(self)
 
-    monkeypatch.setattr(LauncherHandle, "pump", pump)
+    monkeypatch.setattr(LauncherClient, "handle_messages", handle_messages)
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
@@ -40,7 +40,7 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
     with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
         pool.reset(seed=0)
         num_open = len(os.listdir("/proc/self/fd"))
-        Traps(str(tmp_path)).lay("build", 0, RAISE, times=3)
+        Traps(str(tmp_path)).set("build", 0, RAISE, times=3)
         os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
 
         for _ in range(3):
@@ -58,7 +58,7 @@ def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_pat
         os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1, 1])
-        Traps(str(tmp_path)).lay("build", 1, RAISE)
+        Traps(str(tmp_path)).set("build", 1, RAISE)
         pool.revive(wait=False)
         pool.reset_async()
 
@@ -75,7 +75,7 @@ def test_envs_whose_death_a_call_has_reported_are_faulted_once_a_step_finds_them
     env_fns = [partial(make_env, str(tmp_path), env_id, 1) for env_id in range(4)]
     with stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(context="fork")) as pool:
         pool.reset(seed=0)
-        Traps(str(tmp_path)).lay("call", 0, KILL)
+        Traps(str(tmp_path)).set("call", 0, KILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.call("bump", env_ids=[0])
 

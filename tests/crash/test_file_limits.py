@@ -1,4 +1,4 @@
-"""Too few descriptors: a start or restart is refused with the limit's name, and can be repeated once there are more."""
+"""Too few descriptors: a start or restart is refused with the name of the limit, and can be repeated when there are more."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import stepmill
 from stepmill.testing.envs import CountingEnv
 from tests.harness.interrupts import LineInterrupt, find_damage
 from tests.harness.leaks import Footprint
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import counting_envs, kill_worker, make_pool
 from tests.harness.scripts import run_source
 
 pytestmark = pytest.mark.orphans
@@ -35,13 +35,6 @@ STRIDES = [
         for where, stride in (("serial", 1), ("thread", 1), ("fork", 5), ("forkserver", 29), ("spawn", 29))
     ),
 ]
-
-
-def kill_worker(pool: stepmill.Pool, worker: int) -> None:
-    """Kill a worker, and wait until the pool knows."""
-    os.kill(pool.stats()["workers"][worker]["pid"], signal.SIGKILL)
-    while not pool.stats()["workers"][worker]["is_dead"]:
-        os.sched_yield()
 
 
 def make(where: str) -> stepmill.Pool:

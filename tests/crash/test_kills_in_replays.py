@@ -117,6 +117,24 @@ def test_an_episode_that_is_killed_again_and_again_is_replayed_or_cut_short_wher
         assert (tmp_path / "kills").stat().st_size == len(ends)
 
 
+@pytest.mark.parametrize("is_pending", [True, False])
+@pytest.mark.parametrize(("ends", "num_cut"), [([1, 2, 3, 4], 0), ([4, 3, 2, 1], 0), ([3, 3, 3, 3], 1)])
+def test_only_deaths_at_the_same_step_of_a_replay_end_the_episode(
+    ends: list[int], num_cut: int, is_pending: bool, tmp_path: Path
+) -> None:
+    with make_pool(tmp_path, 2, 2) as pool:
+        learner = CheckingLearner(pool)
+        advance(learner, NUM_STEPS)
+        plan_lives(tmp_path, 0, ends)
+        kill_worker(pool)
+        if not is_pending:
+            learner.call(0)
+        advance(learner, 1)
+
+        assert_right(learner)
+        assert learner.counts["cut"] == num_cut
+
+
 def test_calls_of_an_episode_that_was_cut_short_are_repeated_before_the_next_one_begins(tmp_path: Path) -> None:
     with make_pool(tmp_path, 2, 2) as pool:
         learner = CheckingLearner(pool)

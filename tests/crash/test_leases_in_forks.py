@@ -25,7 +25,7 @@ SLOTS = 2
 
 
 class Child:
-    """A fork of this process that runs `look` when it is told to, and ends with its truth."""
+    """A fork of this process that runs `look` on request, and ends with its result."""
 
     def __init__(self, look: Callable[[], bool]) -> None:
         told, tell = os.pipe()

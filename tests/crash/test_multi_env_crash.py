@@ -13,12 +13,11 @@ import stepmill
 from stepmill.frontends.multi_env import MultiEnv, SubprocessEnv, create_subprocess_envs
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.plain_envs import NeverMade, OldEnv, OldEnvDeafToClose
 from tests.harness.scripts import start_script
 
 FORK = stepmill.PoolOptions(context="fork")
-HANG_S = 30
-CLOSED_S = 5.0
 
 
 @pytest.fixture
@@ -38,11 +37,60 @@ def envs_of():
 def kill(env):
     pid = env.call("where")
     os.kill(pid, signal.SIGKILL)
-    assert not leaks.wait_until_gone([pid], timeout_s=HANG_S)
+    assert not leaks.wait_until_gone([pid], timeout_s=HANG_GUARD_S)
 
 
-@pytest.mark.covers("M-6", "M-B3")
-def test_an_env_killed_between_steps_is_told_as_truncated_and_goes_on(envs_of):
+class DiesOnceInItsConstructor(OldEnv):
+    def __init__(self, flag):
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__()
+
+
+@pytest.mark.covers("M-6/initialize")
+def test_a_process_that_dies_while_the_env_is_built_is_replaced(tmp_path):
+    env = SubprocessEnv(
+        partial(DiesOnceInItsConstructor, tmp_path / "flag"), options=stepmill.PoolOptions(context="fork")
+    )
+    env.start()
+    env.initialize()
+    assert env.reset()["t"] == 0
+    env.close()
+
+
+@pytest.mark.covers("M-6/initialize", "M-B4")
+def test_a_process_that_always_dies_while_the_env_is_built_is_reported_at_last():
+    env = SubprocessEnv(_die, options=stepmill.PoolOptions(context="fork", max_restarts=1))
+    env.start()
+    with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
+        env.initialize()
+    env.close()
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.covers("M-6/render")
+def test_a_death_in_render_is_raised_and_the_next_step_tells_the_end_of_the_episode(envs_of):
+    (env,) = envs_of(DiesInRender)
+    env.reset()
+    with pytest.raises(stepmill.WorkerDied):
+        env.render()
+    _, _, terminal, info = env.step(1)
+    assert terminal
+    assert info["worker_restarted"]
+    assert env.step(1)[2] is False
+
+
+class DiesInRender(OldEnv):
+    def render(self, mode="human"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.covers("M-6/step", "M-B3")
+def test_an_env_killed_between_steps_is_reported_as_truncated_and_goes_on(envs_of):
     multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1)))
     multi_env.reset()
     multi_env.step([1, 1])
@@ -59,8 +107,8 @@ def test_an_env_killed_between_steps_is_told_as_truncated_and_goes_on(envs_of):
     assert (rewards, terminals) == ([7, 0.0], [True, False])
 
 
-@pytest.mark.covers("M-6")
-def test_an_env_killed_before_a_reset_is_made_anew_for_it(envs_of):
+@pytest.mark.covers("M-6/reset")
+def test_an_env_killed_before_a_reset_is_rebuilt_for_it(envs_of):
     env, _ = envs_of(OldEnv, OldEnv)
     env.reset()
     pid = env.call("where")
@@ -70,7 +118,7 @@ def test_an_env_killed_before_a_reset_is_made_anew_for_it(envs_of):
     assert env.step(3)[1] == 3
 
 
-@pytest.mark.covers("M-6", "M-B3")
+@pytest.mark.covers("M-6/step", "M-B3")
 def test_a_single_env_that_dies_in_a_step_ends_its_episode_and_begins_another(envs_of):
     (env,) = envs_of(OldEnv)
     env.reset()
@@ -83,7 +131,9 @@ def test_a_single_env_that_dies_in_a_step_ends_its_episode_and_begins_another(en
 
 
 @pytest.mark.covers("M-B4")
-def test_a_poisonous_action_is_given_once_and_its_crash_is_told_with_cause_and_index(envs_of, tmp_path):
+def test_an_action_that_kills_its_worker_is_given_once_and_the_crash_is_reported_with_cause_and_index(
+    envs_of, tmp_path
+):
     multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, folder=tmp_path), max_restarts=1))
     multi_env.reset()
     _, _, terminals, infos = multi_env.step([1, "exit"])
@@ -111,7 +161,7 @@ def test_restarts_wait_longer_each_time(envs_of):
 
 
 @pytest.mark.covers("M-B5")
-def test_constructors_that_raise_are_told_at_once_all_of_them():
+def test_all_constructors_that_raise_are_reported_in_one_error():
     with pytest.raises(stepmill.EnvError) as caught:
         create_subprocess_envs([OldEnv, partial(NeverMade, 1), partial(NeverMade, 2)], options=FORK)
     error = caught.value
@@ -162,13 +212,13 @@ def test_an_error_names_the_env_by_its_place_wherever_it_lives():
 
 
 @pytest.mark.covers("M-B8")
-def test_a_step_that_takes_too_long_is_ended_and_told(envs_of):
+def test_a_step_that_takes_too_long_is_ended_and_reported(envs_of):
     with Gate() as gate:
         multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=0.2))
         multi_env.reset()
         start = time.monotonic()
         _, _, terminals, infos = multi_env.step([1, "wait"])
-        assert time.monotonic() - start < HANG_S
+        assert time.monotonic() - start < HANG_GUARD_S
         assert terminals == [False, True]
         assert infos[1]["fault"]["kind"] == "timed_out"
 
@@ -182,7 +232,7 @@ def test_close_is_bounded_when_an_env_does_not_close():
         start = time.monotonic()
         with pytest.warns(RuntimeWarning, match="it was killed"):
             multi_env.close()
-        assert time.monotonic() - start < CLOSED_S
+        assert time.monotonic() - start < HANG_GUARD_S
 
 
 INTERRUPTED = """
@@ -213,7 +263,7 @@ def test_ctrl_c_ends_everything_and_restarts_nothing(tmp_path):
     with Gate() as gate, start_script(INTERRUPTED, str(tmp_path), str(gate.path), interpreter=()) as program:
         gate.wait_arrivals(2)
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the learner and every child
-        out, errors = program.communicate(timeout=HANG_S)
+        out, errors = program.communicate(timeout=HANG_GUARD_S)
     assert out == "interrupted\n"
     assert "Traceback" not in errors
     assert program.returncode == 0

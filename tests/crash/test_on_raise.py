@@ -50,7 +50,7 @@ def test_an_env_that_raised_can_be_played_again_while_deaths_are_raised():
         assert "fault" not in batch.info
 
 
-def test_replay_needs_its_seeds_for_whom_it_is_chosen():
+def test_replay_needs_seeds_if_either_policy_is_replay():
     with pytest.raises(stepmill.UsageError, match="seeding='per_episode'"):
         stepmill.PoolOptions(on_raise="replay")
     with pytest.raises(stepmill.UsageError, match="on_raise='later' is not one of"):

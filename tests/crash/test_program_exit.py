@@ -147,7 +147,7 @@ def test_close_waits_for_an_env_that_another_thread_is_stepping():
 
 
 def test_an_exit_function_that_runs_after_the_pool_was_closed_can_join_a_thread_that_stepped_it():
-    """The thread must end: it would be waited for for ever if it were parked before the interpreter is finalized."""
+    """The thread must end: if it were parked before the interpreter is finalized, joining it would wait without limit."""
     source = STEPPING.replace("threading.Thread(", "thread = threading.Thread(").replace(".start()", "; thread.start()")
     source = source.replace(
         "import os, sys, threading\n",

@@ -74,7 +74,7 @@ class LateEnv(ChaosEnv):
 
 def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **options: Any) -> stepmill.Pool:
     chosen = stepmill.PoolOptions(
-        on_fault=on_fault, seeding="per_episode", max_restarts=100, restart_window_s=0.02, **options
+        on_fault=on_fault, seeding="per_episode", max_restarts=100, restart_window_s=0.02, context="fork", **options
     )
     env_fns = [partial(env_class, env_id) for env_id in range(4)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)
@@ -116,7 +116,7 @@ def test_killed_workers_change_no_bit(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("log_bytes", [64 << 20, 8000])  # 8000: some 20 batches to a chunk
-def test_steps_of_all_envs_and_of_some_are_played_again_in_their_order(mode: str, log_bytes: int) -> None:
+def test_steps_of_all_envs_and_of_some_are_replayed_in_order(mode: str, log_bytes: int) -> None:
     rng = random.Random(5)
     with (
         make(autoreset_mode=mode, replay_log_bytes=log_bytes) as pool,
@@ -150,9 +150,9 @@ class EchoEnv(gymnasium.Env[Any, Any]):
         return self._sum.copy(), 0.0, False, False, {}
 
 
-def test_actions_of_any_size_are_played_again_as_they_were() -> None:
+def test_actions_of_any_size_are_replayed_unchanged() -> None:
     numbers = [0, 1, -128, 127, -129, 128, 2**31, -(2**40), 5, -1]
-    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100)
+    options = stepmill.PoolOptions(on_fault="replay", seeding="per_episode", max_restarts=100, context="fork")
     with (
         stepmill.Pool([EchoEnv] * 3, backend="process", num_workers=1, options=options) as pool,
         stepmill.Pool([EchoEnv] * 3, backend="serial") as calm,
@@ -187,7 +187,7 @@ def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
     limit = 40_000  # one of 600 steps takes half of it; all results together five times as much
     env_fns = [partial(env_class, env_id, length) for env_id, length in enumerate((10_000, 7, 1, 90))]
     options = {"on_fault": "replay", "seeding": "per_episode", "autoreset_mode": mode, "replay_log_bytes": limit}
-    chosen = stepmill.PoolOptions(max_restarts=100, restart_window_s=0.02, **options)
+    chosen = stepmill.PoolOptions(max_restarts=100, restart_window_s=0.02, context="fork", **options)
     calm_options = stepmill.PoolOptions(seeding="per_episode", autoreset_mode=mode)
     rng = random.Random(7)
     with (
@@ -255,7 +255,7 @@ def test_an_env_that_replays_otherwise_is_reported_with_the_step() -> None:
 
         assert batch.truncated.tolist() == [True, True, False, False]
         assert "step 1" in batch.info["fault"]["not_replayable"][0]
-        assert batch.info["episode"]["l"].tolist() == [3, 3, 0, 0]  # as far as it was told, not as it was played again
+        assert batch.info["episode"]["l"].tolist() == [3, 3, 0, 0]  # of the delivered steps, not of the replayed ones
 
 
 def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
@@ -268,7 +268,7 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
         batch = pool.step([1] * 4)
 
         assert batch.truncated.tolist() == [True, True, False, False]
-        assert "not whole" in batch.info["fault"]["not_replayable"][0]
+        assert "its log is incomplete" in batch.info["fault"]["not_replayable"][0]
 
 
 @pytest.mark.parametrize(("action", "reason"), [(5, "LookupError"), (6, "SIGSEGV"), (7, "EnvTimeout")])
@@ -277,7 +277,7 @@ def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int
         pool.reset(seed=0)
         before = [pool.step([1] * 4) for _ in range(2)][-1]
 
-        with pytest.warns(RuntimeWarning, match=f"step 3 failed in the same way when it was played again .*{reason}"):
+        with pytest.warns(RuntimeWarning, match=f"step 3 failed in the same way when it was replayed .*{reason}"):
             batch = pool.step([1, action, 1, 1])
 
         assert batch.truncated.tolist() == [False, True, False, False]
@@ -288,7 +288,7 @@ def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int
         assert pool.step([1] * 4).obs[:, 2].tolist() == [4, 0, 4, 4]
 
 
-def test_what_fails_at_another_place_as_it_is_played_again_is_played_once_more(tmp_path: Any) -> None:
+def test_an_episode_that_fails_at_another_step_of_its_replay_is_replayed_again(tmp_path: Any) -> None:
     with make(partial(MoodyEnv, str(tmp_path))) as pool:
         pool.reset(seed=0)
         for _ in range(4):
@@ -311,7 +311,7 @@ class BriefEnv(MoodyEnv):
         self._length = 3 if env_id == 0 else 12
 
 
-def test_an_exhausted_env_that_cannot_be_played_again_keeps_nobody_waiting(tmp_path: Any) -> None:
+def test_an_exhausted_env_that_cannot_be_replayed_does_not_block_a_wait(tmp_path: Any) -> None:
     with make(partial(BriefEnv, str(tmp_path)), num_episodes=1) as pool:
         pool.reset(seed=0)
         for _ in range(4):
@@ -329,7 +329,7 @@ def test_an_exhausted_env_that_cannot_be_played_again_keeps_nobody_waiting(tmp_p
         assert pool.states[0] is stepmill.EnvState.EXHAUSTED
 
 
-def test_an_env_that_failed_before_its_worker_died_is_played_again_in_a_new_one(tmp_path: Any) -> None:
+def test_an_env_that_failed_before_its_worker_died_is_replayed_in_a_new_one(tmp_path: Any) -> None:
     with make(partial(MoodyEnv, str(tmp_path))) as pool:
         pool.set_attr("note", 1)  # is set again before the episode is
         pool.reset(seed=0)
@@ -349,8 +349,8 @@ def test_an_env_that_failed_before_its_worker_died_is_played_again_in_a_new_one(
 
 
 @pytest.mark.parametrize("how", [{"options": {"gain": 5}}, {"seed": [2**70, 1, 2**71, 2]}, {}])
-def test_an_episode_begun_by_a_reset_without_a_seed_word_is_played_again_with_what_it_was_given(how: Any) -> None:
-    with make(LateEnv, context="fork") as pool, make(LateEnv, on_fault="raise", context="fork") as calm:
+def test_an_episode_begun_by_a_reset_without_a_seed_word_is_replayed_with_the_same_seed_and_options(how: Any) -> None:
+    with make(LateEnv) as pool, make(LateEnv, on_fault="raise") as calm:
         for each in (pool, calm):
             each.reset(seed=0), each.step([1] * 4)
             each.reset(**how), each.step([1] * 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
 from stepmill.testing.chaos.envs import TrappedEnv, Traps, length_of, make_env
-from tests.harness.pools import await_restart
+from tests.harness.pools import await_restart, kill_worker
 
 
 def make(num_envs: int = 4, num_workers: int = 2, backend: str = "process", **options: Any) -> stepmill.Pool:
-    chosen = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", **options)
+    context = {"context": "fork"} if backend == "process" else {}
+    chosen = stepmill.PoolOptions(**{"on_fault": "truncate", "seeding": "per_episode", **context, **options})
     workers = {} if backend == "serial" else {"num_workers": num_workers}
     env_fns = [partial(ChaosEnv, env_id) for env_id in range(num_envs)]
     return stepmill.Pool(env_fns, backend=backend, options=chosen, **workers)
@@ -144,7 +143,7 @@ def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when
         if when == "idle":
             kill(pool, 0)
         else:
-            Traps(str(tmp_path)).lay("reset", 1, KILL)
+            Traps(str(tmp_path)).set("reset", 1, KILL)
 
         batch = pool.step([1] * 4)
 
@@ -156,10 +155,7 @@ def test_a_batched_env_whose_rows_have_all_ended_is_not_cut_short_once_more(when
 
 def kill(pool: stepmill.Pool, worker: int) -> None:
     await_restart(pool, worker)
-    pid = pool.stats()["workers"][worker]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    while not pool.stats()["workers"][worker]["is_dead"]:
-        os.sched_yield()
+    kill_worker(pool, worker)
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
@@ -257,7 +253,7 @@ def test_a_batched_env_that_breaks_twice_in_a_row_has_no_steps_the_second_time(t
 
 
 def make_rows(folder: str, identity: int, lengths: tuple[int, int] = (3, 6)) -> SyncVectorEnv:
-    """Two rows, whose episodes last so many steps."""
+    """Two rows with these episode lengths."""
     rows = [partial(TrappedEnv, folder, 2 * identity + row, length, 1.0) for row, length in enumerate(lengths)]
     return SyncVectorEnv(rows, autoreset_mode=AutoresetMode.NEXT_STEP)
 
@@ -276,7 +272,7 @@ def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(h
         if "idle" in how:
             kill(pool, 0)
         else:
-            Traps(str(tmp_path)).lay("step", 1, KILL if "dies" in how else RAISE)
+            Traps(str(tmp_path)).set("step", 1, KILL if "dies" in how else RAISE)
 
         batches.append(pool.step([1] * 4))
 
@@ -292,14 +288,14 @@ def test_a_row_of_a_batched_env_whose_episode_has_ended_does_not_end_once_more(h
         assert ends.tolist() == [1, 1, 1, 1]
 
 
-def test_a_batched_env_that_has_just_begun_anew_is_cut_short_with_its_neighbour(tmp_path: Path) -> None:
+def test_a_batched_env_that_has_just_begun_an_episode_is_cut_short_with_its_neighbour(tmp_path: Path) -> None:
     env_fns = [partial(make_rows, str(tmp_path), i, lengths) for i, lengths in enumerate([(3, 3), (6, 6)])]
     options = stepmill.PoolOptions(on_fault="truncate", seeding="per_episode", context="fork")
     with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([1] * 4)
-        Traps(str(tmp_path)).lay("step", 2, KILL)
+        Traps(str(tmp_path)).set("step", 2, KILL)
 
         clocks, ends = [], []
         for _ in range(4):
@@ -317,7 +313,7 @@ def test_a_rollout_takes_no_transition_of_a_row_that_waited_for_its_next_episode
         rollout = stepmill.Rollout(pool, num_steps=3)
         rollout.reset(seed=0)
         rollout.collect(lambda obs, env_ids: np.ones(len(obs), np.int64))
-        Traps(str(tmp_path)).lay("step", 1, RAISE)
+        Traps(str(tmp_path)).set("step", 1, RAISE)
 
         batch = rollout.collect(lambda obs, env_ids: np.ones(len(obs), np.int64))
 

@@ -1,4 +1,4 @@
-"""Policy replay under orders of any kind: a pool whose workers are killed gives what an undisturbed pool gives.
+"""Policy replay under orders of any kind: a pool whose workers are killed returns what a pool without kills returns.
 
 Steps of all and of some, results received in parts, resets of some with and without seeds and options, budgets of
 episodes, spares, overlapped resets. What an episode was begun with shows late: a replay from something else is not noticed
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.chaos import ChaosEnv
+from tests.harness.pools import kill_worker
 
 NUM_ENVS, NUM_TURNS = 4, 50
 RESETS: list[dict[str, Any]] = [
@@ -146,17 +146,10 @@ def test_a_reset_of_an_exhausted_env_whose_worker_died_leaves_its_neighbour_to_t
         while not pool.exhausted[0]:  # the shortest episodes; worker 0 has envs 0 and 1
             pool.step([1] * NUM_ENVS)
         before = pool.num_ended.tolist()
-        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
-        wait_for_death(pool)
+        kill_worker(pool)
 
         pool.reset(env_ids=[0])
         batch = pool.step([1] * NUM_ENVS)
 
         assert batch.truncated.tolist() == [False, on_fault == "truncate", False, False]
         assert pool.num_ended.tolist() == [0, before[1] + (on_fault == "truncate"), *before[2:]]
-
-
-def wait_for_death(pool: stepmill.Pool) -> None:
-    deadline = time.monotonic() + 20
-    while not pool._state.is_dead(0):
-        assert time.monotonic() < deadline

@@ -1,11 +1,11 @@
-"""Policy replay: what calls did to an env is done again, in its place."""
+"""Policy replay: calls of an env are repeated, each at its place."""
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill import _native
 from stepmill.testing.chaos import RAISE, ChaosEnv
 from stepmill.testing.chaos.envs import Traps
-from stepmill.worker.channel import wait_ready
+from tests.harness.pools import kill_worker
 
 
 class GainEnv(ChaosEnv):
@@ -73,17 +72,10 @@ def make(on_fault: str = "replay", env_class: type[GainEnv] = GainEnv, **options
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=stepmill.PoolOptions(**chosen))
 
 
-def kill(pool: stepmill.Pool, worker: int = 0) -> None:
-    pidfd = _native.pidfd_open(pool.stats()["workers"][worker]["pid"])
-    _native.pidfd_send_signal(pidfd, signal.SIGKILL)
-    wait_ready({pidfd: select.POLLIN}, 1e12)
-    os.close(pidfd)
-
-
 @pytest.mark.covers("G-5")
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("kills", [{3}, {1, 3, 9}, {12}])
-def test_calls_and_attributes_are_given_again_where_they_were_made(kills: set[int], mode: str) -> None:
+def test_calls_and_attributes_are_repeated_where_they_were_made(kills: set[int], mode: str) -> None:
     with make(autoreset_mode=mode) as pool, make("raise", autoreset_mode=mode) as calm:
         for each in (pool, calm):
             each.call("amplify", 2.0)
@@ -93,7 +85,7 @@ def test_calls_and_attributes_are_given_again_where_they_were_made(kills: set[in
             ours, theirs = advance(pool, step, is_killed=step in kills), advance(calm, step, is_killed=False)
             assert np.array_equal(ours.obs, theirs.obs), step
             assert ours.reward.tolist() == theirs.reward.tolist(), step
-        kill(pool)
+        kill_worker(pool)
         pool.reset(), calm.reset()
         assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
         assert pool.get_attr("gain") == calm.get_attr("gain")
@@ -105,9 +97,9 @@ def advance(pool: stepmill.Pool, step: int, *, is_killed: bool) -> stepmill.Batc
     if step in (3, 10):
         pool.set_attr("offset", 7.0 + step, env_ids=[1])
     if is_killed:
-        kill(pool)
+        kill_worker(pool)
     pool.send([1, 2, 3, 4])
-    if step in (4, 5, 6):  # after what is under way: in the middle, at the end, and after an automatic reset
+    if step in (4, 5, 6):  # after the pending command: in the middle, at the end, and after an automatic reset
         pool.call("amplify", 3.0)
     return pool.recv(4)
 
@@ -138,7 +130,7 @@ def test_a_call_to_a_worker_that_died_unnoticed_is_answered_as_if_it_lived(act: 
             each.step([1, 2, 3, 4])
             if under_way:
                 each.send([1, 2, 3, 4])
-        kill(pool)
+        kill_worker(pool)
 
         answer = act(pool)
 
@@ -153,12 +145,67 @@ def test_a_call_to_a_worker_that_died_unnoticed_is_answered_as_if_it_lived(act: 
             pool.send([4, 3, 2, 1]), calm.send([4, 3, 2, 1])
 
 
-def test_a_worker_that_dies_in_a_call_is_told_and_its_envs_are_played_again() -> None:
+@pytest.mark.parametrize("act", [_amplify, _get, _set, _render])
+def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_successor(
+    monkeypatch: pytest.MonkeyPatch, act: Any
+) -> None:
+    with make() as pool, make("raise") as calm:
+        for each in (pool, calm):
+            each.reset(seed=0)
+            each.call("amplify", 2.0)
+            each.step([1, 2, 3, 4])
+        backend = pool._runtime.backend
+        pid = pool.stats()["workers"][0]["pid"]
+        stop(pid)
+        send, to_kill = backend.call, [pid]
+
+        def send_and_kill(requests: Any) -> Any:
+            futures = send(requests)
+            while to_kill:
+                os.kill(to_kill.pop(), signal.SIGKILL)
+            return futures
+
+        monkeypatch.setattr(backend, "call", send_and_kill)
+
+        answer = act(pool)
+
+        assert answer == act(calm)
+        assert pool.stats()["workers"][0]["pid"] != pid
+        for _ in range(8):
+            ours, theirs = pool.step([1, 2, 3, 4]), calm.step([1, 2, 3, 4])
+            assert ours.reward.tolist() == theirs.reward.tolist()
+        kill_worker(pool)
+        assert pool.get_attr("gain") == calm.get_attr("gain")
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it is stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    while "State:\tT" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8"):
+        os.sched_yield()
+
+
+def test_a_call_that_commands_have_followed_is_not_sent_to_the_successor() -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        pid = pool.stats()["workers"][0]["pid"]
+        stop(pid)
+        future = pool.call_async("amplify", 2.0)
+        pool.send([1, 2, 3, 4])
+        os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(stepmill.WorkerDied):
+            future.result()
+
+        assert pool.recv(4).obs[:, 2].tolist() == [1] * 4
+
+
+def test_a_worker_that_dies_in_a_call_is_reported_and_its_envs_are_replayed() -> None:
     with make() as pool, make("raise") as calm:
         for each in (pool, calm):
             each.reset(seed=0)
             each.step([1, 2, 3, 4])
-        for _ in range(3):  # nobody knows what such a call has done: it is not made again
+        for _ in range(3):  # the effect of such a call is not known, so it is not repeated
             with pytest.raises(stepmill.WorkerDied):
                 pool.call("end_it_all", env_ids=[0])
 
@@ -166,12 +213,12 @@ def test_a_worker_that_dies_in_a_call_is_told_and_its_envs_are_played_again() ->
         assert pool.step([1] * 4).reward.tolist() == calm.step([1] * 4).reward.tolist()
 
 
-def test_a_call_to_a_dead_worker_is_told_of_it_when_no_repair_is_left() -> None:
+def test_a_call_to_a_dead_worker_raises_its_death_when_no_repair_is_left() -> None:
     with make(max_restarts=1) as pool:
         pool.reset(seed=0)
-        kill(pool)
+        kill_worker(pool)
         assert pool.get_attr("gain", env_ids=[0]) == (1.0,)
-        kill(pool)
+        kill_worker(pool)
 
         with pytest.raises(stepmill.WorkerDied) as caught:
             pool.get_attr("gain", env_ids=[0])
@@ -188,21 +235,21 @@ def test_a_call_that_failed_is_made_again_and_fails_again() -> None:
         with pytest.raises(stepmill.EnvError):
             pool.call("fail", env_ids=[0])
         pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
         assert pool.step([1] * 4).truncated.tolist() == [False] * 4
 
 
-def test_a_call_that_does_otherwise_the_second_time_is_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_with_another_outcome_when_repeated_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPMILL_TEST_FAILED", str(tmp_path / "failed"))
     with make() as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError):
             pool.call("fail_once", env_ids=[0])
         pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
-        with pytest.warns(RuntimeWarning, match="'fail_once' of it raised, or no longer did"):
+        with pytest.warns(RuntimeWarning, match="the call of 'fail_once' succeeded when it was repeated"):
             assert pool.step([1] * 4).truncated.tolist() == [True, False, False, False]
 
 
@@ -213,7 +260,7 @@ def test_calls_beyond_the_bound_of_memory_end_in_a_cut_episode_with_the_reason()
             pool.call("amplify", 1.0, env_ids=[0])
         pool.reset(seed=0)
         pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
         with pytest.warns(RuntimeWarning, match="replay_log_bytes"):
             batch = pool.step([1] * 4)
@@ -232,7 +279,7 @@ def test_an_attribute_is_what_it_was_when_setting_it_again_has_failed(value: flo
         with pytest.raises((stepmill.WorkerDied, stepmill.EnvError)):
             pool.set_attr("offset", value, env_ids=[0])
         if value > 0:
-            kill(pool)
+            kill_worker(pool)
         if on_fault == "truncate":
             assert pool.step([1] * 4).truncated.tolist() == [True, True, False, False]
         if on_fault == "raise":
@@ -256,7 +303,7 @@ class OnceEnv(GainEnv):
         self._traps = Traps(folder)
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._traps.spring("step", self.identity)
+        self._traps.trigger("step", self.identity)
         return super().step(action)
 
     def _observe(self) -> Any:
@@ -277,7 +324,7 @@ def test_an_env_that_raises_after_a_call_in_its_episode_is_not_called_twice(tmp_
         assert pool.call("amplify", 2.0) == (2.0,) * 4
         pool.set_attr("offset", 1.0, env_ids=[1])
         pool.step([1] * 4)
-        Traps(str(tmp_path)).lay("step", 1, RAISE)
+        Traps(str(tmp_path)).set("step", 1, RAISE)
 
         batch = pool.step([1] * 4)
 
@@ -291,9 +338,9 @@ def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp
         pool.reset(seed=0)
         pool.call("amplify", 2.0, env_ids=[1])
         pool.step([1] * 4)
-        Traps(str(tmp_path)).lay("step", 1, RAISE)
+        Traps(str(tmp_path)).set("step", 1, RAISE)
 
-        with pytest.warns(RuntimeWarning, match="only a worker process can be replaced"):
+        with pytest.warns(RuntimeWarning, match="only a worker process could be replaced"):
             batch = pool.step([1] * 4)
 
         assert batch.truncated.tolist() == [False, True, False, False]
@@ -312,18 +359,18 @@ def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahe
         pool.call("amplify", 2.0)
 
         assert pool.step([1] * 4).obs[:, 4].tolist() == [200] * 4
-        kill(pool)
+        kill_worker(pool)
         assert pool.step([1] * 4).truncated.tolist() == [False] * 4
 
 
-def test_an_env_that_fails_elsewhere_as_it_is_played_again_with_its_calls_is_not_called_twice(tmp_path: Any) -> None:
+def test_an_env_that_fails_at_another_step_of_its_replay_is_not_called_twice(tmp_path: Any) -> None:
     with make_twice(tmp_path) as pool:
         pool.reset(seed=0)
         pool.step([1] * 4)
         assert pool.call("amplify", 2.0) == (2.0,) * 4
         pool.step([1] * 4)
-        Traps(str(tmp_path)).lay("step", 1, RAISE)
-        Traps(str(tmp_path)).lay("second", 1, RAISE)
+        Traps(str(tmp_path)).set("step", 1, RAISE)
+        Traps(str(tmp_path)).set("second", 1, RAISE)
 
         batch = pool.step([1] * 4)
 
@@ -338,7 +385,7 @@ class TwiceEnv(OnceEnv):
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         result = super().step(action)
         if self._clock == 2:
-            self._traps.spring("second", self.identity)
+            self._traps.trigger("second", self.identity)
         return result
 
 
@@ -348,7 +395,7 @@ def make_twice(folder: Any) -> stepmill.Pool:
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
 
 
-def test_an_env_that_is_given_up_has_its_calls_and_the_next_episode_can_be_played_again(tmp_path: Any) -> None:
+def test_an_env_whose_replay_is_given_up_gets_its_calls_and_its_next_episode_can_be_replayed(tmp_path: Any) -> None:
     with make() as pool, make("raise") as calm:
         for each in (pool, calm):
             each.reset(seed=0)
@@ -356,15 +403,15 @@ def test_an_env_that_is_given_up_has_its_calls_and_the_next_episode_can_be_playe
             each.step([1] * 4)
             each.call("amplify", 2.0)
         pool._faults._replay_policy._failures._reasons[1] = "it is hopeless"
-        kill(pool)
+        kill_worker(pool)
         with pytest.warns(RuntimeWarning, match="it is hopeless"):
             assert pool.step([1] * 4).truncated.tolist() == [False, True, False, False]
         calm.step([1] * 4)
         assert pool.get_attr("gain") == calm.get_attr("gain") == (4.0,) * 4
 
-        pool.step([1] * 4)  # env 1 begins anew
+        pool.step([1] * 4)  # env 1 begins an episode
         pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
         batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [False] * 4
@@ -391,7 +438,7 @@ def test_a_worker_that_dies_in_a_repeated_call_is_replaced_once_more(
         pool.reset(seed=0)
         pool.step([1])
         assert pool.call("count") == (1,)
-        kill(pool)
+        kill_worker(pool)
 
         pool.send([2])
 

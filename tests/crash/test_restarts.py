@@ -1,4 +1,4 @@
-"""Workers that are started anew: what the user has set is there first, and nobody waits for a restart that is not wanted."""
+"""Restarted workers have the settings of the user before anything else, and no call waits for a restart that it does not need."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from stepmill.spec.capsule import read_capsule
 from stepmill.testing.chaos import KILL, ChaosEnv
 from stepmill.testing.gates import Gate, wait_at
 from stepmill.worker.channel import wait_ready
-from tests.harness.pools import await_restart
-
-PROMPT_S = 1.0
+from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import await_restart, kill_worker
 
 
 class TunedEnv(ChaosEnv):
@@ -85,7 +84,7 @@ def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: 
 
         pool.close()
 
-        assert time.monotonic() - begin < PROMPT_S
+        assert time.monotonic() - begin < HANG_GUARD_S
 
 
 def test_a_call_waits_for_the_restart_of_its_worker(tmp_path: Path) -> None:
@@ -155,7 +154,7 @@ def raise_level(env: TunedEnv, value: int) -> None:
 
 
 @pytest.mark.parametrize("on_fault", ["truncate", "replay"])
-def test_what_a_function_has_set_is_set_again_on_envs_that_are_built_anew(on_fault: str, tmp_path: Path) -> None:
+def test_what_a_function_has_set_is_set_again_on_rebuilt_envs(on_fault: str, tmp_path: Path) -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
     chosen = {"on_fault": on_fault, "seeding": "per_episode", "crash_dir": str(tmp_path), "max_restarts": 5}
     with make(env_fns, **chosen) as pool:
@@ -163,7 +162,7 @@ def test_what_a_function_has_set_is_set_again_on_envs_that_are_built_anew(on_fau
         pool.reset(seed=0)
         pool.set_attr(raise_level, 8, env_ids=[1])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # played again it dies again, which is told
+            warnings.simplefilter("ignore", RuntimeWarning)  # the replay dies, too, which is reported
             pool.step([KILL, 1])
         pool.reset()
 
@@ -175,7 +174,7 @@ def test_what_a_function_has_set_is_set_again_on_envs_that_are_built_anew(on_fau
 
 
 @pytest.mark.parametrize("on_fault", ["raise", "truncate", "replay"])
-def test_what_could_not_be_sent_to_envs_is_not_set_on_those_built_anew(on_fault: str) -> None:
+def test_what_could_not_be_sent_to_envs_is_not_set_on_rebuilt_envs(on_fault: str) -> None:
     env_fns = [partial(TunedEnv, env_id) for env_id in range(2)]
     with make(env_fns, on_fault=on_fault, seeding="per_episode", max_restarts=5) as pool:
         pool.reset(seed=0)
@@ -186,7 +185,7 @@ def test_what_could_not_be_sent_to_envs_is_not_set_on_those_built_anew(on_fault:
         with pytest.raises(stepmill.UsageError, match="cannot be pickled"):
             pool.set_attr("level", [6, threading.Lock()])
         assert pool.get_attr("level") == (5, 5)
-        pool.revive([0, 1], anew=True)
+        pool.revive([0, 1], restart_living=True)
         pool.reset()
 
         assert pool.get_attr("level") == (5, 5)
@@ -211,7 +210,7 @@ def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
     return ChaosEnv(env_id)
 
 
-def test_why_a_worker_could_not_be_started_again_is_told_however_late_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_restart_is_reported_however_late_it_is_asked_for(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     with make([partial(make_fragile, flag, env_id) for env_id in range(2)], max_restarts=2) as pool:
         pool.reset(seed=0)
@@ -223,7 +222,7 @@ def test_why_a_worker_could_not_be_started_again_is_told_however_late_it_is_aske
             pool.step([1, 1])
 
 
-def test_an_attribute_that_a_restarted_env_refuses_is_told(tmp_path: Path) -> None:
+def test_an_attribute_that_a_restarted_env_refuses_is_reported(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     env_fns = [partial(_refusing, str(flag), env_id) for env_id in range(2)]
     with make(env_fns, on_fault="raise") as pool:
@@ -249,7 +248,7 @@ def _refusing(path: str, env_id: int) -> TunedEnv:
 def test_the_large_infos_of_dead_workers_hold_no_memory() -> None:
     with make([partial(TalkativeEnv, env_id) for env_id in range(2)], max_restarts=100) as pool:
         pool.reset(seed=0)
-        memory = pool._running.slab.fds[2]  # of worker 0's results
+        memory = pool._runtime.slab.fds[2]  # of worker 0's results
         for _ in range(4):
             pool.step([1, 1])
             pool.step([KILL, 1])
@@ -264,10 +263,8 @@ def test_a_large_info_that_was_published_outlives_its_worker() -> None:
         pool.reset(seed=0)
         pool.send([1, 1])
         while len(pool.ready_ids) < 2:
-            pool._state.wait(2, 0.1)
-        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
-        while not pool._state.is_dead(0):
-            pool._state.wait(2, 0.01)
+            os.sched_yield()
+        kill_worker(pool)
         pool._faults.workers.begin_restart(0, 0.0)
         await_restart(pool, 0)
 
@@ -306,7 +303,7 @@ def _interrupt_at(gate: Gate) -> None:
 
 
 class SlowOnceEnv(ChaosEnv):
-    """Raises at its third step, and then waits at the gate in its next second step: in the middle of being played again."""
+    """Raises at its third step, and then waits at the gate in its next second step: in the middle of its replay."""
 
     def __init__(self, gate: Path, identity: int) -> None:
         super().__init__(identity)

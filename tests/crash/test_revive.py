@@ -1,10 +1,9 @@
-"""Policy raise: the pool stays usable, and revive() or reset() brings back what failed."""
+"""Policy raise: the pool stays usable, and revive() or reset() revives the envs that failed."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,13 @@ import pytest
 
 import stepmill
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
+from tests.harness.pools import kill_worker
 
 
 def make() -> stepmill.Pool:
-    return stepmill.Pool([partial(ChaosEnv, env_id) for env_id in range(4)], backend="process", num_workers=2)
+    return stepmill.Pool(
+        [partial(ChaosEnv, env_id) for env_id in range(4)], backend="process", num_workers=2, context="fork"
+    )
 
 
 def test_only_the_failed_envs_are_faulted_and_the_rest_is_received() -> None:
@@ -60,7 +62,7 @@ def make_fragile(flag: Path, env_id: int) -> ChaosEnv:
     return ChaosEnv(env_id)
 
 
-def test_nobody_waits_for_a_revival_that_is_not_waited_for() -> None:
+def test_a_revival_without_wait_does_not_wait() -> None:
     with make() as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.WorkerDied):
@@ -76,10 +78,10 @@ def test_nobody_waits_for_a_revival_that_is_not_waited_for() -> None:
         assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 3, 1, 1]
 
 
-def test_a_revival_that_fails_is_told_by_what_was_commanded(tmp_path: Path) -> None:
+def test_a_revival_that_fails_is_reported_by_the_pending_reset(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     env_fns = [partial(make_fragile, flag, env_id) for env_id in range(2)]
-    with stepmill.Pool(env_fns, backend="process", num_workers=2) as pool:
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, context="fork") as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([KILL, 1])
@@ -95,7 +97,7 @@ def test_a_revival_that_fails_is_told_by_what_was_commanded(tmp_path: Path) -> N
         assert pool.reset(env_ids=[0]).env_id.tolist() == [0]
 
 
-def test_the_fault_of_an_env_that_was_not_named_in_a_reset_is_still_told() -> None:
+def test_the_fault_of_an_env_that_was_not_named_in_a_reset_is_still_raised() -> None:
     with make() as pool:
         pool.reset(seed=0)
         pool.send([1, 1, 1], [0, 1, 2])
@@ -106,7 +108,7 @@ def test_the_fault_of_an_env_that_was_not_named_in_a_reset_is_still_told() -> No
         pool.reset(env_ids=[2, 3])
         pool.recv(env_ids=[0, 1])
         pool.send([KILL, 1], [2, 3])
-        while pool.states[3].name != "FAULTED":  # both have a fault, and nobody was told
+        while pool.states[3].name != "FAULTED":  # both have a fault, and none was raised
             os.sched_yield()
 
         with pytest.warns(RuntimeWarning, match="env 2 failed"):
@@ -124,16 +126,8 @@ def make_short() -> stepmill.Pool:
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=options)
 
 
-def kill(pool: stepmill.Pool) -> None:
-    """Kill worker 0, and wait until the pool could know."""
-    os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while not pool.stats()["workers"][0]["is_dead"]:
-        assert time.monotonic() < deadline
-
-
 @pytest.mark.parametrize("state", ["EXHAUSTED", "FAULTED"])
-def test_a_reset_tells_of_a_death_that_cost_a_neighbour_its_episode(state: str) -> None:
+def test_a_reset_reports_a_death_that_cost_another_env_its_episode(state: str) -> None:
     with make_short() as pool:
         pool.reset(seed=0)
         if state == "EXHAUSTED":
@@ -143,25 +137,25 @@ def test_a_reset_tells_of_a_death_that_cost_a_neighbour_its_episode(state: str) 
                 pool.step([RAISE, 1, 1, 1])
             pool.recv(3)
         steps = int(pool.step([1] * 4).obs[2, 2]) if state == "EXHAUSTED" else 1
-        kill(pool)
+        kill_worker(pool)
 
         with pytest.raises(stepmill.WorkerDied) as caught:
             pool.reset(env_ids=[0])
 
         assert caught.value.env_ids == (0, 1)
         assert [each.name for each in pool.states] == [state, "FAULTED", "IDLE", "IDLE"]
-        pool.reset(env_ids=[0])  # told once
+        pool.reset(env_ids=[0])  # reported once
         pool.reset(env_ids=[1])
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, steps + 1, steps + 1]
 
 
-def test_a_reset_of_all_whom_a_death_concerns_tells_nobody_of_it() -> None:
+def test_a_reset_of_all_envs_of_a_dead_worker_does_not_report_the_death() -> None:
     with make_short() as pool:
         pool.reset(seed=0)
         pool.step([1] * 4), pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
-        with pytest.warns(RuntimeWarning, match=r"worker of envs \[0\], which were exhausted"):
+        with pytest.warns(RuntimeWarning, match=r"worker of the exhausted envs \[0\] has died"):
             pool.reset(env_ids=[0, 1])
 
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 3, 3]
@@ -171,9 +165,9 @@ def test_a_revival_names_those_whose_episodes_a_death_has_cost() -> None:
     with make_short() as pool:
         pool.reset(seed=0)
         pool.step([1] * 4), pool.step([1] * 4)
-        kill(pool)
+        kill_worker(pool)
 
-        with pytest.warns(RuntimeWarning, match=r"worker 0 has died since .* the episodes of envs \[1\]"):
+        with pytest.warns(RuntimeWarning, match=r"worker 0 has died, and its envs \[1\] have lost"):
             pool.revive([0])
 
         assert [each.name for each in pool.states][1] == "FAULTED"
@@ -181,7 +175,7 @@ def test_a_revival_names_those_whose_episodes_a_death_has_cost() -> None:
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 3, 3]
 
 
-def test_a_death_is_told_once_though_a_result_was_received_after_it() -> None:
+def test_a_death_is_reported_once_though_a_result_was_received_after_it() -> None:
     with make() as pool:
         pool.reset(seed=0)
         pool.send([1], [2])
@@ -199,3 +193,47 @@ def test_a_death_is_told_once_though_a_result_was_received_after_it() -> None:
 
 def _columns(batch: stepmill.Batch) -> tuple[Any, Any]:
     return batch.env_id, batch.obs[:, 2]
+
+
+def test_an_env_without_an_episode_says_that_it_needs_a_reset() -> None:
+    with make_short() as pool:
+        assert [state.name for state in pool.states] == ["NEEDS_RESET"] * 4
+        pool.reset(seed=0)
+        kill_worker(pool)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([1] * 4)
+        assert [state.name for state in pool.states] == ["FAULTED", "FAULTED", "IDLE", "IDLE"]
+
+        pool.revive([0])
+
+        assert [state.name for state in pool.states] == ["NEEDS_RESET", "FAULTED", "IDLE", "IDLE"]
+        with pytest.raises(stepmill.UsageError, match=r"envs \[0\] need a reset"):
+            pool.send([1], [0])
+        pool.reset(env_ids=[0, 1])
+        assert [state.name for state in pool.states] == ["IDLE"] * 4
+
+
+@pytest.mark.parametrize("way", ["send", "step_fast", "step_obs"])
+def test_an_error_that_an_interrupt_kept_back_is_raised_by_the_next_command(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        kill_worker(pool)
+        handle = pool._faults.handle_dead_workers
+
+        def handle_and_interrupt(workers: list[int]) -> None:
+            handle(workers)
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(pool._faults, "handle_dead_workers", handle_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.send([1] * 4)
+        monkeypatch.undo()
+
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            getattr(pool, way)([1] * 4)
+
+        assert caught.value.env_ids == (0, 1)
+        assert pool.reset(env_ids=[0, 1]).obs[:, 2].tolist() == [0, 0]
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1] * 4

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import pytest
 
 import stepmill
 from stepmill.testing.envs import CountingEnv
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.slab_memory import slab_parts
 
 NUM_ENVS = 4  # on two workers
 CULPRIT = 2
 STEP_S = 0.3
-ANSWER_S = 8.0  # a guard against waits without an end, on a machine that has other things to do
+CALL_S = 600.0
 ROUNDS = 6
 FAULTS = (stepmill.EnvError, stepmill.WorkerDied, stepmill.EnvTimeout)
 
@@ -43,7 +45,7 @@ def fill_for_ever(pattern: str, rng: random.Random) -> None:
 
 
 class FillingEnv(CountingEnv):
-    """Fills its worker's memory in its third step, and then does as it is told."""
+    """Fills its worker's memory in its third step, and then ends as chosen."""
 
     def __init__(self, identity: int, pattern: str, then: str, marks: Path) -> None:
         super().__init__(identity, length=10_000)
@@ -60,10 +62,10 @@ class FillingEnv(CountingEnv):
         if self._then == "dies":
             os._exit(3)
         if self._then == "raises":
-            raise ValueError("as told")
+            raise ValueError("as chosen")
         if self._then == "hangs":
             time.sleep(600)
-        if self._then == "fills for ever":
+        if self._then == "fills without end":
             fill_for_ever(self._pattern, rng)
         if self._then == "fills in a thread":
             threading.Thread(target=fill_for_ever, args=(self._pattern, rng), daemon=True).start()
@@ -73,16 +75,23 @@ class FillingEnv(CountingEnv):
 def in_time() -> Iterator[None]:
     begin = time.monotonic()
     yield
-    assert time.monotonic() - begin < ANSWER_S
+    assert time.monotonic() - begin < HANG_GUARD_S
 
 
-ENDINGS = ["returns", "raises", "dies", "hangs", "fills for ever", "fills in a thread"]
-CASES = [(pattern, then) for pattern in ("zeros", "ones", "noise") for then in ENDINGS]
+ENDINGS = ["returns", "raises", "dies", "hangs", "fills without end", "fills in a thread"]
+PATTERNS = ["zeros", "ones", "noise"]
+
+
+def cases() -> list[object]:
+    """Patterns, endings and policies: each pair of a policy with another, and the rest in the long tests."""
+    found = []
+    for (n, pattern), (m, then), (p, policy) in product(*map(enumerate, (PATTERNS, ENDINGS, ["raise", "truncate"]))):
+        found.append(pytest.param(pattern, then, policy, marks=() if (n + m + p) % 2 else pytest.mark.soak))
+    return found
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("on_fault", ["raise", "truncate"])
-@pytest.mark.parametrize(("pattern", "then"), CASES)
+@pytest.mark.parametrize(("pattern", "then", "on_fault"), cases())
 def test_others_are_served_in_time_beside_a_worker_that_fills_all_it_can_write(
     pattern: str, then: str, on_fault: str, tmp_path: Path
 ) -> None:
@@ -107,12 +116,12 @@ def step_all(pool: stepmill.Pool, number: int) -> None:
     ids = of_state(pool, "IDLE")
     with contextlib.suppress(*FAULTS):
         pool.send([number] * len(ids), ids)
-    if 0 in of_state(pool, "IDLE"):  # it was told of a death, and sent nothing
+    if 0 in of_state(pool, "IDLE"):  # a death was raised to it, and it sent nothing
         pool.send([number] * 2, [0, 1])
     seen: list[int] = []
     while of_state(pool, "BUSY", "READY"):
         with contextlib.suppress(*FAULTS):
-            seen += check_batch(pool.recv(min_envs=1, max_envs=NUM_ENVS, timeout_s=ANSWER_S), number)
+            seen += check_batch(pool.recv(min_envs=1, max_envs=NUM_ENVS, timeout_s=HANG_GUARD_S), number)
     assert sorted(seen) == [0, 1]
 
 
@@ -127,3 +136,20 @@ def check_batch(batch: stepmill.Batch, number: int) -> list[int]:
         assert batch.obs[row].tolist() == [env_id, 0, number]
         assert [batch.reward[row], batch.terminated[row], batch.truncated[row]] == [number, False, False]
     return list(rows)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("pattern", ["zeros", "ones", "noise"])
+@pytest.mark.parametrize("then", ["returns", "hangs", "fills without end"])
+def test_a_call_that_was_answered_delays_no_deadline(pattern: str, then: str, tmp_path: Path) -> None:
+    options = stepmill.PoolOptions(
+        context="fork", on_fault="truncate", step_timeout_s=STEP_S, reset_timeout_s=STEP_S, call_timeout_s=CALL_S
+    )
+    env_fns = [partial(FillingEnv, env_id, pattern, then, tmp_path / "mark") for env_id in range(NUM_ENVS)]
+    with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
+        pool.reset(seed=0)
+        for number in range(1, ROUNDS + 1):
+            with contextlib.suppress(*FAULTS):  # of the worker that was ended
+                assert pool.get_attr("identity") == tuple(range(NUM_ENVS))
+            with in_time():
+                step_all(pool, number)

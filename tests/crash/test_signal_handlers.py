@@ -1,4 +1,4 @@
-"""What a signal handler of the learner raises while an env runs in the learner's thread reaches the learner, and is no env's fault."""
+"""If a signal handler raises while an env runs in the learner's thread, the exception reaches the learner and is not the env's fault."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ class SignalledPool(CountingPool):
         self.script.send_in("reset")
         super().reset(orders)
 
-    def seat(self, server: int) -> Any:
+    def env_handle(self, server: int) -> Any:
         return self
 
     def signal_in_call(self) -> None:

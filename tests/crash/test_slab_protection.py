@@ -69,7 +69,7 @@ def make(memory: Path, on_fault: str = "raise", env: type[StrayEnv] = StrayEnv, 
 
 
 def plan_write(memory: Path, pool: stepmill.Pool, target: Any, byte: int) -> None:
-    (memory / PLAN).write_text(json.dumps([target(dict(pool._running.slab.plan)), byte]))
+    (memory / PLAN).write_text(json.dumps([target(dict(pool._runtime.slab.plan)), byte]))
 
 
 def whole(plan: dict[str, Any]) -> list[Range]:
@@ -165,7 +165,7 @@ def test_two_workers_can_write_nothing_in_common_but_shared_words_and_a_page_whe
     env: type[StrayEnv], tmp_path: Path
 ) -> None:
     with make(tmp_path, env=env) as pool:
-        plan: dict[str, Any] = dict(pool._running.slab.plan)
+        plan: dict[str, Any] = dict(pool._runtime.slab.plan)
         pages = [
             {page for start, stop in ranges for page in range(start // PAGE_BYTES, stop // PAGE_BYTES)}
             for ranges in pool.call("writable", env_ids=[0, CULPRIT])

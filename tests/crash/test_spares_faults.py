@@ -37,7 +37,7 @@ def short(marks, identity):
     return Named(identity, None, 1, str(marks))
 
 
-def test_a_reset_that_raises_in_the_queue_is_told_when_its_env_is_to_serve(tmp_path):
+def test_a_reset_that_raises_in_the_queue_is_reported_when_its_server_is_next(tmp_path):
     leave_mark(tmp_path, 0)
     with named_pool(1, 1, env=partial(short, tmp_path), num_workers=2) as pool:
         pool.reset(seed=0)
@@ -95,7 +95,7 @@ def test_a_death_names_the_envs_that_were_served_not_the_objects(meet):
         assert pool.reset(env_ids=[1]).env_id.tolist() == [1]
 
 
-def test_under_replay_a_run_with_spares_is_the_same_whoever_is_killed_meanwhile():
+def test_under_replay_a_run_with_spares_is_the_same_whichever_worker_is_killed():
     def run(kills, num_workers):
         seen = []
         options = {"seeding": "per_episode", "on_fault": "replay", **FAST}
@@ -132,7 +132,7 @@ def test_under_truncate_killed_workers_break_episodes_and_no_more():
         assert ended > 10
 
 
-def test_a_spare_that_dies_with_its_worker_is_built_anew_for_whom_it_serves_next():
+def test_a_spare_that_dies_with_its_worker_is_rebuilt_for_the_env_that_it_serves_next():
     with named_pool(1, 1, backend="process", num_workers=2, env=partial(Named, length=1)) as pool:
         pool.reset(seed=0)
         worker = next(each for each in pool.stats()["workers"] if each["worker"] != pool.worker_of[0])

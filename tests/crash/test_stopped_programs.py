@@ -10,11 +10,11 @@ import pytest
 
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import start_script
 
 STEP_TIMEOUT_S = 2.0
 STOP_S = 2 * STEP_TIMEOUT_S
-GONE_S = 10.0
 NUM_STOPS = 1
 
 PROGRAM = """
@@ -53,4 +53,4 @@ def test_no_deadline_passes_while_the_whole_program_is_stopped(policy: str) -> N
             assert program.stdout.readline() == "[5.0, 99.0] [False, False]\n", program.communicate()[1]
         assert program.communicate(timeout=60)[1] == ""
         assert program.returncode == 0
-        assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
+        assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []

@@ -7,17 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.harness import leaks
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import ROOT, run_file, run_source, start_script
 
 pytestmark = pytest.mark.orphans
-GONE_S = 5.0
-END_S = 20.0  # a guard against hangs; what is aimed at is 1 s, and 2 s where envs must be ended by force
 
 # The env says where it is, and stays there. It writes to the learner's stdout, which workers inherit.
 LEARNER = """
@@ -25,9 +23,12 @@ LEARNER = """
     if sys.argv[3] == "group":
         os.setpgid(0, 0)
     import stepmill
+    from stepmill.pool import start
     from stepmill.testing.envs import CountingEnv
 
     phase = sys.argv[2]
+    if phase == "native":
+        start.CLOSE_TIMEOUT_S = 600.0
 
     def stay(name):
         if name == phase:
@@ -80,34 +81,6 @@ def some_of_all(*names: str) -> list[object]:
     return [pytest.param(phase, marks=() if phase in names else pytest.mark.soak) for phase in PHASES]
 
 
-def seconds_to_end(context: str, number: int) -> tuple[float, str]:
-    """Let the env hang in native code, send the signal to the whole group; return how long until nothing is left, and stderr."""
-    with start_script(LEARNER, context, "native", "group", "", interpreter=()) as learner:
-        assert learner.stdout is not None
-        assert learner.stdout.readline() == "inside\n"
-        pids = {learner.pid, *leaks.descendants(learner.pid)}
-        assert len(pids) >= 3
-        begin = time.monotonic()
-        os.killpg(learner.pid, number)
-        err = learner.communicate(timeout=END_S)[1]
-        assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
-        return time.monotonic() - begin, err
-
-
-@pytest.mark.covers("G-2")
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
-def test_ctrl_c_while_an_env_hangs_in_native_code_ends_all_within_a_second(context: str):
-    shortest_s = END_S
-    for _ in range(4):  # on a loaded machine the best of some: what waits out the time for close() is never so short
-        seconds, err = seconds_to_end(context, signal.SIGINT)
-        shortest_s = min(shortest_s, seconds)
-        assert err.count("Traceback") == 1, err
-        assert "KeyboardInterrupt" in err
-        if shortest_s < 1.0:
-            break
-    assert shortest_s < 1.0
-
-
 def end_inside(context: str, phase: str, number: int, *, whom: str, folder: str = "") -> tuple[int, str]:
     """Start a learner, send a signal when it is inside of a phase; return its exit status and stderr once all are gone."""
     with start_script(LEARNER, context, phase, whom, folder, interpreter=()) as learner:
@@ -119,9 +92,17 @@ def end_inside(context: str, phase: str, number: int, *, whom: str, folder: str 
             os.killpg(learner.pid, number)
         else:
             learner.send_signal(number)
-        err = learner.communicate(timeout=END_S)[1]
-        assert leaks.wait_until_gone(pids, timeout_s=GONE_S) == []
+        err = learner.communicate(timeout=HANG_GUARD_S)[1]
+        assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
     return learner.returncode, err
+
+
+@pytest.mark.covers("G-2")
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_ctrl_c_while_an_env_hangs_in_native_code_does_not_wait_out_the_time_for_close(context: str):
+    _, err = end_inside(context, "native", signal.SIGINT, whom="group")  # where close() has ten minutes
+    assert err.count("Traceback") == 1, err
+    assert "KeyboardInterrupt" in err
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -219,8 +200,8 @@ def test_a_fork_that_outlives_its_maker_keeps_no_worker_alive():
     with start_script(source) as learner:
         assert learner.stdout is not None
         workers = {int(word) for word in learner.stdout.readline().split()}
-        assert learner.wait(timeout=END_S) == 0
-        assert leaks.wait_until_gone(workers, timeout_s=GONE_S) == []
+        assert learner.wait(timeout=HANG_GUARD_S) == 0
+        assert leaks.wait_until_gone(workers, timeout_s=HANG_GUARD_S) == []
         leaks.kill_descendants()  # the fork, which came to us
 
 
@@ -242,7 +223,7 @@ def test_a_thread_of_the_program_may_own_the_pool_as_it_ends(end: str):
     """
     done = run_source(source)
     assert done.stderr.count("Traceback") == (1 if "1 / 0" in end else 0)
-    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=GONE_S) == []
+    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=HANG_GUARD_S) == []
 
 
 def test_a_failing_test_of_pytest_that_forgets_its_pool_leaves_nothing(tmp_path: Path):
@@ -274,7 +255,7 @@ def test_a_failing_test_of_pytest_that_forgets_its_pool_leaves_nothing(tmp_path:
     )
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout
-    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=GONE_S) == []
+    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=HANG_GUARD_S) == []
 
 
 def test_an_unguarded_script_that_is_interrupted_leaves_nothing(tmp_path: Path):
@@ -293,4 +274,4 @@ def test_an_unguarded_script_that_is_interrupted_leaves_nothing(tmp_path: Path):
     path.write_text(textwrap.dedent(body))
     done = run_file(path)
     assert done.stderr.count("Traceback") == 1
-    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=GONE_S) == []
+    assert leaks.wait_until_gone(leaks.descendants(), timeout_s=HANG_GUARD_S) == []

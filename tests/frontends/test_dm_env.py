@@ -141,7 +141,7 @@ def test_after_a_fault_the_next_step_begins_an_episode(env_of):
     assert env.step(0).first()
 
 
-def test_a_killed_worker_is_told_and_started_again(env_of):
+def test_a_killed_worker_is_reported_and_restarted(env_of):
     env = env_of(CountingEnv, "fork")
     env.reset()
     os.kill(env._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
@@ -154,7 +154,7 @@ def test_a_killed_worker_is_told_and_started_again(env_of):
 def test_an_action_of_another_structure_changes_nothing(env_of):
     env = env_of(Nest)
     env.reset()
-    with pytest.raises(stepmill.UsageError, match="lacks a part of the action spec"):
+    with pytest.raises(stepmill.UsageError, match="does not have the structure of the action space"):
         env.step({"late": 5})
     assert env.step({"late": 5, "push": np.zeros(2, np.float32)}).reward == 1
 
@@ -163,7 +163,7 @@ def test_what_dm_env_has_no_place_for_is_refused(env_of):
     with pytest.raises(stepmill.UsageError, match="has agents"):
         env_of(Tag)
     texts = partial(stepmill.testing.SampledEnv, spaces.Text(5), spaces.Discrete(2))
-    with pytest.raises(stepmill.UsageError, match="no fixed size, for which dm_env has no spec"):
+    with pytest.raises(stepmill.UsageError, match="no fixed size, and dm_env has no spec for it"):
         env_of(texts)
 
 

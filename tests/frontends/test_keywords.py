@@ -40,5 +40,5 @@ def test_options_are_keywords_and_there_are_statistics(make):
     ids=[*MAKERS, "SubprocessEnv", "create_subprocess_envs"],
 )
 def test_a_typo_names_the_nearest_option(make):
-    with pytest.raises(UsageError, match="on_faul is no option of stepmill; did you mean on_fault"):
+    with pytest.raises(UsageError, match="on_faul is not an option of stepmill; did you mean on_fault"):
         make(on_faul="truncate")

@@ -49,7 +49,7 @@ class Plain(Tag):
 
 
 class Tight(Tag):
-    """Its agents' spaces differ in their bounds alone."""
+    """Its agents' spaces have different bounds alone."""
 
     def action_space(self, agent):
         return gymnasium.spaces.Box(0, int(agent[-1]) + 1, (1,), np.float32)
@@ -97,12 +97,14 @@ def test_agents_leave_as_they_do_in_the_env_itself(made, where):
         assert ours.agents == []
 
 
-def test_actions_that_are_missing_or_nobodys_are_refused(made):
+def test_missing_actions_and_actions_of_unknown_agents_are_refused(made):
     env = made(StepmillParallelEnv(Tag, **WHERE["serial"]))
-    with pytest.raises(stepmill.UsageError, match=r"nobody can step; call reset\(\) first"):
+    with pytest.raises(stepmill.UsageError, match=r"no agent is alive; call reset\(\) before"):
         env.step({})
     env.reset()
-    with pytest.raises(stepmill.UsageError, match=r"lack those of \['a_2'\], and name \['bob'\]"):
+    with pytest.raises(
+        stepmill.UsageError, match=r"missing for agents \['a_2'\], and given for unknown agents \['bob'\]"
+    ):
         env.step({"a_0": 1, "a_1": 1, "bob": 1})
     assert len(env.step(ones(env))[1]) == 3
     env.step(ones(env))
@@ -111,7 +113,7 @@ def test_actions_that_are_missing_or_nobodys_are_refused(made):
     assert env.get_attr("heard")[-1] == {"a_1": 2, "a_2": 3}
 
 
-def test_an_env_that_failed_is_told_and_can_be_reset(made, monkeypatch):
+def test_an_env_that_failed_is_reported_and_can_be_reset(made, monkeypatch):
     monkeypatch.setattr(Frail, "is_mended", False)
     env = made(StepmillParallelEnv(Frail, **WHERE["serial"]))
     env.reset()
@@ -124,7 +126,7 @@ def test_an_env_that_failed_is_told_and_can_be_reset(made, monkeypatch):
     assert len(env.agents) == 3
 
 
-def test_a_killed_worker_is_told_and_started_again(made):
+def test_a_killed_worker_is_reported_and_restarted(made):
     env = made(StepmillParallelEnv(Tag, **WHERE["fork"]))
     env.reset()
     os.kill(env._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
@@ -137,7 +139,7 @@ def test_a_killed_worker_is_told_and_started_again(made):
 
 def test_what_is_no_parallel_env_is_refused():
     for env_fn in (Catch, lambda: gymnasium.make("CartPole-v1")):
-        with pytest.raises(stepmill.UsageError, match="not PettingZoo's parallel kind"):
+        with pytest.raises(stepmill.UsageError, match="not a parallel env of PettingZoo"):
             StepmillParallelEnv(env_fn, **WHERE["serial"])
 
 
@@ -146,7 +148,7 @@ def test_what_is_no_parallel_env_is_refused():
 
 @pytest.mark.covers("G-18")
 @pytest.mark.parametrize("backend", ["serial", "thread", "fork"])
-def test_rows_are_agents_and_masks_say_who_lives(made, backend):
+def test_rows_are_agents_and_masks_mark_living_agents(made, backend):
     chosen = dict(BACKENDS[backend])
     options = stepmill.PoolOptions(**({"context": chosen.pop("context")} if "context" in chosen else {}))
     workers = {} if backend == "serial" else {"num_workers": 2}
@@ -202,11 +204,11 @@ def test_a_fault_that_is_truncated_ends_all_agents_of_its_env(made, monkeypatch)
 
 
 def test_what_has_no_rows_of_one_kind_is_refused():
-    with pytest.raises(stepmill.EnvError, match="agents' spaces differ"):
+    with pytest.raises(stepmill.EnvError, match="agents' spaces cannot be stacked"):
         AgentVectorEnv([partial(Tag, kinds=True)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="differ in their bounds"):
+    with pytest.raises(stepmill.UsageError, match="have different bounds"):
         AgentVectorEnv([Tight], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="leave it at 'NextStep'"):
+    with pytest.raises(stepmill.UsageError, match="use 'NextStep'"):
         AgentVectorEnv([Tag], backend="serial", options=stepmill.PoolOptions(autoreset_mode="SameStep"))
 
 

@@ -244,7 +244,7 @@ class GatedAlf(AlfCounter):
 
 
 class FaultyAlf(AlfCounter):
-    """Fails in "init", "reset" or at action 13 of "step": raises, or ends its process; or returns rubbish."""
+    """Fails in "init", "reset" or at action 13 of "step": raises, ends its process, or returns an invalid value."""
 
     def __init__(self, env_id: int = 0, *, phase: str = "step", how: str = "raise", only: int | None = None) -> None:
         self.phase = phase if only in (None, env_id) else "never"

@@ -1,4 +1,4 @@
-"""A pool of envs that is not stepmill's, for tests: counts in NumPy, answers in an order of its own, and notes what it was told.
+"""A pool of envs that is not stepmill's, for tests: counts in NumPy, returns results in an order of its own, and logs the calls to it.
 
 An observation is (env id, steps in this episode, number of the episode). An episode has `length` steps, the reward is the
 action. As EnvPool's, an env that is stepped after its episode's end is reset by that step.
@@ -32,7 +32,7 @@ class Script:
         send_error, recv_error: raised once by that call.
         obs_shape: of a row in results.
         info_bytes: size of an array in each info; None for no infos.
-        log: what the pool was told, in order: ("send" | "reset", env ids).
+        log: the calls to the pool, in order: ("send" | "reset", env ids).
     """
 
     length: int = 3
@@ -89,7 +89,7 @@ class CountingPool:
         if error is not None:
             self._at_work.clear()
             raise error
-        assert self._at_work, "recv() with nothing at work would wait for ever"
+        assert self._at_work, "recv() with nothing at work would wait without limit"
         num = 1 if self._script.is_async else len(self._at_work)
         done = [self._at_work.pop() for _ in range(num)]
         ids = np.array([env_id for env_id, _ in done])
@@ -101,7 +101,7 @@ class CountingPool:
     def drop(self) -> None:
         self._at_work.clear()
 
-    def seat(self, server: int) -> object:
+    def env_handle(self, server: int) -> object:
         return Seat(self, server)
 
     def close(self) -> None:

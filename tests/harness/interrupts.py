@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
 import os
 import signal
@@ -29,10 +30,17 @@ END_S = 20.0  # a guard against hangs
 
 
 class LineInterrupt:
-    """Calls a function, and raises SIGINT in this process before the n-th line that it executes of INTERRUPTED."""
+    """Calls a function, and raises SIGINT in this process before the n-th line that it executes of some files."""
 
-    def __init__(self, at_line: int) -> None:
+    def __init__(
+        self, at_line: int, files: tuple[str, ...] = INTERRUPTED, by_instruction: tuple[str, ...] = ()
+    ) -> None:
+        """`files`: how their paths begin. `by_instruction`: names of functions in them, each of whose instructions counts
+        like a line, but for the return, which Python does not interrupt.
+        """
         self._left = at_line
+        self._files = files
+        self._by_instruction = by_instruction
         self.where = ""  # the line; empty if so many were not executed
 
     def call(self, function: Callable[[], object]) -> bool:
@@ -48,16 +56,21 @@ class LineInterrupt:
         return False
 
     def _enter_frame(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._count if frame.f_code.co_filename.startswith(INTERRUPTED) else None
+        frame.f_trace_opcodes = frame.f_code.co_name in self._by_instruction
+        return self._count if frame.f_code.co_filename.startswith(self._files) else None
 
     def _count(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "line":
+        if event == "line" or (event == "opcode" and not _is_return(frame)):
             self._left -= 1
             if self._left == 0:
                 sys.settrace(None)
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
                 signal.raise_signal(signal.SIGINT)
         return self._count
+
+
+def _is_return(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 class ForeignFiles:

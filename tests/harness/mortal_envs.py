@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 import stepmill
 from stepmill.spec.errors import WorkerDied
+from tests.harness.hangs import HANG_GUARD_S
 
 LENGTH = 40
 LARGE = 90  # the action whose info is large
 LARGE_BYTES = 20 << 20
 IDENTITY, TAG, CLOCK, TOTAL, BUMPS = range(5)
-HANG_GUARD_S = 60.0
 LONGEST_LIFE = 60  # commands of a life that ends by chance
 
 Obs = NDArray[np.int64]
@@ -147,7 +147,7 @@ class CheckingLearner:
             model.is_called = False
 
     def receive(self, num_envs: int | None = None) -> None:
-        """Receive results of so many envs, or of all that are pending, and check them."""
+        """Receive results of some envs, or of all that are pending, and check them."""
         num_envs = len(self.ids(is_pending=True)) if num_envs is None else num_envs
         if num_envs == 0:
             return

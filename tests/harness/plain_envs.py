@@ -14,7 +14,7 @@ LENGTH = 3  # an episode is over at t = 3
 
 
 class OldEnv:
-    """Old gym: four values. The observation is a dict with text, a tuple and whatever `reset` was told.
+    """Old gym: four values. The observation is a dict with text, a tuple and the arguments of `reset`.
 
     Actions: a number is the reward. "raise", "exit" (os._exit(7)), "kill" (SIGKILL) and "wait" (at a gate) do what they
     say. The file `resets` in `folder` grows by a byte with each reset, `closed` by one with each close.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +32,13 @@ def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
         chosen.setdefault("num_workers", min(2, len(env_fns)))
     arguments = {name: chosen.pop(name) for name in ("backend", "num_workers", "batch_size") if name in chosen}
     return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))
+
+
+def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
+    """Kill a worker, and wait until the pool knows: a call that is sent before may seem to have begun."""
+    os.kill(pool.stats()["workers"][worker]["pid"], signal.SIGKILL)
+    while not pool.stats()["workers"][worker]["is_dead"]:
+        os.sched_yield()
 
 
 def await_restart(pool: stepmill.Pool, worker: int) -> None:

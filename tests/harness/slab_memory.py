@@ -1,4 +1,4 @@
-"""What a stray pointer does to a worker: writes to the slab by address. For envs, in a worker process."""
+"""Writes to the slab by address, as a stray pointer would. For envs in a worker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives two vector envs through the same story, and compares everything they say."""
+"""Runs the same commands on two vector envs, and compares all results."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_failure_of_the_env_fails_again(action: int, kind: str, tmp_path: Path
     done = replay(path, "--trust", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (0, "reproduced"), done.stderr
-    assert (report["told"]["kind"], report["steps"], report["failure"]["step"]) == (kind, 3, 4)
+    assert (report["capsule"]["kind"], report["steps"], report["failure"]["step"]) == (kind, 3, 4)
     assert report["divergence"] is None
 
 
@@ -108,7 +108,7 @@ def test_a_planted_bug_of_cartpole_is_found_again(tmp_path: Path):
     assert (done.returncode, report["verdict"]) == (0, "reproduced")
     assert report["failure"]["error_type"] == "ZeroDivisionError"
     assert report["divergence"] is None
-    assert report["steps"] == report["told"]["num_steps"] > 0
+    assert report["steps"] == report["capsule"]["num_steps"] > 0
 
 
 def test_an_atari_env_that_was_killed_is_played_to_the_same_place_and_does_not_fail(tmp_path: Path):
@@ -135,7 +135,7 @@ def test_an_env_that_does_not_repeat_itself_is_told_with_the_first_step_that_dif
     path = crash(tmp_path, [2, crashing.RAISE], RestlessEnv)
     done = replay(path, "--trust")
     assert done.returncode == 0  # it fails again all the same
-    assert "the reset is the first to differ from the record: observation" in done.stdout
+    assert "the reset is the first that differs from the capsule: observation" in done.stdout
 
 
 def test_another_failure_is_not_taken_for_the_same(tmp_path: Path):
@@ -146,7 +146,7 @@ def test_another_failure_is_not_taken_for_the_same(tmp_path: Path):
     earlier = {**capsule.arrays, "action.0": capsule.arrays["action.0"][::-1].copy()}
     moved = write_capsule(_with(capsule, arrays=earlier), str(tmp_path), "moved")
     done = replay(moved, "--trust", "--json")
-    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "failed otherwise")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "failed differently")
 
 
 def _with(capsule: Any, **changes: Any) -> Any:
@@ -168,7 +168,7 @@ def test_nothing_is_imported_before_the_user_trusts_the_file(tmp_path: Path):
         assert done.returncode == 2
         assert done.stderr.startswith("stepmill: ")
         assert done.stderr.count("\n") == 1
-        assert "to run evil:make, and to import evil" in done.stderr
+        assert "run evil:make, and import evil" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -187,7 +187,7 @@ def test_on_a_terminal_the_user_is_asked(answer: str, status: int, tmp_path: Pat
         os.close(theirs)
     assert process.returncode == status
     assert "  tests.harness.crashing:CrashingEnv\n" in said
-    assert "Go on? [y/N]" in said
+    assert "Continue? [y/N]" in said
 
 
 def test_the_question_shows_arguments_and_all_modules_that_are_imported(tmp_path: Path):
@@ -204,7 +204,7 @@ def test_the_question_shows_arguments_and_all_modules_that_are_imported(tmp_path
     assert done.returncode == 2
     call = "gymnasium.envs.registration:make('evilmod:CartPole-v1', wrapper=other.evil:Wrapper, spec={'entry_point': 'third:Env'})"
     assert call in done.stderr
-    assert "to import evilmod, gymnasium.envs.registration, other.evil, third;" in done.stderr
+    assert "import evilmod, gymnasium.envs.registration, other.evil, third;" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -244,7 +244,7 @@ def test_an_env_with_other_actions_is_refused(tmp_path: Path):
     done = replay(path, "--env", "tests.harness.crashing:make_other")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "another action space" in done.stderr
+    assert "the action space of this env is not the one in the capsule" in done.stderr
 
 
 def test_the_debugger_opens_where_the_env_raised(tmp_path: Path):

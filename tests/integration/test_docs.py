@@ -25,7 +25,7 @@ def name_of(path: Path) -> str:
 
 
 def python_of(text: str) -> str:
-    """The Python blocks of a document as one program, each line where it stands in the document."""
+    """The Python blocks of a document as one program, each line at its line number in the document."""
     lines, language = [], None
     for line in text.splitlines():
         fence = FENCE.match(line)
@@ -83,7 +83,7 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right():
 
 
 def test_the_texts_of_errors_that_help_is_given_for_are_those_of_the_code():
-    section = (ROOT / "docs/TROUBLE.md").read_text().partition("## It refuses")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/TROUBLE.md").read_text().partition("## An error is raised")[2].partition("\n## ")[0]
     texts = [text for first, _ in ROW.findall(section) for text in re.findall(r"`([^`]+)`", first)]
     code = "".join(path.read_text() for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".cpp"))
     assert texts

@@ -200,7 +200,7 @@ def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
         import sys
         import stepmill
         assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
-        import stepmill.spec.options, stepmill.worker.host, stepmill.slab.layout
+        import stepmill.spec.options, stepmill.worker.env_host, stepmill.slab.layout
         assert not {"gymnasium", "torch", "rich", "click"} & set(sys.modules), sorted(sys.modules)
         print("done")
     """

@@ -168,13 +168,13 @@ def test_envs_of_a_registered_package_are_made_in_silence(context, make):
 def test_a_program_without_gymnasium_has_workers_without_it(context):
     result = run_source(f"""
         import sys, stepmill
-        from stepmill.envs.plain import PlainMaker
+        from stepmill.envs.opaque import OpaqueEnvMaker
         class OldEnv:
             def reset(self): return 0
             def step(self, action): return 0, 0.0, False, {{}}
         options = stepmill.PoolOptions(backend="process", context={context!r})
         assert "gymnasium" not in sys.modules
-        with stepmill.Pool([PlainMaker(OldEnv)] * 2, num_workers=1, options=options) as pool:
+        with stepmill.Pool([OpaqueEnvMaker(OldEnv)] * 2, num_workers=1, options=options) as pool:
             assert pool.call(lambda env: "gymnasium" in sys.modules) == (False, False)
         print("done")
     """)

@@ -1,4 +1,4 @@
-"""Where a pool of processes may live: scripts without a guard, threads, daemons, isolated mode, few descriptors."""
+"""Programs that a pool of processes supports: scripts without a guard, threads, daemons, isolated mode, few descriptors."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ inline SlabPlan plan_arena(std::uint32_t num_workers, std::uint32_t servers_per_
     return plan;
 }
 
-inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t servers_per_worker, std::uint32_t num_slots = 1) {
-    SlabPlan plan = plan_arena(num_workers, servers_per_worker, num_slots);
+inline std::shared_ptr<Slab> make_slab(SlabPlan plan) {
     const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(plan.size_bytes)) == 0);
     plan.place_rows();
@@ -44,6 +43,10 @@ inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t
     close(fd);
     slab->format();
     return slab;
+}
+
+inline std::shared_ptr<Slab> make_arena(std::uint32_t num_workers, std::uint32_t servers_per_worker, std::uint32_t num_slots = 1) {
+    return make_slab(plan_arena(num_workers, servers_per_worker, num_slots));
 }
 
 inline std::uint64_t& observation(Slab& slab, std::uint32_t server, std::uint32_t slot = 0) {

@@ -1,4 +1,4 @@
-// The least that a test needs. A failed check says where and ends the program: threads may be in any state.
+// CHECK: a failed check prints its place and ends the program, since threads may be in any state.
 #pragma once
 
 #include <cstdio>
@@ -14,7 +14,7 @@
     } while (false)
 
 struct Case {
-    const char* sentence;  // what holds
+    const char* sentence;  // what must hold
     void (*body)();
 };
 

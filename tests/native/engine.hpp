@@ -1,5 +1,5 @@
-// A pool without Python: threads that act as workers, and a parent, which speak the protocol of docs/ARCHITECTURE.md
-// word by word. A worker can be told to die at any step of it.
+// A pool without Python: threads that act as workers, and a learner, which follow the protocol of docs/ARCHITECTURE.md word by word.
+// A worker can be made to die at any step.
 #pragma once
 
 #include <atomic>
@@ -15,15 +15,15 @@
 
 namespace stepmill {
 
-// Where in the protocol a worker's threads end without another word.
+// The step of the protocol at which a worker's thread ends.
 enum class DeathPoint { NONE, IDLE, TAKEN, CLAIMED, DONE, COUNTED, SPINNING };
 
-constexpr std::uint64_t LONG_NS = 20'000'000'000;  // who sleeps for so long was not woken
+constexpr std::uint64_t LONG_NS = 20'000'000'000;  // a thread that sleeps this long was not woken
 
-// What server `server` answers to ticket `ticket`.
+// Returns the result of server `server` for ticket `ticket`.
 inline std::uint64_t answer(std::uint32_t server, std::uint32_t ticket) { return (std::uint64_t{server} << 32 | ticket) * 0x9e3779b97f4a7c15u; }
 
-// One worker: a thread that does what is commanded, in server order, and counts its results in groups.
+// One worker: a thread that runs commands in server order, and counts its results in groups.
 class WorkerThread {
    public:
     WorkerThread(Slab& slab, std::uint32_t worker, DeathPoint death, unsigned chance)
@@ -60,7 +60,7 @@ class WorkerThread {
             if (ticket == done_[local]) continue;
             has_worked = true;
             done_[local] = ticket;
-            if (!take_command(words.state[local], ticket)) continue;
+            if (!start_command(words.state[local], ticket)) continue;
             is_dying_ = !perform(local, ticket);
             if (is_dying_) break;
             ++group;
@@ -90,7 +90,7 @@ class WorkerThread {
         return true;
     }
 
-    // False: died.
+    // Returns false if the worker died.
     bool wait(std::uint32_t seen) {
         WorkerControl& control = *slab_.workers[worker_];
         if (dies_at(DeathPoint::IDLE)) return false;
@@ -113,20 +113,20 @@ class WorkerThread {
     std::vector<std::uint32_t> done_;
     bool is_dying_{false};
     std::atomic<bool> has_died_{false};
-    std::thread thread_;  // last: it starts when all else is there
+    std::thread thread_;  // last: the thread starts when all other members are constructed
 };
 
-// The parent's half: commands servers, waits for some of them, and checks each answer.
+// The learner's side: gives commands to servers, waits for some of them, and checks each result.
 class Parent {
    public:
-    explicit Parent(Slab& slab) : slab_(slab), tickets_(slab.seats.size(), 0) {}
+    explicit Parent(Slab& slab) : slab_(slab), tickets_(slab.server_locations.size(), 0) {}
 
     void command(const std::vector<std::uint32_t>& servers) {
         for (const std::uint32_t server : servers) {
-            const Seat seat = slab_.seats[server];
-            ServerWords& words = slab_.words[seat.worker];
-            set_command(words, seat.local, Command::STEP);
-            words.ticket[seat.local].store(++tickets_[server], std::memory_order_seq_cst);
+            const ServerLocation location = slab_.server_locations[server];
+            ServerWords& words = slab_.words[location.worker];
+            set_command(words, location.local, Command::STEP);
+            words.ticket[location.local].store(++tickets_[server], std::memory_order_seq_cst);
         }
         for (std::uint32_t worker = 0; worker < slab_.workers.size(); ++worker) {
             ring_worker(*slab_.workers[worker]);
@@ -135,16 +135,16 @@ class Parent {
     }
 
     bool is_done(std::uint32_t server) const {
-        const Seat seat = slab_.seats[server];
-        return slab_.words[seat.worker].done[seat.local].load(std::memory_order_acquire) == tickets_[server];
+        const ServerLocation location = slab_.server_locations[server];
+        return slab_.words[location.worker].done[location.local].load(std::memory_order_acquire) == tickets_[server];
     }
 
     Fault fault(std::uint32_t server) const {
-        const Seat seat = slab_.seats[server];
-        return static_cast<Fault>(slab_.words[seat.worker].fault[seat.local].load(std::memory_order_relaxed));
+        const ServerLocation location = slab_.server_locations[server];
+        return static_cast<Fault>(slab_.words[location.worker].fault[location.local].load(std::memory_order_relaxed));
     }
 
-    // Waits until `need` of the servers are done. Sleeping LONG_NS is a lost wake-up.
+    // Waits until `need` of the servers are done. Sleeping for LONG_NS means a lost wake-up.
     void wait(const std::vector<std::uint32_t>& servers, std::uint32_t need) {
         PoolControl& pool = *slab_.pool;
         for (;;) {
@@ -165,7 +165,7 @@ class Parent {
         if (fault(server) == Fault::NONE) {
             CHECK(observation(slab_, server) == answer(server, tickets_[server]));
         } else {
-            CHECK(fault(server) == Fault::DIED && slab_.workers[slab_.seats[server].worker]->dead.load() != 0);
+            CHECK(fault(server) == Fault::DIED && slab_.workers[slab_.server_locations[server].worker]->dead.load() != 0);
         }
     }
 

@@ -1,4 +1,4 @@
-// Values too big for a row, in a memfd.
+// Values that do not fit in their row, in a memfd.
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -68,13 +68,13 @@ void each_server_reads_back_its_last_value() {
     }
 }
 
-void an_empty_value_is_a_value() {
+void an_empty_value_can_be_read_back() {
     const File file;
     OverflowWriter writer(file.fd, 1);
     CHECK(read(file, write(writer, 0, {})).empty());
 }
 
-void a_value_written_over_is_told_from_the_new_one() {
+void an_overwritten_value_is_not_mistaken_for_the_new_one() {
     const File file;
     OverflowWriter writer(file.fd, 1);
     const OverflowRef old = write(writer, 0, make_value(100, 1));
@@ -83,7 +83,7 @@ void a_value_written_over_is_told_from_the_new_one() {
     CHECK(!read_overflow(file.fd, old, out) && out.empty());
 }
 
-void what_was_outgrown_takes_no_memory() {
+void an_outgrown_region_takes_no_memory() {
     const File file;
     OverflowWriter writer(file.fd, 1);
     std::size_t size = 10'000;
@@ -103,7 +103,7 @@ void a_file_does_not_grow_when_values_do_not() {
     CHECK(writer.end_bytes() == end_bytes);
 }
 
-void a_second_writer_leaves_the_values_of_the_first() {
+void a_second_writer_keeps_the_values_of_the_first() {
     const File file;
     OverflowWriter first(file.fd, 2);
     const Bytes value = make_value(7000, 5);
@@ -113,8 +113,8 @@ void a_second_writer_leaves_the_values_of_the_first() {
     CHECK(read(file, ref) == value);
 }
 
-// The row's words may be nonsense when a worker died in the middle of writing them.
-void a_reference_to_nowhere_is_refused_without_allocating() {
+// A worker may have died while it wrote the words of the row.
+void an_invalid_reference_is_refused_without_allocating() {
     const File file;
     OverflowWriter writer(file.fd, 1);
     const OverflowRef good = write(writer, 0, make_value(5000, 7));
@@ -128,7 +128,7 @@ void a_reference_to_nowhere_is_refused_without_allocating() {
     CHECK(!read_overflow(-1, good, out));
 }
 
-void a_file_cut_short_is_an_error_and_no_signal() {
+void a_truncated_file_is_an_error_and_no_signal() {
     const File file;
     OverflowWriter writer(file.fd, 1);
     const OverflowRef ref = write(writer, 0, make_value(50'000, 8));
@@ -137,7 +137,7 @@ void a_file_cut_short_is_an_error_and_no_signal() {
     CHECK(!read_overflow(file.fd, ref, out) && out.empty());
 }
 
-void a_hole_is_no_value() {
+void a_hole_contains_no_value() {
     const File file;
     OverflowWriter writer(file.fd, 1);
     OverflowRef ref = write(writer, 0, make_value(50'000, 8));
@@ -149,7 +149,7 @@ void a_hole_is_no_value() {
     CHECK(!read_overflow(file.fd, ref, out) && out.capacity() == 0);
 }
 
-void of_a_writer_that_is_gone_only_what_is_awaited_is_kept() {
+void only_awaited_values_of_a_dead_writer_are_kept() {
     const File file;
     OverflowWriter writer(file.fd, 3);
     const Bytes value = make_value(300'000, 4);
@@ -179,15 +179,15 @@ void a_failed_write_is_reported() {
 int main() {
     return run_cases({
         {"each server reads back its last value", each_server_reads_back_its_last_value},
-        {"an empty value is a value", an_empty_value_is_a_value},
-        {"a value written over is told from the new one", a_value_written_over_is_told_from_the_new_one},
-        {"what was outgrown takes no memory", what_was_outgrown_takes_no_memory},
+        {"an empty value can be read back", an_empty_value_can_be_read_back},
+        {"an overwritten value is not mistaken for the new one", an_overwritten_value_is_not_mistaken_for_the_new_one},
+        {"an outgrown region takes no memory", an_outgrown_region_takes_no_memory},
         {"a file does not grow when values do not", a_file_does_not_grow_when_values_do_not},
-        {"a second writer leaves the values of the first", a_second_writer_leaves_the_values_of_the_first},
-        {"a reference to nowhere is refused without allocating", a_reference_to_nowhere_is_refused_without_allocating},
-        {"a file cut short is an error and no signal", a_file_cut_short_is_an_error_and_no_signal},
-        {"a hole is no value", a_hole_is_no_value},
-        {"of a writer that is gone only what is awaited is kept", of_a_writer_that_is_gone_only_what_is_awaited_is_kept},
+        {"a second writer keeps the values of the first", a_second_writer_keeps_the_values_of_the_first},
+        {"an invalid reference is refused without allocating", an_invalid_reference_is_refused_without_allocating},
+        {"a truncated file is an error and no signal", a_truncated_file_is_an_error_and_no_signal},
+        {"a hole contains no value", a_hole_contains_no_value},
+        {"only awaited values of a dead writer are kept", only_awaited_values_of_a_dead_writer_are_kept},
         {"a failed write is reported", a_failed_write_is_reported},
     });
 }

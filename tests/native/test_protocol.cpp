@@ -1,4 +1,4 @@
-// Row states, doorbells and counts, with threads as workers: whatever dies wherever, the parent is woken.
+// Row states, doorbells and counts, with threads as workers: wherever a worker dies, the learner is woken.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -33,26 +33,26 @@ std::shared_ptr<Slab> make_slab(std::int32_t max_spinners) {
     return slab;
 }
 
-void a_late_owner_loses_what_was_condemned() {
+void a_late_owner_loses_a_condemned_command() {
     Word state{0};
-    CHECK(take_command(state, 1) && state.load() == state_word(1, Phase::RUNNING));
+    CHECK(start_command(state, 1) && state.load() == state_word(1, Phase::RUNNING));
     CHECK(claim_result(state, 1) && !claim_result(state, 1));
-    CHECK(take_command(state, 2));
+    CHECK(start_command(state, 2));
     state.store(state_word(2, Phase::CONDEMNED));
     CHECK(!claim_result(state, 2));
     state.store(state_word(3, Phase::CONDEMNED));
-    CHECK(!take_command(state, 3) && take_command(state, 4));
+    CHECK(!start_command(state, 3) && start_command(state, 4));
 }
 
 void a_ticket_may_wrap_around() {
     Word state{0};
     for (const std::uint32_t ticket : {0x3ffffffeu, 0x3fffffffu, 0x40000000u, 0x40000001u, 0xffffffffu, 0u, 1u}) {
-        CHECK(take_command(state, ticket) && claim_result(state, ticket));
+        CHECK(start_command(state, ticket) && claim_result(state, ticket));
         CHECK(state_ticket(state.load()) == ticket_part(ticket) && state_phase(state.load()) == Phase::PUBLISHING);
     }
 }
 
-void only_the_parent_has_the_parents_bit_among_the_spinners() {
+void only_the_parent_uses_the_parents_bit_of_the_spinners() {
     for (std::uint32_t worker = 0; worker < 200; ++worker) CHECK(spin_bit(worker) != spin_bit(PARENT));
     const auto slab = make_slab(2);
     CHECK(acquire_spin(*slab->pool, PARENT) && acquire_spin(*slab->pool, 63));
@@ -60,7 +60,7 @@ void only_the_parent_has_the_parents_bit_among_the_spinners() {
     CHECK(slab->pool->spinners.load() == spin_bit(PARENT));
 }
 
-// The reaper may look at a command that was outstanding a moment before, while the pool writes the next one.
+// The reaper may read a command that was outstanding a moment before, while the pool writes the next one.
 void a_command_may_be_read_while_the_next_is_written() {
     const auto slab = make_arena(1, 1);
     const ServerWords& words = slab->words[0];
@@ -80,16 +80,16 @@ void a_command_may_be_read_while_the_next_is_written() {
     reader.join();
 }
 
-// One of owner and reaper gets each command, never both, never none.
-void a_command_has_one_master() {
+// Each command goes to exactly one of owner and reaper.
+void owner_and_reaper_never_both_get_a_command() {
     const auto slab = make_arena(1, 1);
     ServerWords& words = slab->words[0];
-    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // may still run: may not be robbed
+    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // it may still run, so its results must not be condemned while it publishes
     std::atomic<std::uint32_t> go{0}, finished{0}, num_owned{0};
     std::thread owner([&] {
         for (std::uint32_t ticket = 1; ticket <= static_cast<std::uint32_t>(NUM_ROUNDS); ++ticket) {
             while (go.load(std::memory_order_acquire) < ticket) cpu_pause();
-            if (take_command(words.state[0], ticket) && claim_result(words.state[0], ticket)) {
+            if (start_command(words.state[0], ticket) && claim_result(words.state[0], ticket)) {
                 observation(*slab, 0) = answer(0, ticket);
                 words.fault[0].store(0, std::memory_order_relaxed);
                 words.done[0].store(ticket, std::memory_order_release);
@@ -149,7 +149,7 @@ void no_wake_up_is_lost_and_the_count_is_right() {
     }
 }
 
-// Buries workers whose thread has ended, as a pidfd would tell it, from a thread of its own.
+// Marks workers dead whose thread has ended, from a thread of its own, as the reaper does with a pidfd.
 class Undertaker {
    public:
     Undertaker(Reaper& reaper, std::vector<std::unique_ptr<WorkerThread>>& workers)
@@ -216,14 +216,14 @@ void die_and_be_revived(DeathPoint death) {
     CHECK(slab->pool->spinners.load() == 0);
 }
 
-void a_worker_that_dies_idle_is_settled() { die_and_be_revived(DeathPoint::IDLE); }
-void a_worker_that_dies_in_an_env_is_settled() { die_and_be_revived(DeathPoint::TAKEN); }
-void a_worker_that_dies_while_it_writes_is_settled() { die_and_be_revived(DeathPoint::CLAIMED); }
-void results_that_the_dead_never_counted_are_found() { die_and_be_revived(DeathPoint::DONE); }
-void a_worker_that_dies_after_counting_is_settled() { die_and_be_revived(DeathPoint::COUNTED); }
-void a_spinner_that_dies_gives_its_permit_back() { die_and_be_revived(DeathPoint::SPINNING); }
+void the_commands_of_a_worker_that_dies_idle_become_faults() { die_and_be_revived(DeathPoint::IDLE); }
+void the_commands_of_a_worker_that_dies_in_an_env_become_faults() { die_and_be_revived(DeathPoint::TAKEN); }
+void the_commands_of_a_worker_that_dies_while_it_writes_become_faults() { die_and_be_revived(DeathPoint::CLAIMED); }
+void results_that_a_dead_worker_never_counted_are_found() { die_and_be_revived(DeathPoint::DONE); }
+void the_commands_of_a_worker_that_dies_after_counting_become_faults() { die_and_be_revived(DeathPoint::COUNTED); }
+void the_permit_of_a_spinner_that_dies_is_returned() { die_and_be_revived(DeathPoint::SPINNING); }
 
-void no_more_than_the_permits_spin() {
+void no_more_threads_spin_than_permitted() {
     const auto slab = make_slab(2);
     std::atomic<int> num_inside{0};
     std::vector<std::thread> threads;
@@ -241,26 +241,26 @@ void no_more_than_the_permits_spin() {
     CHECK(slab->pool->spinners.load() == 0);
 }
 
-void only_who_waited_briefly_spins() {
+void only_a_thread_that_waited_briefly_spins() {
     constexpr std::uint64_t SPIN_NS = 200'000;
     Patience patience;
     CHECK(!patience.may_spin(0, 1));
     CHECK(patience.may_spin(SPIN_NS, 1));
-    patience.note(SPIN_NS, 0, SPIN_NS, 2);
+    patience.record_wait(SPIN_NS, 0, SPIN_NS, 2);
     CHECK(!patience.may_spin(SPIN_NS, 3));
-    patience.note(SPIN_NS - 1, 0, SPIN_NS, 4);
+    patience.record_wait(SPIN_NS - 1, 0, SPIN_NS, 4);
     CHECK(patience.may_spin(SPIN_NS, 5));
 }
 
-void who_lost_the_core_to_another_program_parks_for_a_while() {
+void a_thread_that_lost_the_core_to_another_program_parks_for_a_while() {
     constexpr std::uint64_t SPIN_NS = 200'000, MS = 1'000'000;
     Patience patience;
-    patience.note(3 * MS, 3 * MS, SPIN_NS, 10 * MS);
-    patience.note(1, 0, SPIN_NS, 11 * MS);
+    patience.record_wait(3 * MS, 3 * MS, SPIN_NS, 10 * MS);
+    patience.record_wait(1, 0, SPIN_NS, 11 * MS);
     CHECK(!patience.may_spin(SPIN_NS, 12 * MS));
     CHECK(!patience.may_spin(SPIN_NS, 200 * MS));
     CHECK(patience.may_spin(SPIN_NS, 203 * MS));
-    patience.note(1, SPIN_NS, SPIN_NS, 204 * MS);  // to an env of the pool's own
+    patience.record_wait(1, SPIN_NS, SPIN_NS, 204 * MS);  // the loss is due to an env of the pool
     CHECK(patience.may_spin(SPIN_NS, 205 * MS));
 }
 
@@ -272,7 +272,7 @@ void the_parent_is_rung_when_the_count_wraps() {
     const std::uint32_t seen = pool.bell.load();
     count_results(pool, 2);
     CHECK(pool.bell.load() == seen);
-    count_results(pool, 3);  // jumps over 1
+    count_results(pool, 3);  // skips 1
     CHECK(pool.bell.load() == seen + 1);
     count_results(pool, 1);
     CHECK(pool.bell.load() == seen + 1);
@@ -282,21 +282,21 @@ void the_parent_is_rung_when_the_count_wraps() {
 
 int main() {
     return run_cases({
-        {"a late owner loses what was condemned", a_late_owner_loses_what_was_condemned},
+        {"a late owner loses a condemned command", a_late_owner_loses_a_condemned_command},
         {"a ticket may wrap around", a_ticket_may_wrap_around},
-        {"only the parent has the parent's bit among the spinners", only_the_parent_has_the_parents_bit_among_the_spinners},
+        {"only the parent uses the parents bit of the spinners", only_the_parent_uses_the_parents_bit_of_the_spinners},
         {"a command may be read while the next is written", a_command_may_be_read_while_the_next_is_written},
         {"the parent is rung when the count wraps", the_parent_is_rung_when_the_count_wraps},
-        {"no more than the permits spin", no_more_than_the_permits_spin},
-        {"only who waited briefly spins", only_who_waited_briefly_spins},
-        {"who lost the core to another program parks for a while", who_lost_the_core_to_another_program_parks_for_a_while},
-        {"a command has one master", a_command_has_one_master},
+        {"no more threads spin than permitted", no_more_threads_spin_than_permitted},
+        {"only a thread that waited briefly spins", only_a_thread_that_waited_briefly_spins},
+        {"a thread that lost the core to another program parks for a while", a_thread_that_lost_the_core_to_another_program_parks_for_a_while},
+        {"owner and reaper never both get a command", owner_and_reaper_never_both_get_a_command},
         {"no wake-up is lost and the count is right", no_wake_up_is_lost_and_the_count_is_right},
-        {"a worker that dies idle is settled", a_worker_that_dies_idle_is_settled},
-        {"a worker that dies in an env is settled", a_worker_that_dies_in_an_env_is_settled},
-        {"a worker that dies while it writes is settled", a_worker_that_dies_while_it_writes_is_settled},
-        {"results that the dead never counted are found", results_that_the_dead_never_counted_are_found},
-        {"a worker that dies after counting is settled", a_worker_that_dies_after_counting_is_settled},
-        {"a spinner that dies gives its permit back", a_spinner_that_dies_gives_its_permit_back},
+        {"the commands of a worker that dies idle become faults", the_commands_of_a_worker_that_dies_idle_become_faults},
+        {"the commands of a worker that dies in an env become faults", the_commands_of_a_worker_that_dies_in_an_env_become_faults},
+        {"the commands of a worker that dies while it writes become faults", the_commands_of_a_worker_that_dies_while_it_writes_become_faults},
+        {"results that a dead worker never counted are found", results_that_a_dead_worker_never_counted_are_found},
+        {"the commands of a worker that dies after counting become faults", the_commands_of_a_worker_that_dies_after_counting_become_faults},
+        {"the permit of a spinner that dies is returned", the_permit_of_a_spinner_that_dies_is_returned},
     });
 }

@@ -1,4 +1,4 @@
-// Where control words lie, and which slots are in use.
+// The location of control words, and which slots are in use.
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
@@ -67,12 +67,12 @@ void the_learners_words_lie_apart_from_the_workers() {
     for (const void* pointer : {static_cast<const void*>(words.done), static_cast<const void*>(words.state), static_cast<const void*>(words.hash)}) CHECK(is_in(pointer, worker));
 }
 
-void a_server_is_found_at_its_seat() {
+void a_server_is_found_at_its_location() {
     const auto slab = make_arena(3, 5);
-    CHECK(slab->seats.size() == 15);
+    CHECK(slab->server_locations.size() == 15);
     for (std::uint32_t server = 0; server < 15; ++server) {
-        const Seat seat = slab->seats[server];
-        CHECK(slab->plan.servers[seat.worker][seat.local] == server);
+        const ServerLocation location = slab->server_locations[server];
+        CHECK(slab->plan.servers[location.worker][location.local] == server);
     }
     slab->check();
     CHECK(slab->workers[2]->current.load() == NO_SERVER);
@@ -128,7 +128,7 @@ void a_worker_finds_its_own_rows_without_a_table() {
     }
 }
 
-// The page that may be written, and the one that may not, are the same in every other mapping.
+// Other mappings have the same writable and read-only pages.
 void only_what_is_writable_can_be_written() {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
@@ -141,7 +141,7 @@ void only_what_is_writable_can_be_written() {
         const pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            signal(SIGSEGV, SIG_DFL);  // a sanitizer would write a report
+            signal(SIGSEGV, SIG_DFL);  // so that a sanitizer does not write a report
             worker.base()[place] = std::byte{1};
             _exit(0);
         }
@@ -151,7 +151,7 @@ void only_what_is_writable_can_be_written() {
     close(fd);
 }
 
-void a_range_that_is_no_whole_pages_is_refused() {
+void a_range_of_partial_pages_is_refused() {
     const int fd = memfd_create("stepmill-test", MFD_CLOEXEC);
     CHECK(fd >= 0 && ftruncate(fd, 1 << 16) == 0);
     const ByteRange odd{64, 128};
@@ -167,54 +167,54 @@ void a_range_that_is_no_whole_pages_is_refused() {
 
 constexpr std::uint32_t NUM_SLOTS = 5, NUM_PRIVATE = 2;
 
-void a_slot_that_is_held_or_pinned_is_not_given_away() {
+void a_slot_that_is_held_or_pinned_is_not_assigned() {
     const auto slab = make_arena(1, 1, NUM_SLOTS);
-    const auto book = std::make_shared<SlotBook>(*slab);
-    CHECK(book->find_free(NUM_PRIVATE) == 2);
-    auto lease = std::make_unique<Lease>(book, 2);
-    CHECK(book->find_free(NUM_PRIVATE) == 3 && book->num_held() == 1);
-    book->pin(3);
-    book->hold(4);
-    CHECK(book->find_free(NUM_PRIVATE) == 0);
-    book->pin(0, 7);
-    CHECK(book->find_private(NUM_PRIVATE) == 1);
-    book->pin(1);
-    CHECK(book->find_free(NUM_PRIVATE) == -1);
+    const auto table = std::make_shared<LeaseTable>(*slab);
+    CHECK(table->find_free(NUM_PRIVATE) == 2);
+    auto lease = std::make_unique<Lease>(table, 2);
+    CHECK(table->find_free(NUM_PRIVATE) == 3 && table->num_held() == 1);
+    table->pin(3);
+    table->hold(4);
+    CHECK(table->find_free(NUM_PRIVATE) == 0);
+    table->pin(0, 7);
+    CHECK(table->find_private(NUM_PRIVATE) == 1);
+    table->pin(1);
+    CHECK(table->find_free(NUM_PRIVATE) == -1);
     lease.reset();
-    CHECK(book->find_free(NUM_PRIVATE) == 2);
-    book->unpin(0, 7);
-    CHECK(book->find_private(NUM_PRIVATE) == 0);
+    CHECK(table->find_free(NUM_PRIVATE) == 2);
+    table->unpin(0, 7);
+    CHECK(table->find_private(NUM_PRIVATE) == 0);
 }
 
-// Leases are dropped by whatever thread collects the garbage.
+// The garbage collector may drop leases in any thread.
 void leases_dropped_in_many_threads_are_counted() {
     const auto slab = make_arena(1, 1, NUM_SLOTS);
-    const auto book = std::make_shared<SlotBook>(*slab);
+    const auto table = std::make_shared<LeaseTable>(*slab);
     std::vector<std::thread> threads;
     for (std::uint32_t t = 0; t < 4; ++t) {
-        threads.emplace_back([&book, t] {
+        threads.emplace_back([&table, t] {
             for (std::uint32_t i = 0; i < 5000; ++i) {
-                const Lease first(book, (t + i) % NUM_SLOTS);
-                const Lease second(book, (t + 2 * i) % NUM_SLOTS);
-                CHECK(book->is_held((t + i) % NUM_SLOTS));
+                const Lease first(table, (t + i) % NUM_SLOTS);
+                const Lease second(table, (t + 2 * i) % NUM_SLOTS);
+                CHECK(table->is_held((t + i) % NUM_SLOTS));
             }
         });
     }
     for (std::thread& thread : threads) thread.join();
-    CHECK(book->num_held() == 0);
+    CHECK(table->num_held() == 0);
 }
 
-// Arrays outlive the pool: the memory goes with the last of them.
-void a_lease_keeps_the_memory_of_a_slab_that_is_gone() {
+// Arrays outlive the pool: the memory is unmapped with the last of them.
+void a_lease_keeps_the_memory_of_a_closed_slab() {
     auto slab = make_arena(1, 1, NUM_SLOTS);
     std::uint64_t& value = observation(*slab, 0);
     value = 42;
-    const auto lease = std::make_unique<Lease>(std::make_shared<SlotBook>(*slab), 0);
+    const auto lease = std::make_unique<Lease>(std::make_shared<LeaseTable>(*slab), 0);
     slab.reset();
     CHECK(value == 42);
 }
 
-// Ends with 0 in a child where `is_good` holds.
+// Exits with 0 in a child if `is_good` holds.
 template <typename Check>
 void check_in_a_fork(const Check& is_good) {
     const pid_t child = fork();
@@ -224,10 +224,10 @@ void check_in_a_fork(const Check& is_good) {
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-void a_forked_child_has_what_was_held_for_itself() {
+void a_forked_child_has_its_own_copy_of_held_slots() {
     const auto slab = make_arena(1, 1, NUM_SLOTS);
-    const auto book = std::make_shared<SlotBook>(*slab);
-    const Lease lease(book, 2);
+    const auto table = std::make_shared<LeaseTable>(*slab);
+    const Lease lease(table, 2);
     std::uint64_t &held = observation(*slab, 0, 2), &other = observation(*slab, 0, 3);
     held = 42, other = 43;
     check_in_a_fork([&] {
@@ -250,13 +250,13 @@ void a_forked_child_has_what_was_held_for_itself() {
     close(gate[0]), close(gate[1]);
 }
 
-// The mutex that keeps forks away is one that their children must be able to take.
+// Children of a fork must be able to lock the mutex that delays forks.
 void forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other() {
     std::atomic<bool> is_over{false};
     std::thread maker([&is_over] {
         while (!is_over.load()) {
             const auto slab = make_arena(1, 1, NUM_SLOTS);
-            const Lease lease(std::make_shared<SlotBook>(*slab), 2);
+            const Lease lease(std::make_shared<LeaseTable>(*slab), 2);
         }
     });
     for (int i = 0; i < 50; ++i) {
@@ -269,7 +269,7 @@ void forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other()
     maker.join();
 }
 
-constexpr int NOT_OPEN = 4096;  // no descriptor of a test is as high
+constexpr int NOT_OPEN = 4096;  // higher than any descriptor of a test
 
 std::size_t num_open() {
     std::size_t count = 0;
@@ -291,7 +291,7 @@ void a_duplication_that_fails_halfway_leaves_nothing_open() {
     close(fd);
 }
 
-void a_descriptor_is_closed_once_whoever_asks() {
+void a_descriptor_is_closed_once_by_any_number_of_threads() {
     for (int round = 0; round < 200; ++round) {
         const std::size_t before = num_open();
         OwnedFd owned(memfd_create("stepmill-test", MFD_CLOEXEC));
@@ -313,20 +313,20 @@ void a_descriptor_is_closed_once_whoever_asks() {
 int main() {
     return run_cases({
         {"no two control words share a cache line", no_two_control_words_share_a_cache_line},
-        {"a server is found at its seat", a_server_is_found_at_its_seat},
+        {"a server is found at its location", a_server_is_found_at_its_location},
         {"a slab of another version is refused", a_slab_of_another_version_is_refused},
         {"the learner's words lie apart from the worker's", the_learners_words_lie_apart_from_the_workers},
         {"columns of different slots do not meet", columns_of_different_slots_do_not_meet},
         {"rows of a split column lie in the segments of their workers", rows_of_a_split_column_lie_in_the_segments_of_their_workers},
         {"a worker finds its own rows without a table", a_worker_finds_its_own_rows_without_a_table},
         {"only what is writable can be written", only_what_is_writable_can_be_written},
-        {"a range that is no whole pages is refused", a_range_that_is_no_whole_pages_is_refused},
-        {"a slot that is held or pinned is not given away", a_slot_that_is_held_or_pinned_is_not_given_away},
+        {"a range of partial pages is refused", a_range_of_partial_pages_is_refused},
+        {"a slot that is held or pinned is not assigned", a_slot_that_is_held_or_pinned_is_not_assigned},
         {"leases dropped in many threads are counted", leases_dropped_in_many_threads_are_counted},
-        {"a lease keeps the memory of a slab that is gone", a_lease_keeps_the_memory_of_a_slab_that_is_gone},
-        {"a forked child has what was held for itself", a_forked_child_has_what_was_held_for_itself},
+        {"a lease keeps the memory of a closed slab", a_lease_keeps_the_memory_of_a_closed_slab},
+        {"a forked child has its own copy of held slots", a_forked_child_has_its_own_copy_of_held_slots},
         {"forks, and slabs that come and go in other threads, do not block each other", forks_and_slabs_that_come_and_go_in_other_threads_do_not_block_each_other},
         {"a duplication that fails halfway leaves nothing open", a_duplication_that_fails_halfway_leaves_nothing_open},
-        {"a descriptor is closed once, whoever asks", a_descriptor_is_closed_once_whoever_asks},
+        {"a descriptor is closed once by any number of threads", a_descriptor_is_closed_once_by_any_number_of_threads},
     });
 }

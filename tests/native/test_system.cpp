@@ -18,7 +18,7 @@ using namespace stepmill;
 
 namespace {
 
-// A directory that stands for the root of a machine.
+// A directory that replaces the root of a machine.
 class Machine {
    public:
     Machine() {

@@ -1,6 +1,6 @@
 """Arrays that are lent: held, sliced, converted, dropped, written to, forked and closed over, in any order.
 
-The model is simple: an array that the caller holds says for ever what it said when it was received. Slots are never lost: a
+The model is simple: an array that the caller holds never changes after it was received. Slots are never lost: a
 pool whose results were all dropped lends again.
 """
 

@@ -1,5 +1,6 @@
-"""Whatever is sent, received, reset and called: with spares, threads and processes do what the serial backend does."""
+"""With spares, threads and processes do what the serial backend does, whatever is sent, received, reset and called."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ MOVES = st.one_of(
 
 
 def follow(moves, num_spares, seeding, **where):
-    """All that the pool hands out as it follows `moves`, those aside that it would refuse."""
+    """All results of the pool for the `moves` that it does not refuse."""
     seen = []
     with named_pool(NUM_ENVS, num_spares, seeding=seeding, **where) as pool:
         pool.reset(seed=1)
@@ -55,3 +56,61 @@ def test_threads_do_what_the_serial_backend_does(moves, num_spares, seeding, num
 def test_processes_do_what_the_serial_backend_does(moves, num_spares, num_workers):
     expected = follow(moves, num_spares, "per_episode", backend="serial")
     assert follow(moves, num_spares, "per_episode", backend="process", num_workers=num_workers) == expected
+
+
+SEEDED = st.dictionaries(st.sampled_from(range(NUM_ENVS)), st.one_of(st.none(), st.integers(0, 999)), min_size=1)
+ORDERS = st.one_of(
+    st.tuples(st.just("step")),
+    st.tuples(st.just("send"), IDS),
+    st.tuples(st.just("reset"), SEEDED),
+    st.tuples(st.just("reset while stepping"), IDS, SEEDED),
+)
+
+
+class Episodes:
+    """What the user knows of each env's episode, and whether each row that is received may follow it."""
+
+    def __init__(self):
+        self.last = {}  # env: object, its number of resets, clock, whether the episode ended
+
+    def check(self, batch, seeds):
+        """`seeds`: of the envs that this batch's rows reset."""
+        for row, env in enumerate(batch.env_id.tolist()):
+            identity, resets, clock = batch.obs[row, :3].tolist()
+            before = self.last.get(env)
+            if env in seeds or before is None or before[3]:
+                assert (clock, bool(batch.terminated[row])) == (0, False), f"env {env} has lost its first observation"
+                given = batch.info["given"][row]
+                assert seeds.get(env) in (None, given), f"env {env} was reset with seed {given}"
+            else:
+                assert (identity, resets, clock) == (*before[:2], before[2] + 1), f"env {env} has jumped"
+            self.last[env] = (identity, resets, clock, bool(batch.terminated[row]))
+
+
+@pytest.mark.parametrize("where", [{"backend": "thread", "num_workers": 3}, {"backend": "process", "num_workers": 2}])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    orders=st.lists(ORDERS, min_size=20, max_size=60),
+    num_spares=st.integers(1, 4),
+    seeding=st.sampled_from(["continue", "per_episode", "fixed"]),
+    on_fault=st.sampled_from(["raise", "truncate"]),
+)
+def test_a_partial_reset_with_seeds_keeps_no_first_observation_from_the_user(
+    where, orders, num_spares, seeding, on_fault
+):
+    episodes = Episodes()
+    with named_pool(NUM_ENVS, num_spares, seeding=seeding, on_fault=on_fault, **where) as pool:
+        episodes.check(pool.reset(seed=1), dict.fromkeys(range(NUM_ENVS)))
+        for kind, *rest in orders:
+            if kind == "step":
+                episodes.check(pool.step([1] * NUM_ENVS), {})
+            elif kind == "send":
+                pool.send([1] * len(rest[0]), rest[0])
+                episodes.check(pool.recv(env_ids=rest[0]), {})
+            elif kind == "reset":
+                episodes.check(pool.reset(seed=rest[0], env_ids=sorted(rest[0])), rest[0])
+            else:
+                ids, seeds = rest
+                pool.send([1] * len(ids), ids)
+                pool.reset_async(seed=seeds, env_ids=sorted(seeds))
+                episodes.check(pool.recv(env_ids=sorted({*ids, *seeds})), seeds)

@@ -1,4 +1,4 @@
-"""What a type checker knows of the public names. Nothing here runs; `make check` lets mypy read it.
+"""What a type checker knows about the public names. Nothing here runs; `make check` lets mypy read it.
 
 A line that must be an error carries a `type: ignore` with its code: mypy in strict mode complains if the error is not there.
 """

@@ -1,4 +1,4 @@
-"""The parts of the benchmark that decide: what is a quiet round, what counts, what is met."""
+"""The parts of the benchmark that judge results: quiet rounds, what is counted, which targets are met."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The benchmark of faults: it inflicts what it says, sees what is left, and shows what it saw."""
+"""The benchmark of faults runs its scenarios, finds what remains, and shows the results."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import BEGIN, END, SUBJECTS, Outcome, inflict, load, to_block, write
+from benchmarks.faults import BEGIN, END, SUBJECTS, Outcome, load, run_scenario, to_block, write
 
 STEPMILL = SUBJECTS[0]
 
 
-def test_a_worker_that_is_killed_is_told_and_the_others_go_on():
-    outcome = inflict(STEPMILL, "kill")
+def test_the_death_of_a_worker_is_reported_and_the_other_envs_go_on():
+    outcome = run_scenario(STEPMILL, "kill")
     assert outcome.failure is None
     assert outcome.error == "WorkerDied"
     assert outcome.kept is True
-    assert outcome.told_ms is not None
+    assert outcome.reported_ms is not None
     assert outcome.whole_ms is not None
     assert outcome.close_s is not None
     assert outcome.left == []
@@ -24,13 +24,13 @@ def test_a_worker_that_is_killed_is_told_and_the_others_go_on():
 
 def test_an_engine_that_is_not_set_up_is_named():
     absent = type(STEPMILL)("absent", "Absent", "absent", venv="no-such-environment")
-    assert inflict(absent, "raise").failure == "not set up"
+    assert run_scenario(absent, "raise").failure == "not set up"
 
 
-def test_the_table_says_what_never_came(tmp_path: Path):
+def test_the_table_shows_what_was_never_reported(tmp_path: Path):
     rows = {
         "sb3": {
-            "raise": Outcome(told_ms=12.3, error="EOFError", kept=False, left=["2 processes"]),
+            "raise": Outcome(reported_ms=12.3, error="EOFError", kept=False, left=["2 processes"]),
             "kill": Outcome(),
             "hang": Outcome(failure="never began to step"),
             "parent": Outcome(gone_s=0.02),
@@ -41,7 +41,7 @@ def test_the_table_says_what_never_came(tmp_path: Path):
     row = next(line for line in to_block(rows).splitlines() if line.startswith("| SB3"))
     assert row.split(" | ")[1:] == [
         "EOFError after 12 ms; others lost; **never** closed; left: 2 processes",
-        "**never** told",
+        "**never** reported",
         "never began to step",
         "gone after 20 ms",
         "**never** gone, 4 tracebacks; left: 1 process",

@@ -48,7 +48,7 @@ def test_of_seconds_and_megabytes_the_smallest_is_best_and_all_of_ours_are_shown
     assert row(data) == "| no-op env n=8 | 0.1 s (fork), 1 s (spawn) | 3 s (Gymnasium Async) | 2 s (Tianshou) |"
 
 
-def test_who_was_not_measured_is_a_dash():
+def test_an_engine_that_was_not_measured_is_a_dash():
     data = results(gym_async=engine("Gymnasium Async", None), stepmill_2w=engine("**stepmill** 2 workers", 3e5))
     assert row(data) == "| no-op env n=8 | 300k (2 workers) | – | – |"
 

@@ -1,4 +1,4 @@
-"""Requests: what they do to envs, in which order, and what becomes of what envs raise."""
+"""Requests: their effect on envs, their order, and the errors that envs raise in them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from stepmill.spec.errors import UsageError
 from stepmill.testing.faulty import ERRORS
-from stepmill.worker.calls import Unreadable, answer, call_payload, set_payload
+from stepmill.worker.calls import UnreadablePayload, call_payload, serve_request, set_payload
+from stepmill.worker.error_records import MAX_TEXT, describe_error, env_error
 from stepmill.worker.messages import Outcome, Request, RequestKind, Value, dump, load
-from stepmill.worker.records import MAX_TEXT, describe, env_error
 
 
 @dataclass
@@ -25,7 +25,7 @@ class FakeLoop:
     def refresh(self) -> None:
         self.log.append(("refresh",))
 
-    def begin_again(self, local: int) -> None:
+    def restart_early_reset(self, local: int) -> None:
         self.log.append(("begin again", local))
 
 
@@ -64,7 +64,7 @@ class Wrapped(Plain):
 
 def ask(kind: RequestKind, payload: object, *envs: object) -> tuple[Outcome, ...]:
     places = tuple(range(len(envs)))
-    return answer(FakeLoop(), envs, Request(1, kind, places, (0,) * len(envs), payload)).outcomes
+    return serve_request(FakeLoop(), envs, Request(1, kind, places, (0,) * len(envs), payload)).outcomes
 
 
 def value_of(outcome: Outcome) -> object:
@@ -76,7 +76,7 @@ def test_a_request_runs_after_the_commands_before_it_and_is_followed_by_a_refres
     loop = FakeLoop()
     envs = [Plain(str(place), loop.log) for place in range(3)]
     payload = call_payload("greet", ("hi",))
-    reply = answer(loop, envs, Request(7, RequestKind.CALL, (2, 0), (5, 6), payload))
+    reply = serve_request(loop, envs, Request(7, RequestKind.CALL, (2, 0), (5, 6), payload))
     assert reply.id == 7
     assert reply.outcomes == (Value("hi 2."), Value("hi 0."))
     before = [("run", 2, 5), ("begin again", 2), ("run", 0, 6), ("begin again", 0)]
@@ -125,11 +125,11 @@ def test_every_exception_becomes_a_record_that_travels(error: str) -> None:
 def test_an_exception_that_the_caller_owns_passes() -> None:
     request = Request(1, RequestKind.CALL, (0,), (0,), call_payload("raise_named", ("keyboard",)))
     with pytest.raises(KeyboardInterrupt):
-        answer(FakeLoop(), [Plain()], request, passes=lambda error: isinstance(error, KeyboardInterrupt))
+        serve_request(FakeLoop(), [Plain()], request, should_raise=lambda error: isinstance(error, KeyboardInterrupt))
 
 
 def test_a_payload_that_could_not_be_loaded_is_every_envs_answer() -> None:
-    outcomes = ask(RequestKind.CALL, Unreadable(ImportError("no module named nowhere")), Plain(), Plain())
+    outcomes = ask(RequestKind.CALL, UnreadablePayload(ImportError("no module named nowhere")), Plain(), Plain())
     assert [outcome["type"] for outcome in outcomes if not isinstance(outcome, Value)] == ["ImportError"] * 2
 
 
@@ -138,7 +138,7 @@ def test_a_request_that_takes_step_away_is_told_and_not_fatal() -> None:
         def refresh(self) -> None:
             raise AttributeError("no attribute 'step'")
 
-    reply = answer(Broken(), [Plain()], Request(1, RequestKind.RENDER, (0,), (0,), None))
+    reply = serve_request(Broken(), [Plain()], Request(1, RequestKind.RENDER, (0,), (0,), None))
     assert not isinstance(reply.outcomes[0], Value)
     assert "step" in reply.outcomes[0]["message"]
 
@@ -160,7 +160,7 @@ def test_a_record_becomes_an_error_with_its_three_parts() -> None:
     try:
         raise OverflowError("too much")
     except OverflowError as exc:
-        error = env_error(describe(exc, "step"), 4)
+        error = env_error(describe_error(exc, "step"), 4)
     assert error.env_id == 4
     assert error.phase == "step"
     assert error.error_type == "OverflowError"

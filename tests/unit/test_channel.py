@@ -13,6 +13,7 @@ import pytest
 
 from stepmill import _native
 from stepmill.worker.channel import Channel, ChannelClosed
+from tests.harness.hangs import HANG_GUARD_S
 
 BIG = 30_000_000  # bytes, far beyond what a socket holds
 
@@ -55,7 +56,7 @@ def test_both_ends_send_much_at_once_and_neither_waits(ends: tuple[Channel, Chan
     began = time.monotonic()
     ends[0].send(first)
     ends[1].send(second)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < HANG_GUARD_S
     assert receive(ends[1]) == first
     assert receive(ends[0]) == second
 
@@ -88,7 +89,7 @@ def test_without_a_thread_the_owner_pushes() -> None:
     frame = None
     while frame is None:
         quiet.push()
-        frame = sender.take()
+        frame = sender.poll_frame()
     assert len(frame.data) == BIG
     sender.close()
     quiet.close()
@@ -138,7 +139,7 @@ def test_a_message_whose_descriptors_find_no_room_arrives_without_any(ends: tupl
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
     try:
-        frame = ends[1].take()
+        frame = ends[1].poll_frame()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert frame is not None
@@ -162,7 +163,7 @@ def test_descriptors_behind_a_backlog_may_be_closed_at_once(ends: tuple[Channel,
 
 def test_waiting_ends_at_the_deadline_and_loses_nothing(ends: tuple[Channel, Channel]) -> None:
     assert ends[1].receive(soon(0.05)) is None
-    assert ends[1].take() is None
+    assert ends[1].poll_frame() is None
     ends[0].send(b"after all")
     assert receive(ends[1]) == b"after all"
 
@@ -183,7 +184,7 @@ def test_sending_to_an_end_that_is_closed_raises(ends: tuple[Channel, Channel]) 
 
 def test_half_a_frame_is_no_frame(ends: tuple[Channel, Channel]) -> None:
     ends[0].send(bytes(BIG))
-    assert ends[1].take() is None
+    assert ends[1].poll_frame() is None
     ends[0].close()
     with pytest.raises(ChannelClosed):
         ends[1].receive(soon())
@@ -246,4 +247,4 @@ def test_closing_twice_is_closing_once(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(ChannelClosed):
         ends[0].send(b"")
     with pytest.raises(ChannelClosed):
-        ends[0].take()
+        ends[0].poll_frame()

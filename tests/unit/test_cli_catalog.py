@@ -1,4 +1,4 @@
-"""Ids and policies that the command line is given: what is found, and what is said when nothing is."""
+"""Ids and policies on the command line: what is found, and the error when nothing is."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_an_id_without_a_version_means_the_newest():
         ("cartpole-v1", "did you mean CartPole-v1?"),
         ("CartPole-v9", "did you mean CartPole-v1 or CartPole-v0"),
         ("CartPole-v", "did you mean CartPole-v1"),
-        ("a/b/c/d/zzzz", "`module:Id` imports the module that registers it"),
-        ("", "`module:Id` imports"),
+        ("a/b/c/d/zzzz", "use `module:Id` to import the module that registers it"),
+        ("", "`module:Id` to import"),
     ],
 )
 def test_an_unknown_id_is_answered_with_near_names(env_id, expected):
@@ -150,7 +150,7 @@ def test_without_opencv_an_atari_id_names_the_install(without):
 def test_an_env_that_exists_as_a_vector_env_only_is_refused(monkeypatch):
     spec = gymnasium.envs.registration.EnvSpec("OnlyVector-v0", vector_entry_point="somewhere:Env")
     monkeypatch.setitem(gymnasium.registry, "OnlyVector-v0", spec)
-    with pytest.raises(UsageError, match="vector env only"):
+    with pytest.raises(UsageError, match="only as a vector env"):
         find_env("OnlyVector-v0")
 
 

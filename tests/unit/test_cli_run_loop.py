@@ -1,4 +1,4 @@
-"""The loop of `stepmill run`, against a pool that is a script: what is counted, when it ends, what a share is."""
+"""The loop of `stepmill run`, with a scripted pool: what is counted, when it ends, how shares are computed."""
 
 from __future__ import annotations
 

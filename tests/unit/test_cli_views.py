@@ -1,4 +1,4 @@
-"""How a run is shown: live, as plain lines, as a summary for people and for programs."""
+"""How a run is shown: on a terminal, as plain lines, and as a summary for people and for programs."""
 
 from __future__ import annotations
 

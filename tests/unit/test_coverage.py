@@ -1,4 +1,4 @@
-"""The coverage table cannot lie: what no test has shown is named."""
+"""The coverage table names every behaviour that no test has shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,35 +33,35 @@ not_done = "no one asked"
 """
 
 
-def faults_of(folder: Path, shown: dict[str, dict[str, bool]], *marks: tuple[str, str]) -> list[str]:
+def problems_of(folder: Path, shown: dict[str, dict[str, bool]], *marks: tuple[str, str]) -> list[str]:
     (folder / "table.toml").write_text(TABLE)
     (folder / "run.json").write_text(json.dumps(shown))
-    found: list[str] = coverage.find_faults(coverage.read_items(folder / "table.toml", folder), list(marks))
+    found: list[str] = coverage.find_problems(coverage.read_items(folder / "table.toml", folder), list(marks))
     return found
 
 
 def test_an_id_is_covered_by_a_test_that_passed_or_by_a_reason(tmp_path: Path) -> None:
-    assert faults_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}}) == []
+    assert problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}}) == []
 
 
 def test_an_id_without_test_and_reason_is_a_fault(tmp_path: Path) -> None:
-    assert ["A-1 has neither" in fault for fault in faults_of(tmp_path, {})] == [True]
+    assert ["A-1 has neither" in problem for problem in problems_of(tmp_path, {})] == [True]
 
 
 def test_a_test_that_did_not_pass_takes_its_claim_away(tmp_path: Path) -> None:
-    (fault,) = faults_of(tmp_path, {"A-1": {"tests/t.py::test_x": True, "tests/t.py::test_y": False}})
-    assert "test_y" in fault
+    (problem,) = problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True, "tests/t.py::test_y": False}})
+    assert "test_y" in problem
 
 
 def test_a_failure_in_one_run_outweighs_a_success_in_another(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"A-1": {"tests/t.py::test_x": False}}))
-    (fault,) = faults_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}})
-    assert "did not pass" in fault
+    (problem,) = problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}})
+    assert "did not pass" in problem
 
 
 def test_a_mark_with_an_unknown_id_is_a_fault(tmp_path: Path) -> None:
-    (fault,) = faults_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}}, ("A-99", "tests/t.py:3"))
-    assert "A-99" in fault
+    (problem,) = problems_of(tmp_path, {"A-1": {"tests/t.py::test_x": True}}, ("A-99", "tests/t.py:3"))
+    assert "A-99" in problem
 
 
 def test_marks_are_found_in_tests_that_no_run_collects(tmp_path: Path) -> None:
@@ -101,6 +102,34 @@ def test_a_skipped_test_has_shown_nothing(pytester: pytest.Pytester) -> None:
     assert shown == {"A-1": [True], "A-3": [False]}
 
 
-def test_every_known_id_stands_in_the_table_once() -> None:
-    names = [item.name for item in coverage.read_items(coverage.TABLE, coverage.RUNS)]
-    assert len(names) == len(set(names)) == 197
+PARTED = """
+["A-1"]
+what = "starts"
+frontend = "alf"
+parts = { fork = "by fork", spawn = "by spawn" }
+"""
+
+
+def parted_item(folder: Path, shown: dict[str, dict[str, bool]]) -> object:
+    (folder / "table.toml").write_text(PARTED)
+    (folder / "run.json").write_text(json.dumps(shown))
+    (item,) = coverage.read_items(folder / "table.toml", folder)
+    return item
+
+
+def test_an_entry_with_a_part_that_no_test_shows_is_partly_shown(tmp_path: Path) -> None:
+    item: Any = parted_item(tmp_path, {"A-1/fork": {"tests/t.py::test_x": True}})
+    assert (item.state, item.missing) == ("partly", ("by spawn",))
+    assert "partly: not shown: by spawn" in coverage.write_page([item])
+
+
+def test_an_entry_is_shown_once_all_of_its_parts_are(tmp_path: Path) -> None:
+    both = {f"A-1/{part}": {"tests/t.py::test_x": True} for part in ("fork", "spawn")}
+    item: Any = parted_item(tmp_path, both)
+    assert (item.state, item.missing) == ("shown", ())
+
+
+def test_a_mark_of_an_entry_with_parts_must_name_one(tmp_path: Path) -> None:
+    item = parted_item(tmp_path, {"A-1/fork": {"tests/t.py::test_x": True}})
+    problems = coverage.find_problems([item], [("A-1", "t.py:1"), ("A-1/fork", "t.py:2"), ("A-1/other", "t.py:3")])
+    assert [text.partition(":")[0] + text.split(":")[1] for text in problems] == ["t.py1", "t.py3"]

@@ -1,4 +1,4 @@
-"""What Gymnasium envs say of themselves, as trees."""
+"""The spaces of Gymnasium envs, as trees."""
 
 import pickle
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from stepmill.envs import adapt, describe
-from stepmill.envs.gymnasium import EnvMaker
+from stepmill.envs.gymnasium import GymnasiumEnvMaker
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import DictNode, Leaf, LeafKind, Opaque, TupleNode
 
@@ -148,13 +148,15 @@ def test_a_spec_that_cannot_be_rebuilt_is_left_out():
 @pytest.mark.parametrize("thing", [3, None, object(), spaces.Discrete(2)])
 def test_what_is_no_env_is_refused_with_what_is_accepted(thing):
     for function in (describe, adapt):
-        with pytest.raises(UsageError, match=r"which is no env .* one of: gymnasium.Env, gymnasium.vector.VectorEnv"):
+        with pytest.raises(
+            UsageError, match=r"which is not an env .* one of: gymnasium.Env, gymnasium.vector.VectorEnv"
+        ):
             function(thing)
 
 
 def test_an_env_maker_travels_and_wraps():
     spec = gymnasium.spec("CartPole-v1")
-    maker = EnvMaker(spec, (lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1),))
+    maker = GymnasiumEnvMaker(spec, (lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1),))
     env = cloudpickle.loads(cloudpickle.dumps(maker))()
     env.reset(seed=0)
     assert env.step(0)[1] == 2
@@ -163,4 +165,4 @@ def test_an_env_maker_travels_and_wraps():
 
 def test_an_env_maker_needs_no_registry():
     spec = GymnasiumSpec("Nowhere-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=3)
-    assert EnvMaker(spec)().spec.max_episode_steps == 3
+    assert GymnasiumEnvMaker(spec)().spec.max_episode_steps == 3

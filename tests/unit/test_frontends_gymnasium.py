@@ -82,7 +82,7 @@ def test_observation_spaces_batch_as_the_mode_says():
 
 @pytest.mark.parametrize("mode", ["all", (BOX,), None, 3])
 def test_an_unknown_observation_mode_is_refused(mode):
-    with pytest.raises(UsageError, match="is neither 'same', nor 'different', nor a tuple"):
+    with pytest.raises(UsageError, match="is invalid; give 'same', 'different', or a tuple"):
         batch_observations([BOX], mode)
 
 
@@ -99,8 +99,8 @@ def test_a_tuple_of_other_things_is_a_type_error():
             True,
             "env 2 has the observation space .* use observation_mode='different'",
         ),
-        ([(BOX, TWO), (LONG, TWO)], False, "env 1 has the observation space .* which has not the structure"),
-        ([(BOX, TWO), (spaces.Box(0, 1, (2,)), THREE)], True, "env 1 has the action space .* make all envs' action"),
+        ([(BOX, TWO), (LONG, TWO)], False, "env 1 has the observation space .* which differs in structure"),
+        ([(BOX, TWO), (spaces.Box(0, 1, (2,)), THREE)], True, "env 1 has the action space .* make all action"),
     ],
 )
 def test_an_env_whose_spaces_differ_is_named(pairs, is_same, text):
@@ -208,6 +208,13 @@ def test_a_function_in_place_of_a_list_is_refused_with_what_to_write():
         stepmill.VectorEnv(lambda: gymnasium.make("CartPole-v1"))
 
 
+@pytest.mark.parametrize("given", [(4,), (4, "spawn"), (stepmill.PoolOptions(),)])
+def test_options_by_position_are_refused_with_what_to_write(given):
+    with pytest.raises(UsageError, match=r"by position.*VectorEnv\(env_fns, num_workers=4\)") as caught:
+        stepmill.VectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, *given)
+    assert isinstance(caught.value, TypeError)
+
+
 @pytest.mark.parametrize("options", [3, [("low", 1)], "low"])
 def test_options_of_a_reset_that_are_no_mapping_are_refused(cartpoles, options):
     envs = cartpoles(2)
@@ -233,17 +240,20 @@ def test_an_argument_named_like_ours_reaches_the_env_by_env_kwargs(cartpoles):
         ({"num_envs": 0}, "num_envs=0 must be a whole number"),
         ({"num_envs": 2.5}, "num_envs=2.5 must be a whole number"),
         ({"num_envs": True}, "num_envs=True must be a whole number"),
-        ({"vectorization_mode": "async"}, "vectorization_mode='async' is backend='process', and backend='serial' is"),
-        ({"vectorization_mode": "vector_entry_point"}, "'vector_entry_point' is for vector envs that make themselves"),
-        ({"vectorization_mode": "fast"}, "vectorization_mode='fast' is neither 'sync' nor 'async'"),
-        ({"worker": print}, "takes no worker; reach into the envs"),
+        (
+            {"vectorization_mode": "async"},
+            "vectorization_mode='async' means backend='process', which contradicts backend='serial'",
+        ),
+        ({"vectorization_mode": "vector_entry_point"}, "'vector_entry_point' is for envs that are vector envs already"),
+        ({"vectorization_mode": "fast"}, "vectorization_mode='fast' is invalid; give 'sync', 'async' or None"),
+        ({"worker": print}, "which .worker. cannot replace"),
         ({"options": {"copy": True}}, "options is a dict; give stepmill.PoolOptions"),
-        ({"vector_kwargs": {"backend": "serial"}}, "backend came both by name"),
-        ({"gravity": 1, "env_kwargs": {"gravity": 2}}, "gravity came both by name"),
+        ({"vector_kwargs": {"backend": "serial"}}, "got backend both as a keyword"),
+        ({"gravity": 1, "env_kwargs": {"gravity": 2}}, "got gravity both as a keyword"),
         ({"options": stepmill.PoolOptions(backend="thread")}, "backend is given twice: 'serial', and 'thread'"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(cartpoles, arguments, text):
+def test_invalid_arguments_are_refused(cartpoles, arguments, text):
     with pytest.raises(UsageError, match=text):
         cartpoles(**{"num_envs": 2, **arguments})
 
@@ -311,7 +321,7 @@ def test_a_closed_vector_env_refuses_everything(cartpoles):
     envs.close()
     envs.close()
     for use in (envs.reset, envs.step_wait, envs.call_wait, lambda: envs.step(np.array([0, 1])), envs.render):
-        with pytest.raises(ClosedVectorEnvError, match="came after close"):
+        with pytest.raises(ClosedVectorEnvError, match="was called after close"):
             use()
 
 
@@ -359,6 +369,7 @@ def test_batched_envs_are_as_many_rows_as_they_have():
 
 def test_batched_envs_must_reset_themselves_in_the_mode_that_was_asked_for():
     with pytest.raises(
-        UsageError, match="reset themselves with autoreset_mode='NextStep', and 'SameStep' was asked for"
+        UsageError,
+        match="batched envs have autoreset_mode='NextStep', but the vector env has autoreset_mode='SameStep'",
     ):
         stepmill.VectorEnv([sync_cartpoles] * 2, backend="serial", autoreset_mode="SameStep")

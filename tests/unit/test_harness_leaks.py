@@ -1,4 +1,4 @@
-"""The examiner is examined: each kind of leak is seen, and a clean test shows none."""
+"""The leak checks are checked: they report each kind of leak, and nothing after a clean test."""
 
 import os
 import subprocess

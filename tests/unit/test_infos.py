@@ -1,4 +1,4 @@
-"""Infos merged here are infos merged by Gymnasium, and nobody pays who does not look."""
+"""Infos are merged as Gymnasium merges them, and only when they are read."""
 
 import copy
 import json
@@ -182,7 +182,7 @@ def test_inputs_are_not_changed():
     [(1, "text"), (1, None), (np.zeros(2), np.zeros(3)), (1.5, {"inner": 1}), (np.uint8(1), 2**70)],
 )
 def test_a_value_that_does_not_fit_names_key_and_env(first, second):
-    with pytest.raises(BadOutput, match=r"info\['key'\] of env 9 .* let all envs") as caught:
+    with pytest.raises(BadOutput, match=r"info\['key'\] of env 9 .* use one type") as caught:
         merge([(0, {"key": first}), (1, {"key": second})], 2, env_ids=[4, 9])
     assert caught.value.env_id == 9
 

@@ -1,4 +1,4 @@
-"""The model of the protocol names what it mirrors, and names are looked up here. `make model` searches it, with spin."""
+"""What `make model` runs, which searches the model of the protocol with spin."""
 
 import os
 import re
@@ -6,24 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT / "model"
-FOLDERS = {"C++": ROOT / "src" / "stepmill" / "_native", "Python": ROOT / "src" / "stepmill"}
-# Definitions begin in the first column, calls do not.
-DEFINED = {"C++": r"^\S[^;={{]*\b{name}\(", "Python": r"^\s*def {name}\("}
-# The lines that name functions: `C++: f (file), g (file)`. The text up to the next language or the end of the comment.
-NAMED = re.compile(r"(C\+\+|Python): ((?:\w+ \([\w/.]+\)(?:, )?)+)")
-
-
-def named_functions() -> list[tuple[str, str, str]]:
-    """Language, name and file of every function that the model says it mirrors."""
-    found = set()
-    for path in MODEL.glob("*.pml"):
-        for language, names in NAMED.findall(path.read_text()):
-            found |= {(language, name, file) for name, file in re.findall(r"(\w+) \(([\w/.]+)\)", names)}
-    return sorted(found)
 
 
 def mutants_in(text: str) -> set[str]:
@@ -32,12 +16,6 @@ def mutants_in(text: str) -> set[str]:
     switches = set(re.findall(r"^#if(?:n?def| defined\() ?(\w+)", text, re.MULTILINE))
     switches |= set(re.findall(r"defined\((\w+)\)", text))
     return switches - sizes
-
-
-@pytest.mark.parametrize(("language", "name", "file"), named_functions())
-def test_every_function_that_the_model_names_exists(language, name, file):
-    source = (FOLDERS[language] / file).read_text()
-    assert re.search(DEFINED[language].format(name=name), source, re.MULTILINE), f"{file} defines no {name}"
 
 
 def test_every_mutant_in_the_model_is_run(monkeypatch):

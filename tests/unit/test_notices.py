@@ -9,9 +9,10 @@ import warnings
 import weakref
 
 import pytest
+from gymnasium.vector import VectorEnv
 
 import stepmill
-from stepmill.backends.base import warn_of_close
+from stepmill.backends.base import warn_of_close_faults
 from stepmill.spec.notices import warn
 from stepmill.testing.faulty import RaisingEnv
 
@@ -31,8 +32,8 @@ def test_a_warning_names_the_line_that_called_stepmill():
 def test_a_warning_names_the_same_line_however_deep_in_stepmill_it_is_given():
     record = {"phase": "close", "type": "ValueError", "message": "no", "traceback": ""}
     with pytest.warns(RuntimeWarning, match="in close") as caught:
-        warn_of_close(0, [(0, record)])
-    assert [blamed_line(warning) for warning in caught] == ["warn_of_close(0, [(0, record)])"]
+        warn_of_close_faults(0, [(0, record)])
+    assert [blamed_line(warning) for warning in caught] == ["warn_of_close_faults(0, [(0, record)])"]
 
 
 def test_a_warning_given_by_a_finalizer_names_the_line_that_let_the_object_go():
@@ -44,6 +45,17 @@ def test_a_warning_given_by_a_finalizer_names_the_line_that_let_the_object_go():
     with pytest.warns(RuntimeWarning, match="finalized") as caught:
         del thing
     assert [blamed_line(warning) for warning in caught] == ["del thing"]
+
+
+class ClosedByGymnasium(VectorEnv):
+    close_extras = functools.partial(warn, "closed")
+
+
+def test_a_warning_within_close_of_gymnasiums_base_class_names_the_line_that_closed():
+    envs = ClosedByGymnasium()
+    with pytest.warns(RuntimeWarning, match="closed") as caught:
+        envs.close()
+    assert [blamed_line(warning) for warning in caught] == ["envs.close()"]
 
 
 def test_a_warning_from_a_thread_of_stepmill_names_no_line_of_a_module():

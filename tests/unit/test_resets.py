@@ -1,4 +1,4 @@
-"""What a reset takes along is decided before anything is sent, and remembered once it was."""
+"""A reset is planned before anything is sent, and recorded once it was sent."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.pool.resets import ResetDesk
+from stepmill.pool.resets import ResetPlanner
 from stepmill.testing import CountingEnv
 
 
-def test_an_env_has_its_seed_only_when_the_order_was_sent() -> None:
-    desk = ResetDesk(2, 1, is_seeded=True)
-    refused = desk.order(None, None, None, None)
+def test_an_env_has_its_seed_only_when_the_plan_was_sent() -> None:
+    planner = ResetPlanner(2, 1, is_seeded=True)
+    refused = planner.plan(None, None, None, None)
     assert None not in refused.words
 
-    again = desk.order(None, None, None, None)
+    again = planner.plan(None, None, None, None)
     assert None not in again.words
 
-    desk.note_sent(again)
-    assert desk.order(None, None, None, None).words == [None, None]
+    planner.record_sent(again)
+    assert planner.plan(None, None, None, None).words == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_reset_mask_of_another_shape_or_dtype_is_refused_in_words(mask: object
 
 
 def test_more_slots_than_a_byte_can_name_are_refused() -> None:
-    with pytest.raises(stepmill.UsageError, match="252 at most"):
+    with pytest.raises(stepmill.UsageError, match="use 252 or less"):
         stepmill.PoolOptions(slots=253)
     assert stepmill.PoolOptions(slots=252).slots == 252
 

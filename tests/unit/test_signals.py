@@ -1,4 +1,4 @@
-"""Handlers of signals run where the code is ready for what they raise."""
+"""Signal handlers run only where the code can handle their exceptions."""
 
 from __future__ import annotations
 

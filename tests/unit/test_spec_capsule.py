@@ -1,4 +1,4 @@
-"""Any file at all is read as a crash capsule, or refused in a sentence."""
+"""Any file is read as a crash capsule, or refused with a plain error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepmill
-from stepmill.observe.debrief import facts as facts_of
-from stepmill.observe.debrief import story
-from stepmill.observe.replay import needs_trust
+from stepmill.observe.replay import code_to_run
+from stepmill.observe.replay_command import describe_capsule
+from stepmill.observe.replay_command import facts as facts_of
 from stepmill.spec import capsule as capsules
 from stepmill.spec.capsule import Capsule, read_capsule, write_capsule
 from stepmill.spec.plain import calls_in, modules_in, to_plain
@@ -83,9 +83,9 @@ def _read_or_refuse(path: Path) -> Capsule | None:
         assert "crash capsule" in error.message  # noqa: PT017
         assert error.message.isprintable()  # noqa: PT017
         return None
-    assert all(line.isprintable() for line in story(capsule).split("\n"))
+    assert all(line.isprintable() for line in describe_capsule(capsule).split("\n"))
     json.dumps(facts_of(capsule))
-    needs_trust(capsule, has_env=False)
+    code_to_run(capsule, has_env=False)
     return capsule
 
 
@@ -217,9 +217,9 @@ def test_a_directory_of_millions_of_members_is_refused(path: Path):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(stepmill.UsageError, match="no regular file"):
+    with pytest.raises(stepmill.UsageError, match="not a regular file"):
         read_capsule(str(tmp_path / "pipe"))
-    with pytest.raises(stepmill.UsageError, match="no regular file"):
+    with pytest.raises(stepmill.UsageError, match="not a regular file"):
         read_capsule("/dev/zero")
 
 

@@ -1,4 +1,4 @@
-"""Errors say what happened, survive a pickle, and stand for each other when several come at once."""
+"""Errors say what happened, survive a pickle, and are raised as one when there are several at once."""
 
 import copy
 import pickle
@@ -48,7 +48,7 @@ def test_a_timeout_of_an_env_is_not_taken_for_a_wait_that_can_be_repeated():
 
 
 def test_an_env_error_shows_the_remote_traceback():
-    assert str(ONE_OF_EACH[4]) == "env 3 raised\n\nenv 3, where it raised:\nTraceback: here"
+    assert str(ONE_OF_EACH[4]) == "env 3 raised\n\ntraceback of env 3:\nTraceback: here"
 
 
 def test_a_missing_extra_names_the_command():
@@ -60,7 +60,7 @@ def test_one_error_stays_itself():
     assert join_errors([error]) is error
 
 
-def test_faults_that_are_alike_are_told_once():
+def test_equal_faults_are_shown_once():
     faults = [
         EnvError(f"env {i} raised ValueError in construct: no licence", env_id=i, remote_traceback="Traceback: there\n")
         for i in range(64)
@@ -72,8 +72,8 @@ def test_faults_that_are_alike_are_told_once():
         "env 0 raised ValueError in construct: no licence\n\n"
         "the same happened to envs 1-6, 8-63\n"
         "and at the same time: env 7 raised OSError in construct\n\n"
-        "env 0, where it raised:\nTraceback: there\n\n"
-        "env 7, where it raised:\nTraceback: elsewhere"
+        "traceback of env 0:\nTraceback: there\n\n"
+        "traceback of env 7:\nTraceback: elsewhere"
     )
 
 

@@ -59,8 +59,8 @@ def test_numpy_numbers_become_python_numbers():
     ("wrong", "text"),
     [
         ({"backend": "gpu"}, r"backend='gpu' is not one of 'auto', 'serial'"),
-        ({"backend": 3}, r"neither a name nor a Backend"),
-        ({"backend": "ray"}, r"backend='ray' is not one of 'auto', 'serial', 'thread', 'process', 'envpool'$"),
+        ({"backend": 3}, r"backend=3 is not a Backend"),
+        ({"backend": "ray"}, r"backend='ray' is not one of .* 'envpool', 'kernel'$"),
         ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),
         ({"autoreset_mode": "Never"}, r"autoreset_mode='Never' is not one of 'NextStep'"),
         ({"num_workers": -1}, r"num_workers=-1 must be a whole number, 0 or more, or None"),
@@ -108,9 +108,9 @@ OTHER = {
 
 
 def test_spares_are_refused_where_no_order_of_them_is_that_of_the_data():
-    with pytest.raises(UsageError, match="spare_envs need an autoreset_mode other than SAME_STEP"):
+    with pytest.raises(UsageError, match="spare_envs does not work with autoreset_mode SAME_STEP"):
         PoolOptions(spare_envs=1, autoreset_mode="SameStep")
-    with pytest.raises(UsageError, match=r"spare_envs: EnvPool .*resets its envs itself"):
+    with pytest.raises(UsageError, match=r"does not support spare_envs: EnvPool .*resets its envs itself"):
         PoolOptions(spare_envs=1, backend="envpool")
 
 
@@ -161,10 +161,10 @@ def test_a_keyword_is_checked_together_with_the_options():
 )
 def test_a_typo_names_the_nearest_option(typo, near):
     for make in (lambda: PoolOptions(**{typo: 1}), lambda: merge_options(None, {typo: 1})):
-        with pytest.raises(UsageError, match=f"^{typo} is no option of stepmill; did you mean {near}") as caught:
+        with pytest.raises(UsageError, match=f"^{typo} is not an option of stepmill; did you mean {near}") as caught:
             make()
         assert len(str(caught.value)) < 200
-    with pytest.raises(UsageError, match=r"zzz is no option of stepmill; help\(stepmill.PoolOptions\)"):
+    with pytest.raises(UsageError, match=r"zzz is not an option of stepmill; help\(stepmill.PoolOptions\)"):
         PoolOptions(zzz=1)
 
 
@@ -175,4 +175,4 @@ def test_what_is_no_pool_options_is_refused_with_what_to_write():
 
 def test_the_keywords_are_the_fields_of_the_options():
     fields = {field.name: field.type for field in dataclasses.fields(PoolOptions)}
-    assert list(OptionKeywords.__annotations__) == list(fields)
+    assert set(OptionKeywords.__annotations__) == set(fields)

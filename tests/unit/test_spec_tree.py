@@ -1,4 +1,4 @@
-"""Trees number leaves and opaques the way that the slab, the native loop and the front-ends agree on."""
+"""Trees number leaves and opaques in the order on which the slab, the native loop and the front-ends rely."""
 
 import pickle
 import subprocess
@@ -17,13 +17,13 @@ from stepmill.spec.tree import (
     Opaque,
     TupleNode,
     flatten,
+    iter_tree,
     leaves,
     map_nest,
     map_tree,
     opaques,
     program,
     unflatten,
-    walk,
 )
 
 F4 = Leaf(np.dtype("f4"), (3,))
@@ -107,8 +107,8 @@ def test_the_ground_floor_imports_numpy_only():
 
 @given(trees)
 def test_a_value_taken_apart_and_put_together_is_the_same(tree):
-    parts = [f"part {place}" for place, _ in enumerate(walk(tree))]
-    ends = [end for _, end in walk(tree)]
+    parts = [f"part {place}" for place, _ in enumerate(iter_tree(tree))]
+    ends = [end for _, end in iter_tree(tree)]
     by_kind = [[p for p, end in zip(parts, ends, strict=True) if isinstance(end, kind)] for kind in (Leaf, Opaque)]
 
     value = unflatten(tree, *by_kind)

@@ -112,7 +112,7 @@ class OneWorker:
         assert self.state.notified.wait(ENDED_S)
         self.state.notified.clear()
         self.backend.is_decided.clear()
-        for worker in self.supervisor.take_restarted():
+        for worker in self.supervisor.finish_restarts():
             self.supervisor.serve(worker)
 
     def succeed(self) -> None:

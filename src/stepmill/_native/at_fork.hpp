@@ -1,5 +1,5 @@
-// What must be done about shared memory when its process forks: by fork() itself, in whatever library, before it returns.
-// Knows no Python. vfork and posix_spawn are no forks in this sense: nothing of ours runs in their children.
+// What happens to shared memory when the process forks. fork() runs it (pthread_atfork) before it returns, whichever library calls fork().
+// Needs no Python. vfork and posix_spawn run none of our code in their children, so they do not count as forks here.
 #pragma once
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace stepmill {
 
-// An object that takes part in each fork of its process, from the end of its constructor on. In the child only system calls
-// are made: other threads held locks that nobody there will release.
+// An object that is called at each fork of its process, from the end of its constructor on. In the child it may only make system
+// calls: other threads of the parent may have held locks, which nobody releases in the child.
 class AtFork {
    public:
     AtFork() = default;
     AtFork(const AtFork&) = delete;
     AtFork& operator=(const AtFork&) = delete;
 
-    // Keeps forks away while it is held: of what is changed meanwhile a child sees all or nothing.
+    // Delays forks while it is held: a child sees all of what is changed meanwhile, or nothing.
     static std::mutex& forks() {
         return registry().mutex;
     }
@@ -30,19 +30,19 @@ class AtFork {
     virtual void after_fork_in_parent() noexcept {}
     virtual void after_fork_in_child() noexcept = 0;
 
-    // Called by the most derived class, with forks() held.
+    // Called by the most derived class, which holds forks().
     void join() { registry().members.push_back(this); }
     void leave() noexcept { std::erase(registry().members, this); }
 
    private:
     struct Registry {
-        std::mutex mutex;               // held from before_fork() until the fork has returned in this process, and in the child
-        std::vector<AtFork*> members;   // in the order of their construction
+        std::mutex mutex;               // held from before_fork() until fork() has returned, in the parent and in the child
+        std::vector<AtFork*> members;   // in the order of construction
     };
 
     static Registry& registry() {
         static Registry* const made = [] {
-            auto* fresh = new Registry;  // lives as long as the process: it may fork until the very end
+            auto* fresh = new Registry;  // never freed: the process may fork until it ends
             pthread_atfork(before, after_in_parent, after_in_child);
             return fresh;
         }();
@@ -59,7 +59,7 @@ class AtFork {
     }
     static void after_in_child() {
         for (AtFork* member : registry().members) member->after_fork_in_child();
-        registry().mutex.unlock();  // by the thread that locked it: its copy
+        registry().mutex.unlock();  // by the copy of the thread that locked it
     }
 };
 

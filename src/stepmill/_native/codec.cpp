@@ -1,4 +1,4 @@
-// The codec's two functions for Python. The hot loop and the ledger use codec.hpp directly.
+// Python bindings of the codec. The hot loop and the pool state call codec.hpp directly.
 #include "bindings.hpp"
 #include "codec.hpp"
 
@@ -33,13 +33,13 @@ nb::object decode_all(const nb::bytes& data, nb::handle unpickler, nb::handle ob
 void bind_codec(nb::module_& module) {
     module.def("encode", &encode_object, nb::arg("obj").none(), nb::arg("pickler").none(),
                nb::sig("def encode(obj: object, pickler: collections.abc.Callable[[object], bytes] | None) -> bytes"),
-               "Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` takes what the codec does not know.");
+               "Return `obj` as bytes, each part with its exact type; `pickler(part) -> bytes` encodes parts that the codec cannot.");
     module.def("decode", &decode_bytes, nb::arg("data"), nb::arg("unpickler").none(),
                nb::sig("def decode(data: bytes, unpickler: collections.abc.Callable[[bytes], object] | None) -> object"),
-               "Return the object that `data` encodes. Raises ValueError, and does no harm, if `data` is no such bytes.");
+               "Return the object that `data` encodes. Raises ValueError if `data` is invalid; safe for any bytes.");
     module.def("decode_all", &decode_all, nb::arg("data"), nb::arg("unpickler").none(), nb::arg("objects").none(),
                nb::sig("def decode_all(data: bytes, unpickler: collections.abc.Callable[[bytes], object] | None, objects: list[object] | None) -> tuple[object, ...]"),
-               "The same for values that follow each other; `objects` are those that were passed by reference.");
+               "Return a tuple of the values that follow each other in `data`; `objects` are those that were passed by reference.");
 }
 
 }  // namespace stepmill

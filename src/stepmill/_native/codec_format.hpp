@@ -1,5 +1,5 @@
-// The bytes of the codec, shared by encode.cpp and decode.cpp. They live only between a pool and its own workers, which
-// run the same build on the same machine: native byte order, NumPy type numbers, no version.
+// The byte format of the codec, shared by encode.cpp and decode.cpp. The bytes pass only between a pool and its own workers, which run
+// the same build on the same machine: native byte order, NumPy type numbers, no version.
 //
 //   value   tag, then
 //     INT            8 bytes, signed                SCALAR  dtype code, the item
@@ -8,9 +8,9 @@
 //     COMPLEX        16 bytes                       DICT    count, then key and value each
 //     STR, KEY       length, UTF-8 (surrogates ok)  LIST    count, values
 //     BYTES, PICKLE  length, bytes                  TUPLE   count, values
-//     OBJECT         its place in the list of objects that travels beside the bytes
+// OBJECT         its index in the list of objects that accompanies the bytes
 //
-// Counts, lengths, dimensions, places are LEB128 varints. KEY is a str that is a key of a dict.
+// Counts, lengths, dimensions and indices are LEB128 varints. KEY is a str that is a dict key.
 #pragma once
 
 #include <array>
@@ -40,9 +40,9 @@ enum class Tag : std::uint8_t {
 };
 
 inline constexpr std::size_t MAX_VARINT_BYTES = 10;
-inline constexpr int MAX_NATIVE_NDIM = 32;  // the smallest NPY_MAXDIMS of the NumPy versions we run on
+inline constexpr int MAX_NATIVE_NDIM = 32;  // the smallest NPY_MAXDIMS of the supported NumPy versions
 
-// A NumPy type whose items have one fixed size; its scalars are one such item inside a Python object.
+// A NumPy type with items of a fixed size. A scalar object contains one such item.
 struct ScalarKind {
     PyTypeObject* type;
     std::uint8_t code;  // NumPy's type number
@@ -52,10 +52,10 @@ struct ScalarKind {
 
 inline constexpr std::size_t NUM_SCALAR_KINDS = 18;
 
-// The kinds, most frequent in infos first. NumPy must have been imported.
+// The kinds, most frequent in infos first. NumPy must be imported before the first call.
 const std::array<ScalarKind, NUM_SCALAR_KINDS>& scalar_kinds();
 
-// The kind of a NumPy type number; null: not a native one.
+// Returns the kind of a NumPy type number; null if the codec does not encode that type directly.
 const ScalarKind* scalar_kind_of_code(unsigned code);
 
 }  // namespace stepmill

@@ -1,15 +1,15 @@
-// Fresh arrays for what a batch hands out, and one column of the slab gathered into such an array.
+// New arrays for a batch, and columns of the slab copied into such arrays.
 // For files that define NO_IMPORT_ARRAY.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
 
-#include "ledger.hpp"
+#include "pool_state.hpp"
 
 namespace stepmill {
 
-// A fresh C array of `rows` items of a builtin type.
+// Returns a new C array of `rows` items of a builtin type.
 inline nb::object new_column(npy_intp rows, int type_num) {
     nb::object array = nb::steal(PyArray_SimpleNew(1, &rows, type_num));
     if (!array) throw nb::python_error();
@@ -26,13 +26,13 @@ inline nb::object checked(PyObject* fresh) {
     return nb::steal(fresh);
 }
 
-// NumPy counts on bools that are 0 or 1; what a worker has scribbled there may be anything.
+// NumPy requires bools to be 0 or 1. A worker may have written any byte there.
 inline void normalize_bools(const Leaf& leaf, std::byte* bytes, std::size_t size) {
     if (leaf.type_num != NPY_BOOL) return;
     for (std::size_t i = 0; i < size; ++i) bytes[i] = bytes[i] != std::byte{0} ? std::byte{1} : std::byte{0};
 }
 
-inline nb::object Ledger::gather_rows(const Leaf& leaf, const Ids& ids) const {
+inline nb::object PoolState::gather_rows(const Leaf& leaf, const Ids& ids) const {
     nb::object array = checked(new_array(leaf, static_cast<npy_intp>(ids.size() * batch_size_)));
     gather_into(leaf, ids, 0, data_of<std::byte>(array));
     return array;

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t MAX_CPUS = 1 << 16;
 
 int affinity_cores() {
-    // The kernel refuses a mask that is too small for its count of CPUs: try larger ones.
+    // The kernel refuses a mask that is smaller than its count of CPUs: try larger masks.
     for (std::size_t num_cpus = 1024; num_cpus <= MAX_CPUS; num_cpus *= 2) {
         const std::size_t size_bytes = CPU_ALLOC_SIZE(num_cpus);
         std::vector<unsigned long> mask(size_bytes / sizeof(unsigned long) + 1);
@@ -30,7 +30,7 @@ int affinity_cores() {
     return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-// Where a cgroup hierarchy is seen in the file system: `root` is the group that appears at `point`.
+// Where a cgroup hierarchy is mounted: the group `root` is visible at `point`.
 struct Mount {
     std::string root;
     std::string point;
@@ -68,10 +68,10 @@ Hierarchies find_hierarchies(const std::string& root) {
     return found;
 }
 
-// The directories of the group and of all groups above it that can be seen, the lowest first.
+// Returns the directories of the group and of its visible ancestors, lowest first.
 std::vector<std::string> directories_of(const Mount& mount, const std::string& group) {
     std::string below = group;
-    // In a container the mount may show only a part of the hierarchy, and `group` may be named from its top.
+    // In a container the mount may show only a part of the hierarchy, while `group` is named from the top.
     if (mount.root != "/" && below.rfind(mount.root, 0) == 0) below.erase(0, mount.root.size());
     if (below.rfind("/..", 0) == 0 || below.rfind('/', 0) != 0) below.clear();
     std::vector<std::string> directories;
@@ -83,7 +83,7 @@ std::vector<std::string> directories_of(const Mount& mount, const std::string& g
     return directories;
 }
 
-// Cores in cpu.max ("max 100000" or "150000 100000"), or in the two files of v1 (quota -1: no limit).
+// Reads the number of cores from cpu.max ("max 100000" or "150000 100000"), or from the two files of v1 (quota -1: no limit).
 std::optional<double> read_quota(const std::string& directory, bool is_unified) {
     double quota_us = 0.0, period_us = 0.0;
     if (is_unified) {

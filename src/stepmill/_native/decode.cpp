@@ -1,7 +1,7 @@
-// Bytes to Python values. See codec.hpp for the contract and codec_format.hpp for the bytes.
+// Bytes to Python values. codec.hpp has the contract, codec_format.hpp the byte format.
 //
-// The bytes are not trusted: a worker may have died in the middle of them. Every read is checked against the end, and
-// every count against the bytes that are left, so that no more is ever allocated than the payload could fill.
+// The bytes are not trusted: a worker may have died while it wrote them. Every read is checked against the end, and every count against
+// the bytes that are left, so that the reader never allocates more than the payload could fill.
 #define NO_IMPORT_ARRAY
 #include "numpy_api.hpp"
 
@@ -20,7 +20,7 @@ namespace stepmill {
 
 namespace {
 
-PyObject* keep_key(const char* utf8, std::size_t size) {
+PyObject* cached_key(const char* utf8, std::size_t size) {
     static KeyCache cache;
     return cache.get(utf8, size);
 }
@@ -31,7 +31,7 @@ struct Shape {
     std::size_t num_bytes{0};
 };
 
-// Reads one payload from front to back. Every method returns null (false) with a Python exception set when it cannot.
+// Reads one payload from front to back. A method that fails returns null (or false) with a Python exception set.
 class Reader {
    public:
     Reader(const std::uint8_t* data, std::size_t size, DecodeContext context)
@@ -55,12 +55,12 @@ class Reader {
     }
     std::nullptr_t fail_from_current(const char* what) const;
 
-    const std::uint8_t* take(std::size_t size) {
+    const std::uint8_t* read_bytes(std::size_t size) {
         if (size > left()) return fail("ends inside a value");
         return std::exchange(at_, at_ + size);
     }
     bool byte(unsigned& out) {
-        const std::uint8_t* data = take(1);
+        const std::uint8_t* data = read_bytes(1);
         if (data != nullptr) out = *data;
         return data != nullptr;
     }
@@ -88,28 +88,20 @@ class Reader {
     const std::uint8_t* begin_;
     const std::uint8_t* at_;
     const std::uint8_t* end_;
-    std::size_t num_items_left_;  // each item takes a byte of its own, so all counts together cannot exceed the size
+    std::size_t num_items_left_;  // each item takes at least one byte, so the sum of all counts cannot exceed the size
     PyObject* unpickler_;
     PyObject* objects_;
 };
 
-// Says ValueError for what the current exception is about, and keeps it as the cause. Out of memory and what is no
-// Exception (KeyboardInterrupt) stay as they are.
+// Replaces the current exception by a ValueError and keeps it as the cause. Leaves MemoryError and exceptions that are not subclasses of
+// Exception (KeyboardInterrupt) as they are.
 std::nullptr_t Reader::fail_from_current(const char* what) const {
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) return nullptr;
-    PyObject *type = nullptr, *cause = nullptr, *traceback = nullptr;
-    PyErr_Fetch(&type, &cause, &traceback);
-    PyErr_NormalizeException(&type, &cause, &traceback);
-    if (traceback != nullptr) PyException_SetTraceback(cause, traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
-
+    PyObject* cause = raised_exception();
     fail(what);
-    PyObject* error = nullptr;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    PyException_SetCause(error, cause);  // takes our reference
-    PyErr_Restore(type, error, traceback);
+    const PyRef error(raised_exception());
+    PyException_SetCause(error.get(), cause);  // steals our reference
+    set_exception(error.get());
     return nullptr;
 }
 
@@ -130,13 +122,13 @@ const char* Reader::blob(std::size_t& size) {
     if (!varint(length)) return nullptr;
     if (length > left()) return fail("ends inside a value");
     size = static_cast<std::size_t>(length);
-    return reinterpret_cast<const char*>(take(size));
+    return reinterpret_cast<const char*>(read_bytes(size));
 }
 
 bool Reader::count(std::size_t& out) {
     std::uint64_t count = 0;
     if (!varint(count)) return false;
-    if (count > num_items_left_ || count > left()) return fail("holds a container larger than itself") != nullptr;
+    if (count > num_items_left_ || count > left()) return fail("holds a container that is larger than the payload") != nullptr;
     out = static_cast<std::size_t>(count);
     num_items_left_ -= out;
     return true;
@@ -144,7 +136,7 @@ bool Reader::count(std::size_t& out) {
 
 PyObject* Reader::integer() {
     std::int64_t number = 0;
-    const std::uint8_t* data = take(sizeof number);
+    const std::uint8_t* data = read_bytes(sizeof number);
     if (data == nullptr) return nullptr;
     std::memcpy(&number, data, sizeof number);
     return PyLong_FromLongLong(number);
@@ -154,18 +146,18 @@ PyObject* Reader::big_integer() {
     std::size_t size = 0;
     const char* data = blob(size);
     if (data == nullptr) return nullptr;
-    const std::string digits(data, size);  // with a zero at its end, which the parser needs
+    const std::string digits(data, size);  // terminated by a zero, which the parser needs
     char* stop = nullptr;
     PyObject* number = PyLong_FromString(digits.c_str(), &stop, 16);
-    if (number == nullptr) return fail_from_current("holds an integer that is none");
+    if (number == nullptr) return fail_from_current("holds an invalid integer");
     if (stop == digits.c_str() + digits.size()) return number;
     Py_DECREF(number);
-    return fail("holds an integer that is none");
+    return fail("holds an invalid integer");
 }
 
 PyObject* Reader::floating() {
     double number = 0.0;
-    const std::uint8_t* data = take(sizeof number);
+    const std::uint8_t* data = read_bytes(sizeof number);
     if (data == nullptr) return nullptr;
     std::memcpy(&number, data, sizeof number);
     return PyFloat_FromDouble(number);
@@ -173,7 +165,7 @@ PyObject* Reader::floating() {
 
 PyObject* Reader::complex() {
     double parts[2] = {};
-    const std::uint8_t* data = take(sizeof parts);
+    const std::uint8_t* data = read_bytes(sizeof parts);
     if (data == nullptr) return nullptr;
     std::memcpy(parts, data, sizeof parts);
     return PyComplex_FromDoubles(parts[0], parts[1]);
@@ -183,7 +175,7 @@ PyObject* Reader::text(Tag kind) {
     std::size_t size = 0;
     const char* data = blob(size);
     if (data == nullptr) return nullptr;
-    PyObject* text = kind == Tag::KEY ? keep_key(data, size) : PyUnicode_DecodeUTF8(data, static_cast<Py_ssize_t>(size), "surrogatepass");
+    PyObject* text = kind == Tag::KEY ? cached_key(data, size) : PyUnicode_DecodeUTF8(data, static_cast<Py_ssize_t>(size), "surrogatepass");
     return text != nullptr ? text : fail_from_current("holds a str that is not UTF-8");
 }
 
@@ -204,7 +196,7 @@ PyObject* Reader::referred() {
     std::uint64_t place = 0;
     if (!varint(place)) return nullptr;
     const bool is_there = objects_ != nullptr && PyList_Check(objects_) && place < static_cast<std::uint64_t>(PyList_GET_SIZE(objects_));
-    return is_there ? Py_NewRef(PyList_GET_ITEM(objects_, static_cast<Py_ssize_t>(place))) : fail("refers to an object that is not there");
+    return is_there ? Py_NewRef(PyList_GET_ITEM(objects_, static_cast<Py_ssize_t>(place))) : fail("refers to a missing object");
 }
 
 PyObject* Reader::scalar() {
@@ -212,7 +204,7 @@ PyObject* Reader::scalar() {
     if (!byte(code)) return nullptr;
     const ScalarKind* kind = scalar_kind_of_code(code);
     if (kind == nullptr) return fail("holds a NumPy scalar of unknown type");
-    const std::uint8_t* item = take(kind->size_bytes);
+    const std::uint8_t* item = read_bytes(kind->size_bytes);
     if (item == nullptr) return nullptr;
     if (code == NPY_BOOL) return Py_NewRef(*item != 0 ? PyArrayScalar_True : PyArrayScalar_False);
     PyObject* scalar = kind->type->tp_alloc(kind->type, 0);
@@ -220,7 +212,7 @@ PyObject* Reader::scalar() {
     return scalar;
 }
 
-// Reads the type of an array's items; `item_bytes` is at least 1.
+// Reads the item type of an array; `item_bytes` is at least 1.
 bool Reader::array_type(PyRef& type, std::size_t& item_bytes) {
     unsigned code = 0, is_swapped = 0;
     if (!byte(code) || !byte(is_swapped)) return false;
@@ -231,10 +223,10 @@ bool Reader::array_type(PyRef& type, std::size_t& item_bytes) {
     std::uint64_t size = is_text ? 0 : kind->size_bytes;
     if (is_text && !varint(size)) return false;
     const std::uint64_t unit = code == NPY_UNICODE ? 4 : 1;
-    if (size == 0 || size > INT32_MAX || size % unit != 0) return fail("holds an array of items of impossible size") != nullptr;
+    if (size == 0 || size > INT32_MAX || size % unit != 0) return fail("holds an array with an invalid item size") != nullptr;
     item_bytes = static_cast<std::size_t>(size);
 
-    // The types of texts are made for each array and may be changed; those of numbers are shared by all.
+    // A text dtype is created for each array and may be changed; a number dtype is shared.
     PyArray_Descr* descr = is_text ? PyArray_DescrNewFromType(static_cast<int>(code)) : PyArray_DescrFromType(static_cast<int>(code));
     if (descr == nullptr) return false;
     if (is_text) PyDataType_SET_ELSIZE(descr, static_cast<npy_intp>(size));
@@ -243,13 +235,13 @@ bool Reader::array_type(PyRef& type, std::size_t& item_bytes) {
     return type != nullptr;
 }
 
-// Reads an array's dimensions; their items are within the bytes that are left.
+// Reads the dimensions of an array and checks that its items fit in the bytes that are left.
 bool Reader::array_shape(std::size_t item_bytes, Shape& shape) {
     unsigned ndim = 0;
     if (!byte(ndim)) return false;
     if (ndim > static_cast<unsigned>(MAX_NATIVE_NDIM)) return fail("holds an array of too many dimensions") != nullptr;
     shape.ndim = static_cast<int>(ndim);
-    // NumPy limits the product of all dimensions but zeros, even where there are no items.
+    // NumPy limits the product of all non-zero dimensions, even of an empty array.
     std::uint64_t extent = item_bytes;
     bool is_empty = false;
     for (unsigned axis = 0; axis < ndim; ++axis) {
@@ -264,7 +256,7 @@ bool Reader::array_shape(std::size_t item_bytes, Shape& shape) {
     return shape.num_bytes <= left() || fail("ends inside an array") != nullptr;
 }
 
-// Some bit patterns are no bool and no character, and NumPy and Python trust that none is there.
+// NumPy and Python assume that bools are 0 or 1 and that characters are valid code points.
 bool Reader::are_items_legal(PyArrayObject* array) const {
     const auto* items = static_cast<const std::uint8_t*>(PyArray_DATA(array));
     const auto num_bytes = static_cast<std::size_t>(PyArray_NBYTES(array));
@@ -280,7 +272,7 @@ bool Reader::are_items_legal(PyArrayObject* array) const {
             is_legal &= point <= 0x10ffff;
         }
     }
-    return is_legal || fail("holds an array with items that its type does not have") != nullptr;
+    return is_legal || fail("holds an array with invalid items") != nullptr;
 }
 
 PyObject* Reader::array() {
@@ -288,10 +280,10 @@ PyObject* Reader::array() {
     std::size_t item_bytes = 0;
     Shape shape;
     if (!array_type(type, item_bytes) || !array_shape(item_bytes, shape)) return nullptr;
-    const std::uint8_t* items = take(shape.num_bytes);
-    auto* descr = reinterpret_cast<PyArray_Descr*>(type.release());  // the array takes it
+    const std::uint8_t* items = read_bytes(shape.num_bytes);
+    auto* descr = reinterpret_cast<PyArray_Descr*>(type.release());  // the array steals it
     PyRef array(PyArray_NewFromDescr(&PyArray_Type, descr, shape.ndim, shape.lengths, nullptr, nullptr, 0, nullptr));
-    if (array == nullptr) return fail_from_current("holds an array that NumPy cannot make");
+    if (array == nullptr) return fail_from_current("holds an array that NumPy cannot create");
     auto* target = reinterpret_cast<PyArrayObject*>(array.get());
     if (shape.num_bytes != 0) std::memcpy(PyArray_DATA(target), items, shape.num_bytes);
     return are_items_legal(target) ? array.release() : nullptr;
@@ -306,7 +298,7 @@ PyObject* Reader::dict(int depth) {
         if (key == nullptr) return nullptr;
         const PyRef item(value(depth + 1));
         if (item == nullptr) return nullptr;
-        if (PyDict_SetItem(dict.get(), key.get(), item.get()) != 0) return fail_from_current("holds a dict with an impossible key");
+        if (PyDict_SetItem(dict.get(), key.get(), item.get()) != 0) return fail_from_current("holds a dict with an unhashable key");
     }
     return dict.release();
 }

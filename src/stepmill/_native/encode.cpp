@@ -1,4 +1,4 @@
-// Python values to bytes. See codec.hpp for the contract and codec_format.hpp for the bytes.
+// Python values to bytes. codec.hpp has the contract, codec_format.hpp the byte format.
 #define NO_IMPORT_ARRAY
 #include "numpy_api.hpp"
 
@@ -52,7 +52,7 @@ namespace {
 enum class Outcome {
     DONE,
     FAILED,       // a Python exception is set
-    TOO_COMPLEX,  // too deep or too many parts: pickle the whole object
+    TOO_COMPLEX,  // nested too deep or too many parts: pickle the whole object
 };
 
 const ScalarKind* scalar_kind_of_type(const PyTypeObject* type) {
@@ -62,15 +62,15 @@ const ScalarKind* scalar_kind_of_type(const PyTypeObject* type) {
     return nullptr;
 }
 
-// Walks one object and appends its bytes. Python code runs only in `pickle`, which may change the containers under
-// our feet: items are held while they are written, and counts are written after the items.
-class Walk {
+// Visits one object and appends its bytes. Python code runs only in `pickle`, and it may change the containers: so an item is referenced
+// while it is written, and the count of a container is written after its items.
+class Writer {
    public:
-    Walk(PyObject* pickler, std::vector<std::uint8_t>& out, PyObject** objects) : pickler_(pickler), out_(out), objects_(objects) {}
+    Writer(PyObject* pickler, std::vector<std::uint8_t>& out, PyObject** objects) : pickler_(pickler), out_(out), objects_(objects) {}
 
     Outcome value(PyObject* obj, int depth);
     Outcome pickle(PyObject* obj);
-    const std::string& failed_at() const { return failed_at_; }  // "['x'][2]": where the part is that could not be encoded
+    const std::string& failed_at() const { return failed_at_; }  // path of the part that could not be encoded, for example "['x'][2]"
 
    private:
     void raw(const void* data, std::size_t size) {
@@ -107,7 +107,7 @@ class Walk {
     void name_place(const std::string& place);
     Outcome key(PyObject* obj, int depth) { return PyUnicode_CheckExact(obj) ? text(Tag::KEY, obj) : value(obj, depth); }
 
-    // A count is written before its items, but known only after them: room for it is left, and closed up at the end.
+    // The count precedes the items but is known only after them: one byte is reserved, and more are inserted at the end if needed.
     std::size_t open_count() {
         const std::size_t at = out_.size();
         out_.push_back(0);
@@ -122,24 +122,13 @@ class Walk {
     std::size_t num_nodes_{0};
 };
 
-// The exception that is set, put aside while Python code runs that must not see it.
-class HeldException {
+// Saves the current exception while Python code runs that must not see it. The destructor restores it.
+class SavedException {
    public:
-    HeldException() { PyErr_Fetch(&type_, &value_, &traceback_); }
-    ~HeldException() {
-        if (type_ != nullptr) PyErr_Restore(type_, value_, traceback_);
-    }
-    HeldException(const HeldException&) = delete;
-    HeldException& operator=(const HeldException&) = delete;
-
-    // The exception object itself, a new reference; it is not restored any more.
-    PyRef take() {
-        PyErr_NormalizeException(&type_, &value_, &traceback_);
-        if (traceback_ != nullptr) PyException_SetTraceback(value_, traceback_);
-        Py_CLEAR(type_);
-        Py_CLEAR(traceback_);
-        return PyRef(std::exchange(value_, nullptr));
-    }
+    SavedException() { PyErr_Fetch(&type_, &value_, &traceback_); }
+    ~SavedException() { PyErr_Restore(type_, value_, traceback_); }
+    SavedException(const SavedException&) = delete;
+    SavedException& operator=(const SavedException&) = delete;
 
    private:
     PyObject *type_{nullptr}, *value_{nullptr}, *traceback_{nullptr};
@@ -148,22 +137,23 @@ class HeldException {
 std::string text_of(PyObject* obj, PyObject* (*read)(PyObject*)) {
     const PyRef text(read(obj));
     const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text.get()) : nullptr;
-    if (utf8 == nullptr) PyErr_Clear();  // whatever its class does there
+    if (utf8 == nullptr) PyErr_Clear();  // __str__ or __repr__ of the class raised
     return utf8 != nullptr ? utf8 : "?";
 }
 
-// Says which part cannot be pickled. What is no Exception (KeyboardInterrupt), and out of memory, stays as it is.
+// Replaces the current exception by a TypeError that names the part that cannot be pickled. Leaves MemoryError and exceptions that are
+// not subclasses of Exception (KeyboardInterrupt) as they are.
 void name_failure(const std::string& part) {
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) return;
-    PyRef cause = HeldException().take();
+    PyRef cause(raised_exception());
     const std::string what = std::string(Py_TYPE(cause.get())->tp_name) + ": " + text_of(cause.get(), PyObject_Str);
     PyErr_Format(PyExc_TypeError, "%s cannot be pickled (%s)", part.c_str(), what.c_str());
-    const PyRef error = HeldException().take();
+    const PyRef error(raised_exception());
     PyException_SetCause(error.get(), cause.release());
-    PyErr_SetObject(PyExc_TypeError, error.get());
+    set_exception(error.get());
 }
 
-void Walk::close_count(std::size_t at, std::size_t count) {
+void Writer::close_count(std::size_t at, std::size_t count) {
     out_[at] = static_cast<std::uint8_t>(count & 0x7f);
     if (count < 0x80) return;
     out_[at] |= 0x80;
@@ -174,9 +164,9 @@ void Walk::close_count(std::size_t at, std::size_t count) {
     out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(at) + 1, rest, rest + used);
 }
 
-Outcome Walk::pickle(PyObject* obj) {
+Outcome Writer::pickle(PyObject* obj) {
     if (pickler_ == nullptr) {
-        PyErr_Format(PyExc_TypeError, "a value of type %.200s can only be pickled, and there is no pickler; pass one to encode()",
+        PyErr_Format(PyExc_TypeError, "a value of type %.200s needs a pickler; pass one to encode()",
                      Py_TYPE(obj)->tp_name);
         return Outcome::FAILED;
     }
@@ -194,8 +184,8 @@ Outcome Walk::pickle(PyObject* obj) {
     return Outcome::DONE;
 }
 
-// What cannot be pickled stays in this process.
-Outcome Walk::refer(PyObject* obj) {
+// Passes an object that cannot be pickled by reference.
+Outcome Writer::refer(PyObject* obj) {
     PyErr_Clear();
     if (*objects_ == nullptr) *objects_ = PyList_New(0);
     if (*objects_ == nullptr || PyList_Append(*objects_, obj) != 0) return Outcome::FAILED;
@@ -204,13 +194,13 @@ Outcome Walk::refer(PyObject* obj) {
     return Outcome::DONE;
 }
 
-Outcome Walk::failed_under(PyObject* key) {
-    const HeldException held;
+Outcome Writer::failed_under(PyObject* key) {
+    const SavedException held;
     name_place(text_of(key, PyObject_Repr));
     return Outcome::FAILED;
 }
 
-void Walk::name_place(const std::string& place) {
+void Writer::name_place(const std::string& place) {
     std::string whole(1, '[');
     whole += place;
     whole += ']';
@@ -218,18 +208,18 @@ void Walk::name_place(const std::string& place) {
     failed_at_ = std::move(whole);
 }
 
-Outcome Walk::integer(PyObject* obj) {
+Outcome Writer::integer(PyObject* obj) {
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(obj, &overflow);
     if (overflow == 0) {
         fixed(Tag::INT, static_cast<std::int64_t>(number));
         return Outcome::DONE;
     }
-    const PyRef digits(PyNumber_ToBase(obj, 16));  // linear in the size, and free of the limit on decimal digits
+    const PyRef digits(PyNumber_ToBase(obj, 16));  // takes linear time, and has no limit on the number of digits
     return digits == nullptr ? Outcome::FAILED : text(Tag::BIG_INT, digits.get());
 }
 
-Outcome Walk::text(Tag kind, PyObject* obj) {
+Outcome Writer::text(Tag kind, PyObject* obj) {
     Py_ssize_t size = 0;
     const char* utf8 = PyUnicode_AsUTF8AndSize(obj, &size);
     if (utf8 != nullptr) {
@@ -244,7 +234,7 @@ Outcome Walk::text(Tag kind, PyObject* obj) {
     return Outcome::DONE;
 }
 
-Outcome Walk::scalar(const ScalarKind& kind, PyObject* obj) {
+Outcome Writer::scalar(const ScalarKind& kind, PyObject* obj) {
     std::uint8_t bytes[2 + 32];
     bytes[0] = static_cast<std::uint8_t>(Tag::SCALAR);
     bytes[1] = kind.code;
@@ -253,14 +243,14 @@ Outcome Walk::scalar(const ScalarKind& kind, PyObject* obj) {
     return Outcome::DONE;
 }
 
-Outcome Walk::array(PyArrayObject* array) {
+Outcome Writer::array(PyArrayObject* array) {
     const int code = PyArray_TYPE(array);
     const bool is_text = code == NPY_STRING || code == NPY_UNICODE;
     const bool is_native = is_text ? PyArray_ITEMSIZE(array) > 0 : code >= 0 && scalar_kind_of_code(static_cast<unsigned>(code)) != nullptr;
     auto* obj = reinterpret_cast<PyObject*>(array);
     if (!is_native || PyArray_NDIM(array) > MAX_NATIVE_NDIM) return pickle(obj);
 
-    // The copy is taken first and then asked for its shape: NumPy may let go of the GIL while it copies.
+    // Copy first, then read the shape: NumPy may release the GIL while it copies.
     const PyRef flat(PyArray_IS_C_CONTIGUOUS(array) ? Py_NewRef(obj) : PyArray_NewCopy(array, NPY_CORDER));
     if (flat == nullptr) return Outcome::FAILED;
     auto* source = reinterpret_cast<PyArrayObject*>(flat.get());
@@ -274,7 +264,7 @@ Outcome Walk::array(PyArrayObject* array) {
     return Outcome::DONE;
 }
 
-Outcome Walk::dict(PyObject* dict, int depth) {
+Outcome Writer::dict(PyObject* dict, int depth) {
     tag(Tag::DICT);
     const std::size_t at = open_count();
     std::size_t count = 0;
@@ -294,7 +284,7 @@ Outcome Walk::dict(PyObject* dict, int depth) {
 }
 
 template <bool IS_LIST>
-Outcome Walk::sequence(PyObject* sequence, int depth) {
+Outcome Writer::sequence(PyObject* sequence, int depth) {
     tag(IS_LIST ? Tag::LIST : Tag::TUPLE);
     const std::size_t at = open_count();
     Py_ssize_t count = 0;
@@ -308,7 +298,7 @@ Outcome Walk::sequence(PyObject* sequence, int depth) {
     return Outcome::DONE;
 }
 
-Outcome Walk::value(PyObject* obj, int depth) {
+Outcome Writer::value(PyObject* obj, int depth) {
     if (++num_nodes_ > CODEC_MAX_NODES || depth > CODEC_MAX_DEPTH) return Outcome::TOO_COMPLEX;
     const PyTypeObject* type = Py_TYPE(obj);
     if (obj == Py_None || type == &PyBool_Type) {
@@ -349,13 +339,13 @@ bool Encoder::encode(PyObject* obj, std::vector<std::uint8_t>& out, EncodeContex
     const std::size_t before = out.size();
     Outcome outcome = Outcome::FAILED;
     try {
-        Walk walk(pickler_, out, context.objects);
-        outcome = walk.value(obj, 0);
+        Writer writer(pickler_, out, context.objects);
+        outcome = writer.value(obj, 0);
         if (outcome == Outcome::TOO_COMPLEX) {
             out.resize(before);
-            outcome = walk.pickle(obj);
+            outcome = writer.pickle(obj);
         }
-        if (outcome == Outcome::FAILED && context.name != nullptr) name_failure(context.name + walk.failed_at());
+        if (outcome == Outcome::FAILED && context.name != nullptr) name_failure(context.name + writer.failed_at());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
         outcome = Outcome::FAILED;

@@ -1,4 +1,4 @@
-// The end of the program: exit functions run (atexit), and then the interpreter is finalized. Daemon threads run on meanwhile.
+// The end of the program: Python runs the exit functions (atexit), then finalizes the interpreter. Daemon threads keep running meanwhile.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace stepmill {
 
-// Ident of the thread that runs the program's exit functions, which close the pools that are left; 0: they do not run yet.
+// Ident of the thread that runs the exit functions, which close all open pools; 0 before that.
 inline std::atomic<unsigned long> exiting_thread{0};
 
 inline void begin_exit() noexcept { exiting_thread.store(PyThread_get_thread_ident(), std::memory_order_release); }

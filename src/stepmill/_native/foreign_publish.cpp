@@ -1,22 +1,22 @@
-// The second half of the proxy's loop: rows of a foreign pool's results become bytes in the slab.
+// Results of a foreign pool: writes rows of its arrays to the slab.
 #define NO_IMPORT_ARRAY
 #include <cstring>
 #include <string>
 
 #include "foreign.hpp"
-#include "walks.hpp"
+#include "tree_visit.hpp"
 
 namespace stepmill {
 
 namespace {
 
-// A C array of `num` items of a type; throws if it is none.
+// Converts to a C array of `num` items; throws if the size differs.
 nb::object flat_array(nb::handle value, int type_num, std::size_t num, const char* name) {
     nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), type_num, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     if (!array) throw nb::python_error();
     const Py_ssize_t size = PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()));
     if (static_cast<std::size_t>(size) == num) return array;
-    PyErr_Format(PyExc_ValueError, "%s has %zd items, but %zu envs answered", name, size, num);
+    PyErr_Format(PyExc_ValueError, "the foreign pool returned %zd items of %s for %zu envs", size, name, num);
     throw nb::python_error();
 }
 
@@ -25,7 +25,7 @@ const Item* items(const nb::object& array) {
     return static_cast<const Item*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
 }
 
-// One row of merged infos: a dict with each array's own row, as NumPy scalar or array; what is no array goes to every row.
+// Returns one row of merged infos: a dict with the row of each array, as NumPy scalar or array. Other values go to every row.
 nb::object info_row(nb::handle infos, std::size_t row, std::size_t num_rows) {
     nb::dict own;
     for (auto [key, value] : nb::borrow<nb::dict>(infos)) {
@@ -48,43 +48,43 @@ nb::object info_row(nb::handle infos, std::size_t row, std::size_t num_rows) {
 struct ForeignLoop::Rows {
     Servers servers;
     std::vector<nb::object> leaves;
-    nb::object reward, terminated, truncated;  // absent where all rows are of resets
+    nb::object reward, terminated, truncated;  // null if all rows belong to resets
 
     bool is_end(std::size_t row) const { return terminated && (items<npy_bool>(terminated)[row] || items<npy_bool>(truncated)[row]); }
     const std::byte* value(const Leaf& leaf, std::size_t index, std::size_t row) const { return items<std::byte>(leaves[index]) + row * leaf.row_bytes; }
 };
 
-// Writes results: row j is of server servers[j]. Rows of servers that do not fly are dropped.
-// Returns the servers whose result waits for a reset, SAME_STEP's, which the caller is to begin now.
+// Writes results: row j belongs to servers[j]. Drops rows of servers without an outstanding command.
+// Returns the servers whose result waits for a reset (SAME_STEP), which the caller must begin.
 nb::list ForeignLoop::publish(nb::handle servers, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle infos) {
     Rows rows;
     rows.servers = parse_servers(servers);
     read_rows(rows, obs, reward, terminated, truncated);
-    if (!infos.is_none() && !PyDict_Check(infos.ptr())) throw nb::type_error("infos must be a dict of arrays");
+    if (!infos.is_none() && !PyDict_Check(infos.ptr())) throw nb::type_error("the infos of a foreign pool must be a dict of arrays");
     nb::list again;
-    std::vector<std::size_t> places;  // rows whose servers fly and wait for nothing more
+    std::vector<std::size_t> places;  // rows to be published now
     for (std::size_t row = 0; row < rows.servers.size(); ++row) {
         const std::uint32_t local = rows.servers[row];
-        if (!seats_[local].is_flying) continue;
-        if (!is_due_again(local, rows, row)) {
+        if (!envs_[local].is_outstanding) continue;
+        if (!needs_reset_first(local, rows, row)) {
             places.push_back(row);
             continue;
         }
-        hold(local, rows, row, infos);
+        hold_for_reset(local, rows, row, infos);
         again.append(local);
     }
-    land_rows(rows, places, infos);
+    publish_rows(rows, places, infos);
     report_progress();
     return again;
 }
 
-// From the claims to the last `finish` nothing throws: who is claimed is published.
-void ForeignLoop::land_rows(const Rows& rows, std::vector<std::size_t>& places, nb::handle infos) {
+// Between claim_result and finish() nothing throws: every claimed result is published.
+void ForeignLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& places, nb::handle infos) {
     std::erase_if(places, [&](std::size_t row) {
         const std::uint32_t local = rows.servers[row];
-        add_command(local);
-        land(local);
-        return !claim_result(words_.state[local], seats_[local].taken);  // condemned: the memory belongs to someone else now
+        count_command(local);
+        end_command(local);
+        return !claim_result(words_.state[local], envs_[local].ticket);  // condemned: the row may belong to another worker by now
     });
     write_rows(rows, places);
     for (const std::size_t row : places) {
@@ -108,13 +108,13 @@ ForeignLoop::Servers ForeignLoop::parse_servers(nb::handle servers) const {
     Servers parsed;
     for (std::size_t i = 0; i < num; ++i) {
         const std::int64_t server = items<std::int64_t>(array)[i];
-        if (server < 0 || server >= static_cast<std::int64_t>(seats_.size())) throw std::out_of_range("a foreign pool answered for env " + std::to_string(server) + ", which it does not have");
+        if (server < 0 || server >= static_cast<std::int64_t>(envs_.size())) throw std::out_of_range("the foreign pool returned a result for env " + std::to_string(server) + ", which does not exist");
         parsed.push_back(static_cast<std::uint32_t>(server));
     }
     return parsed;
 }
 
-// All is checked and converted before a byte is written.
+// Checks and converts everything before a byte is written.
 void ForeignLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::handle terminated, nb::handle truncated) const {
     const std::size_t num = rows.servers.size();
     rows.leaves.resize(obs_.leaves.size());
@@ -131,41 +131,40 @@ void ForeignLoop::read_rows(Rows& rows, nb::handle obs, nb::handle reward, nb::h
         rows.leaves[index] = is_ready ? nb::borrow(value) : array;
         return true;
     };
-    if (!walk_tree(obs_.root, obs.ptr(), read, [](const Node&, PyObject*) { return false; })) throw nb::python_error();
+    if (!visit_tree(obs_.root, obs.ptr(), read, [](const Node&, PyObject*) { return false; })) throw nb::python_error();
     if (reward.is_none()) return;
     rows.reward = flat_array(reward, NPY_DOUBLE, num, "reward");
     rows.terminated = flat_array(terminated, NPY_BOOL, num, "terminated");
     rows.truncated = flat_array(truncated, NPY_BOOL, num, "truncated");
 }
 
-void ForeignLoop::add_command(std::uint32_t local) {
-    auto& counter = seats_[local].is_reset ? control_->num_resets : control_->num_steps;
-    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+void ForeignLoop::count_command(std::uint32_t local) {
+    add_to(envs_[local].is_reset ? control_->num_resets : control_->num_steps, 1);
 }
 
 // ---- SAME_STEP: what ended waits for its reset ----------------------------------------------------------------------
 
-bool ForeignLoop::is_due_again(std::uint32_t local, const Rows& rows, std::size_t row) {
-    const ForeignSeat& seat = seats_[local];
-    return autoreset_ == Autoreset::SAME_STEP && !seat.is_reset && !seat.is_held && rows.is_end(row);
+bool ForeignLoop::needs_reset_first(std::uint32_t local, const Rows& rows, std::size_t row) {
+    const ForeignEnv& env = envs_[local];
+    return autoreset_ == Autoreset::SAME_STEP && !env.is_reset && !env.is_held && rows.is_end(row);
 }
 
-void ForeignLoop::hold(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
-    ForeignSeat& seat = seats_[local];
-    seat.is_held = true;
-    seat.held_reward = items<double>(rows.reward)[row];
-    seat.held_terminated = items<npy_bool>(rows.terminated)[row] != 0;
-    seat.held_truncated = items<npy_bool>(rows.truncated)[row] != 0;
-    seat.held_info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
-    seat.held_obs.clear();
+void ForeignLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
+    ForeignEnv& env = envs_[local];
+    env.is_held = true;
+    env.held_reward = items<double>(rows.reward)[row];
+    env.held_terminated = items<npy_bool>(rows.terminated)[row] != 0;
+    env.held_truncated = items<npy_bool>(rows.truncated)[row] != 0;
+    env.held_info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
+    env.held_obs.clear();
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
         const std::byte* value = rows.value(obs_.leaves[index], index, row);
-        seat.held_obs.insert(seat.held_obs.end(), value, value + obs_.leaves[index].row_bytes);
+        env.held_obs.insert(env.held_obs.end(), value, value + obs_.leaves[index].row_bytes);
     }
 }
 
 void ForeignLoop::write_final(std::uint32_t local) {
-    const std::byte* value = seats_[local].held_obs.data();
+    const std::byte* value = envs_[local].held_obs.data();
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
         const std::size_t bytes = obs_.leaves[index].row_bytes;
         std::memcpy(slab_->base + final_columns_[index].at(0, words_.row[local]), value, bytes);
@@ -176,7 +175,7 @@ void ForeignLoop::write_final(std::uint32_t local) {
 
 // ---- bytes ----------------------------------------------------------------------------------------------------------
 
-// Neighbours that go to neighbouring rows of one slot are copied at once: mostly that is everything.
+// Copies runs of rows that are adjacent in the source, the slab and the slot with one memcpy: usually all rows.
 void ForeignLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& places) {
     std::size_t begin = 0;
     while (begin < places.size()) {
@@ -199,43 +198,41 @@ void ForeignLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& p
 }
 
 void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t row) {
-    ForeignSeat& seat = seats_[local];
+    ForeignEnv& env = envs_[local];
     const std::uint32_t at = words_.row[local];
-    const bool is_stepped = !seat.is_reset && !seat.is_held && rows.reward;
-    words_.result[local] = 0;
-    words_.payload_bytes[local] = 0;
-    const double reward = seat.is_held ? seat.held_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
+    const bool is_stepped = !env.is_reset && !env.is_held && rows.reward;
+    words_.clear_result(local);
+    const double reward = env.is_held ? env.held_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
     std::memcpy(slab_->reward(at), &reward, sizeof reward);
-    *slab_->terminated(at) = seat.is_held ? seat.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
-    *slab_->truncated(at) = seat.is_held ? seat.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
+    *slab_->terminated(at) = env.is_held ? env.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
+    *slab_->truncated(at) = env.is_held ? env.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
     const bool is_end = *slab_->terminated(at) || *slab_->truncated(at);
     *slab_->over(at) = is_end;
-    if (seat.is_reset || seat.needs_reset) {
-        seat.episode_return = 0.0, seat.episode_length = 0;
+    if (env.is_reset || env.needs_reset) {
+        env.episode_return = 0.0, env.episode_length = 0;
         if (autoreset_ != Autoreset::SAME_STEP) slab_->clear_episode(at);
     } else {
-        seat.episode_return += reward;
-        ++seat.episode_length;
-        *slab_->episode_return(at) = seat.episode_return;
-        *slab_->episode_length(at) = seat.episode_length;
-        if (is_end) seat.episode_return = 0.0, seat.episode_length = 0;
+        env.episode_return += reward;
+        ++env.episode_length;
+        *slab_->episode_return(at) = env.episode_return;
+        *slab_->episode_length(at) = env.episode_length;
+        if (is_end) env.episode_return = 0.0, env.episode_length = 0;
     }
-    if (seat.is_held) write_final(local);
-    seat.needs_reset = is_end && autoreset_ == Autoreset::NEXT_STEP;
+    if (env.is_held) write_final(local);
+    env.needs_reset = is_end && autoreset_ == Autoreset::NEXT_STEP;
 }
 
 void ForeignLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows) {
-    ForeignSeat& seat = seats_[local];
+    ForeignEnv& env = envs_[local];
     const bool has_info = !infos.is_none() && nb::len(infos) != 0;
-    if (!has_info && !seat.is_held) return;
+    if (!has_info && !env.is_held) return;
     const nb::object info = has_info ? info_row(infos, row, num_rows) : nb::object(nb::dict());
-    const nb::object final_info = seat.is_held ? seat.held_info : nb::none();
-    seat.is_held = false;
-    seat.held_info.reset();
+    const nb::object final_info = env.is_held ? env.held_info : nb::none();
+    env.is_held = false;
+    env.held_info.reset();
     buffer_.clear();
     const bool is_encoded = encoder_.encode(info.ptr(), buffer_, {"info"}) && (final_info.is_none() || encoder_.encode(final_info.ptr(), buffer_, {"info"}));
-    if (!is_encoded) throw nb::python_error();
-    store_payload(local);
+    if (!is_encoded || !payloads_.write(local, buffer_)) throw nb::python_error();
 }
 
 }  // namespace stepmill

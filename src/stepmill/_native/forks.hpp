@@ -1,4 +1,4 @@
-// Forks of this process. A copy of it that has our objects is not who they belong to.
+// Counts the forks of this process, so that a forked copy of our objects can be recognised.
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,14 @@
 
 namespace stepmill {
 
-constexpr int EXIT_STRAY_COPY = 67;  // exit status of a process that an env forked, and that came back from the env
+constexpr int EXIT_STRAY_COPY = 67;  // exit status of a forked copy of a worker that returned from the env
 
-inline std::atomic<std::uint32_t> fork_count{0};  // how many forks lie between the process that began to watch and this one
+inline std::atomic<std::uint32_t> fork_count{0};  // number of forks between the process that first called watch_forks() and this one
 
 inline std::uint32_t watch_forks() noexcept {
     static const int once = pthread_atfork(nullptr, nullptr, [] {
         fork_count.fetch_add(1);
-        nanobind::set_leak_warnings(false);  // a child may end while frames of its parent's still hold pools
+        nanobind::set_leak_warnings(false);  // a child may end while frames copied from its parent still hold pools
     });
     static_cast<void>(once);
     return fork_count.load();

@@ -1,4 +1,4 @@
-// The str objects of keys that were decoded before.
+// Caches the str objects of decoded dict keys.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -11,13 +11,13 @@
 
 namespace stepmill {
 
-// Keys of infos are the same in every step, so their str objects are kept from call to call, in a table with one place
-// per hash. A key that is met a second time is interned, which makes looking it up by a literal a comparison of
-// pointers; interning it at first sight would keep keys that never come again for ever (CPython 3.12).
-// The GIL guards it. Its references live as long as the process.
+// Infos have the same keys in every step, so their str objects are cached, in a table with one entry per hash. A key that occurs a second
+// time is interned: then a look-up by a literal compares pointers. A key that occurs once is not interned, since CPython 3.12 never frees
+// interned strings.
+// Guarded by the GIL. The cached references live as long as the process.
 class KeyCache {
    public:
-    // A new reference to the str for these bytes, or null with an exception set.
+    // Returns a new reference to the str of these bytes, or null with an exception set.
     PyObject* get(const char* utf8, std::size_t size) {
         if (size > MAX_KEY_BYTES) return PyUnicode_DecodeUTF8(utf8, static_cast<Py_ssize_t>(size), "surrogatepass");
         Place& place = places_[hash(utf8, size) % places_.size()];

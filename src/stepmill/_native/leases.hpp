@@ -1,5 +1,5 @@
-// Which result slots are in use: by arrays that the user holds, and by envs whose newest result lies there or will.
-// Counts are private to the process. Knows no Python.
+// Which result slots are in use: by arrays that the user holds, and by the newest or next results of envs.
+// The counts are private to the process. Needs no Python.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,19 @@
 
 namespace stepmill {
 
-// Shared by the ledger and every lease. A lease may be dropped in any thread, after the pool was closed too.
+// Shared by the pool state and all leases. A lease may be dropped in any thread, also after the pool is closed.
 //
-// A forked child has copies of the arrays that this process holds, and no say in when their slots are written again. So it gets
-// the slots that are held as private memory, at the same addresses: copied before the fork, and moved there in the child.
-class SlotBook final : AtFork {
+// A forked child has copies of the arrays that its parent holds, but cannot prevent the parent from writing to their slots. So the held
+// slots become private memory of the child at the same addresses: copied before the fork, and moved there in the child.
+class LeaseTable final : AtFork {
    public:
-    explicit SlotBook(const Slab& slab) : memory_(slab.memory), held_(slab.plan.num_slots), pinned_(slab.plan.num_slots) {
+    explicit LeaseTable(const Slab& slab) : memory_(slab.memory), held_(slab.plan.num_slots), pinned_(slab.plan.num_slots) {
         for (std::uint32_t slot = 0; slot < slab.plan.num_slots; ++slot) lent_.push_back(slab.plan.lent_ranges(slot));
-        copies_.reserve(lent_.size() * slab.plan.observation.size());  // a fork must not fail for want of it
+        copies_.reserve(lent_.size() * slab.plan.observation.size());  // no allocation during a fork
         const std::lock_guard no_fork(forks());
         join();
     }
-    ~SlotBook() {
+    ~LeaseTable() {
         const std::lock_guard no_fork(forks());
         leave();
     }
@@ -33,7 +33,7 @@ class SlotBook final : AtFork {
     void release(std::uint32_t slot) noexcept { held_[slot].fetch_sub(1, std::memory_order_acq_rel); }
     bool is_held(std::uint32_t slot) const noexcept { return held_[slot].load(std::memory_order_acquire) != 0; }
 
-    // Rows whose newest result is in the slot, or will be. The ledger's alone.
+    // Counts the rows with their newest or next result in the slot. Called only by the pool state.
     void pin(std::uint32_t slot, std::uint32_t rows = 1) noexcept { pinned_[slot] += rows; }
     void unpin(std::uint32_t slot, std::uint32_t rows = 1) noexcept { pinned_[slot] -= rows; }
     bool is_pinned(std::uint32_t slot) const noexcept { return pinned_[slot] != 0; }
@@ -45,7 +45,7 @@ class SlotBook final : AtFork {
         return held;
     }
 
-    // Where all rows together may be written: the first lease slot that is free, else a private slot nobody needs, else none.
+    // Returns a slot for the rows of all envs: the first free lease slot, else a private slot that no env uses, else -1.
     int find_free(std::uint32_t private_slots) const noexcept {
         for (std::uint32_t slot = private_slots; slot < num_slots(); ++slot) {
             if (!is_held(slot) && !is_pinned(slot)) return static_cast<int>(slot);
@@ -61,7 +61,7 @@ class SlotBook final : AtFork {
     }
 
    private:
-    // Pages of a slot, copied for a child.
+    // A copy of pages of a slot, for a child.
     struct Copy {
         std::byte* place;
         void* memory;
@@ -70,7 +70,7 @@ class SlotBook final : AtFork {
 
     void before_fork() noexcept override {
         for (std::uint32_t slot = 0; slot < num_slots(); ++slot) {
-            if (is_held(slot) && !copy(slot)) hold(slot);  // no memory: the slot is never written again, here and there
+            if (is_held(slot) && !copy(slot)) hold(slot);  // no memory for a copy: neither process writes to the slot again
         }
     }
     void after_fork_in_parent() noexcept override {
@@ -98,19 +98,19 @@ class SlotBook final : AtFork {
     std::vector<std::atomic<std::uint32_t>> held_;
     std::vector<std::uint32_t> pinned_;
     std::vector<std::vector<ByteRange>> lent_;  // by slot
-    std::vector<Copy> copies_;                  // while a fork is under way
+    std::vector<Copy> copies_;                  // during a fork
 };
 
-// Base object of a leased array: while it lives, its slot is not written.
+// Base object of a leased array: while it lives, nothing writes to its slot.
 class Lease {
    public:
-    Lease(std::shared_ptr<SlotBook> book, std::uint32_t slot) : book_(std::move(book)), slot_(slot) { book_->hold(slot_); }
-    ~Lease() { book_->release(slot_); }
+    Lease(std::shared_ptr<LeaseTable> table, std::uint32_t slot) : table_(std::move(table)), slot_(slot) { table_->hold(slot_); }
+    ~Lease() { table_->release(slot_); }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
 
    private:
-    std::shared_ptr<SlotBook> book_;
+    std::shared_ptr<LeaseTable> table_;
     std::uint32_t slot_;
 };
 

@@ -2,11 +2,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
 
 #include "forks.hpp"
 #include "loop.hpp"
+#include "signals.hpp"
 
 namespace stepmill {
+
+namespace {
+
+constexpr std::uint64_t RETRY_SLICE_NS = 5'000'000;  // during a wait: how often the worker shows progress, and looks for signals and `stop`
+
+void sleep_ns(std::uint64_t duration_ns) {
+    const timespec time{static_cast<time_t>(duration_ns / 1'000'000'000u), static_cast<long>(duration_ns % 1'000'000'000u)};
+    nanosleep(&time, nullptr);
+}
+
+}  // namespace
 
 Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings)
     : slab_(std::move(slab)),
@@ -32,7 +45,7 @@ Loop::Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::
       describe_(settings["describe"]),
       unpickler_(settings["unpickler"]),
       encoder_(nb::object(settings["pickler"]).ptr()),
-      overflow_(slab_->result_fds.at(worker), slab_->plan.servers.at(worker).size()),
+      payloads_(*slab_, worker),
       fork_generation_(watch_forks()),
       reset_names_(nb::make_tuple("seed", "options")),
       seed_name_(nb::make_tuple("seed")),
@@ -92,9 +105,9 @@ int Loop::traverse(visitproc visit, void* arg) const {
 
 LoopExit Loop::run() {
     for (;;) {
-        // The bell is read before the tickets: what comes after this line rings it again.
+        // Read the bell before the tickets: every later change rings it again.
         const std::uint32_t seen = control_->bell.load(std::memory_order_acquire);
-        if (control_->stop.load(std::memory_order_acquire) != 0 || is_given_up()) return LoopExit::STOP;
+        if (control_->stop.load(std::memory_order_acquire) != 0 || is_abandoned()) return LoopExit::STOP;
         bool is_interrupted = false;
         const bool has_worked = sweep(is_interrupted);
         if (is_interrupted || control_->requests.load(std::memory_order_acquire) != requests_seen_) {
@@ -102,13 +115,13 @@ LoopExit Loop::run() {
             return LoopExit::REQUEST;
         }
         const bool is_patient = has_worked && ++passed_ < MAX_PASSED;
-        const bool has_staged = !is_patient && do_staged();
-        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) wait(seen);
+        const bool has_staged = !is_patient && run_staged_reset();
+        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) wait_for_commands(*slab_, worker_, seen, patience_);
         if (PyErr_Occurred()) throw nb::python_error();
     }
 }
 
-// Does every command that is there, in server order. Stops before a command that a slow request might have to precede.
+// Runs all outstanding commands, in server order. Stops before a command if a slow request may have to precede it.
 bool Loop::sweep(bool& is_interrupted) {
     bool has_worked = false;
     std::uint64_t began = 0;
@@ -121,17 +134,17 @@ bool Loop::sweep(bool& is_interrupted) {
         }
         if (!has_worked) began = now_ns();
         has_worked = true;
-        do_command(local, ticket);
+        run_command(local, ticket);
     }
     if (!has_worked) return false;
     flush();
     const std::uint64_t spent = now_ns() - began;
-    control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + spent, std::memory_order_relaxed);
+    add_to(control_->env_ns, spent);
     return true;
 }
 
-// One reset whose result is to wait in a staging row: whoever waits for a command's result comes first. False if there is none.
-bool Loop::do_staged() {
+// Runs one reset with a staging row as target, if there is one. Commands with a waiting caller come first.
+bool Loop::run_staged_reset() {
     passed_ = 0;
     if (slab_->plan.staging.empty()) return false;
     for (std::uint32_t local = 0; local < envs_.size(); ++local) {
@@ -150,13 +163,13 @@ bool Loop::run_server(std::uint32_t local) {
         return true;
     }
     const std::uint64_t began = now_ns();
-    do_command(local, ticket);
+    run_command(local, ticket);
     flush();
-    control_->env_ns.store(control_->env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    add_to(control_->env_ns, now_ns() - began);
     return true;
 }
 
-// Hot path. A thread that closes the pool meanwhile waits in wait_idle() for the end of the command.
+// Hot path. If another thread closes the pool meanwhile, it waits in wait_idle() until the command ends.
 void Loop::run_inline(std::uint32_t local, std::uint32_t ticket) {
     struct Runner {
         explicit Runner(Loop& of) : loop(of) {
@@ -171,12 +184,12 @@ void Loop::run_inline(std::uint32_t local, std::uint32_t ticket) {
         Loop& loop;
     };
     const Runner runner(*this);
-    // Whoever closes the pool sets `stop` and looks for a runner: one of the two sees the other, since both hold the GIL.
-    if (control_->stop.load(std::memory_order_relaxed) == 0) do_command(local, ticket);
+    // The thread that closes the pool sets `stop` and then looks for a runner. Both hold the GIL, so one of them sees the other.
+    if (control_->stop.load(std::memory_order_relaxed) == 0) run_command(local, ticket);
 }
 
 bool Loop::wait_idle(double timeout_s) {
-    constexpr std::uint64_t SLICE_NS = 10'000'000;  // `stop` may be seen too late by a runner that ends just now, which then wakes nobody
+    constexpr std::uint64_t SLICE_NS = 10'000'000;  // a runner that ends now may see `stop` too late, and then wakes nobody
     const std::uint64_t until = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
     if (runner_.load(std::memory_order_relaxed) == PyThread_get_thread_ident()) return true;
     const nb::gil_scoped_release no_gil;
@@ -193,9 +206,9 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     if (ticket != envs_[local].done && static_cast<std::int32_t>(after_ticket - ticket) >= 0) run_server(local);
 }
 
-void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
+void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
-    if (!is_inline_ && !take_command(words_.state[local], ticket)) {
+    if (!is_inline_ && !start_command(words_.state[local], ticket)) {
         served.done = ticket;  // condemned before it began
         return;
     }
@@ -205,20 +218,20 @@ void Loop::do_command(std::uint32_t local, std::uint32_t ticket) {
     if (perform(local, result, phase)) {
         publish(local, ticket, result);
     } else {
-        const bool is_output = phase[0] == 'o';  // "output of …": the env returned, but not what an env returns
+        const bool is_output = phase[0] == 'o';  // "output of …": the env returned something invalid
         publish_fault(local, ticket, is_output ? Fault::BAD_OUTPUT : Fault::RAISED, phase, false);
     }
     served.done = ticket;
     end_activity(*control_);
 }
 
-// A thread that was given up, and comes back from whatever it hung in, makes room for its successor. A process seldom lives to see it.
-// The successor begins while `dead` says DIED of the one before it.
-bool Loop::is_given_up() const { return control_->dead.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Death::OVERDUE); }
+// Whether the reaper gave this worker up. A thread that returns from a hanging env then ends, in favour of its successor; a process is
+// usually killed before. A successor may start while `dead` is still DIED.
+bool Loop::is_abandoned() const { return control_->dead.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Death::OVERDUE); }
 
-// An env forked, and the copy came back from it, as it does where an exception or sys.exit() ends what it had to do: it must not
-// answer commands beside the process whose copy it is.
-void Loop::end_if_copied() {
+// Ends this process if it is a copy that an env forked and that returned from the env, for example after an exception or sys.exit():
+// it must not answer commands besides the original.
+void Loop::end_stray_copy() {
     if (is_inline_ || fork_generation_ == fork_count.load(std::memory_order_relaxed)) return;
     int status = EXIT_STRAY_COPY;
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_SystemExit)) {
@@ -227,19 +240,142 @@ void Loop::end_if_copied() {
         status = code.is_none() ? 0 : PyLong_Check(code.ptr()) ? static_cast<int>(PyLong_AsLong(code.ptr())) : 1;
     } else {
         if (PyErr_Occurred()) PyErr_PrintEx(0);
-        PySys_WriteStderr("stepmill: a process that an env forked came back from step() or reset(), and is ended here; it should end itself, by os._exit()\n");
+        PySys_WriteStderr("stepmill: an env forked a process that returned from step() or reset(), and stepmill ends it; end such a process with os._exit() in the env\n");
     }
     _exit(status);
 }
 
 // ---- waiting ----------------------------------------------------------------------------------------------------
 
-void Loop::wait(std::uint32_t seen) {
+void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, Patience& patience) {
     PyThreadState* thread = PyEval_SaveThread();
-    const std::uint64_t waited_ns = sleep_on_bell(*pool_, *control_, worker_, seen, patience_);
-    control_->wait_ns.store(control_->wait_ns.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
+    WorkerControl& control = *slab.workers[worker];
+    add_to(control.wait_ns, sleep_on_bell(*slab.pool, control, worker, seen, patience));
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+// ---- resets that raise are tried again by the worker: nothing is lost of a step that ended an episode (SAME_STEP) ----
+
+// Calls perform_reset up to 1 + attempts_left times until it succeeds. Each attempt has the full deadline, the same seed and the same
+// options; the env is not closed in between. Returns false with the last exception set.
+bool Loop::perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left) {
+    ServedEnv& served = envs_[local];
+    const std::uint64_t episode = served.episode;
+    while (!perform_reset(local, result, is_automatic)) {
+        const bool has_raised = !result.obs && !result.info;  // what is returned wrong will be wrong again
+        if (attempts_left-- == 0 || !has_raised || is_signal_error() || !wait_for_retry(local)) return false;
+        served.episode = episode;
+        add_to(control_->num_retries, 1);
+        begin_activity(*control_, local, Activity::RESET);
+    }
+    return true;
+}
+
+// Serial backend: whether the current exception comes from a signal handler of the learner.
+bool Loop::is_signal_error() const {
+    if (!is_inline_) return false;
+    const nb::object raised = nb::steal(raised_exception());
+    const bool is_learners = is_from_signal(raised);
+    set_exception(raised.ptr());
+    return is_learners;
+}
+
+// Sleeps before the next attempt and clears the current exception. Returns false, with an exception set, if there must be no further
+// attempt. A restarted worker may serve before the pool notices: until then `dead` is DIED because of its predecessor.
+bool Loop::wait_for_retry(std::uint32_t local) {
+    const nb::object raised = nb::steal(raised_exception());
+    const std::uint64_t until = now_ns() + retry_wait_ns_;
+    for (std::uint64_t now = now_ns(); now < until; now = now_ns()) {
+        {
+            const nb::gil_scoped_release no_gil;
+            sleep_ns(std::min(RETRY_SLICE_NS, until - now));
+        }
+        begin_activity(*control_, local, Activity::RESET);  // the deadline does not include this wait
+        if (is_inline_ && PyErr_CheckSignals() != 0) return false;
+        if (control_->stop.load(std::memory_order_acquire) == 0 && !is_abandoned()) continue;
+        set_exception(raised.ptr());
+        return false;
+    }
+    return true;
+}
+
+// ---- overlapped resets: a worker with nothing else to do begins the next episode before it is asked for -------------
+
+// Begins the next episode of one env whose last episode ended, while the worker is idle. Returns false if there is no such env.
+bool Loop::reset_early() {
+    for (std::uint32_t local = 0; local < envs_.size(); ++local) {
+        ServedEnv& served = envs_[local];
+        if (!served.needs_reset || served.is_early || words_.fault[local].load(std::memory_order_relaxed) != 0) continue;
+        const std::uint64_t began = now_ns();
+        Result result;
+        served.is_early = true;
+        if (perform_reset(local, result, true)) {
+            served.early_obs = std::move(result.obs);
+            served.early_info = std::move(result.info);
+            served.early_alive = std::move(result.alive);
+        } else {
+            served.early_phase = result.info && !result.obs ? "output of reset" : "reset";
+            served.early_error = nb::steal(raised_exception());
+        }
+        end_activity(*control_);
+        add_to(control_->env_ns, now_ns() - began);
+        return true;
+    }
+    return false;
+}
+
+// Whether an explicit reset asks for the episode that was begun early.
+bool Loop::matches_early_reset(std::uint32_t local) const {
+    const ServedEnv& served = envs_[local];
+    if (words_.flags[local] == 0) return true;
+    const bool is_named = words_.flags[local] == (FLAG_SEED | FLAG_EPISODE);
+    return is_named && served.has_seed && words_.seed[local] == served.base_seed && words_.episode[local] == served.episode;
+}
+
+// Makes the outcome of the early reset, which may be a fault, the result of the current command.
+bool Loop::use_early_reset(std::uint32_t local, Result& result, const char*& phase) {
+    ServedEnv& served = envs_[local];
+    served.is_early = false;
+    if (served.early_error) {
+        phase = served.early_phase;
+        set_exception(served.early_error.ptr());
+        served.early_error.reset();
+        return false;
+    }
+    result.obs = std::move(served.early_obs);
+    result.info = std::move(served.early_info);
+    result.alive = std::move(served.early_alive);
+    served.early_alive.clear();
+    served.early_obs.reset(), served.early_info.reset();
+    return true;
+}
+
+// Called when a user's call may change an env between two episodes. If episodes are logged, the call must precede the next reset: an
+// early reset is repeated after it.
+void Loop::restart_early_reset(std::uint32_t local) {
+    ServedEnv& served = envs_.at(local);
+    if (served.is_early && pool_->hashing.load(std::memory_order_relaxed) != 0) discard_early_reset(served);
+}
+
+// Sets the options of resets without options of their own. An early reset that used others is repeated.
+void Loop::set_default_options(std::uint32_t local, nb::handle options) {
+    ServedEnv& served = envs_.at(local);
+    served.has_options = !options.is_none();
+    served.options.clear();
+    if (served.is_early) discard_early_reset(served);
+    if (!served.has_options) return;
+    const auto* data = reinterpret_cast<const std::uint8_t*>(PyBytes_AsString(options.ptr()));
+    if (data == nullptr) throw nb::python_error();
+    served.options.assign(data, data + PyBytes_GET_SIZE(options.ptr()));
+}
+
+nb::object Loop::default_options(const ServedEnv& served) const { return nb::steal(decode(served.options.data(), served.options.size(), {unpickler_.ptr(), nullptr})); }
+
+void Loop::discard_early_reset(ServedEnv& served) const {
+    if (served.has_seed && seeding_ != Seeding::CONTINUE) --served.episode;  // the episode was not used
+    served.is_early = false;
+    served.early_obs.reset(), served.early_info.reset(), served.early_error.reset();
 }
 
 }  // namespace stepmill

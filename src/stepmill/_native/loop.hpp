@@ -1,5 +1,5 @@
-// The hot loop, the only one: a worker's commands turned into calls of env.reset and env.step, and results into bytes.
-// Serial, thread, process and Ray workers all run it. Autoreset is written here once.
+// The hot loop: turns a worker's commands into calls of env.reset and env.step, and their results into bytes.
+// Serial, thread, process and Ray workers all run it. Autoreset is implemented here.
 #pragma once
 
 #include <array>
@@ -8,51 +8,51 @@
 #include <vector>
 
 #include "codec.hpp"
+#include "modes.hpp"
 #include "objects.hpp"
-#include "overflow.hpp"
+#include "payload_writer.hpp"
 #include "tree.hpp"
 
 namespace stepmill {
 
-PyObject* raised_exception();  // takes the exception that is set, with its traceback; a new reference
-
-enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
-enum class Seeding : int { CONTINUE = 0, PER_EPISODE = 1, FIXED = 2 };
 enum class LoopExit : int { REQUEST = 0, STOP = 1 };
 
-// What one command brought, before it is written.
+// Sleeps without the GIL until the worker's bell moves from `seen`, or a signal comes; then runs Python's signal handlers.
+void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, Patience& patience);
+
+// The outcome of one command, before it is written.
 struct Result {
     nb::object obs, info, final_obs, final_info;
-    nb::object reward, terminated, truncated;  // of a batched env: arrays [k]; a reward that is no plain number
-    nb::object reset_mask;                     // of a batched env's partial reset: bool [k]
+    nb::object reward, terminated, truncated;  // of a batched env: arrays [k]; else only a reward that is not a plain number
+    nb::object reset_mask;                     // of a partial reset of a batched env: bool [k]
     double reward_value = 0.0;
     bool is_terminated = false, is_truncated = false;
     bool is_over = false;                      // this step ended the episode
-    bool has_bad_info = false;                 // its info cannot be encoded
-    std::vector<std::uint8_t> alive;           // [A]; after a reset empty: everyone is
+    bool has_bad_info = false;                 // the info cannot be encoded
+    std::vector<std::uint8_t> alive;           // [A]; empty after a reset: all agents are alive
 };
 
-// One env object and what the loop remembers of it.
+// One env object and its state in the loop.
 struct ServedEnv {
     nb::object env, step, reset;
-    std::uint32_t done = 0;        // ticket of the command last finished
+    std::uint32_t done = 0;        // ticket of the newest finished command
     bool needs_reset = false;      // its last step ended an episode
-    bool is_early = false;         // its next episode was begun before anybody asked: here is what came of it
+    bool is_early = false;         // the next episode was begun early, with the outcome below
     nb::object early_obs, early_info, early_error;
     std::vector<std::uint8_t> early_alive;
     const char* early_phase = "";
-    bool has_options = false;      // resets without options of their own are given these, decoded anew each time
+    bool has_options = false;      // `options` are the encoded options of resets without options of their own
     std::vector<std::uint8_t> options;
     bool has_seed = false;
-    std::uint64_t base_seed = 0;   // the seed of the last explicit reset
+    std::uint64_t base_seed = 0;   // seed of the last explicit reset
     std::uint64_t episode = 0;     // resets since then
     std::vector<std::uint8_t> alive;            // [A], after the newest result
-    std::vector<double> episode_return;         // by row of the env and number of the reward, running
+    std::vector<double> episode_return;         // by row of the env and index of the reward, of the current episode
     std::vector<std::int64_t> episode_length;
-    std::vector<std::uint8_t> ended;            // batched: the row's last step ended its episode
+    std::vector<std::uint8_t> ended;            // batched: the last step of the row ended its episode
 };
 
-// Called by one thread at a time, the worker's own, with the GIL; run() lets go of it while it waits.
+// Called by one thread at a time, the worker's own, with the GIL; run() releases the GIL while it waits.
 class Loop {
    public:
     Loop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::list envs, nb::dict settings);
@@ -60,41 +60,41 @@ class Loop {
     LoopExit run();
     bool run_server(std::uint32_t local);
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
-    bool wait_idle(double timeout_s);  // in line: until no other thread runs a command; needs `stop` to be set. False: one still does
+    bool wait_idle(double timeout_s);  // serial backend: waits until no other thread runs a command; returns false on timeout. `stop` must be set
     void refresh();
-    void begin_again(std::uint32_t local);
-    void keep_options(std::uint32_t local, nb::handle options);  // encoded; None forgets them
-    // In line: raises the exception of a signal handler that came out of an env (signals.hpp), once.
+    void restart_early_reset(std::uint32_t local);
+    void set_default_options(std::uint32_t local, nb::handle options);  // encoded; None removes them
+    // Serial backend: raises the exception of a signal handler that an env passed on (signals.hpp), once.
     void raise_interrupt();
     bool has_interrupt() const { return static_cast<bool>(interrupt_); }
     void requests_seen(std::uint32_t count) {
         requests_seen_ = count;
         end_request(*control_);
     }
-    void release();                            // drops every reference to Python objects
+    void release();                            // drops all references to Python objects
     int traverse(visitproc visit, void* arg) const;
 
    private:
     bool sweep(bool& is_interrupted);
     bool is_staged(std::uint32_t local) const { return words_.row[local] >= slab_->plan.num_rows; }
-    bool do_staged();
+    bool run_staged_reset();
     std::size_t obs_at(const Leaf& leaf, std::size_t index, std::uint32_t row, std::uint32_t slot) const;
     bool reset_early();
-    bool is_of_early(std::uint32_t local) const;
-    bool take_early(std::uint32_t local, Result& result, const char*& phase);
-    void drop_early(ServedEnv& served) const;
+    bool matches_early_reset(std::uint32_t local) const;
+    bool use_early_reset(std::uint32_t local, Result& result, const char*& phase);
+    void discard_early_reset(ServedEnv& served) const;
     void run_inline(std::uint32_t local, std::uint32_t ticket);
-    void do_command(std::uint32_t local, std::uint32_t ticket);
-    bool is_given_up() const;
+    void run_command(std::uint32_t local, std::uint32_t ticket);
+    bool is_abandoned() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
     bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
-    bool is_learners_error() const;
+    bool is_signal_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
-    void end_if_copied();
+    void end_stray_copy();
     std::uint64_t episode_seed(std::uint32_t local) const;
-    nb::object kept_options(const ServedEnv& served) const;
+    nb::object default_options(const ServedEnv& served) const;
     bool unpack_reset(PyObject* returned, Result& result);
     bool unpack_step(const ServedEnv& served, PyObject* returned, Result& result);
     bool unpack_agents(const ServedEnv& served, PyObject* returned, Result& result);
@@ -108,22 +108,20 @@ class Loop {
     bool write_result(std::uint32_t local, Result& result);
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
     bool write_info(std::uint32_t row, Result& result);
-    bool is_stand_in(std::uint32_t local) const;
+    bool replaces_step(std::uint32_t local) const;
     void write_reset(ServedEnv& served, std::uint32_t row, const Result& result);
     bool write_flags(std::uint32_t local, std::uint32_t row, Result& result);
     bool write_batched_flags(std::uint32_t local, std::uint32_t row, Result& result);
     void write_hash(std::uint32_t local, std::uint32_t row);
-    void note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
+    void add_to_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k);
     bool write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques);
-    bool store_payload(std::uint32_t local);
     nb::object& objects_of(std::uint32_t local) { return objects_->of(slab_->plan.servers[worker_][local]); }
     void write_record(std::uint32_t local, nb::handle cause, const char* phase);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
-    // In line there is no reaper to lose a command to, and the two locked instructions are saved.
+    // The serial backend has no reaper that could condemn the command, so it needs no atomic exchange.
     bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
     void finish(std::uint32_t local, std::uint32_t ticket);
     void flush();
-    void wait(std::uint32_t seen);
 
     std::shared_ptr<Slab> slab_;
     std::shared_ptr<LocalObjects> objects_;  // null: the pool is in another process
@@ -134,8 +132,8 @@ class Loop {
     Autoreset autoreset_;
     Seeding seeding_;
     bool is_batched_;
-    bool is_time_step_ = false;     // step returns a tuple that is the observation, and has all else in it:
-    Py_ssize_t step_type_at_ = 0, reward_at_ = -1, discount_at_ = 0;  // places there; -1: nowhere
+    bool is_time_step_ = false;     // step returns a tuple that is the observation, with reward and flags in it
+    Py_ssize_t step_type_at_ = 0, reward_at_ = -1, discount_at_ = 0;  // indices in that tuple; -1: none
     bool has_overlap_;
     bool is_inline_;
     std::uint32_t reset_retries_;
@@ -149,16 +147,16 @@ class Loop {
     std::vector<Column> final_columns_;
     nb::object describe_, unpickler_;
     Encoder encoder_;
-    OverflowWriter overflow_;
+    PayloadWriter payloads_;
     std::vector<std::uint8_t> buffer_;
     std::uint32_t requests_seen_ = 0;
     std::uint32_t group_ = 0;       // results stored but not counted yet
-    std::uint32_t passed_ = 0;      // sweeps that went past a staged reset
+    std::uint32_t passed_ = 0;      // consecutive sweeps that did not run a staged reset
     Patience patience_;
     std::uint32_t fork_generation_;
-    std::atomic<unsigned long> runner_{0};  // in line: ident of the thread that runs a command, 0: none does
-    Word is_running_{0};            // in line: 1 while there is a runner; wait_idle() sleeps on it
-    nb::object interrupt_;          // in line: the exception of a signal handler that came out of an env, to be raised in the learner
+    std::atomic<unsigned long> runner_{0};  // serial backend: ident of the thread that runs a command, 0: none
+    Word is_running_{0};            // serial backend: 1 while a command runs; wait_idle() sleeps on it
+    nb::object interrupt_;          // serial backend: the exception of a signal handler that an env passed on, to be raised in the learner
     nb::object reset_names_;        // ("seed", "options")
     nb::object seed_name_;          // ("seed",)
     nb::object no_info_;            // an empty dict

@@ -1,4 +1,4 @@
-// The NumPy C API, shared by all translation units: module.cpp imports it, every other .cpp defines NO_IMPORT_ARRAY first.
+// The NumPy C API, shared by all translation units: module.cpp imports it, all others define NO_IMPORT_ARRAY first.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

@@ -9,12 +9,12 @@ namespace stepmill {
 namespace {
 
 struct Entry {
-    pid_t pid;  // a forked child has its own copy of the table, which no pool reads
+    pid_t pid;  // a forked child has a copy of the table, which belongs to no pool there
     std::weak_ptr<LocalObjects> objects;
 };
 
 std::map<std::uint64_t, Entry>& entries() {
-    static auto* const entries = new std::map<std::uint64_t, Entry>;  // lives as long as the process: pools may be closed at its very end
+    static auto* const entries = new std::map<std::uint64_t, Entry>;  // never freed: pools may be closed at the end of the process
     return *entries;
 }
 

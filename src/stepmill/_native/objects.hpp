@@ -1,4 +1,4 @@
-// Objects that cannot be pickled, and need not be: of pools whose envs run in the learner's own process.
+// Objects that cannot be pickled: pools whose envs run in the learner's process pass them by reference.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace stepmill {
 
 namespace nb = nanobind;
 
-// What the newest payload of each server refers to: a list, or null. The pool's ledger makes and clears the table, a loop in the
-// same process finds it by its slab, and fills it. An entry lives until its server's next result. The GIL guards it.
+// The objects that the newest payload of each server refers to: a list, or null. The pool state creates and clears the table; a loop in
+// the same process finds it by its slab and fills it. An entry lives until the server's next result. Guarded by the GIL.
 class LocalObjects {
    public:
     static std::shared_ptr<LocalObjects> make(std::uint64_t slab_id, std::size_t num_servers);

@@ -1,17 +1,17 @@
-// What a result says beside its observation: what the env returned is taken apart, and rewards, flags, who is alive, and the
-// parts of the info that have a fixed shape become bytes.
+// Unpacks what an env returned, and writes everything except the observation: rewards, flags, living agents, and the parts of the info
+// with a fixed shape.
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <cstring>
 
 #include "loop.hpp"
-#include "walks.hpp"
+#include "tree_visit.hpp"
 
 namespace stepmill {
 
 namespace {
 
-// Whether the exception that is set says only that the value is of the wrong kind. Others, a signal handler's too, stay as they are.
+// Whether the current exception only says that the value has a wrong type. Other exceptions, for example of a signal handler, stay set.
 bool is_refusal() { return PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError); }
 
 bool read_flag(PyObject* value, const char* name, bool& flag) {
@@ -36,12 +36,12 @@ bool read_reward(PyObject* value, double& reward) {
     return false;
 }
 
-// Flags as a C array of `num` bools; null with an exception set.
-nb::object flat_flags(nb::handle value, std::uint32_t num, const char* name, const char* of) {
+// Returns flags as a C array of `num` bools; null with an exception set.
+nb::object flat_flags(nb::handle value, std::uint32_t num, const char* name, const char* unit) {
     nb::object array = nb::steal(PyArray_FROM_OTF(value.ptr(), NPY_BOOL, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     if (array && PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr())) != static_cast<npy_intp>(num)) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd items, but the %s %u", name,
-                     static_cast<Py_ssize_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()))), of, num);
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, but the env has %u %s", name,
+                     static_cast<Py_ssize_t>(PyArray_SIZE(reinterpret_cast<PyArrayObject*>(array.ptr()))), num, unit);
         array.reset();
     }
     return array;
@@ -51,9 +51,6 @@ const npy_bool* items(const nb::object& array) {
     return static_cast<const npy_bool*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
 }
 
-constexpr const char* OF_ROWS = "batched env's number of envs is";
-constexpr const char* OF_AGENTS = "env's number of agents is";
-
 }  // namespace
 
 // ---- what the env returned --------------------------------------------------------------------------------------
@@ -62,7 +59,7 @@ bool Loop::unpack_reset(PyObject* returned, Result& result) {
     const bool has_agents = slab_->plan.outcome.num_agents != 0;
     const Py_ssize_t size = PyTuple_Check(returned) ? PyTuple_GET_SIZE(returned) : 1;
     if (size != 2 && !(has_agents && size == 3)) {
-        result.info = nb::none();  // marks: the env returned, but not what an env returns
+        result.info = nb::none();  // marks that the env returned something invalid
         PyErr_Format(PyExc_TypeError, "reset must return (observation, info), got %R", reinterpret_cast<PyObject*>(Py_TYPE(returned)));
         return false;
     }
@@ -99,11 +96,12 @@ bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& resu
     return is_read;
 }
 
-// Who goes on is what the env says, or else everyone who has not ended. When nobody does, the episode is over.
+// The living agents are those that the env reports, or else those that were alive and have not ended. Without living agents the episode
+// is over.
 bool Loop::unpack_agents(const ServedEnv& served, PyObject* returned, Result& result) {
     const std::uint32_t num_agents = slab_->plan.outcome.num_agents;
-    const nb::object terminated = flat_flags(PyTuple_GET_ITEM(returned, 2), num_agents, "terminated", OF_AGENTS);
-    const nb::object truncated = terminated ? flat_flags(PyTuple_GET_ITEM(returned, 3), num_agents, "truncated", OF_AGENTS) : nb::object();
+    const nb::object terminated = flat_flags(PyTuple_GET_ITEM(returned, 2), num_agents, "terminated", "agents");
+    const nb::object truncated = terminated ? flat_flags(PyTuple_GET_ITEM(returned, 3), num_agents, "truncated", "agents") : nb::object();
     if (!truncated) return false;
     agent_terminated_.assign(items(terminated), items(terminated) + num_agents);
     agent_truncated_.assign(items(truncated), items(truncated) + num_agents);
@@ -118,12 +116,12 @@ bool Loop::unpack_agents(const ServedEnv& served, PyObject* returned, Result& re
 }
 
 bool Loop::read_alive(PyObject* value, std::vector<std::uint8_t>& alive) const {
-    const nb::object array = flat_flags(value, slab_->plan.outcome.num_agents, "alive", OF_AGENTS);
+    const nb::object array = flat_flags(value, slab_->plan.outcome.num_agents, "alive", "agents");
     if (array) alive.assign(items(array), items(array) + slab_->plan.outcome.num_agents);
     return static_cast<bool>(array);
 }
 
-// A TimeStep is the observation; what the engine must know is at known places of it.
+// A TimeStep is the observation. Reward and flags come from known indices of it.
 bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
     constexpr long LAST = 2;
     if (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) <= std::max({step_type_at_, reward_at_, discount_at_})) {
@@ -148,7 +146,7 @@ bool Loop::unpack_time_step(PyObject* returned, Result& result) const {
 
 // ---- into the slab ----------------------------------------------------------------------------------------------
 
-// Parts of the info that have a fixed shape go to columns of their own. What is left is the info; the env's own dict is not touched.
+// Writes the parts of the info with a fixed shape to their columns and removes them from the info. Does not change the env's own dict.
 bool Loop::write_info(std::uint32_t row, Result& result) {
     if (info_.leaves.empty()) return true;
     const npy_intp rows = is_batched_ ? static_cast<npy_intp>(batch_size_) : 0;
@@ -159,27 +157,27 @@ bool Loop::write_info(std::uint32_t row, Result& result) {
         const Leaf& leaf = info_.leaves[static_cast<std::size_t>(node.index)];
         return write_leaf(leaf, value, slab_->base + leaf.column.at(0, row), rows);
     };
-    auto refuse = [](const Node&, PyObject*) { return false; };  // there is no such part
+    auto refuse = [](const Node&, PyObject*) { return false; };  // never called: these parts have no opaque leaves
     for (std::size_t i = 0; i < info_.root.children.size(); ++i) {
         PyObject* key = info_.root.keys[i].ptr();
         const nb::object value = nb::borrow(PyDict_GetItemWithError(rest.ptr(), key));
         if (!value && PyErr_Occurred()) return false;
         if (!value) continue;
-        if (!walk_tree(info_.root.children[i], value.ptr(), write, refuse) || PyDict_DelItem(rest.ptr(), key) != 0) return false;
+        if (!visit_tree(info_.root.children[i], value.ptr(), write, refuse) || PyDict_DelItem(rest.ptr(), key) != 0) return false;
     }
     result.info = std::move(rest);
     return true;
 }
 
-void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
-    if (is_plain_ && *slab_->over(row) == 0) {  // hot: a step of one number that ends nothing
+void Loop::add_to_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
+    if (is_plain_ && *slab_->over(row) == 0) {  // hot: a plain step that does not end the episode
         *slab_->episode_return(row) = env.episode_return[k] += *reinterpret_cast<const double*>(slab_->reward(row));
         *slab_->episode_length(row) = ++env.episode_length[k];
         return;
     }
     const std::uint32_t num_rewards = slab_->plan.outcome.num_rewards;
     double* running = env.episode_return.data() + std::size_t{k} * num_rewards;
-    double* shared = slab_->episode_return(row);  // the running values too: of a worker that dies they are all that is left
+    double* shared = slab_->episode_return(row);  // written in every step: after the death of a worker nothing else has them
     const bool is_end = *slab_->over(row) != 0;
     for (std::uint32_t i = 0; i < num_rewards; ++i) {
         shared[i] = running[i] + slab_->reward_item(row, i);
@@ -189,8 +187,8 @@ void Loop::note_episode(ServedEnv& env, std::uint32_t row, std::uint32_t k) {
     if (is_end) env.episode_length[k] = 0;
 }
 
-// With SAME_STEP a reset that nobody asked for stands in for a step whose episode was cut short: its result tells of that one.
-bool Loop::is_stand_in(std::uint32_t local) const {
+// With SAME_STEP, a reset with FLAG_AUTO replaces a step whose episode was cut short: its result has that episode's return and length.
+bool Loop::replaces_step(std::uint32_t local) const {
     return autoreset_ == Autoreset::SAME_STEP && (words_.flags[local] & FLAG_AUTO);
 }
 
@@ -209,7 +207,7 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
     const bool is_reset = get_command(words_, local) == Command::RESET || (served.needs_reset && autoreset_ == Autoreset::NEXT_STEP);
     if (is_reset) {
         write_reset(served, row, result);
-        if (!is_stand_in(local)) slab_->clear_episode(row);
+        if (!replaces_step(local)) slab_->clear_episode(row);
         return true;
     }
     if (result.reward) {
@@ -225,11 +223,11 @@ bool Loop::write_flags(std::uint32_t local, std::uint32_t row, Result& result) {
         const std::size_t num_agents = served.alive.size();
         std::memcpy(slab_->terminated(row), agent_terminated_.data(), num_agents);
         std::memcpy(slab_->truncated(row), agent_truncated_.data(), num_agents);
-        if (result.final_obs && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: of the next episode
+        if (result.final_obs && result.alive.empty()) result.alive.assign(num_agents, 1);  // SAME_STEP: the agents of the next episode
         served.alive = result.alive;
         std::memcpy(slab_->alive(row), served.alive.data(), num_agents);
     }
-    note_episode(served, row, 0);
+    add_to_episode(served, row, 0);
     return true;
 }
 
@@ -237,20 +235,20 @@ bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& r
     ServedEnv& served = envs_[local];
     const std::uint32_t num_rewards = slab_->plan.outcome.num_rewards;
     if (!result.reward) {  // a reset
-        nb::object mask;  // a partial reset leaves the other rows' books alone
-        if (result.reset_mask) mask = flat_flags(result.reset_mask, batch_size_, "reset_mask", OF_ROWS);
+        nb::object mask;  // a partial reset does not change the other rows
+        if (result.reset_mask) mask = flat_flags(result.reset_mask, batch_size_, "reset_mask", "rows");
         if (result.reset_mask && !mask) return false;
         for (std::uint32_t k = 0; k < batch_size_; ++k) {
             if (mask && !items(mask)[k]) continue;
             slab_->clear_outcome(row + k);
-            if (!is_stand_in(local)) slab_->clear_episode(row + k);
+            if (!replaces_step(local)) slab_->clear_episode(row + k);
             std::fill_n(served.episode_return.begin() + std::ptrdiff_t{k} * num_rewards, num_rewards, 0.0);
             served.episode_length[k] = 0, served.ended[k] = 0;
         }
         return true;
     }
-    const nb::object terminated = flat_flags(result.terminated, batch_size_, "terminated", OF_ROWS);
-    const nb::object truncated = terminated ? flat_flags(result.truncated, batch_size_, "truncated", OF_ROWS) : nb::object();
+    const nb::object terminated = flat_flags(result.terminated, batch_size_, "terminated", "rows");
+    const nb::object truncated = terminated ? flat_flags(result.truncated, batch_size_, "truncated", "rows") : nb::object();
     if (!truncated || !write_leaf(reward_, result.reward.ptr(), slab_->reward(row), static_cast<npy_intp>(batch_size_))) return false;
     for (std::uint32_t k = 0; k < batch_size_; ++k) {
         *slab_->terminated(row + k) = items(terminated)[k] != 0;
@@ -258,7 +256,7 @@ bool Loop::write_batched_flags(std::uint32_t local, std::uint32_t row, Result& r
         *slab_->over(row + k) = items(terminated)[k] || items(truncated)[k];
         const bool is_reset = served.ended[k] && autoreset_ == Autoreset::NEXT_STEP;
         if (is_reset) slab_->clear_episode(row + k);
-        else note_episode(served, row + k, k);
+        else add_to_episode(served, row + k, k);
         served.ended[k] = *slab_->over(row + k);
     }
     return true;

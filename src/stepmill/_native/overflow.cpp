@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::uint64_t PAGE_BYTES = 4096;
 constexpr std::uint64_t STAT_BLOCK_BYTES = 512;
-constexpr std::uint64_t MAX_VALUE_BYTES = std::uint64_t{1} << 46;  // beyond any memory; keeps sums of offsets in range
-constexpr std::uint64_t SMALL_BYTES = std::uint64_t{1} << 16;      // so much memory may be made for nothing
-constexpr std::uint64_t TRIM_BYTES = std::uint64_t{1} << 20;       // smaller regions may keep what they once used
+constexpr std::uint64_t MAX_VALUE_BYTES = std::uint64_t{1} << 46;  // larger than any memory; keeps sums of offsets in range
+constexpr std::uint64_t SMALL_BYTES = std::uint64_t{1} << 16;      // up to this size the reader allocates before it checks the file
+constexpr std::uint64_t TRIM_BYTES = std::uint64_t{1} << 20;       // smaller regions keep their memory
 
 struct Header {
     std::uint64_t generation;
@@ -26,20 +26,20 @@ struct Header {
 
 std::uint64_t round_to_pages(std::uint64_t size_bytes) { return (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
 
-// Gives memory back. Failure only means that it is held for longer.
+// Frees memory of the file. A failure only means that the memory is kept longer.
 void punch(int fd, std::uint64_t offset, std::uint64_t size_bytes) {
     if (size_bytes == 0) return;
     [[maybe_unused]] const int result =
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size_bytes));
 }
 
-// Whether a value lies in the file: memory is made for it before it is read, and a reference may be nonsense.
+// Whether the file contains the value. The reader allocates its size first, and a reference may be invalid.
 bool is_within(int fd, const OverflowRef& ref) {
     struct stat file {};
     if (fstat(fd, &file) != 0) return false;
     const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
     if (file_bytes < sizeof(Header) || ref.offset > file_bytes - sizeof(Header)) return false;
-    // Nor more than the file has memory for: holes are large, and cost who made them nothing.
+    // A sparse file can be large without memory, so also compare with the memory that it has.
     return ref.size <= file_bytes - sizeof(Header) - ref.offset && ref.size <= static_cast<std::uint64_t>(file.st_blocks) * STAT_BLOCK_BYTES;
 }
 
@@ -56,7 +56,7 @@ int write_all(int fd, const void* data, std::uint64_t size_bytes, std::uint64_t 
     return 0;
 }
 
-// Header and value by one system call, which is most of what a small value costs.
+// Writes header and value with one system call, which dominates the cost of a small value.
 int write_both(int fd, const Header& header, const void* data, std::uint64_t size_bytes, std::uint64_t offset) {
     const iovec parts[2] = {{const_cast<Header*>(&header), sizeof header}, {const_cast<void*>(data), size_bytes}};
     ssize_t written = 0;
@@ -95,7 +95,7 @@ void OverflowWriter::grow(Region& region, std::uint64_t needed_bytes) {
     end_bytes_ += region.capacity_bytes;
 }
 
-// One huge value must not hold its memory for ever: small ones after it give most of it back.
+// Frees most of a huge value's memory when small values follow it.
 void OverflowWriter::trim(Region& region, std::uint64_t used_bytes) const {
     const std::uint64_t kept_bytes = round_to_pages(used_bytes);
     if (region.resident_bytes > TRIM_BYTES && kept_bytes < region.resident_bytes / 4) {
@@ -129,7 +129,7 @@ void free_all_but(int fd, std::vector<OverflowRef> kept) {
         if (ref.offset > begin) punch(fd, begin, ref.offset - begin);
         begin = std::max(begin, ref.offset + sizeof(Header) + ref.size);
     }
-    if (begin < file_bytes) punch(fd, begin, round_to_pages(file_bytes) - begin);  // a page that is punched in part stays
+    if (begin < file_bytes) punch(fd, begin, round_to_pages(file_bytes) - begin);  // a partly punched page is kept
 }
 
 bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out) {

@@ -1,10 +1,10 @@
-// Overflow memory: results and commands too big for their row lie in a growable memfd that the row points into.
+// Overflow memory: results and commands that do not fit in their row are stored in a growable memfd, to which the row refers.
 //
 //   memfd   | region of server 2 | (punched hole) | region of server 0 | region of server 2, grown | ...
-//             each: whole pages; a header (generation, size), then the value
+// each: whole pages; a header (generation, size), then the value
 //
-// One writer (a worker for results, the pool for commands), readers in other processes. They use pread and never map:
-// a file that is shorter than a row says is an error to them, not a SIGBUS. Knows no Python.
+// One process writes (a worker its results, the pool its commands), others read. Readers use pread and never map the file:
+// if it is shorter than a row says, they get an error and no SIGBUS. Needs no Python.
 #pragma once
 
 #include <cstddef>
@@ -13,31 +13,31 @@
 
 namespace stepmill {
 
-// Where one value lies: what a row carries.
+// The location of one value; a row contains it.
 struct OverflowRef {
     std::uint64_t offset{0};
     std::uint64_t size{0};        // in bytes
-    std::uint64_t generation{0};  // grows with every write; 0 in a reader's hand: any generation will do
+    std::uint64_t generation{0};  // grows with every write; 0 given to a reader: any generation
 };
 
-// Writes values into a memfd that somebody else owns. For one thread at a time; needs no GIL. A server's value can be
-// read until that server's next write: the ticket protocol says that nobody reads then.
+// Writes values into a memfd that it does not own. For one thread at a time; needs no GIL. A value can be read until the next write
+// for the same server; the ticket protocol ensures that nobody reads then.
 class OverflowWriter {
    public:
-    // Begins at the file's end: what a dead writer left can still be read.
+    // Begins at the end of the file, so that the values of a dead writer stay readable.
     OverflowWriter(int fd, std::size_t num_servers);
 
-    // Copies the value into the server's region, which moves to the end of the file and at least doubles when it is too
-    // small. Returns 0, or the errno of the call that failed, and then `ref` is as it was.
+    // Copies the value into the server's region. If the region is too small, it moves to the end of the file and at least doubles.
+    // Returns 0, or the errno of the failed call; `ref` is then unchanged.
     [[nodiscard]] int write(std::size_t server, const std::uint8_t* data, std::uint64_t size_bytes, OverflowRef& ref);
 
-    std::uint64_t end_bytes() const { return end_bytes_; }  // no region lies behind this
+    std::uint64_t end_bytes() const { return end_bytes_; }  // the end of the last region
 
    private:
     struct Region {
         std::uint64_t offset{0};
         std::uint64_t capacity_bytes{0};
-        std::uint64_t resident_bytes{0};  // from `offset`; behind that the region holds no memory
+        std::uint64_t resident_bytes{0};  // from `offset`; the rest of the region has no memory
     };
 
     void grow(Region& region, std::uint64_t needed_bytes);
@@ -49,11 +49,11 @@ class OverflowWriter {
     std::vector<Region> regions_;
 };
 
-// Gives back the memory of everything in the file but these values: of a writer that is gone. References are not trusted.
+// Frees the memory of everything in the file except these values. For files without a writer. References are not trusted.
 void free_all_but(int fd, std::vector<OverflowRef> kept);
 
-// Copies the value at `ref` into `out`. False, and `out` empty: the file is too short, or another value lies there.
-// Allocates nothing before the file has vouched for the size.
+// Copies the value at `ref` into `out`. Returns false, and clears `out`, if the file is too short or has another value there.
+// Checks the size against the file before it allocates.
 [[nodiscard]] bool read_overflow(int fd, const OverflowRef& ref, std::vector<std::uint8_t>& out);
 
 }  // namespace stepmill

@@ -1,4 +1,4 @@
-// A descriptor and its one owner. Knows no Python.
+// A file descriptor with exactly one owner. Needs no Python.
 #pragma once
 
 #include <atomic>
@@ -7,8 +7,8 @@
 
 namespace stepmill {
 
-// Owns one descriptor, or none. It is closed once: by close(), from any thread and however often, or by the destructor.
-// Reading the number and closing at the same time are the caller's to keep apart.
+// Owns one descriptor, or none. The descriptor is closed once: by close(), from any thread, or by the destructor. The caller must not
+// use the number while another thread closes it.
 class OwnedFd {
    public:
     static constexpr int NONE = -1;
@@ -21,14 +21,14 @@ class OwnedFd {
     OwnedFd& operator=(OwnedFd&&) = delete;
     OwnedFd& operator=(const OwnedFd&) = delete;
 
-    int number() const noexcept { return fd_.load(); }  // NONE once it is closed or released
+    int number() const noexcept { return fd_.load(); }  // NONE after close() or release()
 
-    // Gives the descriptor away: the caller owns it.
+    // Transfers the descriptor to the caller.
     int release() noexcept { return fd_.exchange(NONE); }
 
     void close() noexcept {
         const int fd = release();
-        if (fd >= 0) ::close(fd);  // not again after EINTR: Linux has closed it
+        if (fd >= 0) ::close(fd);  // no retry after EINTR: Linux has closed it
     }
 
    private:

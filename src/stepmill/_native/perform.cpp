@@ -1,9 +1,9 @@
-// What a command does to an env: its action is built, `reset` or `step` called, and what it returned taken apart.
+// Runs a command on an env: builds the action, calls `reset` or `step`, and unpacks the returned values.
 #define NO_IMPORT_ARRAY
 #include "blobs.hpp"
 #include "loop.hpp"
 #include "seeds.hpp"
-#include "walks.hpp"
+#include "tree_visit.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -18,11 +18,11 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     phase = "reset";
     std::uint32_t attempts_left = reset_retries_;
     if (served.is_early) {
-        const bool is_wanted = !is_reset || is_of_early(local);  // a seed or options ask for another episode than this
+        const bool is_wanted = !is_reset || matches_early_reset(local);  // other seeds or options need another episode
         const bool is_retried = served.early_error && served.early_phase[0] == 'r' && attempts_left != 0;
-        if (is_wanted && !is_retried) return take_early(local, result, phase);
+        if (is_wanted && !is_retried) return use_early_reset(local, result, phase);
         if (is_wanted) --attempts_left;
-        drop_early(served);
+        discard_early_reset(served);
     }
     const bool is_done = perform_reset_again(local, result, !is_reset, attempts_left);
     if (!is_done && !result.obs && result.info) phase = "output of reset";
@@ -32,7 +32,7 @@ bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
 bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic) {
     ServedEnv& served = envs_[local];
     nb::object seed, options = nb::none();
-    if (is_automatic) begin_activity(*control_, local, served.is_early ? Activity::EARLY_RESET : Activity::RESET);  // the step's deadline is not the reset's
+    if (is_automatic) begin_activity(*control_, local, served.is_early ? Activity::EARLY_RESET : Activity::RESET);  // the step's deadline does not apply to the reset
     const std::uint8_t flags = is_automatic ? 0 : words_.flags[local];
     if (flags & FLAG_BLOB) {
         nb::object blob;
@@ -51,19 +51,19 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
         ++served.episode;
         seed = nb::int_(episode_seed(local));
     }
-    const bool is_kept = options.is_none() && served.has_options;
-    if (is_kept) options = kept_options(served);
+    const bool uses_default = options.is_none() && served.has_options;
+    if (uses_default) options = default_options(served);
     if (!options) return false;
     nb::object returned;
-    const bool has_options = is_kept || (!is_automatic && !(flags & FLAG_AUTO));
+    const bool has_options = uses_default || (!is_automatic && !(flags & FLAG_AUTO));
     if (!has_options && !seed) {
         returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
     } else {
         PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
         returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_name_.ptr()));
     }
-    end_if_copied();
-    control_->num_resets.store(control_->num_resets.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    end_stray_copy();
+    add_to(control_->num_resets, 1);
     if (!returned) return false;
     return unpack_reset(returned.ptr(), result);
 }
@@ -85,10 +85,10 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     nb::object action = nb::steal(build_action(local, opaques));
     if (!action) return false;
     phase = "step";
-    PyObject* args[2] = {nullptr, action.ptr()};  // the slot before the arguments is the callee's to use
+    PyObject* args[2] = {nullptr, action.ptr()};  // vectorcall lets the callee use args[-1]
     nb::object returned = nb::steal(PyObject_Vectorcall(served.step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    end_if_copied();
-    control_->num_steps.store(control_->num_steps.load(std::memory_order_relaxed) + batch_size_, std::memory_order_relaxed);
+    end_stray_copy();
+    add_to(control_->num_steps, batch_size_);
     if (!returned) return false;
     phase = "output of step";
     if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(served, returned.ptr(), result))) return false;
@@ -96,7 +96,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     phase = "reset";
     result.final_obs = std::move(result.obs);
     result.final_info = std::move(result.info);
-    if (words_.flags[local] & FLAG_LAST) {  // nobody will play the next episode
+    if (words_.flags[local] & FLAG_LAST) {  // the next episode will not be played
         result.obs = result.final_obs;
         result.info = nb::steal(PyDict_New());
         return true;
@@ -109,7 +109,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
 
 bool Loop::read_blob(std::uint32_t local, nb::object& blob) {
     if (!read_blob_bytes(*slab_, worker_, local, buffer_)) {
-        PyErr_SetString(PyExc_RuntimeError, "the command's options or action could not be read back");
+        PyErr_SetString(PyExc_RuntimeError, "the options or the action of the command could not be read");
         return false;
     }
     blob = nb::steal(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
@@ -140,7 +140,7 @@ PyObject* Loop::action_leaf(const Node& node, std::uint32_t row) {
     return array;
 }
 
-// NumPy integers of Discrete actions are made once: they are immutable, and most spaces have few.
+// Caches the NumPy integers of Discrete actions: they are immutable, and most spaces have few values.
 PyObject* Loop::interned(const Leaf& leaf, const std::byte* value) {
     std::int64_t number = 0;
     if (leaf.type_num != NPY_INT64) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);

@@ -1,4 +1,4 @@
-// Descriptors of processes. Called by number: Pythons and C libraries built on old kernel headers lack these calls.
+// Descriptors of processes. Direct system calls, since Pythons and C libraries built with old kernel headers lack these functions.
 #pragma once
 
 #include <cerrno>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424  // the same number on every architecture since Linux 5.1
+#define SYS_pidfd_send_signal 424  // the same number on all architectures
 #endif
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -17,10 +17,10 @@
 
 namespace stepmill {
 
-// Returns a descriptor (close-on-exec) that polls readable once the process has ended, or -1 with errno set.
+// Returns a close-on-exec descriptor that polls readable after the process has ended, or -1 with errno set.
 inline int open_pidfd(pid_t pid) noexcept { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
-// Returns 0, or an errno: ESRCH once the process has ended.
+// Returns 0, or an errno: ESRCH after the process has ended.
 [[nodiscard]] inline int signal_pidfd(int pidfd, int signal) noexcept {
     return syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0) == 0 ? 0 : errno;
 }

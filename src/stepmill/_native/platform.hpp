@@ -1,5 +1,5 @@
 // What depends on the operating system: futex, clock, CPU pause. Linux only; a port replaces this file.
-// Nothing here knows Python.
+// Needs no Python.
 #pragma once
 
 #include <atomic>
@@ -33,9 +33,9 @@ inline void cpu_pause() noexcept {
 
 inline void yield_core() noexcept { sched_yield(); }
 
-// Makes pages of fresh memory present at once, at a fraction of what a fault for each would cost. A kernel that cannot leaves it to the faults.
+// Populates fresh pages with one call, which is much cheaper than one page fault each. Does nothing on kernels that lack it.
 inline void prefault(void* memory, std::size_t bytes) noexcept {
-    constexpr int POPULATE_WRITE = 23;  // Linux 5.14; older headers lack its name
+    constexpr int POPULATE_WRITE = 23;  // Linux 5.14; older headers do not define it
     const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
     const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
@@ -44,7 +44,7 @@ inline void prefault(void* memory, std::size_t bytes) noexcept {
 
 enum class Woken { RUNG, TIMED_OUT, SIGNAL };
 
-// Sleeps while *word == expected, at most timeout_ns. The word lies in memory shared between processes.
+// Sleeps while *word == expected, at most timeout_ns. The word is in memory shared between processes.
 inline Woken futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::uint64_t timeout_ns) noexcept {
     timespec time{static_cast<time_t>(timeout_ns / 1'000'000'000u), static_cast<long>(timeout_ns % 1'000'000'000u)};
     const long result = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &time, nullptr, 0);

@@ -1,13 +1,13 @@
-// The words that a pool and its workers share, and the only functions that change them. Knows neither Python nor NumPy.
+// The words that a pool and its workers share, and the functions that change them. Needs neither Python nor NumPy.
 //
-//     learner's  PoolWords | LearnerWords 0, its arrays of server words | LearnerWords 1, … | options of resets | actions
+// learner's  PoolWords | LearnerWords 0 with its arrays of server words | LearnerWords 1 … | blobs | actions
 //     shared     SharedWords
-//     worker 0's WorkerWords, its arrays of server words, its rows of small data arrays
+// worker 0's WorkerWords, its arrays of server words, its rows of small data arrays
 //     worker 1's …
 //     large observations
 //
-// Each part begins on a page of its own, and a worker process maps for writing only what it writes (slab/layout.py).
-// One writer per byte (docs/ARCHITECTURE.md). What several write is an atomic read-modify-write and says so.
+// Each part begins on its own page, and a worker process can write only its own parts (slab/layout.py).
+// Each byte has one writer (docs/ARCHITECTURE.md). Words with several writers are changed only by atomic read-modify-write, and say so.
 #pragma once
 
 #include <algorithm>
@@ -27,35 +27,35 @@ constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
 constexpr std::uint32_t LAYOUT_VERSION = 2;
 
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
-// What a worker is at. An early reset (overlapped) answers no command: nobody asked for it yet.
+// What a worker is doing. An early reset runs before any command asks for it.
 enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3 };
 static_assert(static_cast<int>(Activity::NONE) == static_cast<int>(Command::NONE) && static_cast<int>(Activity::STEP) == static_cast<int>(Command::STEP) &&
               static_cast<int>(Activity::RESET) == static_cast<int>(Command::RESET), "a worker that does a command is at the activity of its number");
 enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, CONDEMNED = 3 };
 enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACTION = 3, DIED = 4, TIMED_OUT = 5, NEIGHBOUR = 6, INTERRUPTED = 7 };
 
-// What WorkerControl::dead says.
+// Values of WorkerControl::dead.
 enum class Death : std::uint32_t {
     NONE = 0,
     DIED = 1,     // all its threads are gone: it writes nothing more
-    OVERDUE = 2,  // given up, may still run: it loses every CAS
+    OVERDUE = 2,  // given up, may still run: each of its state CAS fails
 };
 
-constexpr std::uint32_t MAX_PASSED = 64;  // a worker that is never idle does a staged reset after so many sweeps over its servers
+constexpr std::uint32_t MAX_PASSED = 64;  // a busy worker runs a staged reset after this many sweeps over its servers
 
-constexpr std::uint8_t FLAG_SEED = 1;      // the command carries a seed
-constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob in the command memfd
-constexpr std::uint8_t FLAG_EPISODE = 4;   // the seed is that of episode 0, and this is to be episode `episode`
-constexpr std::uint8_t FLAG_LAST = 8;      // if this step ends the episode, no other is to be begun
-constexpr std::uint8_t FLAG_AUTO = 16;     // nobody asked for this reset: reset() is called as after an episode's end
-constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows hold the last observation of an episode that ended in this step
-constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload lies in the result memfd, not in the payload row
+constexpr std::uint8_t FLAG_SEED = 1;      // the command has a seed
+constexpr std::uint8_t FLAG_BLOB = 2;      // the command has a blob
+constexpr std::uint8_t FLAG_EPISODE = 4;   // the seed is that of episode 0, and the reset begins episode `episode`
+constexpr std::uint8_t FLAG_LAST = 8;      // if this step ends the episode, the worker begins no other
+constexpr std::uint8_t FLAG_AUTO = 16;     // an automatic reset: reset() is called as after the end of an episode
+constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows have the last observation of an episode that ended in this step
+constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload is in the result memfd, not in the payload row
 
 using Word = std::atomic<std::uint32_t>;
-using ObsHash = std::uint16_t;  // few bits: the parent reads them all, see docs/decisions/0017
+using ObsHash = std::uint16_t;  // few bits, since the learner reads all of them in each step (docs/decisions/0017)
 static_assert(Word::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
-// The learner's words of the pool. Workers map them for reading only.
+// The learner's words of the pool. Workers map them read-only.
 struct alignas(CACHE_LINE) PoolWords {
     // Written once, before a worker attaches.
     std::uint64_t magic;
@@ -63,51 +63,51 @@ struct alignas(CACHE_LINE) PoolWords {
     std::uint32_t num_workers;
     std::uint64_t size_bytes;
     alignas(CACHE_LINE) Word want;  // ring when count crosses this
-    Word eager;                     // 1: workers add to count after every result, 0: after every group
-    Word parked;                    // 1: the parent sleeps, a ring needs the system call
+    Word eager;                     // 1: workers add to count after each result, 0: after each group
+    Word parked;                    // 1: the learner sleeps, so a ring needs the system call
     std::atomic<std::int32_t> max_spinners;
     Word spin_ns;                   // how long a worker may spin before it parks
-    Word num_spin_workers;          // workers 0 … this-1 may spin at all
-    Word hashing;                   // 1: workers leave a hash of every observation
+    Word num_spin_workers;          // workers with smaller numbers may spin
+    Word hashing;                   // 1: workers write a hash of each observation
 };
 static_assert(sizeof(PoolWords) == 2 * CACHE_LINE);
 
-// Words that every worker writes, by atomic read-modify-write: the only ones that a worker which writes outside its own memory
-// can spoil for others. All three are hints. Nobody waits for ever, and nothing that is handed out changes, whatever they say.
+// Words that all workers write, by atomic read-modify-write. They are the only words that a faulty worker can damage for others. All
+// three are hints: whatever they contain, no wait hangs and no array that the user holds changes.
 struct alignas(CACHE_LINE) SharedWords {
-    Word bell;                       // anyone adds; the parent sleeps on it, 100 ms at a time
-    alignas(CACHE_LINE) Word count;  // anyone adds: results published since the start
-    alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // a bit per who spins; each sets and clears its own, the reaper clears a dead one's
+    Word bell;                       // all add; the learner sleeps on it, 100 ms at a time
+    alignas(CACHE_LINE) Word count;  // all add: results published since the start
+    alignas(CACHE_LINE) std::atomic<std::uint64_t> spinners;  // one bit per spinning thread, set and cleared by that thread; the reaper clears the bit of a dead worker
 };
 static_assert(sizeof(SharedWords) == 3 * CACHE_LINE);
 
-// The learner's words of one worker, which maps them for reading only.
+// The learner's words of one worker, which maps them read-only.
 struct alignas(CACHE_LINE) LearnerWords {
     Word bell;      // the worker sleeps on it
     Word requests;  // slow requests posted so far
     Word stop;      // 1: close the envs and end
-    // The reaper's.
+    // Written by the reaper.
     alignas(CACHE_LINE) Word dead;
-    Word buried;  // 1: it has let go of the dead: nobody but the learner's thread writes these words until a successor is watched
+    Word reaped;  // 1: the reaper has finished with a dead worker; until a successor is watched only the learner's thread writes these words
 };
 static_assert(sizeof(LearnerWords) == 2 * CACHE_LINE);
 
 // A worker's own words.
 struct alignas(CACHE_LINE) WorkerWords {
     Word parked;
-    Word current;   // the server whose command runs, NO_SERVER when none does
-    Word running;   // its Activity there
-    Word serving;   // 1: at a slow request, which has a deadline of its own
-    std::atomic<std::uint64_t> progress;  // grows when it begins something, and when that has ended
+    Word current;   // the server whose command runs, or NO_SERVER
+    Word running;   // the Activity there
+    Word serving;   // 1: runs a slow request, which has its own deadline
+    std::atomic<std::uint64_t> progress;  // grows at the begin and at the end of each activity
     alignas(CACHE_LINE) std::atomic<std::uint64_t> env_ns;
     std::atomic<std::uint64_t> wait_ns;
     std::atomic<std::uint64_t> num_steps;
     std::atomic<std::uint64_t> num_resets;
-    std::atomic<std::uint64_t> num_retries;  // resets that were tried once more
+    std::atomic<std::uint64_t> num_retries;  // repeated attempts of resets
 };
 static_assert(sizeof(WorkerWords) == 2 * CACHE_LINE);
 
-// All words of a pool, wherever they lie.
+// References to all words of a pool.
 struct PoolControl {
     std::uint64_t& magic;
     std::uint32_t& version;
@@ -126,15 +126,15 @@ struct PoolControl {
           bell(shared.bell), count(shared.count), spinners(shared.spinners) {}
 };
 
-// All words of one worker, wherever they lie.
+// References to all words of one worker.
 struct WorkerControl {
     WorkerWords& own;
-    Word &bell, &requests, &stop, &dead, &buried;
+    Word &bell, &requests, &stop, &dead, &reaped;
     Word &parked, &current, &running, &serving;
     std::atomic<std::uint64_t>&progress, &env_ns, &wait_ns, &num_steps, &num_resets, &num_retries;
 
     WorkerControl(LearnerWords& learner, WorkerWords& own) noexcept
-        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), dead(learner.dead), buried(learner.buried),
+        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), dead(learner.dead), reaped(learner.reaped),
           parked(own.parked), current(own.current), running(own.running), serving(own.serving),
           progress(own.progress), env_ns(own.env_ns), wait_ns(own.wait_ns), num_steps(own.num_steps),
           num_resets(own.num_resets), num_retries(own.num_retries) {}
@@ -142,38 +142,44 @@ struct WorkerControl {
 
 constexpr std::uint32_t NO_SERVER = UINT32_MAX;
 
-// The worker begins something, or turns to another part of it. Who sees `current` sees what it is at, and the progress.
+// The worker begins an activity, or another part of one. A thread that reads `current` also sees `running` and `progress`.
 inline void begin_activity(WorkerControl& worker, std::uint32_t local, Activity activity) noexcept {
     worker.own.progress.store(worker.own.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     worker.own.running.store(static_cast<std::uint32_t>(activity), std::memory_order_release);
     worker.own.current.store(local, std::memory_order_release);
 }
 
-// In this order: as long as `current` names a server, what ran there when progress last grew runs on.
+// In this order: while `current` names a server, the activity that began when progress last grew still runs.
 inline void end_activity(WorkerControl& worker) noexcept {
     worker.own.current.store(NO_SERVER, std::memory_order_release);
     worker.own.progress.store(worker.own.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-// A slow request was answered. The progress first: who sees that it is over must not count its time as the next command's.
+// A slow request was answered. Progress comes first: a reader that sees serving == 0 must not add the request's time to the next command.
 inline void end_request(WorkerControl& worker) noexcept {
     worker.own.progress.store(worker.own.progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     worker.own.serving.store(0, std::memory_order_release);
 }
 
-// What is as it was is not written: a line that nobody writes stays in the caches of both sides, and most of what a result says
-// beside its numbers is that nothing special has happened.
+// Stores only changed values: a cache line without writes stays in the caches of both sides, and most words of a result repeat the
+// previous ones.
 template <typename Value>
 inline void put(Value& place, Value value) noexcept {
     if (place != value) place = value;
 }
 
+// Adds to a counter that only the calling thread writes.
+template <typename Counter>
+inline void add_to(Counter& counter, std::uint64_t amount) noexcept {
+    counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+}
+
 constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
-// The control words of a worker's k servers: one array per word, each from a cache line of its own. The learner's arrays lie
-// behind its words of the worker, the worker's arrays behind the worker's own.
+// The control words of a worker's k servers: one array per word, each from its own cache line. The learner's arrays follow its
+// LearnerWords, the worker's arrays follow its WorkerWords.
 struct ServerWords {
-    // The learner's.
+    // Written by the learner.
     Word* ticket;
     std::uint32_t* row;
     std::uint8_t* command;
@@ -184,7 +190,7 @@ struct ServerWords {
     std::uint64_t* blob_bytes;
     std::uint64_t* blob_generation;
     std::uint64_t* episode;
-    // The worker's; state also by the reaper (CAS), done and fault by the reaper for the dead.
+    // Written by the worker; `state` also by the reaper (CAS), `done` and `fault` by the reaper after a death.
     Word* done;
     Word* state;
     Word* fault;
@@ -201,6 +207,9 @@ struct ServerWords {
         return words;
     }
 
+    // Neither a payload nor a final observation.
+    void clear_result(std::uint32_t local) const noexcept { result[local] = 0, payload_bytes[local] = 0; }
+
     static std::size_t learner_bytes(std::uint32_t num_servers) noexcept { return ServerWords{}.place_learners(nullptr, num_servers); }
     static std::size_t worker_bytes(std::uint32_t num_servers) noexcept { return ServerWords{}.place_workers(nullptr, num_servers); }
 
@@ -211,7 +220,7 @@ struct ServerWords {
     std::size_t place_workers(std::byte* base, std::uint32_t num_servers) noexcept {
         return place(base, num_servers, done, state, fault, result, payload_offset, payload_bytes, payload_generation, hash);
     }
-    // Places arrays one after the other; returns how many bytes they take. Without a base it only counts.
+    // Places arrays one after another and returns their size in bytes. Without a base it only computes the size.
     template <typename... Items>
     static std::size_t place(std::byte* base, std::uint32_t num_servers, Items*&... arrays) noexcept {
         std::size_t used = 0;
@@ -220,14 +229,14 @@ struct ServerWords {
     }
 };
 
-// Bytes of what the learner and a worker write of the worker's words.
+// Sizes of the learner's and of the worker's words of one worker.
 inline std::size_t learner_words_bytes(std::uint32_t num_servers) { return sizeof(LearnerWords) + ServerWords::learner_bytes(num_servers); }
 inline std::size_t worker_words_bytes(std::uint32_t num_servers) { return sizeof(WorkerWords) + ServerWords::worker_bytes(num_servers); }
 
 // ---- commands ---------------------------------------------------------------------------------------------------
 
-// The pool says what the next command is, before its ticket grows. The reaper may read the word at the same time: a command that is
-// finished just then may still look outstanding to it.
+// Writes the next command, before the ticket grows. The reaper may read the word at the same time, since a command that just finished
+// may still look outstanding to it.
 inline void set_command(const ServerWords& words, std::uint32_t local, Command command) noexcept {
     const std::atomic_ref word(words.command[local]);
     if (word.load(std::memory_order_relaxed) != static_cast<std::uint8_t>(command)) word.store(static_cast<std::uint8_t>(command), std::memory_order_relaxed);
@@ -242,16 +251,16 @@ inline Command get_command(const ServerWords& words, std::uint32_t local) noexce
 constexpr std::uint32_t state_word(std::uint32_t ticket, Phase phase) noexcept { return ticket << 2 | static_cast<std::uint32_t>(phase); }
 constexpr std::uint32_t state_ticket(std::uint32_t state) noexcept { return state >> 2; }
 constexpr Phase state_phase(std::uint32_t state) noexcept { return static_cast<Phase>(state & 3u); }
-constexpr std::uint32_t ticket_part(std::uint32_t ticket) noexcept { return ticket & 0x3fffffffu; }  // what a state word keeps of a ticket
+constexpr std::uint32_t ticket_part(std::uint32_t ticket) noexcept { return ticket & 0x3fffffffu; }  // the bits of a ticket that a state word has
 
-// The owner takes command `ticket`. False: it was condemned before it began, and the owner writes nothing.
-inline bool take_command(Word& state, std::uint32_t ticket) noexcept {
+// The owner starts command `ticket`. Returns false if the command was condemned before; the owner must then write nothing.
+inline bool start_command(Word& state, std::uint32_t ticket) noexcept {
     std::uint32_t old = state.load(std::memory_order_relaxed);
     if (state_ticket(old) == ticket_part(ticket)) return false;
     return state.compare_exchange_strong(old, state_word(ticket, Phase::RUNNING), std::memory_order_acq_rel);
 }
 
-// The owner is about to write results. False: it was condemned meanwhile, and the owner writes nothing.
+// The owner claims the result rows of command `ticket`. Returns false if the command was condemned; the owner must then write nothing.
 inline bool claim_result(Word& state, std::uint32_t ticket) noexcept {
     std::uint32_t expected = state_word(ticket, Phase::RUNNING);
     return state.compare_exchange_strong(expected, state_word(ticket, Phase::PUBLISHING), std::memory_order_acq_rel);
@@ -260,7 +269,7 @@ inline bool claim_result(Word& state, std::uint32_t ticket) noexcept {
 // ---- doorbells --------------------------------------------------------------------------------------------------
 
 inline void ring(Word& bell, Word& parked) noexcept {
-    // The bell moves before `parked` is read: a sleeper that sets `parked` later sees the new bell and does not sleep.
+    // Change the bell before reading `parked`: a sleeper that sets `parked` later sees the new bell and does not sleep.
     bell.fetch_add(1, std::memory_order_seq_cst);
     if (parked.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
 }
@@ -268,7 +277,7 @@ inline void ring(Word& bell, Word& parked) noexcept {
 inline void ring_worker(WorkerControl& worker) noexcept { ring(worker.bell, worker.parked); }
 inline void ring_pool(PoolControl& pool) noexcept { ring(pool.bell, pool.parked); }
 
-// Counts published results, and rings the parent if that makes the number it waits for. Their `done` words are stored already.
+// Adds to the count of published results, and rings the learner if the count crosses `want`. The `done` words must be stored before.
 inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
     const std::uint32_t before = pool.count.fetch_add(group, std::memory_order_seq_cst);
     const std::uint32_t want = pool.want.load(std::memory_order_seq_cst);
@@ -281,13 +290,13 @@ inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
 
 constexpr int LOOKS_PER_YIELD = 4;
 constexpr std::uint64_t SPIN_GRACE_NS = 2'000;
-constexpr std::uint32_t PARENT = UINT32_MAX;  // stands for the parent where a worker's number is expected
-constexpr std::uint32_t PARENT_BIT = 63;      // of the spinners; workers share the other 63
+constexpr std::uint32_t PARENT = UINT32_MAX;  // used in place of a worker number for the learner
+constexpr std::uint32_t PARENT_BIT = 63;      // in `spinners`; workers share the other 63 bits
 
 constexpr std::uint64_t spin_bit(std::uint32_t worker) noexcept { return std::uint64_t{1} << (worker == PARENT ? PARENT_BIT : worker % PARENT_BIT); }
 
-// At most max_spinners threads of a pool spin at a time: more would take the cores that envs need.
-// Taking a permit and saying who has it is one instruction, so that the dead leave none behind.
+// At most max_spinners threads of a pool spin at a time, so that envs have enough cores.
+// One instruction takes the permit and records its owner, so that the reaper can return the permit of a dead worker.
 inline bool acquire_spin(PoolControl& pool, std::uint32_t worker) noexcept {
     std::uint64_t spinners = pool.spinners.load(std::memory_order_relaxed);
     for (;;) {
@@ -298,8 +307,8 @@ inline bool acquire_spin(PoolControl& pool, std::uint32_t worker) noexcept {
 
 inline void release_spin(PoolControl& pool, std::uint32_t worker) noexcept { pool.spinners.fetch_and(~spin_bit(worker), std::memory_order_acq_rel); }
 
-// Between looks it offers the core to who else wants it: whom we wait for may be queued behind us. `lost_ns` becomes the
-// longest time that somebody kept it.
+// Yields the core between looks, since the thread that we wait for may need it. Raises `lost_ns` to the longest time until the core
+// came back.
 inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until_ns, std::uint64_t& lost_ns) noexcept {
     std::uint64_t looked = now_ns();
     do {
@@ -314,8 +323,8 @@ inline bool spin_while(const Word& word, std::uint32_t seen, std::uint64_t until
     return word.load(std::memory_order_acquire) != seen;
 }
 
-// Spins until the bell moves from `seen`, at most spin_ns. Who gets no permit tries on for a moment: the other side of a
-// hand-off gives its own back just then.
+// Spins until the bell moves from `seen`, at most spin_ns. Without a permit it retries for a moment: the other side of a hand-off is
+// about to return its own.
 inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, std::uint32_t seen, std::uint64_t spin_ns, std::uint64_t& lost_ns) noexcept {
     const std::uint64_t began = now_ns();
     bool has_permit = acquire_spin(pool, worker);
@@ -328,19 +337,19 @@ inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, 
     return is_rung;
 }
 
-// Whether it is worth a thread's while to spin: only if its last wait was short, and not soon after another program kept the
-// core that it had offered. A spinner has no right to a core, a sleeper that wakes has.
+// Decides whether a thread should spin: only if its last wait was short, and not soon after another program took the core that it had
+// yielded. A spinning thread has no claim to a core; a sleeping thread that is woken has.
 class Patience {
  public:
     bool may_spin(std::uint64_t spin_ns, std::uint64_t now) const noexcept { return waited_ns_ < spin_ns && now >= rests_until_ns_; }
-    // The pool's own envs take a core for less than a spin, or nobody would spin: who kept it for two is somebody else.
-    void note(std::uint64_t waited_ns, std::uint64_t lost_ns, std::uint64_t spin_ns, std::uint64_t now) noexcept {
+    // Envs of this pool keep the core for less than a spin, otherwise no thread would spin: a loss of two spins is due to another program.
+    void record_wait(std::uint64_t waited_ns, std::uint64_t lost_ns, std::uint64_t spin_ns, std::uint64_t now) noexcept {
         waited_ns_ = waited_ns;
         if (lost_ns > 2 * spin_ns) rests_until_ns_ = now + RESTS_PER_LOSS * lost_ns;
     }
 
  private:
-    static constexpr std::uint64_t RESTS_PER_LOSS = 64;  // what is lost is at most a part in so many
+    static constexpr std::uint64_t RESTS_PER_LOSS = 64;  // so spinning loses at most 1/64 of the time
     std::uint64_t waited_ns_ = 0, rests_until_ns_ = 0;
 };
 
@@ -353,9 +362,9 @@ inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t ti
     return woken;
 }
 
-// A worker sleeps until its bell moves from `seen`, or a signal comes; spins first if that is worth its while. Returns how long.
+// Waits until the worker's bell moves from `seen`, or a signal comes; spins first if it may. Returns the time waited.
 inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, std::uint32_t worker, std::uint32_t seen, Patience& patience) noexcept {
-    constexpr std::uint64_t SLICE_NS = 1'000'000'000;  // how often a parked worker looks whether a signal came
+    constexpr std::uint64_t SLICE_NS = 1'000'000'000;  // how often a parked worker looks for signals
     const std::uint64_t began = now_ns();
     const std::uint64_t spin_ns = pool.spin_ns.load(std::memory_order_relaxed);
     const bool may_spin = patience.may_spin(spin_ns, began) && worker < pool.num_spin_workers.load(std::memory_order_relaxed);
@@ -366,7 +375,7 @@ inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, st
         is_rung = control.bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
     }
     const std::uint64_t ended = now_ns();
-    patience.note(ended - began, lost_ns, spin_ns, ended);
+    patience.record_wait(ended - began, lost_ns, spin_ns, ended);
     return ended - began;
 }
 

@@ -1,4 +1,4 @@
-// The second half of the loop: results and faults become bytes in the slab, and `done` makes them visible.
+// Writes results and faults to the slab; `done` then makes them visible.
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 
 #include "loop.hpp"
 #include "signals.hpp"
-#include "walks.hpp"
+#include "tree_visit.hpp"
 
 namespace stepmill {
 
@@ -21,22 +21,8 @@ const char* output_phase(bool is_info, bool is_reset) {
 
 }  // namespace
 
-PyObject* raised_exception() {
-#if PY_VERSION_HEX >= 0x030C0000
-    return PyErr_GetRaisedException();
-#else
-    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != nullptr) PyException_SetTraceback(value, trace);
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return value;
-#endif
-}
-
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
-    if (!claim(local, ticket)) return;  // condemned: the memory belongs to someone else now
+    if (!claim(local, ticket)) return;  // condemned: the row may belong to another worker by now
     if (!write_result(local, result)) {
         const bool is_reset = get_command(words_, local) == Command::RESET;
         publish_fault(local, ticket, Fault::BAD_OUTPUT, output_phase(result.has_bad_info, is_reset), true);
@@ -47,9 +33,9 @@ void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
 }
 
 void Loop::finish(std::uint32_t local, std::uint32_t ticket) {
-    // The release makes every byte above visible to who sees done == ticket.
+    // The release store makes every byte above visible to a thread that reads done == ticket.
     words_.done[local].store(ticket, std::memory_order_release);
-    if (is_inline_) return;  // nobody waits to be woken
+    if (is_inline_) return;  // no thread waits
     ++group_;
     if (pool_->eager.load(std::memory_order_relaxed) != 0) flush();
 }
@@ -87,7 +73,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     return write_payload(local, result, opaques, final_opaques);
 }
 
-// [opaques, final opaques,] then info and the last info of an episode that ended, unless there is neither.
+// Writes [opaques, final opaques,] then, unless both are empty, the info and the last info of an episode that ended.
 bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& opaques, const nb::object& final_opaques) {
     PyObject* objects = nullptr;
     auto encode = [&](const nb::object& part, const char* name) { return encoder_.encode(part.ptr(), buffer_, {name, objects_ ? &objects : nullptr}); };
@@ -101,11 +87,11 @@ bool Loop::write_payload(std::uint32_t local, Result& result, const nb::object& 
     bool is_done = !opaques || (encode(opaques, "observation part ") && encode(final_opaques, "observation part "));
     is_done = is_done && encode_info();
     if (objects != nullptr) objects_of(local) = nb::steal(objects);
-    return is_done && store_payload(local);
+    return is_done && payloads_.write(local, buffer_);
 }
 
-// What a replay is compared with: the bytes of the observation, multiplied into each other sixteen at a time (as wyhash does), in four lanes
-// that do not wait for each other.
+// A hash of the observation for replays: multiplies 16 bytes at a time (as wyhash does), in four lanes that the CPU computes in
+// parallel.
 void Loop::write_hash(std::uint32_t local, std::uint32_t row) {
     constexpr std::uint64_t SALT = 0x9e3779b97f4a7c15u;
     constexpr std::ptrdiff_t PIECE = 16;
@@ -151,31 +137,11 @@ bool Loop::write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool 
         return (rows == 0 && write_scalar(leaf, value, target)) || write_leaf(leaf, value, target, rows);
     };
     if (obs_.root.kind == Node::Kind::LEAF) return write(obs_.root, obs);
-    return walk_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
+    return visit_tree(obs_.root, obs, write, [&](const Node&, PyObject* value) { return PyList_Append(opaques.ptr(), value) == 0; });
 }
 
-// Puts the bytes in the buffer where the pool finds them.
-bool Loop::store_payload(std::uint32_t local) {
-    if (buffer_.size() <= slab_->plan.payload.row_bytes) {
-        std::memcpy(slab_->payload(words_.row[local]), buffer_.data(), buffer_.size());
-    } else {
-        OverflowRef ref;
-        const int error = overflow_.write(local, buffer_.data(), buffer_.size(), ref);
-        if (error != 0) {
-            errno = error;
-            PyErr_SetFromErrno(PyExc_OSError);
-            return false;
-        }
-        words_.payload_offset[local] = ref.offset;
-        words_.payload_generation[local] = ref.generation;
-        words_.result[local] |= RESULT_REMOTE;
-    }
-    words_.payload_bytes[local] = buffer_.size();
-    return true;
-}
-
-// Turns the exception that is set into a fault record. Never leaves an exception set, and never fails to publish.
-// In line an exception of the learner's signal handlers is kept for raise_interrupt(), also one that comes while the record is made.
+// Publishes the current exception as a fault. Always publishes, and leaves no exception set. On the serial backend, an exception of the
+// learner's signal handlers is saved for raise_interrupt(), even if it is raised while the record is made.
 void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed) {
     nb::object raised = nb::steal(PyErr_Occurred() ? raised_exception() : nullptr);
     if (is_inline_ && raised && is_from_signal(raised)) {
@@ -183,21 +149,20 @@ void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault,
         fault = Fault::INTERRUPTED;
     }
     if (!is_claimed && !claim(local, ticket)) return;
-    words_.result[local] = 0;
-    words_.payload_bytes[local] = 0;
+    words_.clear_result(local);
     write_record(local, raised ? nb::handle(raised) : nb::handle(Py_None), phase);
     envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
     words_.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
     finish(local, ticket);
 }
 
-// If that fails the fault still arrives, without its words. After a signal handler of the learner raised, the record is made again.
+// Writes the fault record. If that fails, the fault has no text. If a signal handler of the learner raised meanwhile, tries again.
 void Loop::write_record(std::uint32_t local, nb::handle cause, const char* phase) {
     constexpr int MAX_ATTEMPTS = 4;
     for (int attempt = 0; attempt < MAX_ATTEMPTS; ++attempt) {
         const nb::object record = nb::steal(PyObject_CallFunction(describe_.ptr(), "Os", cause.ptr(), phase));
         buffer_.clear();
-        if (record && encoder_.encode(record.ptr(), buffer_) && store_payload(local)) return;
+        if (record && encoder_.encode(record.ptr(), buffer_) && payloads_.write(local, buffer_)) return;
         const nb::object failure = nb::steal(raised_exception());
         if (!is_inline_ || !is_from_signal(failure)) return;
         interrupt_ = failure;
@@ -208,7 +173,7 @@ void Loop::raise_interrupt() {
     if (!interrupt_) return;
     const nb::object interrupt = std::move(interrupt_);
     interrupt_.reset();
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
+    set_exception(interrupt.ptr());
     throw nb::python_error();
 }
 

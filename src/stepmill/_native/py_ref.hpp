@@ -1,9 +1,10 @@
-// An owned reference to a Python object, dropped at the end of its scope. Needs the GIL wherever it ends.
+// Helpers for code that uses Python's C API: owned references, and the current exception. Needs the GIL.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cerrno>
 #include <memory>
 
 namespace stepmill {
@@ -12,8 +13,33 @@ struct DropReference {
     void operator()(PyObject* obj) const noexcept { Py_DECREF(obj); }
 };
 
-using PyRef = std::unique_ptr<PyObject, DropReference>;  // of a new reference; share(obj) for a borrowed one
+// Dropped at the end of its scope.
+using PyRef = std::unique_ptr<PyObject, DropReference>;  // for a new reference; share(obj) for a borrowed one
 
 inline PyRef share(PyObject* obj) noexcept { return PyRef(Py_XNewRef(obj)); }
+
+// Returns the current exception with its traceback, and clears it; a new reference.
+inline PyObject* raised_exception() {
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) PyException_SetTraceback(value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return value;
+#endif
+}
+
+inline void set_exception(PyObject* exception) { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception); }
+
+// Sets the subclass of OSError that belongs to an errno; returns false.
+inline bool set_os_error(int error) {
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return false;
+}
 
 }  // namespace stepmill

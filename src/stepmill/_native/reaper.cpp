@@ -18,34 +18,33 @@ namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t WAKE = UINT64_MAX;  // epoll's name for the eventfd; the others are generation << 32 | worker
+constexpr std::uint64_t WAKE = UINT64_MAX;  // epoll data of the eventfd; that of a worker is generation << 32 | worker
 constexpr int MAX_EVENTS = 16;
-constexpr int NO_TICK = -1;                // epoll's timeout: wait for events alone
+constexpr int NO_TICK = -1;                // timeout of epoll_wait: only events
 constexpr double FOREVER_NS = 1e18;
-constexpr std::uint64_t ABSENT_TICKS = 4;  // longer between two ticks: the learner did not run
+constexpr std::uint64_t ABSENT_TICKS = 4;  // after a longer pause between two ticks, the learner did not run
 constexpr std::uint64_t MILLISECOND_NS = 1'000'000;
-constexpr std::uint64_t LAST_WORDS_NS = 100 * MILLISECOND_NS;  // how long an overdue worker has to write down where it stands
+constexpr std::uint64_t DUMP_NS = 100 * MILLISECOND_NS;  // how long an overdue worker has to write a traceback before SIGKILL
 constexpr std::uint64_t PUBLISHING_GRACE_NS = 1'000 * MILLISECOND_NS;  // on top of the limit, for writing a result
 
 [[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
 
-// Takes a command from its owner for good. False: it is condemned already, or its results are (being) published.
-bool take_from(Word& state, std::uint32_t ticket, bool is_gone) noexcept {
+// Condemns a command, so that its owner cannot publish it. Returns false if it is condemned already, or published or being published.
+bool condemn(Word& state, std::uint32_t ticket, bool is_gone) noexcept {
     std::uint32_t old = state.load(std::memory_order_acquire);
     for (;;) {
         if (old == state_word(ticket, Phase::CONDEMNED)) return false;
-        // A later command is not the one to be taken: whoever is slow here would settle it by the number of its predecessor.
+        // Not a later command: a slow caller would finish it with the number of its predecessor.
         if (state_ticket(old) != ticket_part(ticket) && state_ticket(old) != ticket_part(ticket - 1)) return false;
-        // Only the dead can be robbed in the middle of publishing: the living still writes.
+        // A worker that still runs may be writing its result.
         if (old == state_word(ticket, Phase::PUBLISHING) && !is_gone) return false;
         if (state.compare_exchange_weak(old, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return true;
     }
 }
 
-// Who condemned a command writes its outcome, which has no payload.
-void settle(ServerWords& words, std::uint32_t local, std::uint32_t ticket, Fault fault) noexcept {
-    words.result[local] = 0;
-    words.payload_bytes[local] = 0;
+// Writes the outcome of a condemned command: a fault without a payload.
+void write_fault(ServerWords& words, std::uint32_t local, std::uint32_t ticket, Fault fault) noexcept {
+    words.clear_result(local);
     words.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
     words.done[local].store(ticket, std::memory_order_release);
 }
@@ -53,24 +52,24 @@ void settle(ServerWords& words, std::uint32_t local, std::uint32_t ticket, Fault
 }  // namespace
 
 std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault) {
-    // `dead` was written before, and the tickets are read after it, all seq_cst. Ledger::dispatch writes tickets and then
-    // reads `dead`: one of the two sees what the other wrote.
+    // `dead` is written before the tickets are read, both seq_cst. PoolState::dispatch writes tickets and then reads `dead`: at least one
+    // side sees what the other wrote.
     WorkerControl& control = *slab.workers[worker];
     const bool is_gone = control.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
     ServerWords& words = slab.words[worker];
     const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[worker].size());
-    std::uint32_t num_settled = 0;
+    std::uint32_t num_condemned = 0;
     for (std::uint32_t local = 0; local < num_servers; ++local) {
         const std::uint32_t ticket = words.ticket[local].load(std::memory_order_seq_cst);
         if (words.done[local].load(std::memory_order_acquire) == ticket) continue;
-        if (!take_from(words.state[local], ticket, is_gone)) continue;
-        settle(words, local, ticket, fault);
-        ++num_settled;
+        if (!condemn(words.state[local], ticket, is_gone)) continue;
+        write_fault(words, local, ticket, fault);
+        ++num_condemned;
     }
-    if (num_settled != 0) count_results(*slab.pool, num_settled);
-    // Whatever the count says: the dead may have stored results that they never counted.
+    if (num_condemned != 0) count_results(*slab.pool, num_condemned);
+    // Ring whatever the count says: the dead worker may have stored results without counting them.
     ring_pool(*slab.pool);
-    return num_settled;
+    return num_condemned;
 }
 
 Reaper::Reaper(std::shared_ptr<Slab> slab, Limits limits)
@@ -84,7 +83,7 @@ Reaper::Reaper(std::shared_ptr<Slab> slab, Limits limits)
     if (error == 0) error = start_native_thread(thread_, &Reaper::run, this);
     if (error != 0) {
         close_all();
-        fail(error, "the thread that watches over workers cannot be started");
+        fail(error, "the thread that watches the workers cannot be started");
     }
     is_running_ = true;
 }
@@ -96,20 +95,30 @@ Reaper::~Reaper() {
 
 bool Reaper::is_forked() const { return getpid() != owner_; }
 
+void Reaper::check_worker(std::uint32_t worker) const {
+    if (worker < watched_.size()) return;
+    throw std::out_of_range("worker " + std::to_string(worker) + " does not exist; the pool has workers 0 to " + std::to_string(watched_.size() - 1));
+}
+
+std::uint32_t Reaper::num_requests(std::uint32_t worker) const {
+    check_worker(worker);
+    return slab_->workers[worker]->requests.load(std::memory_order_acquire);
+}
+
 void Reaper::close_all() {
-    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) drop(worker);
+    for (std::uint32_t worker = 0; worker < watched_.size(); ++worker) unwatch(worker);
     for (int* fd : {&epoll_, &wake_}) {
         if (*fd >= 0) close(*fd);
         *fd = -1;
     }
 }
 
-void Reaper::drop(std::uint32_t worker) {
+void Reaper::unwatch(std::uint32_t worker) {
     Watched& watched = watched_[worker];
-    // Of those that were posted to it none is answered any more.
+    // Nobody answers the requests that were posted to this worker.
     if (watched.is_watched) watched.num_answered = slab_->workers[worker]->requests.load(std::memory_order_acquire);
     if (watched.pidfd != NO_PIDFD) {
-        // In a forked child the epoll set is shared with the learner, and not ours to change.
+        // A forked child shares the epoll set with the learner and must not change it.
         if (!is_forked()) epoll_ctl(epoll_, EPOLL_CTL_DEL, watched.pidfd, nullptr);
         close(watched.pidfd);
     }
@@ -121,7 +130,7 @@ void Reaper::drop(std::uint32_t worker) {
 
 void Reaper::wake() const {
     const std::uint64_t one = 1;
-    // Fails only when the counter is full, and then the thread is awake already.
+    // Fails only if the counter is full; then the thread is awake.
     [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
 }
 
@@ -137,10 +146,11 @@ void Reaper::stop() {
 }
 
 void Reaper::watch(std::uint32_t worker, int pidfd) {
+    check_worker(worker);
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    Watched& watched = watched_.at(worker);
-    drop(worker);
+    Watched& watched = watched_[worker];
+    unwatch(worker);
     if (pidfd != NO_PIDFD) {
         watched.pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
         if (watched.pidfd < 0) fail(errno, "a worker's process descriptor cannot be duplicated");
@@ -153,7 +163,7 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     watched.is_watched = true;
     watched.is_overdue = false;
     watched.commands.assign(slab_->plan.servers[worker].size(), Outstanding{});
-    control.buried.store(0, std::memory_order_release);
+    control.reaped.store(0, std::memory_order_release);
     control.dead.store(static_cast<std::uint32_t>(Death::NONE), std::memory_order_seq_cst);
 
     if (pidfd == NO_PIDFD) return;
@@ -162,20 +172,30 @@ void Reaper::watch(std::uint32_t worker, int pidfd) {
     event.data.u64 = std::uint64_t{watched.generation} << 32 | worker;
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, watched.pidfd, &event) == 0) return;
     const int error = errno;
-    drop(worker);
+    unwatch(worker);
     fail(error, "a worker's process cannot be watched");
 }
 
 void Reaper::forget(std::uint32_t worker) {
+    check_worker(worker);
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    drop(worker);
+    unwatch(worker);
 }
 
 void Reaper::declare_dead(std::uint32_t worker) {
+    check_worker(worker);
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
-    if (watched_.at(worker).is_watched) bury(worker);
+    if (watched_[worker].is_watched) mark_dead(worker);
+}
+
+void Reaper::record_answered(std::uint32_t worker, std::uint32_t num_requests) {
+    check_worker(worker);
+    if (is_forked()) return;
+    const std::lock_guard lock(mutex_);
+    Watched& watched = watched_[worker];
+    if (static_cast<std::int32_t>(num_requests - watched.num_answered) > 0) watched.num_answered = num_requests;
 }
 
 // ---- the thread -------------------------------------------------------------------------------------------------
@@ -185,7 +205,7 @@ void* Reaper::run(void* self) {
     return nullptr;
 }
 
-// An eighth of the shorter limit, so that a hang is known a few milliseconds after its time. NO_TICK without limits: only events count.
+// Returns an eighth of the shorter limit, so that a hang is found a few milliseconds late. NO_TICK without limits.
 int Reaper::tick_ms() const {
     std::uint64_t shortest_ns = UINT64_MAX;
     for (const std::uint64_t limit_ns : {limits_.step_ns, limits_.reset_ns}) {
@@ -213,7 +233,7 @@ void Reaper::loop() {
     }
 }
 
-// The learner was stopped (Ctrl-Z), or got no core: its workers probably were, too. A deadline counts time in which the learner ran.
+// Excludes time in which the learner did not run (stopped by Ctrl-Z, or without a core): probably its workers did not run either.
 void Reaper::skip_absence(std::uint64_t absent_ns) {
     for (Watched& watched : watched_) {
         watched.since_ns += absent_ns;
@@ -226,29 +246,29 @@ void Reaper::skip_absence(std::uint64_t absent_ns) {
 }
 
 void Reaper::on_event(std::uint64_t data) {
-    if (data == WAKE) return;  // only stop() wakes
+    if (data == WAKE) return;  // written only by stop()
     const auto worker = static_cast<std::uint32_t>(data);
     const Watched& watched = watched_[worker];
-    if (watched.pidfd != NO_PIDFD && watched.generation == data >> 32) bury(worker);
+    if (watched.pidfd != NO_PIDFD && watched.generation == data >> 32) mark_dead(worker);
 }
 
-void Reaper::bury(std::uint32_t worker) {
+void Reaper::mark_dead(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers[worker];
     const std::uint32_t stuck = std::exchange(watched_[worker].stuck, NO_SERVER);
-    drop(worker);
+    unwatch(worker);
     const std::uint32_t before = control.dead.exchange(static_cast<std::uint32_t>(Death::DIED), std::memory_order_seq_cst);
     release_spin(*slab_->pool, worker);
-    control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: ringing needs no system call
+    control.parked.store(0, std::memory_order_relaxed);  // nobody sleeps there: a ring needs no system call
     ServerWords& words = slab_->words[worker];
     if (stuck != NO_SERVER) {
         const std::uint32_t ticket = words.ticket[stuck].load(std::memory_order_seq_cst);
         const bool is_done = words.done[stuck].load(std::memory_order_acquire) == ticket;
-        if (!is_done && take_from(words.state[stuck], ticket, true)) settle(words, stuck, ticket, Fault::TIMED_OUT);
+        if (!is_done && condemn(words.state[stuck], ticket, true)) write_fault(words, stuck, ticket, Fault::TIMED_OUT);
     }
-    // Of who was killed for being overdue, the culprit has its fault already; what is left are its neighbours.
+    // After a time limit, the command that exceeded it has its fault already; the rest are its neighbours' commands.
     condemn_worker(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
-    // Who was woken by that too early, and sleeps again, looks once more: the dead may have scrambled the words that told of them.
-    control.buried.store(1, std::memory_order_seq_cst);
+    // Rings again: the learner may have looked too early, or the dead worker may have overwritten the words that it looked at.
+    control.reaped.store(1, std::memory_order_seq_cst);
     ring_pool(*slab_->pool);
 }
 
@@ -272,12 +292,13 @@ void Reaper::check_deadline(std::uint32_t worker, std::uint64_t now) {
     }
     if (watched.is_overdue) return;
     const std::uint32_t local = control.current.load(std::memory_order_acquire);
-    // What was noted just before counts from a later moment than `now` if the learner was away.
+    // since_ns is later than `now` if the learner did not run meanwhile.
     if (local < slab_->plan.servers[worker].size() && !is_finished(worker, local)) check_current(worker, local, now - std::min(now, watched.since_ns));
     else check_untaken(worker, now);
 }
 
-// A worker whose words are lies may seem to move for ever, or to be done. A command that is outstanding is not done, whatever they say.
+// A faulty worker's words may always show progress, or claim that commands are done. So each command also has a limit of its own, which
+// only the pool's words decide.
 void Reaper::check_outstanding(std::uint32_t worker, std::uint64_t now) {
     Watched& watched = watched_[worker];
     const ServerWords& words = slab_->words[worker];
@@ -291,15 +312,15 @@ void Reaper::check_outstanding(std::uint32_t worker, std::uint64_t now) {
             if (longest != 0 && now > command.since_ns && now - command.since_ns > longest) return end_stuck(worker, local);
             continue;
         }
-        // Requests come before the commands that are given after them.
+        // Requests precede the commands that are given after them.
         const bool was_outstanding = command.since_ns != 0;
         if (was_outstanding && static_cast<std::int32_t>(command.num_requests - watched.num_answered) > 0) watched.num_answered = command.num_requests;
         command = {ticket, num_requests, is_done ? 0 : now};
     }
 }
 
-// How long a command may be outstanding, if every command before it and every one of `num_requests` slow requests takes all of its
-// time; 0: for ever. Each request lets the worker begin again with its first server.
+// Returns how long a command may be outstanding if every command before it and each of `num_requests` slow requests takes its full
+// limit; 0: without limit. After each request the worker starts again with its first server.
 std::uint64_t Reaper::longest_ns(std::uint32_t worker, std::uint32_t num_requests) const {
     if (limits_.step_ns == 0 || limits_.reset_ns == 0 || (num_requests != 0 && limits_.call_ns == 0)) return 0;
     const auto reset_ns = static_cast<double>(std::max(limits_.reset_ns, limits_.attempts_ns));
@@ -309,7 +330,7 @@ std::uint64_t Reaper::longest_ns(std::uint32_t worker, std::uint32_t num_request
     return static_cast<std::uint64_t>(std::min(longest, FOREVER_NS));
 }
 
-// Whether the command that the worker is still at is done: then it is between commands, and the next is untaken.
+// Whether the command in `current` is done: then the worker is between commands.
 bool Reaper::is_finished(std::uint32_t worker, std::uint32_t local) const {
     const ServerWords& words = slab_->words[worker];
     if (slab_->workers[worker]->running.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Activity::EARLY_RESET)) return false;
@@ -317,13 +338,13 @@ bool Reaper::is_finished(std::uint32_t worker, std::uint32_t local) const {
     return ticket_part(words.done[local].load(std::memory_order_acquire)) == state_ticket(state);
 }
 
-// Whether the worker has made no progress since it was looked at first. Asked after all else was read: what was read then
-// is of what hangs.
-bool Reaper::is_still(std::uint32_t worker) const {
+// Whether the worker has made no progress since the last look. Called after the other words were read: then they belong to the activity
+// that hangs.
+bool Reaper::has_stalled(std::uint32_t worker) const {
     return slab_->workers[worker]->progress.load(std::memory_order_acquire) == watched_[worker].progress;
 }
 
-// The worker is at something of this server, and has been for so long.
+// Checks the limit of the activity in `current`, which has run for elapsed_ns.
 void Reaper::check_current(std::uint32_t worker, std::uint32_t local, std::uint64_t elapsed_ns) {
     const ServerWords& words = slab_->words[worker];
     const auto activity = static_cast<Activity>(slab_->workers[worker]->running.load(std::memory_order_acquire));
@@ -331,25 +352,25 @@ void Reaper::check_current(std::uint32_t worker, std::uint32_t local, std::uint6
     if (limit == 0 || elapsed_ns <= limit) return;
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
-    if (!is_still(worker)) return;
-    // An early reset hangs between commands: the last is done, and the next, if there is one, waits for it.
+    if (!has_stalled(worker)) return;
+    // An early reset hangs between commands: the last command is done, and the next one, if any, is late.
     const bool is_early = activity == Activity::EARLY_RESET;
     const bool is_asked = words.done[local].load(std::memory_order_acquire) != ticket;
     const bool is_late = is_early ? state_ticket(state) == ticket_part(ticket - 1) : state == state_word(ticket, Phase::RUNNING);
     if (is_early && !is_asked) end_overdue(worker);
-    else if (is_late) give_up(worker, local, ticket, state);
+    else if (is_late) abandon(worker, local, ticket, state);
     else if (elapsed_ns > limit + PUBLISHING_GRACE_NS) end_stuck(worker, local);
 }
 
-// A worker that is stopped, or stuck between commands, takes none: the first that waits is the one that is late.
+// Checks commands that the worker does not start because it is stopped or stuck: the first outstanding one counts as late.
 void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
     Watched& watched = watched_[worker];
     ServerWords& words = slab_->words[worker];
     std::uint32_t local = 0;
     const auto num_servers = static_cast<std::uint32_t>(slab_->plan.servers[worker].size());
     while (local < num_servers && words.ticket[local].load(std::memory_order_acquire) == words.done[local].load(std::memory_order_acquire)) ++local;
-    const bool is_serving = slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0;
-    if (local == num_servers || (is_serving && limits_.call_ns == 0)) {
+    const bool is_busy = is_serving(worker);
+    if (local == num_servers || (is_busy && limits_.call_ns == 0)) {
         watched.untaken_ns = 0;
         return;
     }
@@ -357,32 +378,37 @@ void Reaper::check_untaken(std::uint32_t worker, std::uint64_t now) {
     const std::uint64_t waited_ns = now - std::min(now, watched.untaken_ns);
     const std::uint32_t ticket = words.ticket[local].load(std::memory_order_acquire);
     const std::uint64_t limit = limit_ns(get_command(words, local) == Command::RESET);
-    // A slow request comes first; but nobody waits for one that never ends, or that a worker only claims to be at.
-    const std::uint64_t allowed = limit + (is_serving ? limits_.call_ns : 0);
+    // A slow request runs first; its limit also bounds a worker that falsely claims to serve one.
+    const std::uint64_t allowed = limit + (is_busy ? limits_.call_ns : 0);
     if (limit == 0 || waited_ns <= allowed) return;
     const std::uint32_t state = words.state[local].load(std::memory_order_acquire);
-    // RUNNING: it was stopped between taking the command and saying so.
+    // RUNNING: the worker was stopped after it started the command and before it set `current`.
     const bool is_untaken = state_ticket(state) == ticket_part(ticket - 1) || state == state_word(ticket, Phase::RUNNING);
-    if (!is_still(worker)) return;
-    if (is_untaken) give_up(worker, local, ticket, state);
+    if (!has_stalled(worker)) return;
+    if (is_untaken) abandon(worker, local, ticket, state);
     else if (waited_ns > allowed + PUBLISHING_GRACE_NS) end_stuck(worker, local);
 }
 
-// Its words tell of no command that could be condemned. Who publishes is not late, unless it never ends: a value in an info may
-// hang when it is pickled. Or they are words that no worker of ours writes. It is robbed once it is gone.
+// A faulty worker may claim it although no request waits for a reply.
+bool Reaper::is_serving(std::uint32_t worker) const {
+    return slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0 && num_requests(worker) != watched_[worker].num_answered;
+}
+
+// Ends a worker whose late command cannot be condemned while it lives, since its state says PUBLISHING: pickling a value of an info may
+// hang. Or a faulty worker wrote the state. The command is condemned when the worker is dead.
 void Reaper::end_stuck(std::uint32_t worker, std::uint32_t local) {
     if (watched_[worker].pidfd == NO_PIDFD) return;
     watched_[worker].stuck = local;
     end_overdue(worker);
 }
 
-// Condemns the command that is late, if it is still where it was seen, and ends its worker.
-void Reaper::give_up(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state) {
+// Condemns the late command, if its state has not changed, and ends its worker.
+void Reaper::abandon(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state) {
     ServerWords& words = slab_->words[worker];
-    // It may have come to its end just now.
+    // The command may have finished just now.
     if (!words.state[local].compare_exchange_strong(state, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
     slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
-    settle(words, local, ticket, Fault::TIMED_OUT);
+    write_fault(words, local, ticket, Fault::TIMED_OUT);
     count_results(*slab_->pool, 1);
     end_overdue(worker);
 }
@@ -393,15 +419,15 @@ void Reaper::end_overdue(std::uint32_t worker) {
     watched_[worker].is_overdue = true;
     kill(watched_[worker]);
     condemn_worker(*slab_, worker, Fault::NEIGHBOUR);
-    ring_worker(*slab_->workers[worker]);  // a thread that came back just now, and sleeps already, is to hear of it
+    ring_worker(*slab_->workers[worker]);  // wakes a thread that came back just now and sleeps already
 }
 
-// A process that has ended meanwhile is buried at the next event; one that does not die is condemned all the same.
+// A process that has ended meanwhile is marked dead at the next event. Commands of one that does not die are condemned too.
 void Reaper::kill(Watched& watched) const {
     if (watched.pidfd == NO_PIDFD) return;
-    const bool may_speak = limits_.dump_signal != 0 && watched.kill_at_ns == 0;
-    watched.kill_at_ns = may_speak ? now_ns() + LAST_WORDS_NS : 0;
-    [[maybe_unused]] const int error = signal_pidfd(watched.pidfd, may_speak ? limits_.dump_signal : SIGKILL);
+    const bool may_dump = limits_.dump_signal != 0 && watched.kill_at_ns == 0;
+    watched.kill_at_ns = may_dump ? now_ns() + DUMP_NS : 0;
+    [[maybe_unused]] const int error = signal_pidfd(watched.pidfd, may_dump ? limits_.dump_signal : SIGKILL);
 }
 
 }  // namespace stepmill

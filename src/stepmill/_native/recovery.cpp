@@ -1,40 +1,113 @@
-// The ledger after a fault: episodes that are cut short and marked, workers that come back.
+// What the pool state does after a fault: episodes that are cut short, workers that are replaced.
 //
-// While a command is settled by a fault, or its worker is dead, the row's result words are the pool's to write: their owner
-// has lost the claim to them, or is gone.
+// While a command has a fault, or its worker is dead, the pool may write the result words of the row: the owner has lost its claim, or is
+// gone.
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <cstring>
 
-#include "ledger.hpp"
+#include "pool_state.hpp"
 #include "reaper.hpp"
 
 namespace stepmill {
 
-bool Ledger::is_ended(std::uint32_t id) const {
-    return !is_batched_ && !envs_[id].is_taking && *slab_->over(row_of(id)) != 0;
+// ---- faults -----------------------------------------------------------------------------------------------------
+
+void PoolState::mark_faulted(std::uint32_t id) {
+    leases_->unpin(envs_[id].target);
+    if (envs_[id].uses_staged) drop_staged(id);
+    envs_[id].status = EnvStatus::FAULTED;
 }
 
-// A batched env whose rows have all ended begins anew with its next step: between episodes there is nothing to cut short.
-bool Ledger::resets_itself(std::uint32_t id, bool is_received) const {
+nb::list PoolState::read_faults() {
+    const InUse in_use(*this);
+    nb::list faults;
+    for (const std::uint32_t id : pending_) {
+        if (!is_done(id) || !has_fault(id)) continue;
+        const ServerLocation location = slab_->server_locations[envs_[id].server];
+        const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
+        nb::object record = nb::none();  // dead workers leave none
+        if (envs_[id].fault_record && envs_[id].recorded_ticket == *envs_[id].ticket) {
+            record = envs_[id].fault_record;
+        } else if (slab_->words[location.worker].payload_bytes[location.local] != 0) {
+            try {
+                record = read_payload(id);
+            } catch (nb::python_error&) {  // unreadable: the fault has no text
+            }
+        }
+        faults.append(nb::make_tuple(id, kind, record, location.worker, *envs_[id].ticket, envs_[id].is_reset, was_at_reset(id)));
+    }
+    return faults;
+}
+
+void PoolState::fail(nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage;
+    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        if (envs_[id].status == EnvStatus::PENDING && is_done(id) && has_fault(id)) mark_faulted(id);
+    }
+    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING; });
+    scanned_ = 0;
+}
+
+// Drops the results of envs that are done.
+void PoolState::discard(nb::handle env_ids) {
+    const InUse in_use(*this);
+    Ids storage, done, done_ids;
+    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
+        unclaimed_.release(id);
+        if (envs_[id].status == EnvStatus::PENDING && is_done(id)) done.push_back(id);
+    }
+    for (const std::uint32_t id : done) {
+        if (has_fault(id)) mark_faulted(id);
+        else done_ids.push_back(id);
+    }
+    Ids rest = pending_;
+    std::erase_if(rest, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING || std::ranges::count(done_ids, id) != 0; });
+    mark_received(done_ids, std::move(rest), false);
+}
+
+bool PoolState::was_at_reset(std::uint32_t env_id) const {
+    const ServerLocation location = slab_->server_locations[envs_.at(env_id).server];
+    const WorkerControl& control = *slab_->workers[location.worker];
+    const auto running = static_cast<Activity>(control.running.load(std::memory_order_acquire));
+    if (control.current.load(std::memory_order_acquire) == location.local) return running != Activity::STEP;
+    return get_command(slab_->words[location.worker], location.local) == Command::RESET;
+}
+
+// The reaper may not have noticed the death yet.
+bool PoolState::died_in_request(std::uint32_t worker) const {
+    if (!slab_) return true;  // the pool was closed meanwhile
+    const WorkerControl& control = *slab_->workers.at(worker);
+    return control.serving.load(std::memory_order_acquire) != 0 && control.current.load(std::memory_order_acquire) == NO_SERVER;
+}
+
+// ---- ends of episodes -------------------------------------------------------------------------------------------
+
+bool PoolState::is_ended(std::uint32_t id) const {
+    return !is_batched_ && !envs_[id].uses_staged && *slab_->over(row_of(id)) != 0;
+}
+
+// Whether all rows of a batched env have ended, so that its next step begins new episodes and there is nothing to cut short.
+bool PoolState::resets_itself(std::uint32_t id, bool is_received) const {
     return is_batched_ && autoreset_ == Autoreset::NEXT_STEP && have_all_ended(id, is_received);
 }
 
-bool Ledger::have_all_ended(std::uint32_t id, bool is_received) const {
+bool PoolState::have_all_ended(std::uint32_t id, bool is_received) const {
     const std::uint8_t* over = is_batched_ && is_received ? ended_.data() + row_of(id) : slab_->over(row_of(id));
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
 
-// Asked of the books, not of the slab: who died over a result may have written half of it.
-void Ledger::note_ended(std::uint32_t id, bool is_cut) {
+// Records which rows ended, since a worker that dies in the next command may have half written the slab.
+void PoolState::record_ended_rows(std::uint32_t id, bool is_cut) {
     std::uint8_t* ended = ended_.data() + row_of(id);
     if (is_cut) std::fill_n(ended, batch_size_, std::uint8_t{1});
     else std::copy_n(slab_->over(row_of(id)), batch_size_, ended);
 }
 
-// Each row says so, but for one whose episode had ended before, and whose next one was to begin now: it waits once more.
-void Ledger::mark_truncated(std::uint32_t id) {
-    const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: who is alive is so in the next episode
+// Marks each row as truncated, except rows of a batched env that had ended before: their next episode begins one result later.
+void PoolState::mark_truncated(std::uint32_t id) {
+    const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: the agents are alive in the next episode
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         const Column& flags = slab_->plan.outcome.truncated;
         const Column& alive = slab_->plan.outcome.alive;
@@ -46,7 +119,7 @@ void Ledger::mark_truncated(std::uint32_t id) {
         }
         std::memset(slab_->truncated(row), 1, flags.row_bytes);
         const bool is_any = std::ranges::any_of(before, [](std::uint8_t flag) { return flag != 0; });
-        if (is_any) std::memcpy(slab_->truncated(row), before.data(), before.size());  // the dead do not end twice
+        if (is_any) std::memcpy(slab_->truncated(row), before.data(), before.size());  // dead agents do not end twice
         std::memset(slab_->alive(row), goes_on, alive.row_bytes);
         *slab_->over(row) = 1;
     }
@@ -54,113 +127,104 @@ void Ledger::mark_truncated(std::uint32_t id) {
 
 // ---- episodes that are cut short --------------------------------------------------------------------------------
 
-// What cutting short needs of memory, before anything is changed: SAME_STEP hands out the last observation beside the next first one.
-void Ledger::keep_final_obs(const Ids& ids) {
+// Does the part of cutting short that needs memory, before anything changes: SAME_STEP returns the last observation in the info.
+void PoolState::store_final_obs(const Ids& ids) {
     if (autoreset_ != Autoreset::SAME_STEP) return;
     for (const std::uint32_t id : ids) {
-        EnvBook& env = envs_[id];
+        EnvRecord& env = envs_[id];
         if ((env.is_lost || env.fault_info) && !env.final_obs) env.final_obs = env_obs(id, env.opaques, false);
     }
 }
 
-// The result to come of a pending env says that its episode is over. NEXT_STEP and DISABLED have it at once, with the last good
-// observation; under SAME_STEP the next episode's first observation belongs to it, so that its reset has to be waited for.
-void Ledger::cut_short(std::uint32_t id) {
-    EnvBook& env = envs_[id];
+// Ends the episode of a pending env. NEXT_STEP and DISABLED have the result at once, with the last good observation. SAME_STEP returns
+// the first observation of the next episode, so the result waits for a reset.
+void PoolState::cut_short(std::uint32_t id) {
+    EnvRecord& env = envs_[id];
     if (env.is_lost) env.fault_info = env.lost_info;
     env.is_lost = false;
     env.needs_restore = true;
-    // Of an episode whose end was received: what the slab says of its return was told. Of what it says else one may have died in the middle.
+    // The slab may have sums of an episode that ended before; sums of the current one may be half written by a worker that died.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         if (ended_[row] != 0) slab_->clear_episode(row);
     }
-    if (autoreset_ == Autoreset::SAME_STEP) return;  // keep_final_obs() was there
-    const Seat seat = slab_->seats[env.server];
-    slab_->words[seat.worker].fault[seat.local].store(0, std::memory_order_relaxed);
-    book_->unpin(env.target);
+    if (autoreset_ == Autoreset::SAME_STEP) return;  // store_final_obs() has prepared it
+    const ServerLocation location = slab_->server_locations[env.server];
+    slab_->words[location.worker].fault[location.local].store(0, std::memory_order_relaxed);
+    leases_->unpin(env.target);
     env.target = env.latest;
-    book_->pin(env.target);
+    leases_->pin(env.target);
 }
 
-void Ledger::empty_row(std::uint32_t id) {
+void PoolState::empty_row(std::uint32_t id) {
     slab_->clear_outcome(row_of(id));
     std::memset(slab_->alive(row_of(id)), 0, slab_->plan.outcome.alive.row_bytes);
 }
 
-// An exhausted env in a step of all: it is given no command, and its row says that nothing happened.
-void Ledger::mask(std::uint32_t id) {
-    EnvBook& env = envs_[id];
+// Skips an exhausted env in a step of all: no command, and an empty row.
+void PoolState::mask(std::uint32_t id) {
+    EnvRecord& env = envs_[id];
     env.is_masked = true;
     empty_row(id);
-    book_->unpin(env.target);
+    leases_->unpin(env.target);
     env.target = env.latest;
-    book_->pin(env.target);
+    leases_->pin(env.target);
 }
 
-// A pending env with a fault: a reset is tried again, a step's episode is over.
-void Ledger::truncate(std::uint32_t env_id, nb::object fault_info) {
+// Ends the episode of a pending env that has a fault. A reset is tried again instead.
+void PoolState::truncate(std::uint32_t env_id, nb::object fault_info) {
     const InUse in_use(*this);
-    EnvBook& env = envs_.at(env_id);
-    if (env.status != EnvStatus::PENDING || !is_done(env_id)) raise(errors().bug, "only an env that has a result can be cut short");
+    EnvRecord& env = envs_.at(env_id);
+    if (env.status != EnvStatus::PENDING || !is_done(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " has no result, so its episode cannot be truncated; please report this bug");
     scanned_ = 0;
     if (env.is_reset) {
         retry_reset(env_id);
         return;
     }
-    const Seat seat = slab_->seats[env.server];
-    ServerWords& words = slab_->words[seat.worker];
+    const auto [words, local] = slab_->server_words(env.server);
     if (!env.is_own_reset) {
-        if (!env.fault_info) env.fault_info = std::move(fault_info);  // the first cause is told, whatever came after
-        keep_final_obs({env_id});
+        if (!env.fault_info) env.fault_info = std::move(fault_info);  // the first cause is reported
+        store_final_obs({env_id});
         cut_short(env_id);
         if (!env.final_obs) return;
     }
-    begin_episode(env_id, words, seat.local);
-    set_command(words, seat.local, Command::RESET);
-    note_command(env_id, words, seat.local, Command::STEP);
-    give(env_id, Command::RESET, env.target);
+    begin_episode(env_id, words, local);
+    set_command(words, local, Command::RESET);
+    record_command(env_id, words, local, Command::STEP);
+    issue(env_id, Command::RESET, env.target);
 }
 
-// The command under way begins an episode: give it once more, with the seed that it had.
-void Ledger::retry_reset(std::uint32_t id) {
-    EnvBook& env = envs_[id];
-    const Seat seat = slab_->seats[env.server];
-    ServerWords& words = slab_->words[seat.worker];
-    const bool is_automatic = get_command(words, seat.local) == Command::STEP;
-    if (is_automatic) words.flags[seat.local] = 0;
-    if (!(words.flags[seat.local] & FLAG_SEED) && env.has_seed && seeding_ != Seeding::CONTINUE) {
-        words.flags[seat.local] = static_cast<std::uint8_t>(words.flags[seat.local] | FLAG_SEED | FLAG_EPISODE);
-        words.seed[seat.local] = env.base_seed;
-        words.episode[seat.local] = env.episode;
+// The outstanding command begins an episode: gives it again, with the same seed.
+void PoolState::retry_reset(std::uint32_t id) {
+    EnvRecord& env = envs_[id];
+    const auto [words, local] = slab_->server_words(env.server);
+    const bool is_automatic = get_command(words, local) == Command::STEP;
+    if (is_automatic) words.flags[local] = 0;
+    if (!(words.flags[local] & FLAG_SEED) && env.has_seed && seeding_ != Seeding::CONTINUE) {
+        words.flags[local] = static_cast<std::uint8_t>(words.flags[local] | FLAG_SEED | FLAG_EPISODE);
+        words.seed[local] = env.base_seed;
+        words.episode[local] = env.episode;
     }
-    give(id, Command::RESET, env.target);
+    issue(id, Command::RESET, env.target);
 }
 
-// Gives a command outside of send: to an env that has one already, for which it stands in.
-void Ledger::give(std::uint32_t id, Command command, std::uint32_t slot) {
-    EnvBook& env = envs_[id];
-    const Seat seat = slab_->seats[env.server];
-    ServerWords& words = slab_->words[seat.worker];
-    if (env.is_taking) drop_staged(id);  // what stands in for it goes to its own row
-    words.row[seat.local] = row_of(id);
-    set_command(words, seat.local, command);
-    words.slot[seat.local] = static_cast<std::uint8_t>(slot);
-    publish_ticket(seat, ++env.ticket);
+// Gives another command to a pending env, in place of the one it has.
+void PoolState::issue(std::uint32_t id, Command command, std::uint32_t slot) {
+    EnvRecord& env = envs_[id];
+    if (env.uses_staged) drop_staged(id);  // the new command writes to the env's own row
+    commands_.write(slab_->server_locations[env.server], row_of(id), command, slot);
+    commands_.issue(env.server);
     scanned_ = 0;
-    if (inline_ != nullptr || helper_) return;
-    ring_worker(*slab_->workers[seat.worker]);
-    check_deaths_of(seat.worker);
 }
 
-// A new episode in place of the step that was commanded; with the seed that it would have had.
-void Ledger::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local) {
-    EnvBook& env = envs_[id];
+// Turns the words of a step into those of a reset, with the seed that the next episode would have.
+void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local) {
+    EnvRecord& env = envs_[id];
     env.needs_restore = false;
-    words.flags[local] = autoreset_ == Autoreset::SAME_STEP ? FLAG_AUTO : 0;
-    if (num_spares_ != 0) {
-        begin_drawn(env.server, words, local);
+    if (spares_.has_spares()) {
+        spares_.write_next_seed(env.server);
         return;
     }
+    words.flags[local] = autoreset_ == Autoreset::SAME_STEP ? FLAG_AUTO : 0;
     if (!env.has_seed || seeding_ == Seeding::CONTINUE) return;
     words.flags[local] = static_cast<std::uint8_t>(words.flags[local] | FLAG_SEED | FLAG_EPISODE);
     words.seed[local] = env.base_seed;
@@ -169,25 +233,25 @@ void Ledger::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t l
 
 // ---- dead workers -----------------------------------------------------------------------------------------------
 
-// Their env objects are gone, or in another state than the user thinks. Who waits for a command is told by its next step.
-void Ledger::lose_envs(nb::handle env_ids, nb::object fault_info) {
+// The objects of these envs are gone, or in a state that the user does not expect: the next step of idle envs is cut short.
+void PoolState::lose_envs(nb::handle env_ids, nb::object fault_info) {
     const InUse in_use(*this);
     Ids storage;
     mark_lost(parse_ids(env_ids, storage), fault_info);
 }
 
-void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
+void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
     for (const std::uint32_t id : ids) {
-        EnvBook& env = envs_[id];
+        EnvRecord& env = envs_[id];
         const bool is_settled = env.status == EnvStatus::IDLE || (env.status == EnvStatus::PENDING && is_done(id) && !has_fault(id));
+        if (env.status == EnvStatus::PENDING && !is_settled) env.lost_info = fault_info;
         if (!is_settled || env.is_masked) continue;
-        ServerBook& server = servers_[env.server];
-        if (server.is_staged && env.status == EnvStatus::IDLE) {
-            if (!is_done(id)) continue;  // its worker's successor will do it
-            server.is_staged = false;
+        if (spares_.is_staged(env.server) && env.status == EnvStatus::IDLE) {
+            if (!is_done(id)) continue;  // its worker's successor runs the reset
+            spares_.drop_staged(env.server);
         }
         env.needs_restore = true;
-        // Under SAME_STEP no env is between episodes: with the end of one the beginning of the next was told, or will be.
+        // Under SAME_STEP no env is between episodes: the result that ends one begins the next.
         const bool is_between = is_ended(id) || resets_itself(id, env.status == EnvStatus::IDLE) || env.fault_info;
         if (is_between && autoreset_ != Autoreset::SAME_STEP) continue;
         env.is_lost = true;
@@ -195,126 +259,99 @@ void Ledger::mark_lost(const Ids& ids, const nb::object& fault_info) {
     }
 }
 
+// A worker may have finished a command before it was replaced: the env has that result, but its object is gone.
+void PoolState::mark_lost_late(const Ids& ids) {
+    for (const std::uint32_t id : ids) {
+        const EnvRecord& env = envs_[id];
+        if (!commands_.is_from_before_restart(env.server)) continue;
+        if (env.lost_info && !env.is_lost && !env.needs_restore && !held_.is_held(id)) mark_lost({id}, nb::object(env.lost_info));
+    }
+}
+
 // ---- workers that are replaced ----------------------------------------------------------------------------------
 
-void Ledger::attach_reaper(nb::object reaper) {
+void PoolState::attach_reaper(nb::object reaper) {
     reaper_ = nb::cast<Reaper*>(reaper);
     reaper_object_ = std::move(reaper);
 }
 
-void Ledger::declare_dead(std::uint32_t worker) {
+void PoolState::declare_dead(std::uint32_t worker) {
     const InUse in_use(*this);
     if (reaper_ != nullptr) reaper_->declare_dead(worker);
 }
 
-// Tickets are held until finish_replacement(): the one that is to be replaced may live, its successor may fail although it
-// serves already, and calls that are repeated come before any command.
-void Ledger::begin_replacement(std::uint32_t worker, bool is_replayed) {
+// Commands wait until finish_replacement(): the old worker may still live, the successor may fail although it serves, and repeated calls
+// come first.
+void PoolState::begin_replacement(std::uint32_t worker, bool is_replayed) {
     const InUse in_use(*this);
-    is_restarting_.at(worker) = 1;
+    commands_.begin_restart(worker);
     for (const std::uint32_t server : slab_->plan.servers[worker]) {
-        servers_[server].lost_with = published_ticket(server);
-        if (is_replayed) stage_once_more(server);
+        const std::uint32_t id = spares_.env_of(server);
+        const bool is_taken = id != NO_ENV && envs_[id].status == EnvStatus::PENDING;
+        if (is_replayed && !is_taken) spares_.stage_again(server);
     }
-    for (const std::uint32_t id : served_by(worker)) {
-        EnvBook& env = envs_[id];
-        std::erase(playing_, id);
-        std::erase_if(events_, [id](const Event& event) { return event.env == id; });
-        if (env.replay) env.replay->phase = Replay::Phase::WAITING;
-        const bool has_episode = env.status == EnvStatus::PENDING || env.status == EnvStatus::EXHAUSTED || (env.status == EnvStatus::IDLE && !servers_[env.server].is_staged);
+    for (const std::uint32_t id : spares_.envs_of(worker)) {
+        EnvRecord& env = envs_[id];
+        held_.forget_progress(id);
+        const bool has_episode = env.status == EnvStatus::PENDING || env.status == EnvStatus::EXHAUSTED || (env.status == EnvStatus::IDLE && !spares_.is_staged(env.server));
         if (is_replayed && has_episode && !env.needs_restore) hold_env(id);
-        if (!is_replayed && env.replay) end_hold_with_fault(id);
+        if (!is_replayed && held_.is_held(id)) end_hold_with_fault(id);
     }
 }
 
-void Ledger::clear_dead_worker(std::uint32_t worker) {
+void PoolState::clear_dead_worker(std::uint32_t worker) {
     if (!slab_) return;
     if (reaper_ != nullptr) reaper_->declare_dead(worker);
-    rewrite_control_words(worker);
+    spares_.mark_rebuilt(worker);
+    commands_.rewrite_control_words(worker, is_closed_.load());
     free_overflow(worker);
 }
 
-void Ledger::finish_replacement(std::uint32_t worker, int pidfd) {
+void PoolState::finish_replacement(std::uint32_t worker, int pidfd) {
     const InUse in_use(*this);
     if (reaper_ != nullptr) reaper_->watch(worker, pidfd);
-    end_restart(worker);
-    check_deaths_of(worker);
+    mark_lost_late(spares_.envs_of(worker));
+    commands_.end_restart(worker);
+    commands_.check_deaths_of(worker);
 }
 
 // There is no successor: pending commands become faults.
-void Ledger::cancel_replacement(std::uint32_t worker) {
+void PoolState::cancel_replacement(std::uint32_t worker) {
     const InUse in_use(*this);
-    end_restart(worker);
-    for (const std::uint32_t id : served_by(worker)) {
-        if (envs_[id].replay) end_hold_with_fault(id);
+    commands_.end_restart(worker);
+    for (const std::uint32_t id : spares_.envs_of(worker)) {
+        if (held_.is_held(id)) end_hold_with_fault(id);
     }
-    check_deaths_of(worker);
+    commands_.check_deaths_of(worker);
 }
 
-// The worker stays dead: its envs that wait for a command are FAULTED until a reset brings them back.
-void Ledger::fail_worker(std::uint32_t worker) {
+// The worker stays dead: its idle envs are FAULTED until a reset or revive() restores them.
+void PoolState::fail_worker(std::uint32_t worker) {
     cancel_replacement(worker);
-    for (const std::uint32_t id : served_by(worker)) {
+    for (const std::uint32_t id : spares_.envs_of(worker)) {
         if (envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW) envs_[id].status = EnvStatus::FAULTED;
     }
 }
 
-// Of a worker that is gone: what it may have scribbled over its words is written anew, as far as the pool knows it. What it had
-// been commanded is done by now, or lost; what was commanded since its restart began is its successor's.
-void Ledger::rewrite_control_words(std::uint32_t worker) {
-    note_rebuilt(worker);
-    WorkerControl& control = *slab_->workers.at(worker);
-    ServerWords& words = slab_->words[worker];
-    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
-    control.stop.store(is_closed_.load(), std::memory_order_relaxed);
-    control.parked.store(0, std::memory_order_relaxed);
-    control.serving.store(0, std::memory_order_relaxed);
-    control.current.store(NO_SERVER, std::memory_order_relaxed);
-    const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
-    for (std::uint32_t local = 0; local < servers.size(); ++local) {
-        const std::uint32_t ticket = published_ticket(servers[local]);
-        const bool is_done = words.done[local].load(std::memory_order_acquire) == ticket;
-        const bool is_lost = !is_done && (!is_restarting_[worker] || ticket == servers_[servers[local]].lost_with);
-        const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
-        words.ticket[local].store(is_restarting_[worker] ? last : ticket, std::memory_order_relaxed);
-        if (is_lost) {
-            words.result[local] = 0;
-            words.payload_bytes[local] = 0;
-            words.fault[local].store(static_cast<std::uint32_t>(Fault::DIED), std::memory_order_relaxed);
-        }
-        words.state[local].store(state_word(last, Phase::IDLE), std::memory_order_relaxed);
-        words.done[local].store(last, std::memory_order_release);
-    }
-    ring_pool(*slab_->pool);
-}
-
-// A dead worker's values that nobody will read any more give their memory back; its successor writes behind them.
-void Ledger::free_overflow(std::uint32_t worker) {
+// Frees a dead worker's values that nobody will read. Its successor writes behind the others.
+void PoolState::free_overflow(std::uint32_t worker) {
     std::vector<OverflowRef> kept;
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
-        const Seat seat = slab_->seats[envs_[id].server];
-        const ServerWords& words = slab_->words[seat.worker];
-        const bool is_awaited = envs_[id].status == EnvStatus::PENDING && is_done(id) && (words.result[seat.local] & RESULT_REMOTE);
-        if (seat.worker == worker && is_awaited) kept.push_back({words.payload_offset[seat.local], words.payload_bytes[seat.local], 0});
+        const ServerLocation location = slab_->server_locations[envs_[id].server];
+        const ServerWords& words = slab_->words[location.worker];
+        const bool is_awaited = envs_[id].status == EnvStatus::PENDING && is_done(id) && (words.result[location.local] & RESULT_REMOTE);
+        if (location.worker == worker && is_awaited) kept.push_back({words.payload_offset[location.local], words.payload_bytes[location.local], 0});
     }
     free_all_but(slab_->result_fds.at(worker), std::move(kept));
 }
 
-// FAULTED envs whose worker lives again: as good as new.
-void Ledger::renew(nb::handle env_ids) {
+// FAULTED envs whose worker was restarted become NEW.
+void PoolState::mark_new(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
         if (envs_[id].status == EnvStatus::FAULTED) envs_[id].status = EnvStatus::NEW;
     }
-}
-
-// There is no successor, or it serves by now.
-void Ledger::end_restart(std::uint32_t worker) {
-    if (!is_restarting_[worker]) return;
-    is_restarting_[worker] = 0;
-    for (const std::uint32_t server : slab_->plan.servers[worker]) publish_ticket(slab_->seats[server], published_ticket(server));
-    ring_worker(*slab_->workers[worker]);
 }
 
 }  // namespace stepmill

@@ -1,4 +1,4 @@
-// The seeds of automatic resets. The worker that resets and the pool that writes down what happened ask the same function.
+// The seeds of automatic resets, computed by the worker that resets and by the pool that logs it.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace stepmill {
 
-// Two rounds of splitmix64: seeds of automatic resets, 31 bits so that every env API takes them.
+// Mixes with splitmix64; 31 bits, so that every env API accepts the seed.
 inline std::uint64_t derive_seed(std::uint64_t base, std::uint64_t env, std::uint64_t episode) {
     auto mix = [](std::uint64_t x) {
         x += 0x9e3779b97f4a7c15u;

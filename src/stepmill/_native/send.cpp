@@ -1,11 +1,12 @@
-// The ledger's commands: what is checked before anything is written, and how commands reach their workers.
+// Commands of the pool: checks first, then writes actions, seeds and tickets.
 #define NO_IMPORT_ARRAY
 #include <algorithm>
+#include <cstring>
 
 #include <nanobind/stl/vector.h>
 
-#include "ledger.hpp"
-#include "reaper.hpp"
+#include "pool_state.hpp"
+#include "tree_visit.hpp"
 
 namespace stepmill {
 
@@ -18,7 +19,7 @@ std::string list_ids(const std::vector<std::uint32_t>& ids) {
 }
 
 [[noreturn]] void raise_busy(const std::vector<std::uint32_t>& busy) {
-    const std::string text = "envs " + list_ids(busy) + " are still stepping or not received; receive them, or reset them, before they are commanded again";
+    const std::string text = "envs " + list_ids(busy) + " are still stepping, or their results were not received; recv() or reset() them before the next command";
     nb::list ids;
     for (const std::uint32_t id : busy) ids.append(id);
     const nb::object error = errors().busy(text, nb::arg("env_ids") = ids);
@@ -26,80 +27,173 @@ std::string list_ids(const std::vector<std::uint32_t>& ids) {
     throw nb::python_error();
 }
 
+std::string of_leaf(const Leaf& leaf) { return leaf.path.empty() ? "" : " for leaf " + leaf.path; }
+
+[[noreturn]] void raise_wrong_shape(const Leaf& leaf, PyArrayObject* source, const std::vector<npy_intp>& dims, std::uint32_t batch_size) {
+    const int ndim = PyArray_NDIM(source);
+    const bool is_only_count = ndim == static_cast<int>(dims.size()) && std::equal(dims.begin() + 1, dims.end(), PyArray_DIMS(source) + 1);
+    const std::string unit = batch_size == 1 ? "env" : "row";
+    if (is_only_count) {
+        raise(errors().usage, "got " + std::to_string(PyArray_DIMS(source)[0]) + " actions for " + std::to_string(dims[0]) + " " + unit + "s" + of_leaf(leaf) + "; give one action per " + unit);
+    }
+    raise(errors().usage, "actions" + of_leaf(leaf) + " have shape " + shape_text(PyArray_DIMS(source), ndim) + "; give shape " + shape_text(dims.data(), static_cast<int>(dims.size())));
+}
+
 }  // namespace
 
-// Steps all envs and waits; false if a fault came. The caller holds InUse.
-bool Ledger::step_all(nb::handle actions) {
-    check_idle(all_, Asked::STEP_ALL);
+// ---- actions ----------------------------------------------------------------------------------------------------
+
+// Converts to an array of `rows` rows of a leaf, in its dtype and C order; a new reference.
+nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const {
+    nb::object array = nb::steal(PyArray_FROM_O(value));
+    if (!array) {
+        PyErr_Clear();
+        raise(errors().usage, "actions" + of_leaf(leaf) + " are not an array; give an array of shape [num_envs, ...]");
+    }
+    auto* source = reinterpret_cast<PyArrayObject*>(array.ptr());
+    std::vector<npy_intp> dims{rows};
+    dims.insert(dims.end(), leaf.shape.begin(), leaf.shape.end());
+    const bool is_shape = PyArray_NDIM(source) == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), PyArray_DIMS(source));
+    if (!is_shape) raise_wrong_shape(leaf, source, dims, batch_size_);
+    if (PyArray_TYPE(source) == leaf.type_num && PyArray_ISCARRAY_RO(source) && leaf.is_native) return array;
+    if (!PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
+        raise(errors().usage, "actions" + of_leaf(leaf) + " have dtype " + text_of(array.attr("dtype")) + "; give dtype " + text_of(leaf.descr));
+    }
+    Py_INCREF(leaf.descr.ptr());
+    array = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!array) throw nb::python_error();
+    return array;
+}
+
+// Checks everything before it writes: a wrong action changes nothing.
+void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques) {
+    check_workers(ids, Command::STEP);
+    const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
+    std::vector<nb::object> arrays(action_.leaves.size());
+    if (action_.num_opaques != 0) opaques.resize(ids.size());
+    auto leaf = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        arrays[index] = plain_actions(action_.leaves[index], value, rows);
+        return true;
+    };
+    auto opaque = [&](const Node&, PyObject* value) {
+        nb::object items = nb::steal(PySequence_Fast(value, "actions without a fixed size must be a sequence with one item per env"));
+        if (!items) return false;
+        if (static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr())) != ids.size()) {
+            PyErr_Format(PyExc_ValueError, "got %zd actions for %zu envs", PySequence_Fast_GET_SIZE(items.ptr()), ids.size());
+            return false;
+        }
+        for (std::size_t i = 0; i < ids.size(); ++i) opaques[i].append(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
+        return true;
+    };
+    if (!visit_tree(action_.root, actions.ptr(), leaf, opaque)) {
+        nb::python_error cause;
+        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
+    }
+    std::size_t held_offset = 0;
+    for (std::size_t index = 0; index < arrays.size(); ++index) {
+        const Column& column = action_.leaves[index].column;
+        const auto* source = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(arrays[index].ptr())));
+        const std::size_t env_bytes = column.row_bytes * batch_size_;
+        if (is_all(ids) && !held_.is_any()) {
+            std::memcpy(slab_->base + column.at(0, 0), source, env_bytes * num_envs_);
+            continue;
+        }
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            Replay* replay = held_.find(ids[i]);  // the replay uses the row
+            std::memcpy(replay ? replay->action.data() + held_offset : slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
+        }
+        held_offset += env_bytes;
+    }
+    // A server with a staged episode gets no command: its words are those of the staged reset, which may still run.
+    for (const std::uint32_t id : ids) {
+        const ServerLocation location = slab_->server_locations[envs_[id].server];
+        if (!spares_.is_staged(envs_[id].server) && !held_.is_held(id)) slab_->words[location.worker].flags[location.local] = 0;
+    }
+    for (std::size_t i = 0; i < opaques.size(); ++i) {
+        const std::uint32_t server = envs_[ids[i]].server;
+        if (!spares_.is_staged(server) && !held_.is_held(ids[i])) commands_.write_blob(server, nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+    }
+}
+
+// ---- commands ---------------------------------------------------------------------------------------------------
+
+// Steps all envs and waits; returns false if there is a fault. The caller holds InUse.
+bool PoolState::step_all(nb::handle actions) {
+    check_idle(all_, CommandKind::STEP_ALL);
     std::vector<nb::list> opaques;
     write_actions(actions, all_, opaques);
     dispatch(all_, Command::STEP);
     return wait_ids(pending_, num_envs_, nb::handle()) == WaitResult::READY;
 }
 
-nb::object Ledger::step(nb::handle actions) {
-    const InUse in_use(*this);
+nb::object PoolState::step(nb::handle actions) {
+    const InUse in_use(*this, InUse::For::STEP_OF_ALL);
+    if (uniform_slot_ != NO_SLOT) {
+        nb::object result = step_uniform(actions);
+        if (result) return result;
+    }
+    if (are_records_stale_) sync_records();
     return step_all(actions) ? collect_all() : nb::none();
 }
 
-nb::object Ledger::step_obs(nb::handle actions) {
+nb::object PoolState::step_obs(nb::handle actions) {
     const InUse in_use(*this);
     if (!step_all(actions)) return nb::none();
-    // Infos are gathered only where take_back() could not do it later.
-    const bool is_special = obs_.num_opaques != 0 || num_spares_ != 0 || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvBook& env) { return bool(env.fault_info); });
+    // Gathers payloads only if restore_unclaimed() could not do so later.
+    const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return bool(env.fault_info); });
     Payloads payloads;
     if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();
     receive(all_, {}, std::move(payloads), is_special);
     return gather_obs(all_, nullptr);
 }
 
-void Ledger::send(nb::handle actions, nb::handle env_ids) {
+void PoolState::send(nb::handle actions, nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
-    check_idle(ids, Asked::STEP);
+    check_idle(ids, CommandKind::STEP);
     std::vector<nb::list> opaques;
     write_actions(actions, ids, opaques);
     dispatch(ids, Command::STEP);
 }
 
-void Ledger::send_all(nb::handle actions) {
+void PoolState::send_all(nb::handle actions) {
     const InUse in_use(*this);
-    check_idle(all_, Asked::STEP_ALL);
+    check_idle(all_, CommandKind::STEP_ALL);
     std::vector<nb::list> opaques;
     write_actions(actions, all_, opaques);
     dispatch(all_, Command::STEP);
 }
 
 // seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.
-void Ledger::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) {
+void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) {
     const InUse in_use(*this);
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
-    check_idle(ids, Asked::RESET);
+    check_idle(ids, CommandKind::RESET);
     for (const std::uint32_t id : ids) {
-        if (envs_[id].replay) raise(errors().bug, "env " + std::to_string(id) + " is held for a replay and cannot be reset; please report this");
+        if (held_.is_held(id)) raise(errors().bug, "env " + std::to_string(id) + " cannot be reset during its replay; please report this bug");
     }
     check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        const std::uint32_t server = envs_[ids[i]].server;
-        const Seat seat = slab_->seats[server];
-        ServerWords& words = slab_->words[seat.worker];
+        EnvRecord& env = envs_[ids[i]];
+        const ServerLocation location = slab_->server_locations[env.server];
         nb::object seed = seeds[i], blob = blobs[i];
-        envs_[ids[i]].is_taking = servers_[server].is_staged && envs_[ids[i]].status == EnvStatus::IDLE && seed.is_none() && blob.is_none();
-        if (envs_[ids[i]].is_taking) continue;
-        servers_[server].is_staged = false;
-        envs_[ids[i]].log.next_blob = blob.is_none() ? nb::object() : blob;
-        write_reset_seed(ids[i], words, seat.local, seed);
-        if (!blob.is_none()) write_blob(ids[i], blob.ptr());
-        if (num_spares_ != 0) note_own_seed(ids[i], ids.size() == num_envs_);
+        env.uses_staged = spares_.is_staged(env.server) && env.status == EnvStatus::IDLE && seed.is_none() && blob.is_none();
+        if (env.uses_staged) continue;
+        spares_.drop_staged(env.server);
+        env.reset_blob = blob.is_none() ? nb::object() : blob;
+        write_reset_seed(ids[i], slab_->words[location.worker], location.local, seed);
+        if (env.reset_blob) commands_.write_blob(env.server, blob.ptr());
+        if (spares_.has_spares()) spares_.record_explicit_reset(env.server, ids.size() == num_envs_ && ids[i] == 0, !env.has_blob_seed());
     }
     dispatch(ids, Command::RESET);
 }
 
-// The seed of an explicit reset. Where none is given and episodes derive theirs the worker knows it, unless the object is new.
-void Ledger::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const {
-    const EnvBook& env = envs_[id];
+// Writes the seed of an explicit reset. Without a given seed the worker derives it, unless its env object is new.
+void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const {
+    const EnvRecord& env = envs_[id];
     words.flags[local] = 0;
     if (!seed.is_none()) {
         words.seed[local] = nb::cast<std::uint64_t>(seed);
@@ -107,20 +201,20 @@ void Ledger::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_
         return;
     }
     const bool is_new = env.status != EnvStatus::IDLE || env.is_lost || env.needs_restore;
-    if (!is_new || !env.has_seed || seeding_ == Seeding::CONTINUE || num_spares_ != 0) return;
+    if (!is_new || !env.has_seed || seeding_ == Seeding::CONTINUE || spares_.has_spares()) return;
     words.flags[local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[local] = env.base_seed;
-    words.episode[local] = env.episode + (env.log.has_next_seed() ? 0 : 1);
+    words.episode[local] = env.episode + (env.has_blob_seed() ? 0 : 1);
 }
 
-void Ledger::check_idle(const Ids& ids, Asked asked) const {
-    const bool is_reset = asked == Asked::RESET;
-    bool is_good = kept_.empty();
+void PoolState::check_idle(const Ids& ids, CommandKind kind) const {
+    const bool is_reset = kind == CommandKind::RESET;
+    bool is_good = !unclaimed_.is_any();
     for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status != EnvStatus::PENDING);
     if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
     Ids busy, faulted, fresh, ended, exhausted;
     for (const std::uint32_t id : ids) {
-        if (envs_[id].status == EnvStatus::PENDING || envs_[id].is_kept) busy.push_back(id);
+        if (envs_[id].status == EnvStatus::PENDING || unclaimed_.is_unclaimed(id)) busy.push_back(id);
         if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
         if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
         if (envs_[id].status == EnvStatus::EXHAUSTED) exhausted.push_back(id);
@@ -128,22 +222,22 @@ void Ledger::check_idle(const Ids& ids, Asked asked) const {
     }
     if (!busy.empty()) raise_busy(busy);
     if (is_reset) return;
-    if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; bring them back with reset(env_ids=...) or revive() before stepping them");
+    if (!faulted.empty()) raise(errors().usage, "envs " + list_ids(faulted) + " have a fault; reset them with reset(env_ids=...) or restore them with revive() before stepping them");
     const bool is_over = exhausted.size() == ids.size() && !ids.empty();
-    if (is_over || (asked == Asked::STEP && !exhausted.empty())) {
-        raise(errors().usage, "envs " + list_ids(exhausted) + " have played their num_episodes and are exhausted; leave them out, or begin anew with reset(env_ids=...)");
+    if (is_over || (kind == CommandKind::STEP && !exhausted.empty())) {
+        raise(errors().usage, "envs " + list_ids(exhausted) + " have played their num_episodes and are exhausted; leave them out, or restart them with reset(env_ids=...)");
     }
-    if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " were never reset; call reset() before stepping them");
+    if (!fresh.empty()) raise(errors().usage, "envs " + list_ids(fresh) + " need a reset, since they were never reset or were rebuilt; call reset() before stepping them");
     if (!ended.empty()) raise(errors().usage, "the episodes of envs " + list_ids(ended) + " are over and autoreset is DISABLED; reset them before stepping them");
 }
 
-// Nothing is sent to envs whose worker is found dead: Python decides first what becomes of it, and sends again.
-void Ledger::check_workers(const Ids& ids, Command command) const {
+// Raises DeadWorkers if a worker of these envs is dead: Python then decides what to do, and sends again.
+void PoolState::check_workers(const Ids& ids, Command command) const {
     Ids dead;
     for (const std::uint32_t id : ids) {
-        if (command == Command::STEP && envs_[id].status == EnvStatus::EXHAUSTED) continue;  // it will be given none
-        const std::uint32_t worker = slab_->seats[envs_[id].server].worker;
-        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || is_restarting_[worker]) continue;
+        if (command == Command::STEP && envs_[id].status == EnvStatus::EXHAUSTED) continue;  // it gets no command
+        const std::uint32_t worker = slab_->server_locations[envs_[id].server].worker;
+        if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(worker)) continue;
         if (std::ranges::count(dead, worker) == 0) dead.push_back(worker);
     }
     if (dead.empty()) return;
@@ -151,26 +245,27 @@ void Ledger::check_workers(const Ids& ids, Command command) const {
     throw nb::python_error();
 }
 
-// Where results go: never into a slot that a lease holds, never over the env's own newest result.
-void Ledger::choose_slots(const Ids& ids) {
+// Chooses the slots for the results: not a slot that a lease holds, and not the slot of the env's newest result.
+void PoolState::choose_slots(const Ids& ids) {
     const std::uint32_t num_private = slab_->plan.private_slots;
     const bool is_whole = is_all(ids) && !is_copy_;
-    const int common = is_whole ? book_->find_free(num_private) : book_->find_private(num_private);
+    const int common = is_whole ? leases_->find_free(num_private) : leases_->find_private(num_private);
     for (const std::uint32_t id : ids) {
-        EnvBook& env = envs_[id];
+        EnvRecord& env = envs_[id];
         env.target = common >= 0 ? static_cast<std::uint8_t>(common) : static_cast<std::uint8_t>(env.latest == 0 ? 1 : 0);
-        book_->pin(env.target);
+        leases_->pin(env.target);
     }
 }
 
-void Ledger::dispatch(const Ids& ids, Command command) {
-    if (command == Command::STEP) keep_final_obs(ids);
-    tend();
+void PoolState::dispatch(const Ids& ids, Command command) {
+    uniform_slot_ = NO_SLOT;
+    if (commands_.is_any_restarting()) mark_lost_late(ids);
+    if (command == Command::STEP) store_final_obs(ids);
+    flush_deferred_resets();
     choose_slots(ids);
     const auto first = static_cast<std::ptrdiff_t>(pending_.size());
-    std::fill(is_touched_.begin(), is_touched_.end(), std::uint8_t{0});
     for (const std::uint32_t id : ids) {
-        EnvBook& env = envs_[id];
+        EnvRecord& env = envs_[id];
         const bool is_exhausted = env.status == EnvStatus::EXHAUSTED;
         env.status = EnvStatus::PENDING;
         pending_.push_back(id);
@@ -179,48 +274,27 @@ void Ledger::dispatch(const Ids& ids, Command command) {
             continue;
         }
         if (is_exhausted) env.num_ended = 0;
-        if (num_held_envs_ != 0 && env.replay) {
+        if (held_.is_held(id)) {
             dispatch_held(id);
             continue;
         }
         if (command == Command::STEP && env.is_lost) cut_short(id);
         if (is_done_early(env, command)) continue;
-        if (takes_staged(id, command)) {
-            take(id);
+        if (command == Command::STEP ? spares_.has_spares() && spares_.is_staged(env.server) : env.uses_staged) {
+            use_staged(id);
             continue;
         }
-        const Seat seat = slab_->seats[env.server];
-        ServerWords& words = slab_->words[seat.worker];
+        const ServerLocation location = slab_->server_locations[env.server];
+        ServerWords& words = slab_->words[location.worker];
         const bool is_restored = command == Command::STEP && env.needs_restore;
-        if (is_restored) begin_episode(id, words, seat.local);
-        put(words.row[seat.local], row_of(id));
-        set_command(words, seat.local, is_restored ? Command::RESET : command);
-        put(words.slot[seat.local], env.target);
-        if (command == Command::STEP && !is_restored && is_last(env)) words.flags[seat.local] |= FLAG_LAST;
-        note_command(id, words, seat.local, command);
-        is_touched_[seat.worker] = 1;
-        // Tickets grow before the doorbell rings: a worker that wakes early must already see its command.
-        publish_ticket(seat, ++env.ticket);
+        if (is_restored) begin_episode(id, words, location.local);
+        commands_.write(location, row_of(id), is_restored ? Command::RESET : command, env.target);
+        if (command == Command::STEP && !is_restored && is_last(env)) words.flags[location.local] |= FLAG_LAST;
+        record_command(id, words, location.local, command);
+        commands_.add(env.server, location);  // the ticket grows before the doorbell rings: a worker that wakes early must already see its command
     }
     if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
-    if (helper_) {
-        helper_(false);
-    } else if (inline_ == nullptr) {
-        for (std::uint32_t w = 0; w < num_workers_; ++w) {
-            if (is_touched_[w]) ring_worker(*slab_->workers[w]);
-        }
-        for (std::uint32_t w = 0; w < num_workers_; ++w) {
-            if (is_touched_[w]) check_deaths_of(w);
-        }
-    }
-}
-
-// A worker that died before its tickets were written was reaped without them: settle them here.
-// The reaper writes `dead` and then reads the tickets: because of the fence it sees these, or this sees the death.
-void Ledger::check_deaths_of(std::uint32_t worker) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (is_restarting_[worker] || slab_->workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
-    condemn_worker(*slab_, worker, Fault::DIED);
+    commands_.deliver();
 }
 
 }  // namespace stepmill

@@ -10,9 +10,9 @@ namespace stepmill {
 
 namespace {
 
-constexpr long CO_VARIABLE_ARGUMENTS = 0x04;  // CO_VARARGS of a code object's flags: it has *args
+constexpr long CO_VARIABLE_ARGUMENTS = 0x04;  // CO_VARARGS in the flags of a code object: the function has *args
 
-// The positional arguments of a frame, in order; null for one that was deleted.
+// Returns the positional arguments of a frame, in order; null for a deleted one.
 std::vector<nb::object> arguments_of(nb::handle frame) {
     const nb::object code = nb::getattr(frame, "f_code"), names = nb::getattr(code, "co_varnames"), locals = nb::getattr(frame, "f_locals");
     const auto num_named = nb::cast<std::size_t>(nb::getattr(code, "co_argcount"));
@@ -30,7 +30,7 @@ std::vector<nb::object> arguments_of(nb::handle frame) {
     return arguments;
 }
 
-// Python calls a handler with the signal's number and the frame that it interrupts, which no other caller does.
+// Whether the frame is called as Python calls a signal handler: with a number and the interrupted frame.
 bool is_called_as_handler(nb::handle frame) {
     const nb::object interrupted = nb::getattr(frame, "f_back");
     const std::vector<nb::object> arguments = arguments_of(frame);
@@ -40,7 +40,7 @@ bool is_called_as_handler(nb::handle frame) {
     return false;
 }
 
-// The code that runs first when a handler is called; null if it is not Python's.
+// Returns the code that runs first when a handler is called; null if the handler is not written in Python.
 nb::object code_of(nb::object handler) {
     constexpr int MAX_LAYERS = 8;
     const nb::object partial = nb::module_::import_("functools").attr("partial");
@@ -54,13 +54,13 @@ nb::object code_of(nb::object handler) {
     return nb::object();
 }
 
-// The codes of the handlers that are installed now: a handler that deletes its arguments is known by its code.
+// Returns the code of all installed handlers. They identify a handler that has deleted its arguments.
 std::vector<nb::object> installed_codes() {
     const nb::object get_handler = nb::module_::import_("_signal").attr("getsignal");
     std::vector<nb::object> codes;
     for (int number = 1; number < NSIG; ++number) {
         const nb::object handler = get_handler(number);
-        if (PyLong_Check(handler.ptr()) || handler.is_none()) continue;  // SIG_DFL, SIG_IGN, not Python's
+        if (PyLong_Check(handler.ptr()) || handler.is_none()) continue;  // SIG_DFL, SIG_IGN, or not a Python handler
         if (nb::object code = code_of(handler)) codes.push_back(std::move(code));
     }
     return codes;
@@ -86,7 +86,7 @@ bool is_from_signal(nb::handle error) {
     if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_KeyboardInterrupt)) return true;
     try {
         return has_handler_frame(error);
-    } catch (const std::exception&) {  // a handler's own class or metaclass raised when it was looked at
+    } catch (const std::exception&) {  // the handler's own class or metaclass raised
         PyErr_Clear();
         return false;
     }

@@ -1,4 +1,4 @@
-// One mapped slab: where everything lies. Built once from the plan that slab/layout.py made; knows no Python.
+// One mapped slab and the location of everything in it. Built once from the plan of slab/layout.py; needs no Python.
 #pragma once
 
 #include <algorithm>
@@ -23,23 +23,23 @@
 
 namespace stepmill {
 
-// Where the rows of a worker lie in columns that are split by worker.
+// The location of a row in columns that are split by worker.
 struct RowPlace {
-    std::size_t segment;  // of the row's worker
-    std::size_t local;    // the row's number there
+    std::size_t segment;  // start of the segment of the row's worker
+    std::size_t local;    // the row's number in the segment
 };
 
-// One data array: [slot][row][row_bytes]. Large observations, which are lent, and what the learner writes are whole. All others
-// are split by worker: a part in each worker's segment, on pages that no other worker can write.
+// One data array: [slot][row][row_bytes]. Large observations that can be lent, and arrays of the learner, are whole. All others are
+// split: each worker's part is in its own segment, on pages that no other worker can write.
 struct Column {
-    std::size_t offset = 0;       // of row 0 in the slab; of a split column: of a worker's first row in its segment
-    std::size_t slot_stride = 0;  // 0 where there is only one slot
+    std::size_t offset = 0;       // of row 0 in the slab; split columns: of a worker's first row in its segment
+    std::size_t slot_stride = 0;  // 0 if there is only one slot
     std::size_t row_bytes = 0;
     bool is_split = false;
-    const RowPlace* places = nullptr;  // of a split column, by row: the slab's, which outlives every copy of the column
+    const RowPlace* places = nullptr;  // of a split column, by row; points into the slab's plan, which outlives copies of the column
 
     std::size_t at(std::size_t slot, std::size_t row) const noexcept { return offset + slot * slot_stride + from_start(row, row_bytes); }
-    // The same where there is one slot, and the size of a row is known when this is compiled.
+    // The same for one slot and a row size that is known at compile time.
     template <std::size_t ROW_BYTES>
     std::size_t at(std::size_t row) const noexcept { return offset + from_start(row, ROW_BYTES); }
 
@@ -54,15 +54,21 @@ struct RowRun {
     std::size_t first, num;
 };
 
-// Where a server's control words lie.
-struct Seat {
+// The location of a server's control words.
+struct ServerLocation {
     std::uint32_t worker;
     std::uint32_t local;
 };
 
-// What a row's result says beside its observation.
+// The control words of a server: words.x[local].
+struct ServerWordsAt {
+    ServerWords& words;
+    std::uint32_t local;
+};
+
+// The layout of a row's result besides its observation.
 struct OutcomePlan {
-    std::uint32_t num_agents = 0;   // 0: the env is its own one, and there is no `alive`
+    std::uint32_t num_agents = 0;   // 0: not a multi-agent env, no `alive`
     std::uint32_t num_rewards = 1;  // numbers in a row's reward
     bool has_scalar_reward = true;  // a number, not an array
     bool has_float_reward = false;  // float32, not float64
@@ -83,17 +89,17 @@ struct SlabPlan {
     std::uint32_t batch_size = 1;  // rows per server
     std::uint32_t num_slots = 1;
     std::uint32_t private_slots = 1;
-    std::size_t lease_bytes = 0;                           // an observation leaf of at least so many bytes a batch is lent
+    std::size_t lease_bytes = 0;                           // observation leaves of at least this size per batch are lent
     std::size_t pool_words = 0, shared_words = 0;
     std::vector<std::size_t> learner_words, worker_words;  // by worker
-    std::vector<std::size_t> segments;                     // by worker: where its part of every split column begins
-    std::vector<std::vector<std::uint32_t>> servers;       // of each worker, in local order
+    std::vector<std::size_t> segments;                     // by worker: where its part of the split columns begins
+    std::vector<std::vector<std::uint32_t>> servers;       // by worker, in local order
     std::vector<Column> observation, final_observation, action, info;
-    std::vector<Column> staging;                           // first observations that wait for their turn: row num_rows + i is row i there. Only with spares
+    std::vector<Column> staging;                           // first observations of staged episodes, one row per server. Only with spares
     OutcomePlan outcome;
     Column over{}, episode_length{}, payload{};
-    Column blob{};                                         // a row per server
-    std::vector<RowPlace> places;                          // by row; made by place_rows()
+    Column blob{};                                         // one row per server
+    std::vector<RowPlace> places;                          // by row; set by place_rows()
     std::vector<RowRun> runs;
 
     static constexpr int ALL_WORKERS = -1;
@@ -101,7 +107,7 @@ struct SlabPlan {
     SlabPlan() = default;
     SlabPlan(SlabPlan&&) = default;  // columns point into `places`
 
-    // Where the observations of a slot lie that can be lent.
+    // Returns the ranges of a slot's observations that can be lent.
     std::vector<ByteRange> lent_ranges(std::size_t slot) const {
         std::vector<ByteRange> ranges;
         for (const Column& column : observation) {
@@ -111,8 +117,8 @@ struct SlabPlan {
         return ranges;
     }
 
-    // Finds the place of each row in the columns that are split. With an `only_worker` the plan holds for its rows alone, whose
-    // places need no table.
+    // Computes the place of each row in split columns. With `only_worker` the plan is valid for that worker's rows alone, which need no
+    // table.
     void place_rows(int only_worker = ALL_WORKERS) {
         places.resize(num_rows);
         for (std::size_t worker = 0; worker < servers.size(); ++worker) {
@@ -141,10 +147,10 @@ struct SlabPlan {
     }
 };
 
-// Owns the mapping. The last of pool, loop and leases that lets go unmaps it. A forked child can read it, and write none of it.
+// Owns the mapping, which lives until the last pool, loop or lease drops it. A forked child can only read it.
 class SlabMemory final : AtFork {
    public:
-    // writable: ranges of whole pages; the rest can only be read.
+    // writable: ranges of whole pages. The rest is read-only.
     SlabMemory(int fd, std::size_t size_bytes, std::span<const ByteRange> writable) : size_bytes_(size_bytes) {
         const std::lock_guard no_fork(forks());
         void* base = mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -176,15 +182,15 @@ class SlabMemory final : AtFork {
 // Descriptors that a slab owns, one per worker. While the slab lives, no other file can get their numbers.
 class OwnFds {
    public:
-    // Takes them over.
+    // Takes ownership.
     explicit OwnFds(std::vector<OwnedFd> fds) : fds_(std::move(fds)) {}
 
-    // Duplicates them. A negative number stands for the memory of another worker, which this process does not need.
+    // Duplicates them. -1: the memory of another worker, which this process does not need.
     explicit OwnFds(const std::vector<int>& fds) {
         fds_.reserve(fds.size());
         for (const int fd : fds) {
             fds_.emplace_back(fd < 0 ? OwnedFd::NONE : fcntl(fd, F_DUPFD_CLOEXEC, 3));
-            if (fd >= 0 && at(fds_.size() - 1) < 0) throw std::system_error(errno, std::generic_category(), "the slab's memory cannot be held");
+            if (fd >= 0 && at(fds_.size() - 1) < 0) throw std::system_error(errno, std::generic_category(), "a descriptor of the slab's memory cannot be duplicated");
         }
     }
 
@@ -197,17 +203,17 @@ class OwnFds {
     std::vector<OwnedFd> fds_;
 };
 
-// The number of an open file: two descriptors of one memfd have the same.
+// Returns the inode number of an open file, which is the same for all descriptors of one memfd.
 inline std::uint64_t file_id(int fd) {
     struct stat file {};
-    if (fstat(fd, &file) != 0) throw std::runtime_error("the slab's descriptor cannot be used");
+    if (fstat(fd, &file) != 0) throw std::runtime_error("the slab's descriptor is invalid");
     return file.st_ino;
 }
 
-// Pointers into a mapping. Shared by value of its shared_ptr; all members are constant after the constructor.
+// Pointers into a mapping. All members are constant after the constructor.
 class Slab {
    public:
-    // slab_plan: with its rows placed. writable: what this process may write, ranges of whole pages.
+    // slab_plan: after place_rows(). writable: ranges of whole pages that this process may write.
     Slab(int fd, SlabPlan slab_plan, OwnFds commands, OwnFds results, std::span<const ByteRange> writable)
         : plan(std::move(slab_plan)),
           id(file_id(fd)),
@@ -223,8 +229,8 @@ class Slab {
             words.push_back(ServerWords::at(learner + sizeof(LearnerWords), own + sizeof(WorkerWords), num_servers));
             for (std::uint32_t local = 0; local < num_servers; ++local) {
                 const std::uint32_t server = plan.servers[w][local];
-                if (server >= seats.size()) seats.resize(server + 1);
-                seats[server] = {static_cast<std::uint32_t>(w), local};
+                if (server >= server_locations.size()) server_locations.resize(server + 1);
+                server_locations[server] = {static_cast<std::uint32_t>(w), local};
             }
         }
         for (WorkerControl& worker : controls) workers.push_back(&worker);
@@ -245,8 +251,8 @@ class Slab {
         }
     }
 
-    // Of a row: its reward, a flag per agent, who is alive; whether this result ended its episode; the episode so far. The rows of
-    // an env follow each other.
+    // The fields of a row: reward, one flag per agent, living agents; whether the result ended the episode; sums of the episode.
+    // The rows of an env follow each other.
     std::byte* reward(std::size_t row) const noexcept { return cell(plan.outcome.reward, row); }
     std::uint8_t* terminated(std::size_t row) const noexcept { return bytes(plan.outcome.terminated, row); }
     std::uint8_t* truncated(std::size_t row) const noexcept { return bytes(plan.outcome.truncated, row); }
@@ -258,7 +264,7 @@ class Slab {
         const std::byte* items = reward(row);
         return plan.outcome.has_float_reward ? static_cast<double>(reinterpret_cast<const float*>(items)[index]) : reinterpret_cast<const double*>(items)[index];
     }
-    // As a reset leaves it: no reward, no flag, everyone alive.
+    // As after a reset: no reward, no flags, all agents alive.
     void clear_outcome(std::size_t row) const noexcept {
         const OutcomePlan& outcome = plan.outcome;
         std::memset(reward(row), 0, outcome.reward.row_bytes);
@@ -267,15 +273,32 @@ class Slab {
         std::memset(alive(row), 1, outcome.alive.row_bytes);
         *over(row) = 0;
     }
-    // No step of the episode yet.
+    // The sums of an episode without steps.
     void clear_episode(std::size_t row) const noexcept {
         std::memset(episode_return(row), 0, plan.outcome.episode_return.row_bytes);
         *episode_length(row) = 0;
     }
+    // An env's actions, all leaves one after another.
+    std::size_t action_bytes() const noexcept {
+        std::size_t size = 0;
+        for (const Column& column : plan.action) size += column.row_bytes * plan.batch_size;
+        return size;
+    }
+    void read_action(std::size_t env_id, std::byte* bytes) const noexcept {
+        for_action(env_id, [&](std::byte* row, std::size_t size) { std::memcpy(bytes, row, size), bytes += size; });
+    }
+    void write_action(std::size_t env_id, const std::byte* bytes) const noexcept {
+        for_action(env_id, [&](std::byte* row, std::size_t size) { std::memcpy(row, bytes, size), bytes += size; });
+    }
     std::byte* blob(std::size_t server) const noexcept { return cell(plan.blob, server); }
     std::byte* payload(std::size_t row) const noexcept { return cell(plan.payload, row); }
 
-    // Copies a column's rows, all of them, in order.
+    ServerWordsAt server_words(std::uint32_t server) noexcept {
+        const ServerLocation location = server_locations[server];
+        return {words[location.worker], location.local};
+    }
+
+    // Copies all rows of a column, in order.
     void copy_rows(const Column& column, std::size_t slot, std::byte* target) const noexcept {
         const std::size_t row_bytes = column.row_bytes;
         if (!column.is_split) {
@@ -286,10 +309,10 @@ class Slab {
     }
 
     std::vector<ServerWords> words;       // by worker
-    std::vector<Seat> seats;              // by server
-    std::vector<WorkerControl*> workers;  // into `controls`
+    std::vector<ServerLocation> server_locations;              // by server
+    std::vector<WorkerControl*> workers;  // point into `controls`
     const SlabPlan plan;
-    const std::uint64_t id;  // of the memory: slabs over the same one have the same
+    const std::uint64_t id;  // of the memory: equal for all slabs over the same memfd
     const OwnFds command_fds, result_fds;
     const std::shared_ptr<SlabMemory> memory;
     std::byte* const base;
@@ -299,6 +322,10 @@ class Slab {
 
    private:
     std::byte* cell(const Column& column, std::size_t row) const noexcept { return base + column.at(0, row); }
+    template <typename Visit>
+    void for_action(std::size_t env_id, Visit visit) const noexcept {
+        for (const Column& column : plan.action) visit(cell(column, env_id * plan.batch_size), column.row_bytes * plan.batch_size);
+    }
     std::uint8_t* bytes(const Column& column, std::size_t row) const noexcept { return reinterpret_cast<std::uint8_t*>(cell(column, row)); }
 };
 

@@ -1,5 +1,5 @@
 #define NO_IMPORT_ARRAY
-#include "walks.hpp"
+#include "tree_visit.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,15 +8,9 @@ namespace stepmill {
 
 namespace {
 
-constexpr int MAX_DIMS = 65;  // NumPy's own limit is 64, the batch dimension included; envs/ refuses spaces beyond it
+constexpr int MAX_DIMS = 65;  // NumPy's limit is 64; one more for the batch dimension. envs/ refuses larger spaces
 
 std::string child_path(const std::string& path, nb::handle key) { return path + "[" + nb::cast<std::string>(nb::repr(key)) + "]"; }
-
-std::string shape_text(const npy_intp* dims, int ndim) {
-    std::string text = "(";
-    for (int i = 0; i < ndim; ++i) text += std::to_string(dims[i]) + (i + 1 < ndim || ndim == 1 ? "," : "") + (i + 1 < ndim ? " " : "");
-    return text + ")";
-}
 
 void collect_paths(Node& node, const std::string& path, std::vector<Leaf>& leaves, int& num_opaques) {
     node.path = path;
@@ -37,24 +31,29 @@ int batched_dims(const Leaf& leaf, npy_intp rows, npy_intp* dims) {
 
 bool is_plain(PyArrayObject* array, const Leaf& leaf, const npy_intp* dims, int ndim) {
     if (!leaf.is_native || PyArray_TYPE(array) != leaf.type_num || PyArray_NDIM(array) != ndim || !PyArray_ISCARRAY_RO(array)) return false;
-    for (int i = 0; i < ndim; ++i) {  // std::equal would call memcmp, which takes longer than all the rest
+    for (int i = 0; i < ndim; ++i) {  // std::equal would call memcmp, which is slower
         if (dims[i] != PyArray_DIMS(array)[i]) return false;
     }
     return PyArray_ITEMSIZE(array) == static_cast<npy_intp>(PyDataType_ELSIZE(leaf.dtype()));
 }
 
-// What is not a plain array of the right type: one NumPy conversion, refused where it would lose information.
+// Converts what is not a plain array of the right type with NumPy; refuses a conversion that loses information.
 bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const npy_intp* dims, int ndim) {
     nb::object source = nb::steal(PyArray_FROM_O(value));
     if (!source) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(source.ptr());
     if (PyArray_NDIM(array) != ndim || !std::equal(dims, dims + ndim, PyArray_DIMS(array))) {
-        PyErr_Format(PyExc_ValueError, "leaf %s has shape %s, but its space says %s", leaf.path.c_str(),
+        if (PyArray_NDIM(array) == 0 && !PyArray_Check(value)) {
+            PyErr_Format(PyExc_ValueError, "%s is a %s, but its space says shape %s", leaf.name().c_str(), Py_TYPE(value)->tp_name,
+                         shape_text(dims, ndim).c_str());
+            return false;
+        }
+        PyErr_Format(PyExc_ValueError, "%s has shape %s, but its space says %s", leaf.name().c_str(),
                      shape_text(PyArray_DIMS(array), PyArray_NDIM(array)).c_str(), shape_text(dims, ndim).c_str());
         return false;
     }
     if (!PyArray_CanCastArrayTo(array, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
-        PyErr_Format(PyExc_TypeError, "leaf %s has dtype %S, which does not fit its space's %S without loss", leaf.path.c_str(),
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, which cannot be converted to its space's %S without loss", leaf.name().c_str(),
                      reinterpret_cast<PyObject*>(PyArray_DESCR(array)), leaf.descr.ptr());
         return false;
     }
@@ -63,7 +62,7 @@ bool convert_leaf(const Leaf& leaf, PyObject* value, std::byte* target, const np
     return sink && PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(sink.ptr()), array) == 0;
 }
 
-// The class of NumPy scalars of a type that envs use; null for others.
+// Returns the class of NumPy scalars of a type number; null for types that envs rarely use.
 PyTypeObject* scalar_class(int type_num) {
     switch (type_num) {
         case NPY_FLOAT: return &PyFloatArrType_Type;
@@ -79,10 +78,10 @@ PyTypeObject* scalar_class(int type_num) {
     }
 }
 
-// Whether a class of tuples is what `namedtuple` made, or a subclass that adds methods only: its instances can be made without
-// its constructor, which is Python's and slow.
+// Whether a tuple class was made by `namedtuple`, or is a subclass that only adds methods: then its instances can be created without
+// its constructor, which is written in Python and slow.
 bool holds_fields_only(nb::handle factory, std::size_t num_fields) {
-    if (Py_TYPE(factory.ptr()) != &PyType_Type) return false;  // None, a function, or a class whose own class may do more
+    if (Py_TYPE(factory.ptr()) != &PyType_Type) return false;  // None, a function, or a class with a metaclass
     auto* type = reinterpret_cast<PyTypeObject*>(factory.ptr());
     if (!PyType_IsSubtype(type, &PyTuple_Type) || type->tp_init != PyBaseObject_Type.tp_init) return false;
     const nb::object home = nb::getattr(nb::getattr(factory, "__new__"), "__module__", nb::none());
@@ -93,6 +92,14 @@ bool holds_fields_only(nb::handle factory, std::size_t num_fields) {
 const char* name_of(const Node& node, const char* top) { return node.path.empty() ? top : node.path.c_str(); }
 
 }  // namespace
+
+std::string shape_text(const npy_intp* dims, int ndim) {
+    std::string text = "(";
+    for (int i = 0; i < ndim; ++i) text += std::to_string(dims[i]) + (i + 1 < ndim || ndim == 1 ? "," : "") + (i + 1 < ndim ? " " : "");
+    return text + ")";
+}
+
+std::string Leaf::name() const { return path.empty() ? "the observation" : path[0] == '[' ? "leaf " + path : path; }
 
 std::string text_of(nb::handle object) {
     const nb::object text = nb::steal(PyObject_Str(object.ptr()));
@@ -146,9 +153,6 @@ Tree Tree::parse(nb::handle program, nb::handle leaf_list, const std::vector<Col
         tree.leaves.push_back(parse_leaf(item, columns.at(index++)));
     }
     collect_paths(tree.root, "", tree.leaves, tree.num_opaques);
-    for (Leaf& leaf : tree.leaves) {
-        if (leaf.path.empty()) leaf.path = "(the only one)";
-    }
     return tree;
 }
 
@@ -171,7 +175,7 @@ bool refuse_missing(const Node& node, PyObject* key) {
     return false;
 }
 
-// An env may give an empty tuple where an empty dict is meant, or the other way round: ALF's do.
+// An env may return an empty tuple where its space has an empty dict, or the reverse, as ALF's do.
 bool is_empty_nest(PyObject* object) {
     return (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 0) || (PyDict_Check(object) && PyDict_GET_SIZE(object) == 0) ||
            (PyList_Check(object) && PyList_GET_SIZE(object) == 0);

@@ -1,4 +1,4 @@
-// Trees of observations and actions: what a program (spec/tree.py) says, as native code walks it. GIL held throughout.
+// Trees of observations and actions: programs (spec/tree.py) as native code stores them. Needs the GIL.
 #pragma once
 
 #include <cstddef>
@@ -19,21 +19,22 @@ namespace nb = nanobind;
 
 enum class LeafKind : int { ARRAY = 0, SCALAR = 1, DISCRETE = 2 };
 
-// What a leaf of one row looks like, and where its column lies.
+// The dtype and shape of a leaf, and its column.
 struct Leaf {
     nb::object descr;  // PyArray_Descr
     int type_num = 0;
-    bool is_native = true;  // byte order
+    bool is_native = true;  // native byte order
     std::vector<npy_intp> shape;
     std::size_t row_bytes = 0;
     PyTypeObject* scalar_type = nullptr;  // of a single number: the NumPy class whose values need no conversion
     Column column{};
-    std::string path;
+    std::string path;  // index expression, for errors; empty: the observation or action is this leaf
 
+    std::string name() const;
     PyArray_Descr* dtype() const noexcept { return reinterpret_cast<PyArray_Descr*>(descr.ptr()); }
 };
 
-// Where NumPy's scalars hold their value: all those of at most eight bytes alike.
+// The offset of the value in a NumPy scalar, the same for all types of at most eight bytes.
 constexpr std::size_t SCALAR_VALUE_AT = offsetof(PyDoubleScalarObject, obval);
 static_assert(SCALAR_VALUE_AT == offsetof(PyBoolScalarObject, obval) && SCALAR_VALUE_AT == offsetof(PyLongLongScalarObject, obval));
 
@@ -45,16 +46,17 @@ struct Node {
     std::vector<nb::object> keys;
     std::vector<Node> children;
     nb::object factory;  // None: a plain tuple
-    bool is_named_tuple = false;  // the factory is a class of tuples that holds its fields, and does no more
-    std::string path;    // how one would index it, for errors: made once, a walk is hot
+    bool is_named_tuple = false;  // the factory is a plain named tuple
+    std::string path;    // index expression for errors, precomputed since visits are hot
 
     static Node parse(nb::handle program);
 };
 
-// str(object), for messages.
+// Texts for messages: str(object), and a shape as Python prints it.
 std::string text_of(nb::handle object);
+std::string shape_text(const npy_intp* dims, int ndim);
 
-// A leaf from (dtype, shape), and the column that it has in the slab.
+// Parses a leaf (dtype, shape) with its column in the slab.
 Leaf parse_leaf(nb::handle item, const Column& column);
 
 // A node with its leaves.
@@ -66,7 +68,7 @@ struct Tree {
     static Tree parse(nb::handle program, nb::handle leaf_list, const std::vector<Column>& columns);
 };
 
-// Copies a NumPy scalar of the leaf's very own type, as most envs return them. False: it is something else, and nothing is written.
+// Copies a NumPy scalar of exactly the leaf's type. Returns false, and writes nothing, for other values.
 inline bool write_scalar(const Leaf& leaf, PyObject* value, std::byte* target) noexcept {
     if (Py_TYPE(value) != leaf.scalar_type) return false;
     const std::byte* source = reinterpret_cast<const std::byte*>(value) + SCALAR_VALUE_AT;
@@ -78,18 +80,18 @@ inline bool write_scalar(const Leaf& leaf, PyObject* value, std::byte* target) n
     return true;
 }
 
-// Copies `value` into `rows` rows of a leaf at `target`. False: a TypeError or ValueError that names the leaf is set.
-// rows == 0 means: one row, without a batch dimension.
+// Copies `value` into `rows` rows of a leaf at `target`. If it returns false, a TypeError or ValueError that names the leaf is set.
+// rows == 0: one row without a batch dimension.
 bool write_leaf(const Leaf& leaf, PyObject* value, std::byte* target, npy_intp rows);
 
-// A number of any kind that Python converts; NumPy's int32 and float32 are read directly. False: an exception is set.
+// Converts a number; reads NumPy's int32 and float32 directly. If it returns false, an exception is set.
 bool read_integer(PyObject* value, long& number);
 bool read_number(PyObject* value, double& number);
 
-// A fresh array over [rows, *shape] that copies nothing: memory is uninitialised. rows < 0: no batch dimension.
+// Returns a new, uninitialised array [rows, *shape]. rows < 0: no batch dimension.
 PyObject* new_array(const Leaf& leaf, npy_intp rows);
 
-// An array over memory that `base` keeps alive (a reference is taken).
+// Returns an array over memory that `base` keeps alive; adds a reference to `base`.
 PyObject* view_array(const Leaf& leaf, npy_intp rows, std::byte* memory, PyObject* base);
 
 }  // namespace stepmill

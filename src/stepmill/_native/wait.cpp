@@ -1,21 +1,21 @@
-// The ledger waits: which envs are ready, and how to sleep until more are.
+// How the pool waits: which envs are ready, and how to sleep until more are.
 #define NO_IMPORT_ARRAY
 #include <algorithm>
+#include <iterator>
 
-#include "ledger.hpp"
-#include "reaper.hpp"
+#include "pool_state.hpp"
 
 namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that lands just before the wait is seen after this at the latest
-constexpr std::uint64_t GIL_SPIN_NS = 10'000;            // the GIL is given up for longer spins: other threads may want it
+constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that arrives just before the wait is handled after at most this time
+constexpr std::uint64_t GIL_SPIN_NS = 10'000;            // longer spins release the GIL for other threads
 
 }  // namespace
 
-// How many of `ids` are done, at most `need`; stops at the first fault.
-std::uint32_t Ledger::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
+// Returns how many of `ids` are done, at most `need`; sets is_fault if one of them has a fault.
+std::uint32_t PoolState::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
     std::uint32_t ready = 0;
     const bool is_pending = &ids == &pending_;
     std::uint32_t begin = 0;
@@ -33,91 +33,76 @@ std::uint32_t Ledger::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
     return ready;
 }
 
-int Ledger::wait(std::uint32_t min_envs, nb::handle timeout_s) {
+int PoolState::wait(std::uint32_t min_envs, nb::handle timeout_s) {
     const InUse in_use(*this);
-    if (min_envs > pending_.size() + kept_.size()) {
-        raise(errors().usage, std::to_string(min_envs) + " envs are wanted, but only " + std::to_string(pending_.size() + kept_.size()) + " are stepping; send() them actions first");
+    if (min_envs > pending_.size() + unclaimed_.ids().size()) {
+        raise(errors().usage, "cannot wait for " + std::to_string(min_envs) + " envs: only " + std::to_string(pending_.size() + unclaimed_.ids().size()) + " are stepping; send() actions to more envs first");
     }
-    return static_cast<int>(wait_ids(pending_, min_envs - std::min(min_envs, num_kept_ready()), timeout_s));
+    return static_cast<int>(wait_ids(pending_, min_envs - std::min(min_envs, num_unclaimed_ready()), timeout_s));
 }
 
-// Of the results that are kept those whose rows no replay is using.
-std::uint32_t Ledger::num_kept_ready() const {
-    return static_cast<std::uint32_t>(std::ranges::count_if(kept_, [&](std::uint32_t id) { return !envs_[id].replay; }));
+// Returns how many unclaimed results have rows that no replay uses.
+std::uint32_t PoolState::num_unclaimed_ready() const {
+    return static_cast<std::uint32_t>(std::ranges::count_if(unclaimed_.ids(), [&](std::uint32_t id) { return !held_.is_held(id); }));
 }
 
-int Ledger::wait_for(nb::handle env_ids, nb::handle timeout_s) {
+int PoolState::wait_for(nb::handle env_ids, nb::handle timeout_s) {
     const InUse in_use(*this);
     Ids storage, busy;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !servers_[envs_[id].server].is_staged)) busy.push_back(id);  // also a held env that was commanded nothing
+        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server))) busy.push_back(id);  // also a held env without a command
     }
     return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }
 
-int Ledger::wait_event(nb::handle timeout_s) {
+int PoolState::wait_event(nb::handle timeout_s) {
     const InUse in_use(*this);
-    Ids held;
-    for (const std::uint32_t id : all_) {
-        if (envs_[id].replay) held.push_back(id);
-    }
-    const bool is_threaded = inline_ == nullptr && !helper_;
-    return static_cast<int>(is_threaded ? wait_ids({}, 1, timeout_s) : wait_ids(held, static_cast<std::uint32_t>(held.size()), timeout_s));
+    const Ids held = held_.ids();
+    return static_cast<int>(commands_.has_workers() ? wait_ids({}, 1, timeout_s) : wait_ids(held, static_cast<std::uint32_t>(held.size()), timeout_s));
 }
 
-WaitResult Ledger::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
-    if (inline_ != nullptr) return wait_inline(ids, need, timeout_s);
-    if (helper_) return wait_helped(ids, need, timeout_s);
+WaitResult PoolState::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+    if (commands_.loop() != nullptr) return wait_inline(ids, need, timeout_s);
+    if (commands_.helper()) return wait_helped(ids, need, timeout_s);
     PoolControl& pool = *slab_->pool;
     std::uint64_t deadline = UINT64_MAX;
     bool has_waited = false;
     for (;;) {
-        // This order finds every result, or is woken for it: bell, count, resets that wait for others, rows, want, count again, wait.
+        // This order sees every result or is woken by it: bell, count, deferred resets, rows, want, count again, wait.
         const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
-        tend();
+        flush_deferred_resets();
         if (has_event()) return WaitResult::EVENT;
         bool is_fault = false;
         const std::uint32_t ready = scan(ids, need, is_fault);
         if (is_fault) return WaitResult::FAULT;
         if (ready >= need) return WaitResult::READY;
-        if (settle_dead(ids)) continue;
-        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
+        if (condemn_commands_of_dead(ids)) continue;
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (!has_waited) deadline = deadline_of(timeout_s);
         if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
         has_waited = true;
-        pool.want.store(count + (playing_.empty() ? need - ready : 1), std::memory_order_seq_cst);
+        pool.want.store(count + (held_.playing().empty() ? need - ready : 1), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
-        rest(seen, deadline);
+        wait_for_bell(seen, deadline);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
 }
 
-// A dead worker may have scrambled its own words before it died: what the parent knows is written once more, and condemned. Only when
-// the reaper has let go of it: until then what is missing is about to be settled. Returns whether anything was.
-bool Ledger::settle_dead(const Ids& ids) {
-    auto is_buried = [&](std::uint32_t worker) { return slab_->workers[worker]->buried.load(std::memory_order_seq_cst) != 0 && !is_restarting_[worker]; };
+// Condemns outstanding commands of dead workers. Only after the reaper has finished with them: before that it is about to do the same.
+// Returns whether it condemned any.
+bool PoolState::condemn_commands_of_dead(const Ids& ids) {
+    auto is_reaped = [&](std::uint32_t worker) { return slab_->workers[worker]->reaped.load(std::memory_order_seq_cst) != 0 && !commands_.is_restarting(worker); };
     std::uint32_t first = 0;
-    while (first < num_workers_ && !is_buried(first)) ++first;
+    while (first < num_workers_ && !is_reaped(first)) ++first;
     if (first == num_workers_) return false;
     bool is_any = false;
-    for (const std::uint32_t id : ids) {
-        const std::uint32_t server = envs_[id].server;
-        const Seat seat = slab_->seats[server];
-        if (!is_buried(seat.worker)) continue;
-        ServerWords& words = slab_->words[seat.worker];
-        const std::uint32_t ticket = published_ticket(server);
-        if (words.done[seat.local].load(std::memory_order_acquire) == ticket) continue;
-        words.ticket[seat.local].store(ticket, std::memory_order_seq_cst);
-        words.state[seat.local].store(state_word(ticket - 1, Phase::IDLE), std::memory_order_seq_cst);
-        check_deaths_of(seat.worker);
-        is_any = true;
-    }
+    for (const std::uint32_t id : ids) is_any |= is_reaped(worker_of(id)) && commands_.condemn_outstanding(envs_[id].server);
     return is_any;
 }
 
-// Spins if that has lately been enough, for a moment with the GIL, then without; else parks for a slice.
-void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
+// Spins if the last wait was short, first with the GIL, then without; else parks for a slice.
+void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     PoolControl& pool = *slab_->pool;
     const std::uint64_t began = now_ns();
     std::uint64_t lost_ns = 0;
@@ -131,37 +116,37 @@ void Ledger::rest(std::uint32_t seen, std::uint64_t until_ns) {
         PyEval_RestoreThread(thread);
     }
     const std::uint64_t ended = now_ns();
-    patience_.note(ended - began, lost_ns, spin_ns_, ended);
+    patience_.record_wait(ended - began, lost_ns, spin_ns_, ended);
 }
 
-// Whether Python has something to do before the wait goes on. Looks at the replays first.
-bool Ledger::has_event() {
-    if (!playing_.empty()) advance_replays();
-    if (num_held_envs_ != playing_.size()) find_lost_replays();
-    return !events_.empty() || is_notified_.load(std::memory_order_acquire);
+// Whether Python must act before the wait continues. Advances the replays first.
+bool PoolState::has_event() {
+    if (!held_.playing().empty()) advance_replays();
+    if (held_.is_any_idle()) find_lost_replays();
+    return held_.has_events() || is_notified_.load(std::memory_order_acquire);
 }
 
-// The serial backend: the caller is the worker. Envs run in the order of their commands until enough are ready.
-WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+// The serial backend: runs the envs in the calling thread, in the order of their commands, until enough are ready.
+WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
     WorkerControl& control = *slab_->workers[0];
     const std::uint64_t began = now_ns();
-    std::uint64_t deadline = 0;  // looked at between the steps of a replay: one that was begun is always done
+    std::uint64_t deadline = 0;  // checked between the steps of a replay; a step always completes
     std::uint32_t ready = 0;
     bool is_fault = false;
     if (has_event()) return WaitResult::EVENT;
     for (std::size_t i = 0; i < ids.size() && ready < need;) {
         const std::uint32_t id = ids[i];
-        if (!is_done(id)) inline_->run_server(slab_->seats[envs_[id].server].local);
-        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while it stepped its envs; make a new one");
-        if (inline_->has_interrupt()) {
-            // A replay that was interrupted begins again: what its env's fault says is found by the next wait.
-            if (!envs_[id].replay && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
+        if (!is_done(id)) commands_.loop()->run_server(slab_->server_locations[envs_[id].server].local);
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
+        if (commands_.loop()->has_interrupt()) {
+            // An interrupted replay starts again: the next wait finds the fault.
+            if (!held_.is_held(id) && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
                 mark_faulted(id);
                 std::erase(pending_, id);
             }
-            inline_->raise_interrupt();
+            commands_.loop()->raise_interrupt();
         }
-        if (num_held_envs_ != 0 && envs_[id].replay) {
+        if (held_.is_held(id)) {
             if (has_event()) return WaitResult::EVENT;
             if (deadline == 0) deadline = deadline_of(timeout_s);
             if (now_ns() >= deadline) return WaitResult::TIMED_OUT;
@@ -170,18 +155,18 @@ WaitResult Ledger::wait_inline(const Ids& ids, std::uint32_t need, nb::handle ti
         is_fault |= has_fault(id);
         ++ready, ++i;
     }
-    control.env_ns.store(control.env_ns.load(std::memory_order_relaxed) + now_ns() - began, std::memory_order_relaxed);
+    add_to(control.env_ns, now_ns() - began);
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
 }
 
-std::uint64_t Ledger::deadline_of(nb::handle timeout_s) const {
+std::uint64_t PoolState::deadline_of(nb::handle timeout_s) const {
     if (!timeout_s.is_valid() || timeout_s.is_none()) return UINT64_MAX;
     return now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
 }
 
-// A pool that is not ours, in line: the caller brings its results himself. Each help is one wait of that pool, which has no
-// deadline of its own: one is always done, and the deadline is looked at in between.
-WaitResult Ledger::wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+// A foreign pool without a thread of its own: the waiting thread fetches its results. Each call of the helper waits in that pool, which
+// may exceed the deadline: one call is always made, and the deadline is checked in between.
+WaitResult PoolState::wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
     const std::uint64_t deadline = deadline_of(timeout_s);
     for (bool has_helped = false;; has_helped = true) {
         if (has_event()) return WaitResult::EVENT;
@@ -189,57 +174,57 @@ WaitResult Ledger::wait_helped(const Ids& ids, std::uint32_t need, nb::handle ti
         const std::uint32_t ready = scan(ids, need, is_fault);
         if (is_fault) return WaitResult::FAULT;
         if (ready >= need) return WaitResult::READY;
-        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed while this call waited");
+        if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (has_helped && now_ns() >= deadline) return WaitResult::TIMED_OUT;
-        if (!nb::cast<bool>(helper_(true))) raise(errors().bug, "envs are awaited that are not at work; please report this");
+        if (!nb::cast<bool>(commands_.helper()(true))) raise(errors().bug, "the pool waits for envs that are not stepping; please report this bug");
     }
 }
 
-std::uint32_t Ledger::num_pending() {
+std::uint32_t PoolState::num_pending() {
     const InUse in_use(*this);
-    return static_cast<std::uint32_t>(pending_.size() + kept_.size());
+    return static_cast<std::uint32_t>(pending_.size() + unclaimed_.ids().size());
 }
 
-std::uint32_t Ledger::ticket_of(std::uint32_t env_id) {
+std::uint32_t PoolState::ticket_of(std::uint32_t env_id) {
     const InUse in_use(*this);
-    return envs_.at(env_id).ticket;
+    return *envs_.at(env_id).ticket;
 }
 
-std::uint32_t Ledger::ticket_of_server(std::uint32_t server) {
+std::uint32_t PoolState::ticket_of_server(std::uint32_t server) {
     const InUse in_use(*this);
-    if (server >= servers_.size()) throw std::out_of_range("no such server");
-    return ticket_word(server);
+    if (server >= slab_->server_locations.size()) throw std::out_of_range("server " + std::to_string(server) + " does not exist");
+    return commands_.ticket(server);
 }
 
-nb::list Ledger::ready_ids() {
+std::vector<std::uint32_t> PoolState::ready_ids() {
     const InUse in_use(*this);
-    nb::list ids;
-    for (const std::uint32_t id : kept_) ids.append(id);
-    for (const std::uint32_t id : pending_) {
-        if (is_done(id) && !has_fault(id)) ids.append(id);
-    }
+    Ids ids = unclaimed_.ids();
+    std::ranges::copy_if(pending_, std::back_inserter(ids), [&](std::uint32_t id) { return is_done(id) && !has_fault(id); });
     return ids;
 }
 
-nb::list Ledger::states() {
+std::vector<int> PoolState::states() {
     const InUse in_use(*this);
-    nb::list states;
-    for (std::uint32_t id = 0; id < num_envs_; ++id) {
-        const EnvStatus status = envs_[id].status;
-        if (envs_[id].is_kept) {
-            states.append(2);
-            continue;
+    auto state_of = [&](std::uint32_t id) {
+        if (unclaimed_.is_unclaimed(id)) return 2;
+        switch (envs_[id].status) {
+            case EnvStatus::PENDING: return is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
+            case EnvStatus::FAULTED: return 3;
+            case EnvStatus::EXHAUSTED: return 4;
+            case EnvStatus::NEW: return 5;
+            case EnvStatus::IDLE: break;
         }
-        const int pending = is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
-        states.append(status == EnvStatus::PENDING ? pending : status == EnvStatus::FAULTED ? 3 : status == EnvStatus::EXHAUSTED ? 4 : 0);
-    }
+        return 0;
+    };
+    std::vector<int> states(num_envs_);
+    std::ranges::transform(all_, states.begin(), state_of);
     return states;
 }
 
-nb::list Ledger::num_ended() {
+std::vector<std::uint64_t> PoolState::num_ended() {
     const InUse in_use(*this);
-    nb::list ended;
-    for (const EnvBook& env : envs_) ended.append(env.num_ended);
+    std::vector<std::uint64_t> ended;
+    for (const EnvRecord& env : envs_) ended.push_back(env.num_ended);
     return ended;
 }
 

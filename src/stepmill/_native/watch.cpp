@@ -16,7 +16,7 @@ namespace {
 void* wait_and_exit(void* argument) {
     const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(argument));
     pollfd learner{fd, POLLIN, 0};
-    // A pidfd becomes readable when its process has ended. An error on it must not kill a healthy worker.
+    // A pidfd becomes readable when its process has ended. An error on it must not kill the worker.
     while (poll(&learner, 1, -1) < 0 && errno == EINTR) {
     }
     if ((learner.revents & POLLIN) != 0) _exit(EXIT_LEARNER_GONE);

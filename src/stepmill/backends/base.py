@@ -1,4 +1,4 @@
-"""What every backend offers, and what it answers with."""
+"""The protocol of backends, the futures that they return, and the errors that they share."""
 
 from __future__ import annotations
 
@@ -12,86 +12,87 @@ from typing import Protocol, runtime_checkable
 
 from stepmill import _native
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.errors import EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.notices import warn
-from stepmill.worker.calls import ServingLoop, answer
-from stepmill.worker.host import Fault
+from stepmill.worker.calls import ServingLoop, serve_request
+from stepmill.worker.env_host import Fault
+from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, RequestKind, WorkerPlan, WorkerReport
-from stepmill.worker.records import env_error
 from stepmill.worker.signals import wait_event
 
-CALL_SLICE_S = 0.1  # how long a wait goes on before it looks for signals and for close()
+CALL_SLICE_S = 0.1  # a wait looks for signals and for close() this often
+GRACE_S = 2.0  # after the first fault at the start, how long other workers may take to report theirs
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """A way to run workers. Used by one thread at a time; `close` may come from any."""
+    """A way to run workers. Used by one thread at a time; `close` may be called from any thread."""
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        """Builds all envs, the workers in parallel. If that fails nothing is left behind.
+        """Build all envs, the workers in parallel. If that fails, close whatever was started.
 
         Raises:
-            EnvError: a constructor raised; the faults of other envs are in `others`.
+            EnvError: a constructor raised. `others` has the errors of other envs.
             EnvTimeout: building took longer than `start_timeout_s`.
             WorkerDied: a worker ended before it had built its envs.
-            UsageError: an env_fn cannot travel to its worker.
+            UsageError: an env_fn cannot be sent to its worker.
         """
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
-        """Lets the workers serve a slab. `ring(worker)` counts a request for a worker and rings its doorbell."""
+        """Let the workers serve a slab. `ring(worker)` counts a request for a worker and rings its doorbell."""
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        """Sends a slow request to each of some workers; never waits.
+        """Send a slow request to each of some workers, without waiting.
 
         Raises:
-            UsageError: a payload cannot travel to its worker. None of them was sent.
+            UsageError: a payload cannot be sent to its worker. No request was sent.
         """
 
-    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
-        """Starts a worker anew, for the envs of the same plan, and lets it serve the slab. Its control words are settled.
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Start a new worker for the same plan, and let it serve the slab. Its commands must have been condemned before.
 
         Args:
             worker: its number.
-            orders: requests that are done before it serves anything. Not looked at before the worker takes `call`s again:
-                what is set meanwhile is either among them, or comes as a call.
+            settings_requests: requests to do before it serves. They are read only after the worker accepts `call`s again,
+                so that a setting that is made meanwhile is either among them or sent as a call.
         Raises:
-            EnvError: a constructor raised, or an order.
+            EnvError: a constructor or one of these requests raised.
         """
 
     def close(self, timeout_s: float) -> None:
-        """Ends everything within about this time. The workers of an attached slab have been told to stop. Idempotent."""
+        """End all workers within about this time. If a slab is attached, the pool has set its stop word. Idempotent."""
 
 
 @runtime_checkable
-class Mortal(Protocol):
+class MonitoredBackend(Protocol):
     """A backend whose workers can die on their own."""
 
     @property
     def pidfds(self) -> Mapping[int, int]:
-        """By worker, a descriptor that polls readable once the worker is gone. Changes with `revive`."""
+        """By worker, a descriptor that polls readable once the worker has ended. `revive` changes it."""
 
     def end_worker(self, worker: int) -> None:
-        """Kills what is left of a worker and waits for its end: nothing of it writes any more. `revive` may follow.
+        """Kill a worker, if it still runs, and wait for its end. Afterwards it writes nothing, and `revive` may follow.
 
         Raises:
-            WorkerDied: the process does not even die of SIGKILL.
-            UsageError: it is a thread that still runs.
+            WorkerDied: the process does not end, even by SIGKILL.
+            UsageError: the worker is a thread that still runs.
         """
 
     def exit_code(self, worker: int) -> int | None:
-        """Returns the exit status of a worker that is gone, minus the signal's number if one ended it; None if not known."""
+        """Return the exit status of a worker that has ended, or the negative number of the signal; None if not known."""
 
 
 @runtime_checkable
-class Traced(Protocol):
-    """A backend whose workers leave word of where they stood when they crashed or hung."""
+class TracedBackend(Protocol):
+    """A backend whose workers write a traceback when they crash or hang."""
 
     def read_trace(self, worker: int) -> str:
-        """Returns faulthandler's words of the worker's last process, once that has ended; empty if there are none."""
+        """Return the output of faulthandler in the worker's last process, once that has ended; empty if there is none."""
 
 
 class Future:
-    """The reply to a request. Resolve futures in any order, as often as you like, from any thread."""
+    """The reply to a request. `result` may be called in any order of futures, repeatedly, and from any thread."""
 
     def __init__(
         self,
@@ -105,11 +106,11 @@ class Future:
         """Made by a backend.
 
         Args:
-            request: what was asked.
-            worker: who answers.
-            timeout_s: how long `result` waits, if it is not told.
+            request: the request.
+            worker: the worker that serves it.
+            timeout_s: how long `result` waits by default.
             wait: `wait(future, deadline)` returns when the future is done, or at the deadline.
-            unpack: makes an outcome of what has arrived. It may run code of the user, in the thread that asks for the result.
+            unpack: converts a received outcome. It may run code of the user, in the thread that asks for the result.
         """
         self.request = request
         self.worker = worker
@@ -123,16 +124,16 @@ class Future:
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` returns or raises at once, as far as is known now."""
+        """Whether a reply or an error has arrived, so that `result` does not wait."""
         return self._done.is_set()
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known that there will be no reply."""
+        """Whether there will be no reply."""
         return self.is_done and isinstance(self._answers[0], StepmillError)
 
     def peek(self) -> tuple[Outcome, ...] | None:
-        """Returns what `result` would, if that is here; never waits."""
+        """Return the outcomes if they have arrived, else None. Never waits."""
         answer = self._answers[0] if self.is_done else None
         if not isinstance(answer, Reply):
             return None
@@ -141,14 +142,14 @@ class Future:
         return self._outcomes
 
     def result(self, timeout_s: float | None = None) -> tuple[Outcome, ...]:
-        """Returns one outcome per env of the request; waits for it.
+        """Wait for the reply; return one outcome per env of the request.
 
         Args:
-            timeout_s: seconds from now; None is `call_timeout_s` from when the request was sent.
+            timeout_s: seconds from now; None is `call_timeout_s` after the request was sent.
         Raises:
-            EnvTimeout: the reply is not here yet. Nothing is lost: ask again.
-            WorkerDied: the worker is gone, and with it the reply.
-            ClosedPoolError: the pool was closed meanwhile.
+            EnvTimeout: the reply has not arrived in time. Nothing is lost: call `result` again.
+            WorkerDied: the worker died before it replied.
+            ClosedPoolError: the pool was closed before the reply came.
         """
         self._wait(self, self._deadline if timeout_s is None else time.monotonic() + timeout_s)
         answer = self._answers[0] if self.is_done else None
@@ -156,67 +157,72 @@ class Future:
             raise answer.with_traceback(None)
         outcomes = self.peek()
         if outcomes is None:
-            raise self._late(self._timeout_s if timeout_s is None else timeout_s)
+            raise self._timeout_error(self._timeout_s if timeout_s is None else timeout_s)
         return outcomes
 
     def wait_done(self, seconds: float) -> bool:
-        """Waits at most so long for another thread to finish this future; returns whether it is done."""
+        """Wait at most `seconds` for another thread to finish this future; return whether it is done."""
         return wait_event(self._done, seconds)
 
     def finish(self, reply: Reply) -> None:
-        """Gives it its reply. For backends; the first of `finish` and `fail` counts, from whatever thread."""
+        """Set the reply. For backends; may be called from any thread. The first call of `finish` or `fail` counts."""
         self._answers.append(reply)
         self._done.set()
 
     def fail(self, error: StepmillError) -> None:
-        """Gives it the reason why there is no reply. For backends."""
+        """Set the reason why there is no reply. For backends, like `finish`."""
         self._answers.append(error)
         self._done.set()
 
-    def _late(self, timeout_s: float | None) -> EnvTimeout:
+    def _timeout_error(self, timeout_s: float | None) -> EnvTimeout:
         phase = "render" if self.request.kind is RequestKind.RENDER else "call"
         limit_s = timeout_s or 0.0
         return EnvTimeout(
             f"the {phase} of {len(self.request.servers)} envs on worker {self.worker} was not done within {limit_s:g} s; "
-            "it may still come: ask for the result again, or close() the pool",
+            "ask for the result again, or close() the pool",
             phase=phase,
             timeout_s=limit_s,
         )
 
 
-# ---- what several backends need --------------------------------------------------------------------------------------
+# ---- shared by backends ----------------------------------------------------------------------------------------------
 
 
-def answer_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int, Request]) -> list[Future]:
-    """Does requests in the caller's thread; returns their futures, which are done. What signal handlers raise passes through."""
+def serve_requests_here(loop: ServingLoop, envs: Sequence[object], requests: Mapping[int, Request]) -> list[Future]:
+    """Serve requests in the calling thread; return their futures, which are done. Exceptions of signal handlers are raised."""
     futures = []
     for worker, request in requests.items():
         future = Future(request, worker, None, lambda future, deadline: None)
-        future.finish(answer(loop, envs, request, passes=_native.is_from_signal))
+        future.finish(serve_request(loop, envs, request, should_raise=_native.is_from_signal))
         futures.append(future)
     return futures
 
 
 def deadline_after(timeout_s: float | None) -> float:
-    """Returns when a timeout that begins now is over, on the clock of time.monotonic; infinity for None."""
+    """Return the time.monotonic at which a timeout that begins now ends; infinity for None."""
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
 # ---- errors that several backends raise ------------------------------------------------------------------------------
 
 
-def fault_error(fault: Fault, worker: int) -> StepmillError:
-    """Returns the error for what a worker reported while it was built or attached."""
+def closed_error() -> ClosedPoolError:
+    """Return the error for a request whose pool was closed before the reply."""
+    return ClosedPoolError("the pool was closed before the reply came; take results before close()")
+
+
+def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
+    """Return the error for a fault that a worker reported while it built, attached or closed."""
     env_id, record = fault
     if env_id is not None:
         return env_error(record, env_id)
     what = f"{record['type']}: {record['message']}"
     if record["phase"] == "launch":
-        return too_many_workers(1, what)
+        return too_many_workers_error(1, what)
     if record["phase"] == "unpickle":
         return EnvError(
-            f"the env_fns of worker {worker} could not be loaded there: {what}; "
-            "everything they use must be importable in a fresh process, or use context='fork'",
+            f"worker {worker} could not load its env_fns: {what}; "
+            "make everything that they use importable in a fresh process, or use context='fork'",
             phase="construct",
             error_type=record["type"],
             remote_traceback=record["traceback"],
@@ -224,28 +230,28 @@ def fault_error(fault: Fault, worker: int) -> StepmillError:
     return EngineBug(f"worker {worker} failed to {record['phase']}: {what}\n{record['traceback']}")
 
 
-def too_many_workers(num_workers: int, reason: object) -> UsageError:
-    """Returns the error for workers that the system refuses to start."""
+def too_many_workers_error(num_workers: int, reason: object) -> UsageError:
+    """Return the error for workers that the system refuses to start."""
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UsageError(
         f"{num_workers} worker{'s' if num_workers > 1 else ''} could not be started: {reason}; use fewer with num_workers, "
-        f"close what is open, or raise the limits of open files (ulimit -n, now {max_files}) and processes (ulimit -u)"
+        f"close open files, or raise the limits of open files (ulimit -n, now {max_files}) and processes (ulimit -u)"
     )
 
 
-def late_start(plan: WorkerPlan, building: int | None, timeout_s: float, *, pid: int = 0) -> EnvTimeout:
-    """Returns the error for a worker that has not built its envs in time.
+def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float, *, pid: int = 0) -> EnvTimeout:
+    """Return the error for a worker that has not built its envs in time.
 
     Args:
         plan: of the worker.
-        building: the env that it is at, as far as is known.
-        timeout_s: how long it had.
+        building: the env_id that it is constructing, or None if not known.
+        timeout_s: the limit.
         pid: of its process; 0 if it has none.
     """
     at = f"env {building}" if building is not None else f"the first of envs {list(plan.env_ids)}"
     hint = "make the constructor faster, or raise start_timeout_s"
     if is_stopped(pid):
-        hint = f"process {pid} is stopped, by SIGSTOP or a debugger: let it go on with kill -CONT {pid}, or find what stops it"
+        hint = f"process {pid} is stopped, by SIGSTOP or a debugger; continue it with kill -CONT {pid}"
     return EnvTimeout(
         f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; {hint}",
         env_id=building,
@@ -255,7 +261,7 @@ def late_start(plan: WorkerPlan, building: int | None, timeout_s: float, *, pid:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process is stopped: it exists, and runs no further until it gets SIGCONT."""
+    """Return whether a process exists and is stopped until it gets SIGCONT."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -263,14 +269,14 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
-    """Returns the error for a worker that is gone.
+def worker_died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
+    """Return the error for a worker that has ended.
 
     Args:
         worker: its number.
-        env_ids: the envs it owned.
-        exit_code: as of `Mortal.exit_code`.
-        hint: what the user can do now, or what the worker was doing.
+        env_ids: of its envs.
+        exit_code: see `MonitoredBackend.exit_code`.
+        hint: what the user can do, or what the worker was doing.
     """
     name = signal_name(exit_code)
     return WorkerDied(
@@ -283,7 +289,7 @@ def died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hi
 
 
 def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
-    """Lets the error name the envs that the worker served, in place of the env objects that it owned: spares serve, too."""
+    """Name other envs in the error. With spares a worker serves other envs than those of its plan."""
     error.message = error.message.replace(_lost(error.env_ids), _lost(env_ids), 1)
     error.env_ids, error.args = tuple(env_ids), (error.message,)
 
@@ -293,13 +299,13 @@ def _lost(env_ids: Sequence[int]) -> str:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Returns how a process ended, for the text of an error."""
+    """Return how a process ended, for the text of an error."""
     name = signal_name(exit_code)
     return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
 
 
 def signal_name(exit_code: int | None) -> str | None:
-    """Returns the name of the signal that an exit code tells of, or None if it tells of none."""
+    """Return the name of the signal that ended a process, or None if no signal did."""
     if exit_code is None or exit_code >= 0:
         return None
     try:
@@ -308,7 +314,7 @@ def signal_name(exit_code: int | None) -> str | None:
         return f"signal {-exit_code}"  # a real-time signal has no name
 
 
-def warn_of_close(worker: int, faults: Sequence[Fault]) -> None:
-    """Warns of envs that raised in close(). The pool counts them as closed; they may have left something behind."""
+def warn_of_close_faults(worker: int, faults: Sequence[Fault]) -> None:
+    """Warn of envs that raised in close(). They count as closed, but may not have released all resources."""
     for fault in faults:
-        warn(f"worker {worker}: {fault_error(fault, worker)}")
+        warn(f"worker {worker}: {worker_fault_error(fault, worker)}")

@@ -1,10 +1,10 @@
-"""Envs in processes, one per worker: they run in parallel whatever they do, and may die without harm to the learner.
+"""Envs in processes, one per worker. They run in parallel, and the death of a worker does not affect the learner.
 
-    learner ──socket──► launcher ──fork or exec──► worker 0, 1, …       (worker/launcher.py, worker/work.py)
+    learner ──socket──► launcher ──fork or exec──► worker 0, 1, …       (worker/launcher.py, worker/main.py)
        └────────────── a socket to each worker: Build, Attach, slow requests ──────────────┘
-                       the slab: everything else, natively
+                       the slab: all else, by native code
 
-Each wait polls the channels, the workers' pidfds and the launcher, so that a death ends it, and has a deadline.
+Every wait has a deadline. It polls the channels, the workers' pidfds and the launcher, so that it ends if one of them dies.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from stepmill.backends.base import (
-    Future,
-    died_error,
-    too_many_workers,
-    warn_of_close,
-)
-from stepmill.backends.launching import LauncherHandle
-from stepmill.backends.link import WorkerLink
-from stepmill.backends.starting import await_answers, read_report
+from stepmill.backends.base import Future, closed_error, too_many_workers_error, warn_of_close_faults, worker_died_error
+from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
+from stepmill.backends.worker_link import WorkerLink
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, WorkerDied
+from stepmill.spec.errors import EngineBug, UsageError, WorkerDied
 from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker.channel import NO_FD
+from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import (
     Attach,
     Attached,
@@ -46,27 +41,26 @@ from stepmill.worker.messages import (
     load,
 )
 from stepmill.worker.program_state import ProgramState
-from stepmill.worker.records import describe
 from stepmill.worker.signals import allow_signals, defer_signals
 
 STOP_S = 1.5  # how long close() lets workers close their envs before it kills them
-HURRY_S = 0.3  # the same after Ctrl-C at the start, or in the middle of a restart
-KILL_S = 0.3  # how long a killed process may take to vanish
-EXIT_CODE_S = 0.2  # how long the launcher may take to say how a dead worker ended
-TRACE_S = 0.25  # how long a worker that was given up may take to end, when it is asked where it stood
+INTERRUPTED_STOP_S = 0.3  # the same after Ctrl-C at the start, or during a restart
+KILL_S = 0.3  # how long a killed process may take to end
+EXIT_CODE_S = 0.2  # how long the launcher may take to report the exit code of a worker
+TRACE_S = 0.25  # how long a worker may take to end before its trace is read
 REVIVE_KILL_S = 2.0
 
 
 class ProcessBackend:
-    """Runs each worker in a process, started by a launcher of this pool's own."""
+    """Runs each worker in a process. Each pool has its own launcher, which starts them."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        # What the user registers later is not for this pool: its restarted workers are as the first ones were.
+        # Read once: workers that are restarted later get the same state as the first ones.
         self._program = None if settings.context is Context.FORK else ProgramState.read()
         self._pid = os.getpid()
         self._links: list[WorkerLink] = []
-        self._launcher: LauncherHandle | None = None
+        self._launcher: LauncherClient | None = None
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._is_closed = False
@@ -75,86 +69,88 @@ class ProcessBackend:
     # ---- start ----------------------------------------------------------------------------------------------------
 
     def begin(self, plans: Sequence[WorkerPlan]) -> None:
-        """Starts the workers and returns at once; `start` with the same plans then waits for them."""
-        with self._whole_or_nothing(len(plans)):
-            self._begin(plans)
+        """Start the workers and return at once; `start` with the same plans then waits for them."""
+        with self._all_or_nothing(len(plans)):
+            self._start_workers(plans)
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        with self._whole_or_nothing(len(plans)):
+        with self._all_or_nothing(len(plans)):
             if not self._links:
-                self._begin(plans)
-            return self._await_built(self._links)
+                self._start_workers(plans)
+            return self._wait_built(self._links)
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
-        with self._whole_or_nothing(slab.num_workers):
+        with self._all_or_nothing(slab.num_workers):
             self._attach(self._links)
 
     @contextlib.contextmanager
-    def _whole_or_nothing(self, num_workers: int) -> Iterator[None]:
-        """Ends everything if not all of it can be started. Signals are deferred but where something is waited for."""
+    def _all_or_nothing(self, num_workers: int) -> Iterator[None]:
+        """Close the backend if the block raises. Signals are deferred in the block, except while it waits."""
         with defer_signals():
             try:
                 yield
             except OSError as exc:
-                self._shut(STOP_S)
-                raise too_many_workers(num_workers, exc) from exc
+                self._shut_down(STOP_S)
+                raise too_many_workers_error(num_workers, exc) from exc
             except Exception:
-                self._shut(STOP_S)
+                self._shut_down(STOP_S)
                 raise
-            except BaseException:  # Ctrl-C: the user has waited long enough
-                self._shut(HURRY_S)
+            except BaseException:  # Ctrl-C: close quickly
+                self._shut_down(INTERRUPTED_STOP_S)
                 raise
 
-    def _begin(self, plans: Sequence[WorkerPlan]) -> None:
-        self._launcher = LauncherHandle(self._settings, plans)
-        # A fresh launcher takes a while to load; plans are pickled meanwhile.
+    def _start_workers(self, plans: Sequence[WorkerPlan]) -> None:
+        self._launcher = LauncherClient(self._settings, plans)
+        # Plans are pickled while the launcher starts.
         with allow_signals():  # pickling runs code of the user
-            orders = [self._order(plan) for plan in plans]
+            build_messages = [self._dump_build(plan) for plan in plans]
         for plan in plans:
-            # One by one: if descriptors run out, those that are there get closed.
+            # Appended one by one, so that they are closed if this process runs out of descriptors.
             self._links.append(WorkerLink(plan, has_trace=self._settings.has_trace))
-        self._launch(self._links, orders)
+        self._launch(self._links, build_messages)
 
-    def _order(self, plan: WorkerPlan) -> bytes:
-        data = None if self._program is None else _pickle_plan(plan)
+    def _dump_build(self, plan: WorkerPlan) -> bytes:
+        data = None if self._program is None else _dump_plan(plan)
         return dump(Build(self._settings, plan.worker, plan.env_ids, data, self._program))
 
-    def _launch(self, links: Sequence[WorkerLink], orders: Sequence[bytes]) -> None:
-        launcher = self._live_launcher()
-        for link, order in zip(links, orders, strict=True):
+    def _launch(self, links: Sequence[WorkerLink], build_messages: Sequence[bytes]) -> None:
+        launcher = self._require_launcher()
+        for link, message in zip(links, build_messages, strict=True):
             launcher.launch(link)
-            link.send(order, link.trace_fds)
+            link.send(message, link.trace_fds)
             if self._settings.start_serially:
-                await_answers([link], launcher, self._settings.start_timeout_s)
+                wait_setup([link], launcher, self._settings.start_timeout_s)
 
-    def _await_built(self, links: Sequence[WorkerLink]) -> list[WorkerReport]:
-        await_answers(
-            [link for link in links if link.answer is None], self._live_launcher(), self._settings.start_timeout_s
+    def _wait_built(self, links: Sequence[WorkerLink]) -> list[WorkerReport]:
+        wait_setup(
+            [link for link in links if link.setup_result is None],
+            self._require_launcher(),
+            self._settings.start_timeout_s,
         )
         specs: dict[bytes, EnvSpec] = {}
         return [read_report(link, specs) for link in links]
 
-    def _attach(self, links: Sequence[WorkerLink], orders: Sequence[Request] = ()) -> None:
-        launcher, slab = self._live_launcher(), self._slab
+    def _attach(self, links: Sequence[WorkerLink], settings_requests: Sequence[Request] = ()) -> None:
+        launcher, slab = self._require_launcher(), self._slab
         if slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
-            link.answer = None
-            message = Attach(dict(slab.plan), slab.num_workers, link.num_posted, tuple(orders))
+            link.setup_result = None
+            message = Attach(dict(slab.plan), slab.num_workers, link.num_posted, tuple(settings_requests))
             link.send(dump(message), slab.fds_of(link.plan.worker))
-        await_answers(links, launcher, self._settings.start_timeout_s)
+        wait_setup(links, launcher, self._settings.start_timeout_s)
         for link in links:
-            if not isinstance(link.answer, Attached):
-                raise EngineBug(f"worker {link.plan.worker} answered {link.answer} when it was told to attach")
+            if not isinstance(link.setup_result, Attached):
+                raise EngineBug(f"worker {link.plan.worker} sent {link.setup_result} after Attach")
 
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        packed = [_packed(request) for request in requests.values()]
+        packed = [_dump_payload(request) for request in requests.values()]
         timeout_s = self._settings.call_timeout_s
         futures = [
-            Future(request, worker, timeout_s, self._wait, unpack=_unpacked) for worker, request in requests.items()
+            Future(request, worker, timeout_s, self._wait, unpack=_load_value) for worker, request in requests.items()
         ]
         with defer_signals():  # to all workers or to none
             for future, request in zip(futures, packed, strict=True):
@@ -165,20 +161,20 @@ class ProcessBackend:
         ring = self._ring
         while not (self._is_closed or ring is None or os.getpid() != self._pid):
             if self._links[future.worker].post(request, future, ring):
-                return  # else another thread has just put a new link there
-        future.fail(_closed())
+                return  # else another thread has just replaced the link: try the new one
+        future.fail(closed_error())
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         link = self._links[future.worker]
         while True:
-            if os.getpid() == self._pid:  # a forked child would steal the learner's messages
-                link.pump()
+            if os.getpid() == self._pid:  # a forked child must not receive the learner's messages
+                link.handle_messages()
             if future.is_done:
                 return
             if self._is_closed or os.getpid() != self._pid:
-                future.fail(_closed())
+                future.fail(closed_error())
             elif link.is_dead:
-                link.pump()
+                link.handle_messages()
                 link.fail_futures(lambda: self.died(future.worker, "the call has no result"))
                 future.fail(self.died(future.worker, "the call has no result"))
             elif deadline is not None and time.monotonic() >= deadline:
@@ -204,21 +200,21 @@ class ProcessBackend:
         return link.read_trace()
 
     def died(self, worker: int, hint: str) -> WorkerDied:
-        """Returns the error for a worker that is gone; `hint` says what the user can do, or has lost."""
-        return died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
+        """Return the error for a worker that has ended; `hint` says what is lost, or what the user can do."""
+        return worker_died_error(worker, self._links[worker].plan.env_ids, self.exit_code(worker), hint=hint)
 
     def end_worker(self, worker: int) -> None:
         old = self._links[worker]
         old.kill()
         if not old.wait_end(time.monotonic() + REVIVE_KILL_S):
-            raise self.died(worker, f"its process {old.pid} does not die, not even of SIGKILL, and cannot be replaced")
+            raise self.died(worker, f"its process {old.pid} does not end, even by SIGKILL, and cannot be replaced")
         old.fail_futures(lambda: self.died(worker, "the call has no result"))
 
-    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
-        """Ends what is left of the worker and starts it anew.
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Kill the worker's process, if it still runs, and start a new one.
 
         Raises:
-            WorkerDied: the old process does not even die of SIGKILL, or the new one dies at once.
+            WorkerDied: the old process does not end, even by SIGKILL, or the new one dies at the start.
             EnvError, EnvTimeout: as for `start`.
             UsageError: the system refuses another process or descriptor.
             LauncherDied: no worker can be started any more.
@@ -226,55 +222,55 @@ class ProcessBackend:
         with defer_signals():
             self.end_worker(worker)
             old = self._links[worker]
-            if self._live_launcher().is_dead and self._settings.context is Context.FORK:
-                raise self._live_launcher().death()
+            if self._require_launcher().is_dead and self._settings.context is Context.FORK:
+                raise self._require_launcher().launcher_died_error()
             try:
                 fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
             except OSError as exc:
-                raise too_many_workers(1, exc) from exc
+                raise too_many_workers_error(1, exc) from exc
             self._replace(old, fresh)
             try:
-                return self._start_again(fresh, orders)
+                return self._start_again(fresh, settings_requests)
             except OSError as exc:
-                self._void(fresh)
-                raise too_many_workers(1, exc) from exc
+                self._discard(fresh)
+                raise too_many_workers_error(1, exc) from exc
             except BaseException:
-                self._void(fresh)
+                self._discard(fresh)
                 raise
 
-    def _start_again(self, fresh: WorkerLink, orders: Iterable[Request]) -> WorkerReport:
+    def _start_again(self, fresh: WorkerLink, settings_requests: Iterable[Request]) -> WorkerReport:
         with self._end_lock:  # workers are restarted by several threads
-            if self._live_launcher().is_dead:
-                self._live_launcher().close(0.0)
-                self._launcher = LauncherHandle(self._settings, ())
+            if self._require_launcher().is_dead:
+                self._require_launcher().close(0.0)
+                self._launcher = LauncherClient(self._settings, ())
         with allow_signals():  # pickling runs code of the user
-            packed = [_packed(order) for order in orders]
-        self._launch([fresh], [self._order(fresh.plan)])
-        report = self._await_built([fresh])[0]
+            packed = [_dump_payload(request) for request in settings_requests]
+        self._launch([fresh], [self._dump_build(fresh.plan)])
+        report = self._wait_built([fresh])[0]
         self._attach([fresh], packed)
         if self._ring is not None:
             fresh.begin_serving(self._ring)
         return report
 
-    def _void(self, fresh: WorkerLink) -> None:
-        """Ends a worker that could not be restarted. Its link stays, for the next attempt to replace."""
+    def _discard(self, fresh: WorkerLink) -> None:
+        """Kill a worker that could not be restarted. Its link stays until the next attempt replaces it."""
         fresh.kill()
-        fresh.is_void = fresh.pidfd == NO_FD
+        fresh.has_no_process = fresh.pidfd == NO_FD
         hint = "it could not be restarted"
-        fresh.fail_futures(lambda: died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
+        fresh.fail_futures(lambda: worker_died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
 
     def _replace(self, old: WorkerLink, fresh: WorkerLink) -> None:
         fresh.is_reviving = True
         with self._end_lock:
-            if self._is_closed:  # close() has ended the old ones, and will not look for new ones
+            if self._is_closed:  # close() has ended the workers, and would miss this one
                 fresh.close()
-                raise _closed()
+                raise closed_error()
             self._links[old.plan.worker] = fresh
             old.close()
-            # Another thread may have posted to the old one until now.
+            # Read here, because another thread may have posted to the old link until now.
             fresh.num_posted = old.num_posted
             hint = "the call has no result"
-            old.fail_futures(lambda: died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
+            old.fail_futures(lambda: worker_died_error(old.plan.worker, old.plan.env_ids, old.exit_code, hint=hint))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -282,70 +278,68 @@ class ProcessBackend:
         if os.getpid() != self._pid or self._is_closed:
             return
         stop_s = min(timeout_s, STOP_S)
-        killed, immortal = self._shut(stop_s)
-        self._tell_end(killed, immortal, stop_s)
+        killed, unkillable = self._shut_down(stop_s)
+        self._warn_of_end(killed, unkillable, stop_s)
 
-    def _shut(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
-        """Ends all processes, frees all descriptors; returns links of those that were killed, and of those that live on."""
-        with defer_signals():  # Ctrl-C while a pool closes must not leave half of it; closing takes two seconds at most
-            return self._end_all(stop_s)
+    def _shut_down(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
+        """End all processes and close all descriptors; return the links of processes that were killed, and of those among
+        them that still run.
+        """
+        with defer_signals():  # Ctrl-C must not interrupt closing, which takes two seconds at most
+            return self._end_workers(stop_s)
 
-    def _end_all(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
+    def _end_workers(self, stop_s: float) -> tuple[list[WorkerLink], list[WorkerLink]]:
         with self._end_lock:
             self._is_closed = True
         deadline = time.monotonic() + stop_s
         for link in self._links:
-            if self._slab is None or not isinstance(link.answer, Attached):
-                link.channel.shut()  # a worker that serves no slab yet takes this for the end
-        # Nobody has begun to use a worker that is being restarted: it is not waited for, and not worth a warning.
+            if self._slab is None or not isinstance(link.setup_result, Attached):
+                link.channel.shut()  # ends a worker that does not serve a slab yet
+        # A worker that is being restarted is not in use yet: it is killed soon, and without a warning.
         reviving = [link for link in self._links if link.is_reviving]
         for link in reviving:
-            link.wait_end(min(deadline, time.monotonic() + HURRY_S))
+            link.wait_end(min(deadline, time.monotonic() + INTERRUPTED_STOP_S))
             link.kill()
         self._wait_ends(deadline)
         killed = [link for link in self._links if link.pidfd != NO_FD and not link.is_dead and link not in reviving]
         self._kill()
         self._wait_ends(time.monotonic() + KILL_S)
-        immortal = [link for link in killed if not link.is_dead]
+        unkillable = [link for link in killed if not link.is_dead]
         if self._launcher is not None:
             self._launcher.close(KILL_S)
         self._launcher = None
         for link in self._links:
-            link.fail_futures(_closed)
+            link.fail_futures(closed_error)
             link.close()
         self._slab = self._ring = None
-        return killed, immortal
+        return killed, unkillable
 
     def _wait_ends(self, deadline: float) -> None:
         for link in self._links:
-            # One after the other: the deadline is the same for all, and none waits for the learner to go on.
+            # One after the other suffices: the deadline is the same for all, and the workers end in parallel.
             link.wait_end(deadline)
 
     def _kill(self) -> None:
         for link in self._links:
             link.kill()
 
-    def _tell_end(self, killed: Sequence[WorkerLink], immortal: Sequence[WorkerLink], stop_s: float) -> None:
+    def _warn_of_end(self, killed: Sequence[WorkerLink], unkillable: Sequence[WorkerLink], stop_s: float) -> None:
         for link in self._links:
-            warn_of_close(link.plan.worker, link.close_faults)
+            warn_of_close_faults(link.plan.worker, link.close_faults)
         for link in killed:
-            fate = f"process {link.pid} does not die of SIGKILL either" if link in immortal else "it was killed"
+            fate = f"process {link.pid} does not end by SIGKILL either" if link in unkillable else "it was killed"
             warn(
                 f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
                 "close() of its envs may not have run",
             )
 
-    def _live_launcher(self) -> LauncherHandle:
+    def _require_launcher(self) -> LauncherClient:
         if self._launcher is None:
-            raise _closed()
+            raise closed_error()
         return self._launcher
 
 
-def _closed() -> ClosedPoolError:
-    return ClosedPoolError("the pool was closed before the reply came; take results before close()")
-
-
-def _pickle_plan(plan: WorkerPlan) -> bytes:
+def _dump_plan(plan: WorkerPlan) -> bytes:
     try:
         return dump(plan)
     except Exception as exc:
@@ -354,7 +348,7 @@ def _pickle_plan(plan: WorkerPlan) -> bytes:
         )
         which = f"the env_fn of env {culprit}" if culprit is not None else f"the env_fns of worker {plan.worker}"
         raise UsageError(
-            f"{which} cannot be pickled: {type(exc).__name__}: {exc}; make what it needs inside of it, or use context='fork'"
+            f"{which} cannot be pickled: {type(exc).__name__}: {exc}; create what it needs inside of it, or use context='fork'"
         ) from exc
 
 
@@ -366,21 +360,21 @@ def _can_travel(value: object) -> bool:
     return True
 
 
-def _packed(request: Request) -> Request:
+def _dump_payload(request: Request) -> Request:
     try:
         return dataclasses.replace(request, payload=dump(request.payload))
     except Exception as exc:
         what = "value" if request.kind is RequestKind.SET_ATTR else "arguments"
         raise UsageError(
             f"the {what} of this {request.kind.name.lower()} cannot be pickled: {type(exc).__name__}: {exc}; "
-            "send something that can, or use backend='thread'"
+            "send something that can be pickled, or use backend='thread'"
         ) from exc
 
 
-def _unpacked(outcome: Outcome) -> Outcome:
+def _load_value(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
         return outcome
     try:
         return dataclasses.replace(outcome, value=load(outcome.value))
     except BaseException as exc:  # loading runs code of the user's classes
-        return describe(exc, "call")
+        return describe_error(exc, "call")

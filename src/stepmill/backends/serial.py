@@ -1,4 +1,4 @@
-"""Envs in line: the caller is the one worker. The ledger runs its loop; a call is done when it is sent."""
+"""Envs in the calling thread, which is the only worker. The pool's native code runs the loop; a call is done at once."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
-from stepmill.backends.base import Future, answer_here, fault_error, warn_of_close
+from stepmill.backends.base import Future, serve_requests_here, warn_of_close_faults, worker_fault_error
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
-from stepmill.worker.host import Built, build, close_envs, make_loop, obey
+from stepmill.worker.env_host import BuiltEnvs, apply_requests, build_envs, close_envs, make_loop
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.signals import defer_signals
 
 
 class SerialBackend:
-    """Runs all envs in the caller's thread. What an env raises while it is built or called is reported as by a worker,
-    but what a signal handler raises, KeyboardInterrupt too, passes through: here it is the user's.
+    """Runs all envs in the calling thread.
+
+    An exception of an env while it is built or called is reported as with other backends. An exception of a signal handler,
+    such as KeyboardInterrupt, is raised, since it is meant for the program.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._pid = os.getpid()
         self._plan = WorkerPlan(0, (), ())
-        self._built = Built()
+        self._built = BuiltEnvs()
         self._slab: SharedSlab | None = None
         self._loop: _native.Loop | None = None
-        self._calls = threading.RLock()  # held while envs are called or rebuilt; the loop knows when it steps them
+        self._calls = threading.RLock()  # held while envs are called or rebuilt; for steps see `Loop.wait_idle`
 
     @property
     def loop(self) -> _native.Loop:
-        """The native loop, for the ledger to run. Changes with `revive`."""
+        """The native loop, which the pool's native code runs. `revive` changes it."""
         if self._loop is None:
             raise EngineBug("the serial backend has no loop before attach() and after close()")
         return self._loop
@@ -51,38 +53,38 @@ class SerialBackend:
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         with self._calls:
-            return answer_here(self.loop, self._built.envs, requests)
+            return serve_requests_here(self.loop, self._built.envs, requests)
 
-    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
-        """Builds all envs anew; those that raise in close() are let go all the same, for they are broken already."""
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Close all envs, ignoring what they raise, and build new ones."""
         if self._slab is None:
             raise ClosedPoolError("a pool that is closed, or not started, has no worker to revive")
         with self._calls:
             close_envs(self._plan.env_ids, self._built.envs)
             report = self._build()
             loop = make_loop(self._slab.native, 0, self._built, self._settings, is_inline=True)
-            faults = obey(loop, self._plan.env_ids, self._built.envs, orders)
+            faults = apply_requests(loop, self._plan.env_ids, self._built.envs, settings_requests)
             if faults:
-                raise join_errors([fault_error(fault, 0) for fault in faults])
+                raise join_errors([worker_fault_error(fault, 0) for fault in faults])
             loop.refresh()
             self._loop = loop
         return report
 
     def close(self, timeout_s: float) -> None:
-        """Closes the envs, however long that takes: what runs in the caller's thread cannot be timed out.
+        """Close the envs, however long that takes: code in the calling thread cannot be timed out.
 
-        An env that another thread is stepping or calling is waited for, at most `timeout_s`; if it goes on, no env is closed.
+        If another thread is stepping or calling an env, wait for it, at most `timeout_s`; if it goes on, close no env.
         """
         if os.getpid() != self._pid:
             return
         if not self._end_use(timeout_s):
             warn_of_use(self._plan.env_ids)
             return
-        built, self._built, self._loop, self._slab = self._built, Built(), None, None
-        warn_of_close(0, close_envs(self._plan.env_ids, built.envs))
+        built, self._built, self._loop, self._slab = self._built, BuiltEnvs(), None, None
+        warn_of_close_faults(0, close_envs(self._plan.env_ids, built.envs))
 
     def _end_use(self, timeout_s: float) -> bool:
-        """Waits until no other thread is at work in an env; returns whether that is so."""
+        """Wait until no other thread is stepping or calling an env; return whether that is so in time."""
         deadline = time.monotonic() + timeout_s
         if not self._calls.acquire(timeout=timeout_s):
             return False
@@ -91,19 +93,19 @@ class SerialBackend:
 
     def _build(self) -> WorkerReport:
         if self._settings.timers_every:
-            timers.enable(self._settings.timers_every)  # of the caller, whose thread it is
-        self._built = Built()
-        built = build(self._plan.env_ids, self._plan.env_fns, passes=_native.is_from_signal)
+            timers.enable(self._settings.timers_every)  # in the calling thread
+        self._built = BuiltEnvs()
+        built = build_envs(self._plan.env_ids, self._plan.env_fns, should_raise=_native.is_from_signal)
         if built.faults:
-            raise join_errors([fault_error(fault, 0) for fault in built.faults])
+            raise join_errors([worker_fault_error(fault, 0) for fault in built.faults])
         self._built = built
         return WorkerReport(0, self._pid, tuple(built.specs))
 
 
 def warn_of_use(env_ids: Sequence[int]) -> None:
-    """Warn of envs that close() leaves open, since another thread is still at work in one of them."""
+    """Warn of envs that close() leaves open, because another thread is still using one of them."""
     warnings.warn(
-        f"envs {list(env_ids)} are not closed: another thread is still at work in one of them, and a thread cannot be "
+        f"envs {list(env_ids)} are not closed: another thread is still using one of them, and a thread cannot be "
         "killed; use backend='process' for envs that hang",
         RuntimeWarning,
         stacklevel=4,

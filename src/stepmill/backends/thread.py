@@ -1,7 +1,7 @@
-"""Envs in threads of this process, one thread per worker. They run in parallel as far as their code lets go of the GIL.
+"""Envs in threads of this process, one thread per worker. They run in parallel while their code releases the GIL.
 
-A thread cannot be killed: one that hangs in an env is left behind by close(), with a warning. It can write nothing any more:
-its rows are condemned, and the memory stays mapped as long as its loop lives.
+A thread cannot be killed: if it hangs in an env, close() warns and leaves it running. Its results are then ignored, since its
+commands are condemned, and the memory stays mapped until its loop is freed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,35 @@ from stepmill import _native, timers
 from stepmill._native import OwnedFd
 from stepmill.backends.base import (
     CALL_SLICE_S,
+    GRACE_S,
     Future,
+    closed_error,
     deadline_after,
-    died_error,
-    fault_error,
-    late_start,
-    too_many_workers,
-    warn_of_close,
+    start_timeout_error,
+    too_many_workers_error,
+    warn_of_close_faults,
+    worker_died_error,
+    worker_fault_error,
 )
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, UsageError, join_errors
+from stepmill.spec.errors import EngineBug, StepmillError, UsageError, join_errors
 from stepmill.spec.notices import warn
-from stepmill.worker import settle
+from stepmill.worker import process_setup
 from stepmill.worker.channel import NO_FD
-from stepmill.worker.host import Built, Fault, build, close_envs, make_loop, no_env, obey, serve
+from stepmill.worker.env_host import (
+    BuiltEnvs,
+    Fault,
+    apply_requests,
+    build_envs,
+    close_envs,
+    make_loop,
+    serve,
+    worker_fault,
+)
 from stepmill.worker.messages import Reply, Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.signals import allow_signals, defer_signals, wait_event
 
-CANCEL_S = 0.3  # how long a start that failed waits for threads to close what they have built
-GRACE_S = 2.0  # after the first fault at the start, how long the other workers may go on to tell theirs
+CANCEL_S = 0.3  # after a failed start, how long threads may take to close their envs
 
 
 class ThreadBackend:
@@ -63,10 +73,10 @@ class ThreadBackend:
                     self._workers.append(self._make_worker(plan, 0))
                 return self._build(self._workers)
             except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
-                self._shut(CANCEL_S)
-                raise too_many_workers(len(plans), exc) from exc
+                self._shut_down(CANCEL_S)
+                raise too_many_workers_error(len(plans), exc) from exc
             except BaseException:
-                self._shut(CANCEL_S)
+                self._shut_down(CANCEL_S)
                 raise
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
@@ -80,7 +90,7 @@ class ThreadBackend:
     def _call(self, worker: int, request: Request) -> Future:
         future = Future(request, worker, self._settings.call_timeout_s, self._wait)
         if self._is_closed or self._ring is None:
-            future.fail(_closed())
+            future.fail(closed_error())
         elif self._workers[worker].post(request, future):
             self._ring(worker)
         return future
@@ -93,11 +103,11 @@ class ThreadBackend:
                 "killed; use backend='process' for envs that hang"
             )
 
-    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
-        """Starts a new thread in place of one that has ended.
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Start a new thread in place of one that has ended.
 
         Raises:
-            UsageError: the old thread still runs; it cannot be killed.
+            UsageError: the old thread still runs. It cannot be killed.
         """
         self.end_worker(worker)
         with defer_signals():
@@ -107,7 +117,7 @@ class ThreadBackend:
             old.close_end_fd()
             try:
                 with allow_signals():
-                    fresh.orders = tuple(orders)
+                    fresh.settings_requests = tuple(settings_requests)
                 report = self._build([fresh])[0]
                 self._attach([fresh])
             except BaseException:
@@ -118,10 +128,10 @@ class ThreadBackend:
     def close(self, timeout_s: float) -> None:
         if os.getpid() != self._pid or self._is_closed:
             return
-        self._shut(timeout_s)
-        self._tell_end()
+        self._shut_down(timeout_s)
+        self._warn_of_end()
 
-    def _shut(self, timeout_s: float) -> None:
+    def _shut_down(self, timeout_s: float) -> None:
         with defer_signals():
             self._is_closed = True
             deadline = time.monotonic() + timeout_s
@@ -129,14 +139,14 @@ class ThreadBackend:
                 worker.cancel()
             for worker in self._workers:
                 worker.join(deadline)
-                worker.fail_futures(_closed())
+                worker.fail_futures(closed_error())
                 worker.close_end_fd()
             self._slab = self._ring = None
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def _make_worker(self, plan: WorkerPlan, num_requests: int) -> ThreadWorker:
-        """Return a worker that has not begun; so many requests went to those before it."""
+        """Return a worker whose thread has not started. `num_requests` were posted to its predecessors."""
         return ThreadWorker(plan, self._settings, num_requests=num_requests)
 
     def _build(self, workers: Sequence[ThreadWorker]) -> list[WorkerReport]:
@@ -145,10 +155,10 @@ class ThreadBackend:
             worker.thread.start()
         errors: list[StepmillError] = []
         for worker in workers:
-            if worker.wait_answer(deadline):
-                errors.extend(fault_error(fault, worker.plan.worker) for fault in worker.built.faults)
+            if worker.wait_set_up(deadline):
+                errors.extend(worker_fault_error(fault, worker.plan.worker) for fault in worker.built.faults)
             elif not errors:
-                errors.append(late_start(worker.plan, worker.building, self._settings.start_timeout_s or 0.0))
+                errors.append(start_timeout_error(worker.plan, worker.building, self._settings.start_timeout_s or 0.0))
             if errors:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
         if errors:
@@ -160,15 +170,15 @@ class ThreadBackend:
         if self._slab is None:
             raise EngineBug("workers cannot attach before there is a slab")
         for worker in workers:
-            worker.has_answered.clear()
+            worker.is_set_up.clear()
             worker.slabs.put(self._slab.native)
         for worker in workers:
-            if not worker.wait_answer(deadline):
+            if not worker.wait_set_up(deadline):
                 raise EngineBug(f"worker {worker.plan.worker} did not attach within {self._settings.start_timeout_s} s")
             if worker.crash:
-                raise fault_error(worker.crash[0], worker.plan.worker)
+                raise worker_fault_error(worker.crash[0], worker.plan.worker)
         for worker in workers:
-            worker.slabs.put(self._slab.native)  # from here on nothing fails: they begin to serve
+            worker.slabs.put(self._slab.native)  # all have attached: begin to serve
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         while not future.is_done:
@@ -177,37 +187,37 @@ class ThreadBackend:
                 return
             future.wait_done(left_s)
 
-    def _tell_end(self) -> None:
+    def _warn_of_end(self) -> None:
         for worker in self._workers:
             if worker.has_ended.is_set() or worker.thread.ident is None:
-                warn_of_close(worker.plan.worker, worker.close_faults)
+                warn_of_close_faults(worker.plan.worker, worker.close_faults)
             else:
                 warn(
-                    f"worker {worker.plan.worker} (envs {list(worker.plan.env_ids)}) hangs in an env, and a thread cannot be "
-                    "killed: it stays until this process ends; use backend='process' for envs that hang",
+                    f"worker {worker.plan.worker} (envs {list(worker.plan.env_ids)}) hangs in an env, and its thread goes on "
+                    "until this process ends, since a thread cannot be killed; use backend='process' for envs that hang",
                 )
 
 
 class _Cancelled(Exception):
-    """The start of a pool was broken off; envs that are not built yet are not wanted."""
+    """The start of the pool was cancelled, so that the remaining envs are not to be built."""
 
 
 class ThreadWorker:
-    """One worker thread. It is its own mailbox."""
+    """One worker thread. It is the mailbox of its own loop."""
 
     def __init__(self, plan: WorkerPlan, settings: WorkerSettings, *, num_requests: int = 0) -> None:
         self.plan = plan
         self.num_posted = num_requests
-        self.orders: tuple[Request, ...] = ()  # to be done before it serves
+        self.settings_requests: tuple[Request, ...] = ()  # to be done before it serves
         self.building: int | None = None
-        self.built = Built()
+        self.built = BuiltEnvs()
         self.crash: tuple[Fault, ...] = ()
         self.close_faults: tuple[Fault, ...] = ()
-        # The slab to make ready for, the slab again to begin to serve it; None, whichever of the two is due, to end.
+        # The slab once to attach to it, and a second time to begin to serve it; None in place of either to end.
         self.slabs: queue.SimpleQueue[_native.Slab | None] = queue.SimpleQueue()
-        self.has_answered = threading.Event()  # it has built its envs, or attached, or cannot
+        self.is_set_up = threading.Event()  # the envs are built, or the slab is attached, or that has failed
         self.has_ended = threading.Event()
-        self.end_fd = OwnedFd.eventfd()  # readable once the thread has ended without being told to
+        self.end_fd = OwnedFd.eventfd()  # readable once the thread has ended unexpectedly
         self.settings = settings
         self.num_before = num_requests
         self._lock = threading.Lock()  # guards _requests, and has_ended being set
@@ -217,10 +227,10 @@ class ThreadWorker:
         self.thread = threading.Thread(target=self._run, name=f"stepmill-worker-{plan.worker}", daemon=True)
 
     def post(self, request: Request, future: Future) -> bool:
-        """Queues a request. Returns False, with the future failed, if nobody is left to serve it."""
+        """Queue a request. If the thread has ended, fail the future and return False."""
         with self._lock:
             if self.has_ended.is_set():
-                future.fail(self._ended())
+                future.fail(self._worker_died())
                 return False
             self._requests.append((request, future))
             self.num_posted += 1
@@ -235,20 +245,20 @@ class ThreadWorker:
             self._current.finish(reply)
             self._current = None
 
-    def wait_answer(self, deadline: float) -> bool:
-        """Waits until the thread has done what it was last told; returns False at the deadline."""
-        while not wait_event(self.has_answered, min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
+    def wait_set_up(self, deadline: float) -> bool:
+        """Wait until the thread has built its envs, or attached, or failed to; return False at the deadline."""
+        while not wait_event(self.is_set_up, min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return False
         return True
 
     def join(self, deadline: float) -> None:
-        """Waits until the thread has ended, at most until the deadline. A thread does not wait for itself."""
+        """Wait until the thread has ended, at most until the deadline. Returns at once in the thread itself."""
         if self.thread.ident is not None and self.thread is not threading.current_thread():
             self.thread.join(max(0.0, deadline - time.monotonic()))
 
     def fail_futures(self, error: StepmillError) -> None:
-        """Fails every request that has no reply yet."""
+        """Fail every request that has no reply yet."""
         with self._lock:
             waiting = [future for _, future in self._requests]
             self._requests.clear()
@@ -257,30 +267,30 @@ class ThreadWorker:
                 future.fail(error)
 
     def cancel(self) -> None:
-        """Tells a thread that does not serve yet to close what it has built, and to end."""
+        """Make a thread that does not serve yet close its envs and end."""
         self._is_cancelled = True
         self.slabs.put(None)
 
     def close_end_fd(self) -> None:
-        """Closes the descriptor. A thread that still runs does not signal its end any more."""
+        """Close the descriptor. A thread that still runs can no longer signal its end."""
         with self._lock:
             self.end_fd.close()
 
-    # ---- in the thread: what a backend with another kind of worker does differently ---------------------------------
+    # ---- in the thread: overridden by other kinds of workers ---------------------------------------------------------
 
-    def build(self) -> Built:
-        """Builds the envs."""
-        return build(
+    def build(self) -> BuiltEnvs:
+        """Build the envs."""
+        return build_envs(
             self.plan.env_ids,
             self.plan.env_fns,
-            on_begin=self._note_env,
-            passes=lambda exc: isinstance(exc, _Cancelled),
+            on_begin=self._begin_env,
+            should_raise=lambda exc: isinstance(exc, _Cancelled),
         )
 
     def serve_slab(self, slab: _native.Slab) -> None:
-        """Serves the slab, if it `may_serve`, until the pool says stop."""
+        """Attach to the slab, wait for `may_serve`, and serve until the pool says stop."""
         loop = make_loop(slab, self.plan.worker, self.built, self.settings, is_inline=False)
-        self.crash = obey(loop, self.plan.env_ids, self.built.envs, self.orders)
+        self.crash = apply_requests(loop, self.plan.env_ids, self.built.envs, self.settings_requests)
         if self.crash:
             return
         loop.refresh()
@@ -288,58 +298,54 @@ class ThreadWorker:
             serve(loop, self.built.envs, self, num_requests=self.num_before)
 
     def may_serve(self) -> bool:
-        """Answers that the thread is ready to serve; waits until it is told to begin, or to end."""
-        self.has_answered.set()
+        """Report that the thread is ready to serve, and wait; return whether it is to serve, and not to end."""
+        self.is_set_up.set()
         return self.slabs.get() is not None
 
     def close_envs(self) -> tuple[Fault, ...]:
-        """Closes the envs, and returns the records of those that raised."""
+        """Close the envs; return the faults of those that raised."""
         return close_envs(self.plan.env_ids, self.built.envs)
 
-    # ---- in the thread: its life --------------------------------------------------------------------------------------
+    # ---- in the thread: main program ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        is_told = False
+        is_reported = False
         try:
-            settle.pin_cores(self.settings.affinity)
+            process_setup.pin_cores(self.settings.affinity)
             timers.enable(self.settings.timers_every)
             self.built = self.build()
-            self.has_answered.set()
-            is_told = bool(self.built.faults) or self._serve()
+            self.is_set_up.set()
+            is_reported = bool(self.built.faults) or self._serve()
         except _Cancelled:
-            is_told = True
-        except BaseException as exc:  # a bug of ours: the learner must hear of it, and not wait for this thread
-            self.crash = no_env(exc, "serve")
+            is_reported = True
+        except BaseException as exc:  # an error in stepmill itself: report it, so that the learner does not wait
+            self.crash = worker_fault(exc, "serve")
         finally:
-            self._end(is_told=is_told)
+            self._end(is_reported=is_reported)
 
     def _serve(self) -> bool:
         slab = self.slabs.get()
         if slab is not None:
-            # The mapping owns its descriptors: a thread that close() had to leave behind does not write into another file.
+            # The mapping owns its descriptors, so a thread that outlives close() cannot write into other files.
             self.serve_slab(slab)
         self.close_faults = self.close_envs()
         return True
 
-    def _end(self, *, is_told: bool) -> None:
+    def _end(self, *, is_reported: bool) -> None:
         timers.disable()
         with self._lock:
             self.has_ended.set()
-            if not is_told and self.end_fd.fileno() != NO_FD:
+            if not is_reported and self.end_fd.fileno() != NO_FD:
                 os.eventfd_write(self.end_fd.fileno(), 1)
-        self.fail_futures(self._ended())
-        self.has_answered.set()
+        self.fail_futures(self._worker_died())
+        self.is_set_up.set()
         self.built.envs.clear()
 
-    def _note_env(self, env_id: int) -> None:
+    def _begin_env(self, env_id: int) -> None:
         if self._is_cancelled:
             raise _Cancelled
         self.building = env_id
 
-    def _ended(self) -> StepmillError:
-        hint = fault_error(self.crash[0], self.plan.worker).message if self.crash else "its thread has ended"
-        return died_error(self.plan.worker, self.plan.env_ids, None, hint=hint)
-
-
-def _closed() -> ClosedPoolError:
-    return ClosedPoolError("the pool was closed before the reply came; take results before close()")
+    def _worker_died(self) -> StepmillError:
+        hint = worker_fault_error(self.crash[0], self.plan.worker).message if self.crash else "its thread has ended"
+        return worker_died_error(self.plan.worker, self.plan.env_ids, None, hint=hint)

@@ -1,7 +1,24 @@
-"""The door: one adapter per env API, found by the dotted names of an env's classes.
+"""Adapters: one module per env API, found by the dotted names of an env's classes.
 
-An adapter is a module with two functions, `describe(env, like)` and `adapt(env)`. It imports its foreign library, which
-is there already if such an env is, and of stepmill only `spec`.
+An adapter is a module with two functions, `describe(env, like)` and `adapt(env)`. It may import the library of its envs,
+which is loaded already if such an env exists. Of stepmill it imports only `spec` and this package.
+
+    gymnasium            Gymnasium envs
+    gymnasium_vector     Gymnasium vector envs, as batched envs
+    gymnasium_registry   Gymnasium's registry of envs, as bytes for fresh workers
+    old_gym              envs of gym, the predecessor of Gymnasium
+    dm_env               dm_env environments
+    pettingzoo           PettingZoo's parallel envs
+    ragged               envs whose agents come and go
+    unity                Unity ML-Agents envs
+    alf, alf_batch       ALF environments · several of them as one batched environment
+    di_engine            DI-engine envs, and Gymnasium envs in DI-engine's API
+    di_engine_managed    DI-engine envs that belong to a manager of `frontends/di_engine`
+    opaque               any Python env, whose results are sent as opaque values
+    envpool              pools of EnvPool, for `backends/foreign.py`
+    atari_vector         ALE's own vector env, for the same
+    env_adapter          the base class of adapters that wrap an env
+    agent_stacking       values of several agents as arrays [A, ...]
 """
 
 from __future__ import annotations
@@ -15,7 +32,7 @@ from stepmill.spec.errors import UsageError
 
 
 class Steppable(Protocol):
-    """What the hot loop steps: Gymnasium's two functions. A batched env's have a leading dimension everywhere."""
+    """What the hot loop steps: Gymnasium's two functions. Those of a batched env add a leading dimension to every value."""
 
     def step(self, action: object) -> tuple[object, object, object, object, Mapping[str, object]]:
         """Return observation, reward, terminated, truncated, info."""
@@ -27,24 +44,24 @@ class Steppable(Protocol):
 
 
 class Adapter(Protocol):
-    """What a module of this package offers."""
+    """The functions of an adapter module."""
 
     def describe(self, env: object, like: EnvSpec | None) -> EnvSpec:
-        """Return what the env says of itself; `like` itself if that says the same."""
+        """Return the spec of an env, or the object `like` if it equals that spec."""
 
     def adapt(self, env: object) -> Steppable:
         """Return what the hot loop steps."""
 
 
-# Dotted name of a class → the module that knows its envs. The first hit in an env's method resolution order counts.
+# Dotted name of a class → the adapter of its envs. The first match in an env's method resolution order counts.
 ADAPTERS = {
     "gymnasium.core.Env": "stepmill.envs.gymnasium",
-    "gymnasium.vector.vector_env.VectorEnv": "stepmill.envs.batched",
+    "gymnasium.vector.vector_env.VectorEnv": "stepmill.envs.gymnasium_vector",
     "alf.environments.alf_environment.AlfEnvironment": "stepmill.envs.alf",
     "stepmill.envs.alf.AlfEnv": "stepmill.envs.alf",
-    "stepmill.envs.plain.PlainEnv": "stepmill.envs.plain",
+    "stepmill.envs.opaque.OpaqueEnv": "stepmill.envs.opaque",
     "ding.envs.env.base_env.BaseEnv": "stepmill.envs.di_engine",
-    "stepmill.envs.di_managed.ManagedEnv": "stepmill.envs.di_managed",
+    "stepmill.envs.di_engine_managed.ManagedEnv": "stepmill.envs.di_engine_managed",
     "mlagents_envs.base_env.BaseEnv": "stepmill.envs.unity",
     "dm_env._environment.Environment": "stepmill.envs.dm_env",
     "gym.core.Env": "stepmill.envs.old_gym",
@@ -58,41 +75,49 @@ _ACCEPTED = (
     "gymnasium.Env, gymnasium.vector.VectorEnv, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
     "mlagents_envs.BaseEnv"
 )
+_ADVICE = {
+    "torchrl.envs.common.EnvBase": (
+        "; of TorchRL's envs return what they wrap, gymnasium.make(...) in place of GymEnv(...), and put transforms around "
+        "the StepmillEnv"
+    ),
+}
 
 
 def adapter_of(env: object) -> Adapter:
     """Return the adapter for an env.
 
     Raises:
-        UsageError: no adapter knows its class.
+        UsageError: there is no adapter for its class.
     """
-    for cls in type(env).__mro__:
-        home = ADAPTERS.get(f"{cls.__module__}.{cls.__qualname__}")
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(env).__mro__]
+    for name in names:
+        home = ADAPTERS.get(name)
         if home is not None:
             return cast("Adapter", import_module(home))
+    advice = next((_ADVICE[name] for name in names if name in _ADVICE), "")
     raise UsageError(
-        f"env_fn returned a {type(env).__module__}.{type(env).__qualname__}, which is no env that stepmill knows; "
-        f"return an instance of one of: {_ACCEPTED}"
+        f"env_fn returned a {type(env).__module__}.{type(env).__qualname__}, which is not an env that stepmill supports; "
+        f"return an instance of one of: {_ACCEPTED}{advice}"
     )
 
 
 def describe(env: object, like: EnvSpec | None = None) -> EnvSpec:
-    """Return what an env says of itself.
+    """Return the spec of an env.
 
     Args:
         env: the env, built and not yet reset.
-        like: the spec of another env of the same worker. If this env says the same, it is returned, so that a
-            thousand equal envs ship one spec.
+        like: the spec of another env of the same worker. It is returned if this env's spec equals it, so that a thousand
+            equal envs send one spec.
     Raises:
-        UsageError: no adapter knows the env, or its spaces cannot be used.
+        UsageError: there is no adapter for the env, or its spaces cannot be used.
     """
     return adapter_of(env).describe(env, like)
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps for this env: mostly the env itself.
+    """Return the object that the hot loop steps for this env; often the env itself.
 
     Raises:
-        UsageError: no adapter knows the env.
+        UsageError: there is no adapter for the env.
     """
     return adapter_of(env).adapt(env)

@@ -1,8 +1,8 @@
-"""ALF envs: `step` and `reset` return a TimeStep, and specs say what is in it.
+"""ALF environments: `step` and `reset` return a TimeStep, which specs describe.
 
-Known by their base class `alf.environments.alf_environment.AlfEnvironment`, or by what they can do when an `AlfMaker`
-wraps them: ALF itself is not needed. The whole TimeStep is the engine's observation, so that every leaf of it, however
-deep, lies in shared memory; what the engine must know of it (step type, reward, discount) the hot loop reads from there.
+They are recognized by their base class `alf.environments.alf_environment.AlfEnvironment`, or by their methods if an
+`AlfEnvMaker` wraps them; ALF itself need not be installed. The engine's observation is the whole TimeStep, so that each of
+its leaves lies in shared memory. The hot loop reads step type, reward and discount from it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ import numpy as np
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec, TimeStepFields
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, TupleNode, as_list
+from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, TupleNode, as_list
 
 LAST = 2  # step_type of the last TimeStep of an episode
-PROGRESS = "stepmill_progress"  # an attribute that an AlfEnv takes for the learner's progress
-_NO_INFO: dict[str, object] = {}  # the loop knows an empty dict, and sends nothing for it
+PROGRESS = "stepmill_progress"  # setting this attribute of an AlfEnv reports the learner's progress to ALF's schedulers
+_NO_INFO: dict[str, object] = {}  # the hot loop sends nothing for an empty dict
 _ENV_ID = "env_id"
 _SPECS = ("action_spec", "observation_spec", "env_info_spec", "time_step_spec")
 
 
+class NotAlfEnvError(UsageError):
+    """An object lacks methods of an ALF env."""
+
+
 @dataclass(frozen=True)
-class AlfMaker:
-    """An env_fn that makes an ALF env with its number."""
+class AlfEnvMaker:
+    """An env_fn that calls an ALF constructor with an env_id."""
 
     constructor: Callable[..., object]
     env_id: int | None
@@ -43,21 +47,21 @@ class AlfMaker:
 
 
 class AlfEnv:
-    """What the hot loop steps: an ALF env, whose `step` it calls itself unless the env is batched."""
+    """Adapts an ALF environment to the hot loop, which calls the environment's own `step` unless it is batched."""
 
     def __init__(self, env: object) -> None:
         missing = [name for name in ("reset", "step", *_SPECS) if not callable(getattr(env, name, None))]
         if missing:
-            raise UsageError(
-                f"a {type(env).__module__}.{type(env).__qualname__} is no ALF environment: it has no "
-                f"{', '.join(f'{name}()' for name in missing)}; return an AlfEnvironment, or what looks like one"
+            raise NotAlfEnvError(
+                f"a {type(env).__module__}.{type(env).__qualname__} is not an ALF environment: it has no "
+                f"{', '.join(f'{name}()' for name in missing)}; return an AlfEnvironment, or an object with its methods"
             )
         self.env: Any = env
         self._is_batched = is_batched(env)
 
     @property
     def step(self) -> Callable[[object], object]:
-        """The env's own step; for a batched one a function that adds what the engine wants of its rows."""
+        """The env's own step; for a batched env a function that adds reward and flags of its rows."""
         step: Callable[[object], object] = self._step_rows if self._is_batched else self.env.step
         return step
 
@@ -72,7 +76,7 @@ class AlfEnv:
     ) -> tuple[object, Mapping[str, object]]:
         """Reset the env, after seeding it if a seed is given."""
         if options:
-            raise UsageError(f"an ALF environment takes no reset options, and was given {sorted(options)}")
+            raise UsageError(f"an ALF environment takes no reset options; leave out {sorted(options)}")
         if seed is not None:
             self.env.seed(seed)
         return self.env.reset(), _NO_INFO
@@ -89,7 +93,7 @@ class AlfEnv:
         return found
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of the env itself; `PROGRESS` goes where ALF's schedulers, or the env, look for it."""
+        """Set an attribute of the env itself; a value of `PROGRESS` is given to ALF's schedulers and to the env."""
         if name == PROGRESS:
             self._update_progress(value)
         else:
@@ -97,16 +101,16 @@ class AlfEnv:
 
     def _update_progress(self, progress: Mapping[str, float]) -> None:
         schedulers = sys.modules.get("alf.utils.schedulers")
-        for place in (schedulers, self.env):
-            update = getattr(place, "update_all_progresses", None)
+        for owner in (schedulers, self.env):
+            update = getattr(owner, "update_all_progresses", None)
             if update is not None:
                 update(progress)
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return what an ALF env says of itself; `like` itself if that says the same."""
+    """Return the spec of an ALF environment, or the object `like` if it equals that spec."""
     own: Any = env.env if isinstance(env, AlfEnv) else env
-    told = {
+    described = {
         **{name: getattr(own, name)() for name in _SPECS},
         "reward_spec": own.reward_spec() if hasattr(own, "reward_spec") else own.time_step_spec().reward,
         "batch_size": int(own.batch_size) if is_batched(own) else 1,
@@ -115,48 +119,48 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
         "num_tasks": getattr(own, "num_tasks", 1),
         "task_names": getattr(own, "task_names", ["0"]),
     }
-    time_step = told["time_step_spec"]
+    time_step = described["time_step_spec"]
     fields = getattr(time_step, "_fields", ())
     wanted = {"step_type", "reward", "discount", "observation", "prev_action", _ENV_ID}
     if not wanted <= set(fields):
         raise UsageError(
-            f"time_step_spec() of {own} must be a named tuple with the fields {sorted(wanted)}, and has {list(fields)}"
+            f"time_step_spec() of {own} has the fields {list(fields)}; return a named tuple with {sorted(wanted)}"
         )
     if "env_info" in fields:
-        time_step = time_step._replace(env_info=told["env_info_spec"])
+        time_step = time_step._replace(env_info=described["env_info_spec"])
     reward_shape = tuple(time_step.reward.shape)
     tree = tree_of(time_step, "time_step")
-    slot = cast("TupleNode", tree).children[fields.index(_ENV_ID)]
-    if not isinstance(slot, Leaf) or slot.kind is not LeafKind.DISCRETE:
-        raise UsageError(f"time_step_spec().{_ENV_ID} of {own} must be the spec of one integer, and is {slot}")
+    env_id = cast("TupleNode", tree).children[fields.index(_ENV_ID)]
+    if not isinstance(env_id, Leaf) or env_id.kind is not LeafKind.DISCRETE:
+        raise UsageError(f"time_step_spec().{_ENV_ID} of {own} is {env_id}; make it the spec of one integer")
     spec = EnvSpec(
         observation=tree,
-        action=tree_of(told["action_spec"], "action"),
-        batch_size=told["batch_size"],
-        is_batched=told["batched"],
+        action=tree_of(described["action_spec"], "action"),
+        batch_size=described["batch_size"],
+        is_batched=described["batched"],
         time_step=None
-        if told["batched"]
+        if described["batched"]
         else TimeStepFields(
             fields.index("step_type"), -1 if reward_shape else fields.index("reward"), fields.index("discount")
         ),
-        metadata=_metadata_of(own, is_batched=told["batched"]),
-        spaces=_pickled(told, own),
+        metadata=_metadata_of(own, is_batched=described["batched"]),
+        spaces=_pickle_specs(described, own),
     )
     return like if like is not None and _is_same(spec, like) else spec
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return cast("Steppable", env if isinstance(env, AlfEnv) else AlfEnv(env))
 
 
 def is_batched(env: Any) -> bool:
-    """Whether an ALF env steps several rows by one call."""
+    """Whether one call of the env's `step` steps several rows."""
     return bool(getattr(env, "batched", False))
 
 
 def tree_of(spec: Any, path: str) -> Node:
-    """Return the tree of a nest of specs: dicts, lists, tuples and named tuples of what has a shape and a dtype.
+    """Return the tree of a nest of specs: dicts, lists, tuples and named tuples of objects with a shape and a dtype.
 
     Raises:
         UsageError: a part of it is none of these, or has a dtype that NumPy does not have.
@@ -169,7 +173,9 @@ def tree_of(spec: Any, path: str) -> Node:
         factory = as_list if isinstance(spec, list) else type(spec) if hasattr(spec, "_fields") else None
         return TupleNode(children, factory)
     if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
-        raise UsageError(f"{path} is a {type(spec).__name__}; specs are nests of what has a shape and a dtype")
+        raise UsageError(
+            f"{path} is a {type(spec).__name__}; a spec must have a shape and a dtype, or be a nest of such"
+        )
     dtype = numpy_dtype(spec.dtype, path)
     shape = tuple(int(size) for size in spec.shape)
     kind = LeafKind.ARRAY if shape else LeafKind.DISCRETE if dtype.kind in "iu" else LeafKind.SCALAR
@@ -177,10 +183,10 @@ def tree_of(spec: Any, path: str) -> Node:
 
 
 def numpy_dtype(dtype: object, path: str) -> np.dtype[np.generic]:
-    """Return the NumPy dtype of the same name as one of torch, NumPy, or text.
+    """Return the NumPy dtype that has the name of `dtype`, which is a dtype of torch or NumPy, or a string.
 
     Raises:
-        UsageError: NumPy has none, or it cannot lie in shared memory.
+        UsageError: NumPy has no such dtype, or arrays of it cannot lie in shared memory.
     """
     try:
         found = dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
@@ -189,7 +195,7 @@ def numpy_dtype(dtype: object, path: str) -> np.dtype[np.generic]:
             found = np.dtype(cast("Any", dtype))
         except TypeError:
             found = None
-    if found is None or found.kind not in "biufc":
+    if found is None or found.kind not in PLAIN_DTYPE_KINDS:
         raise UsageError(f"{path} has dtype {dtype}, which cannot lie in shared memory; use numbers or bools")
     return found.newbyteorder("=")
 
@@ -200,12 +206,12 @@ def _metadata_of(env: Any, *, is_batched: bool) -> dict[str, object]:
     return {**own, "autoreset_mode": "NextStep"} if is_batched else own
 
 
-def _pickled(told: Mapping[str, object], env: object) -> bytes:
+def _pickle_specs(described: Mapping[str, object], env: object) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(told))
+        return bytes(cloudpickle.dumps(described))
     except Exception as exc:
         raise UsageError(
-            f"the specs of {env} cannot be pickled: {type(exc).__name__}: {exc}; let them hold data only"
+            f"the specs of {env} cannot be pickled: {type(exc).__name__}: {exc}; make them of plain data only"
         ) from exc
 
 

@@ -1,4 +1,4 @@
-"""Several ALF envs as one batched env, stepped one after the other."""
+"""Several ALF environments as one batched environment that steps them one after the other."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from stepmill.spec.tree import map_nest
 
 
 class BatchEnvironmentWrapper:
-    """Makes a batched ALF env of n unbatched ones: arrays in and out have a leading dimension n.
+    """Makes one batched ALF environment of n environments: all arrays have a leading dimension n.
 
-    Each env resets itself when its episode is over, as ALF envs do. `seed(s)` gives env i the seed s * n + i. What is
-    not batched (specs, `render`, `metadata`, everything else) is env 0's.
+    Each env resets itself when its episode is over, as ALF environments do. `seed(s)` gives env i the seed s * n + i. All
+    other attributes, such as the specs, `render` and `metadata`, are those of env 0.
     """
 
     batched = True
     is_tensor_based = False
 
     def __init__(self, envs: Sequence[Any]) -> None:
-        """Wrap at least one env, none of which is batched."""
+        """Wrap one or more envs, none of which is batched."""
         self.envs = list(envs)
         if not self.envs or any(getattr(env, "batched", False) for env in self.envs):
-            raise UsageError("a batched env is made of one or more envs that are not batched")
+            raise UsageError("BatchEnvironmentWrapper needs one or more envs, none of them batched")
         first = self.envs[0]
         for name in ("action_spec", "time_step_spec", "env_info_spec"):
             if any(getattr(env, name)() != getattr(first, name)() for env in self.envs):
@@ -33,19 +33,19 @@ class BatchEnvironmentWrapper:
 
     @property
     def batch_size(self) -> int:
-        """How many envs there are."""
+        """The number of envs."""
         return len(self.envs)
 
     def reset(self) -> Any:
-        """Reset all envs; a TimeStep of arrays [n, ...]."""
+        """Reset all envs; return a TimeStep of arrays [n, ...]."""
         return stack([env.reset() for env in self.envs])
 
     def step(self, action: Any) -> Any:
-        """Step all envs; a TimeStep of arrays [n, ...]."""
+        """Step all envs; return a TimeStep of arrays [n, ...]."""
         return stack([env.step(map_nest(lambda x, i=i: x[i], action)) for i, env in enumerate(self.envs)])
 
     def seed(self, seed: int) -> None:
-        """Seed each env, differently."""
+        """Give each env its own seed."""
         for i, env in enumerate(self.envs):
             env.seed(seed * len(self.envs) + i)
 
@@ -57,11 +57,11 @@ class BatchEnvironmentWrapper:
                 close()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "envs":  # while a copy is being made
+        if name == "envs":  # copy and pickle ask for attributes before `__init__` has run
             raise AttributeError(name)
         return getattr(self.envs[0], name)
 
 
 def stack(time_steps: Sequence[Any]) -> Any:
-    """Return nests of equal structure as one, whose leaves are stacked."""
+    """Return one nest whose leaves are the stacked leaves of nests of equal structure."""
     return map_nest(lambda *leaves: np.stack(leaves), *time_steps)

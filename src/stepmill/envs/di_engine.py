@@ -1,8 +1,8 @@
-"""DI-engine envs: `ding.envs.BaseEnv`, and whatever has its shape. Neither ding nor gym is imported here.
+"""DI-engine envs: `ding.envs.BaseEnv` and objects with its methods. Neither ding nor gym is imported here.
 
 Such an env has `reset() -> obs`, `step(action) -> (obs, reward, done, info)`, `seed(seed, dynamic_seed)`, `close()` and
-three spaces, of gym or of gymnasium. A plain Pool steps it through `DingSteppable`. `GymnasiumAsDing` goes the other
-way: it gives a Gymnasium env DI-engine's shape.
+three spaces, of gym or of gymnasium. A Pool steps it through `DingSteppable`. `GymnasiumAsDing` is for the other
+direction: it gives a Gymnasium env the methods of a DI-engine env.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import numpy as np
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
+from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
 
 _SPACE_LIBRARIES = ("gym", "gymnasium")
-_PLAIN_KINDS = "biufc"  # what has a fixed size and no references
 DYNAMIC_STEP = 100  # DI-engine's envs draw the seed of an episode as seed + 100 * (1 … 999)
 DYNAMIC_RANGE = 1000
 
 
 class BaseEnvTimestep(NamedTuple):
-    """What a step returns, where ding is not installed; the same four fields."""
+    """The result of a step where ding is not installed, with the fields of ding's BaseEnvTimestep."""
 
     obs: Any
     reward: Any
@@ -37,7 +36,7 @@ class BaseEnvTimestep(NamedTuple):
 
 
 def timestep_class() -> type[Any]:
-    """Return ding's BaseEnvTimestep if ding is loaded, else ours."""
+    """Return ding's BaseEnvTimestep if ding is imported, else that of this module."""
     found: type[Any] = getattr(sys.modules.get("ding.envs.env.base_env"), "BaseEnvTimestep", BaseEnvTimestep)
     return found
 
@@ -46,7 +45,7 @@ def timestep_class() -> type[Any]:
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return what a DI-engine env says of itself; `like` itself if that says the same."""
+    """Return the spec of a DI-engine env, or the object `like` if it equals that spec."""
     pair = [_read_space(env, name) for name in ("observation_space", "action_space")]
     spec = EnvSpec(
         observation=tree_of_any(pair[0]),
@@ -57,12 +56,12 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return DingSteppable(env)
 
 
 def tree_of_any(space: object) -> Node:
-    """Return the tree of a gym or gymnasium space; what has no fixed size, or is no such space, is opaque."""
+    """Return the tree of a gym or gymnasium space. Spaces of no fixed size, and objects that are no spaces, are opaque."""
     names = {cls.__name__ for cls in type(space).__mro__ if cls.__module__.partition(".")[0] in _SPACE_LIBRARIES}
     children: Any = getattr(space, "spaces", None)
     if "Dict" in names and children:
@@ -72,18 +71,18 @@ def tree_of_any(space: object) -> Node:
     if names.isdisjoint({"Box", "Discrete", "MultiDiscrete", "MultiBinary"}):
         return Opaque()
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
-    if shape is None or dtype is None or np.dtype(dtype).kind not in _PLAIN_KINDS:
+    if shape is None or dtype is None or np.dtype(dtype).kind not in PLAIN_DTYPE_KINDS:
         return Opaque()
     kind = LeafKind.DISCRETE if "Discrete" in names else LeafKind.ARRAY if shape else LeafKind.SCALAR
     return Leaf(np.dtype(dtype).newbyteorder("="), tuple(int(size) for size in shape), kind)
 
 
 def dump_spaces(spaces: tuple[object, ...]) -> bytes:
-    """Return spaces pickled; without their generators, if those do not load (of gym 0.25 with NumPy 1.24 and newer)."""
+    """Pickle spaces. Their generators are left out if they do not load, as those of gym 0.25 with NumPy 1.24 and newer."""
     data: bytes = cloudpickle.dumps(spaces)
     try:
         cloudpickle.loads(data)
-    except Exception:  # whatever a pickle that is broken raises
+    except Exception:  # loading a broken pickle may raise anything
         data = cloudpickle.dumps(tuple(_without_generator(space) for space in spaces))
     return data
 
@@ -104,33 +103,35 @@ def _without_generator(space: Any) -> Any:
 def _read_space(env: object, name: str) -> object:
     space = getattr(env, name, None)
     if space is None:
-        raise UsageError(f"{name} of {type(env).__name__} is missing; set it in the env's constructor")
+        raise UsageError(f"a {type(env).__name__} has no {name}; set it in the env's constructor")
     return space
 
 
 class DingSteppable:
-    """A DI-engine env in the engine's own API.
+    """A DI-engine env in the engine's API.
 
-    A seed is given to the env as it is (`dynamic_seed=False`). The episodes after it, until the next seed, get seeds
-    that are drawn from a generator of their own, and not from NumPy's global one as DI-engine's envs do it.
+    A seed is passed to the env unchanged (`dynamic_seed=False`). Later episodes, until the next seed, get seeds from a
+    generator of this object; DI-engine's envs draw them from NumPy's global generator.
     """
 
     def __init__(self, env: object) -> None:
         self.env: Any = env
-        self._draws: np.random.Generator | None = None
+        self._episode_seeds: np.random.Generator | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, Any]:
-        """Reset with a seed, and options as keyword arguments of the env's own `reset`."""
+        """Reset with a seed; options are keyword arguments of the env's `reset`."""
         if seed is not None:
-            self._draws = np.random.default_rng(seed)
-        elif self._draws is not None:
-            seed = int(self._draws.integers(2**31))
+            self._episode_seeds = np.random.default_rng(seed)
+        elif self._episode_seeds is not None:
+            seed = int(self._episode_seeds.integers(2**31))
         if seed is not None:
-            give_seed(self.env, seed, dynamic_seed=False)
+            seed_env(self.env, seed, dynamic_seed=False)
         return self.env.reset(**(options or {})), {}
 
     def step(self, action: object) -> tuple[object, object, object, object, Mapping[str, object]]:
-        """Step; a reward of shape (1,) becomes a number, `done` is `terminated` unless a time limit ended the episode."""
+        """Step the env. A reward of shape (1,) becomes a number; `done` becomes `truncated` if a time limit ended the
+        episode, else `terminated`.
+        """
         obs, reward, done, info, *_ = self.env.step(action)
         is_cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated", False))
         return obs, np.asarray(reward).item(), bool(done) and not is_cut, is_cut, info
@@ -148,8 +149,8 @@ class DingSteppable:
         setattr(self.env, name, value)
 
 
-def give_seed(env: Any, seed: int, dynamic_seed: bool | None) -> None:
-    """Call `env.seed`, with `dynamic_seed` if it is given and the env takes it."""
+def seed_env(env: Any, seed: int, dynamic_seed: bool | None) -> None:
+    """Call `env.seed`, with `dynamic_seed` if it is not None and the env has that parameter."""
     if dynamic_seed is None or not _takes_dynamic_seed(env):
         env.seed(seed)
     else:
@@ -161,24 +162,24 @@ def _takes_dynamic_seed(env: Any) -> bool:
         parameters = inspect.signature(env.seed).parameters.values()
     except (TypeError, ValueError):
         return True
-    places = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-    return len(places) >= 2 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in places)
+    positional = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    return len(positional) >= 2 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in positional)
 
 
-# ---- a Gymnasium env in DI-engine's shape ----------------------------------------------------------------------------
+# ---- a Gymnasium env in DI-engine's API -------------------------------------------------------------------------------
 
 
 def as_ding_env(env: object) -> Any:
-    """Return the env itself if it has DI-engine's shape, else a Gymnasium env wrapped."""
+    """Return a Gymnasium env wrapped in `GymnasiumAsDing`, and any other env as it is."""
     is_gymnasium = any(f"{cls.__module__}.{cls.__qualname__}" == "gymnasium.core.Env" for cls in type(env).__mro__)
     return GymnasiumAsDing(env) if is_gymnasium and not hasattr(env, "reward_space") else env
 
 
 class GymnasiumAsDing:
-    """A Gymnasium env as DI-engine's managers expect one.
+    """A Gymnasium env with the API that DI-engine's managers expect.
 
     Rewards are float32 of shape (1,). The info of an episode's last step has "eval_episode_return", and
-    "TimeLimit.truncated" if it was cut short. All other attributes are the env's own.
+    "TimeLimit.truncated" if the episode was truncated. All other attributes are the env's own.
     """
 
     def __init__(self, env: object) -> None:
@@ -188,24 +189,24 @@ class GymnasiumAsDing:
         self.reward_space = _reward_space(self.observation_space)
         self._is_discrete = any(cls.__name__ == "Discrete" for cls in type(self.action_space).__mro__)
         self._seed: int | None = None
-        self._draws: np.random.RandomState | None = None
+        self._seed_offsets: np.random.RandomState | None = None
         self._return = 0.0
 
     def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
-        """Take the seed of the next episodes: of each the same if `dynamic_seed` is False, else each its own."""
+        """Set the seed of the next episodes. With `dynamic_seed=False` all use it, else each draws its own from it."""
         self._seed = int(seed)
-        self._draws = None if dynamic_seed is False else np.random.RandomState(self._seed % 2**32)
+        self._seed_offsets = None if dynamic_seed is False else np.random.RandomState(self._seed % 2**32)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode; keyword arguments are for the env's own `reset`."""
+        """Begin an episode; keyword arguments are those of the env's `reset`."""
         self._return = 0.0
         if self._seed is not None:
-            drawn = 0 if self._draws is None else DYNAMIC_STEP * self._draws.randint(1, DYNAMIC_RANGE)
-            kwargs.setdefault("seed", self._seed + int(drawn))
+            offset = 0 if self._seed_offsets is None else DYNAMIC_STEP * self._seed_offsets.randint(1, DYNAMIC_RANGE)
+            kwargs.setdefault("seed", self._seed + int(offset))
         return self._env.reset(**kwargs)[0]
 
     def step(self, action: Any) -> Any:
-        """Step; an action for a Discrete space may be a number or an array of one."""
+        """Step the env; an action for a Discrete space may be a number or an array of one number."""
         if self._is_discrete:
             action = int(np.asarray(action).reshape(-1)[0])
         obs, reward, terminated, truncated, info = self._env.step(action)
@@ -231,7 +232,7 @@ class GymnasiumAsDing:
 
 
 def _reward_space(like: object) -> object:
-    """Return a Box of shape (1,), made by the library that the env's spaces are from."""
+    """Return a Box of shape (1,) from the library of the env's spaces."""
     spaces = sys.modules[f"{type(like).__module__.partition('.')[0]}.spaces"] if like is not None else None
     box: Any = getattr(spaces, "Box", None)
     return None if box is None else box(-np.inf, np.inf, (1,), np.float32)

@@ -1,7 +1,7 @@
 """dm_env environments: TimeSteps become Gymnasium's five values, and specs become trees.
 
-A last TimeStep with discount 0 is `terminated`, with any other `truncated`. The discount itself is `info["discount"]`, an
-array [B, ...]; it is 1 after a reset. The engine resets by itself, so that dm_env's own autoreset never happens.
+A last TimeStep is `terminated` if its discount is 0, else `truncated`. `info["discount"]` is an array [B, ...], 1 after a
+reset. The engine resets an environment whose episode is over, so that dm_env's own autoreset is never used.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import numpy as np
 from gymnasium import spaces
 
 from stepmill.envs import Steppable
-from stepmill.envs.adapted import Adapted
+from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
-from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, Opaque, TupleNode, as_list
+from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode, as_list
 
 try:
     from dm_env import specs
 except ModuleNotFoundError as exc:
     raise MissingExtraError(module="dm_env", extra="dm-env") from exc
 
-_PLAIN_KINDS = "biufc"  # what has a fixed size and no references
 _SCALAR = specs.Array((), np.float64)
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return what a dm_env environment says of itself; `like` itself if that says the same."""
+    """Return the spec of a dm_env environment, or the object `like` if it equals that spec."""
     known: Any = env
     observation, action = known.observation_spec(), known.action_spec()
     reward, discount = _leaf_of(known, "reward_spec"), _leaf_of(known, "discount_spec")
@@ -44,11 +43,11 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return cast("Steppable", DmEnv(env))
 
 
-class DmEnv(Adapted):
+class DmEnv(EnvAdapter):
     """Steps a dm_env environment for the hot loop."""
 
     def __init__(self, env: object) -> None:
@@ -61,16 +60,16 @@ class DmEnv(Adapted):
         """Begin an episode.
 
         Raises:
-            TypeError: a seed for an env that takes none, or options, which dm_env has no place for.
+            TypeError: a seed is given and the env takes none, or options are given, which dm_env does not have.
         """
         if options:
-            raise TypeError(f"a dm_env environment takes no reset options, and was given {options!r}")
+            raise TypeError(f"a dm_env environment takes no reset options; leave out {options!r}")
         if seed is not None:
             _seeder_of(self.env)(seed)
         return self.env.reset().observation, dict(self._start)
 
     def step(self, action: object) -> tuple[object, object, bool, bool, dict[str, object]]:
-        """Step. Hot path."""
+        """Step the env. Hot path."""
         time_step = self.env.step(action)
         is_last = time_step.last()
         discount = self._start["discount"] if time_step.discount is None else time_step.discount
@@ -80,7 +79,7 @@ class DmEnv(Adapted):
 
 
 def _seeder_of(env: Any) -> Callable[[int], object]:
-    # dm_env has no seeds of its own; what dm_control's tasks and many others have is looked for.
+    # dm_env's API has no seeds. Environments of dm_control seed `env.task.random`; others have a method `seed`.
     random = getattr(getattr(env, "task", None), "random", None)
     for owner in (env, random):
         seeder: Callable[[int], object] | None = getattr(owner, "seed", None)
@@ -93,7 +92,9 @@ def _leaf_of(env: Any, name: str) -> Leaf:
     spec = getattr(env, name, lambda: _SCALAR)()
     tree = tree_of(spec)
     if not isinstance(tree, Leaf):
-        raise UsageError(f"{name}() of {type(env).__qualname__} is {spec!r}; a single array of numbers is supported")
+        raise UsageError(
+            f"{name}() of {type(env).__qualname__} is {spec!r}; return the spec of a single array of numbers"
+        )
     return tree
 
 
@@ -107,14 +108,14 @@ def tree_of(spec: Any) -> Node:
         factory = type(spec) if hasattr(spec, "_fields") else None
         return TupleNode(tuple(tree_of(child) for child in spec), factory)
     dtype = np.dtype(spec.dtype)
-    if dtype.kind not in _PLAIN_KINDS:
+    if dtype.kind not in PLAIN_DTYPE_KINDS:
         return Opaque()
     kind = LeafKind.DISCRETE if isinstance(spec, specs.DiscreteArray) else LeafKind.SCALAR
     return Leaf(dtype.newbyteorder("="), tuple(spec.shape), LeafKind.ARRAY if spec.shape else kind)
 
 
 def space_of(spec: Any) -> spaces.Space[Any]:
-    """Return the Gymnasium space of a nest of specs, for front-ends that show one."""
+    """Return the Gymnasium space of a nest of specs, for front-ends that need spaces."""
     if isinstance(spec, Mapping):
         return spaces.Dict({str(key): space_of(child) for key, child in spec.items()})
     if isinstance(spec, (list, tuple)):

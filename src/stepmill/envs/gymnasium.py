@@ -1,4 +1,4 @@
-"""Gymnasium envs: spaces become trees, and the env is stepped as it is."""
+"""Gymnasium envs: spaces become trees, and the hot loop steps the env itself."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from gymnasium.vector.utils import batch_space
 from stepmill.envs import Steppable
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.tree import DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
+from stepmill.spec.tree import PLAIN_DTYPE_KINDS, DictNode, Leaf, LeafKind, Node, Opaque, TupleNode
 
-# bool, signed, unsigned, float, complex: what has a fixed size and no references.
 _MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
-_PLAIN_KINDS = "biufc"
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return what a Gymnasium env says of itself; `like` itself if that says the same."""
+    """Return the spec of a Gymnasium env, or the object `like` if it equals that spec."""
     env = cast("gymnasium.Env[object, object]", env)
     observation = read_space(env, "observation_space")
     action = read_space(env, "action_space")
@@ -41,7 +39,7 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return the env: it has the engine's own API."""
+    """Return the env itself: it has the engine's API."""
     return cast("Steppable", env)
 
 
@@ -49,7 +47,7 @@ def read_space(env: object, name: str) -> spaces.Space[object]:
     """Return one of an env's spaces.
 
     Raises:
-        UsageError: it has none, or something else under that name.
+        UsageError: the env has no such attribute, or it is not a space.
     """
     space = getattr(env, name, None)
     if not isinstance(space, spaces.Space):
@@ -59,7 +57,7 @@ def read_space(env: object, name: str) -> spaces.Space[object]:
 
 
 def tree_of(space: spaces.Space[object], path: str) -> Node:
-    """Return the tree of a space; `path` names it in errors.
+    """Return the tree of a space. `path` is its name in errors.
 
     Raises:
         UsageError: a part of it has a structured or object dtype.
@@ -77,31 +75,31 @@ def tree_of(space: spaces.Space[object], path: str) -> Node:
 
 def _leaf(space: spaces.Space[object], shape: tuple[int, ...], kind: LeafKind, path: str) -> Leaf:
     dtype = space.dtype
-    if dtype is None or dtype.kind not in _PLAIN_KINDS:
+    if dtype is None or dtype.kind not in PLAIN_DTYPE_KINDS:
         raise UsageError(
             f"{path} has dtype {dtype}, which cannot lie in shared memory; use numbers or bools, or a custom space"
         )
     if len(shape) >= _MAX_DIMS:
         raise UsageError(
-            f"{path} has {len(shape)} dimensions; with the batch's there may be {_MAX_DIMS}, NumPy's limit"
+            f"{path} has {len(shape)} dimensions, and NumPy's limit is {_MAX_DIMS} with the batch dimension; use fewer"
         )
-    # The slab's numbers are in the machine's own byte order; the hot loop swaps what comes in the other.
+    # Numbers in the slab have the machine's byte order; the hot loop swaps the bytes of others.
     return Leaf(dtype.newbyteorder("="), tuple(int(size) for size in shape), kind)
 
 
 def pickle_spaces(observation: spaces.Space[object], action: spaces.Space[object], like: bytes | None) -> bytes:
-    """Return both spaces pickled, for the front-end; the object `like` if it is the same bytes."""
+    """Return both spaces pickled, for the front-end; or the object `like` if it equals those bytes."""
     pair = (observation, action)
     try:
         pickled = pickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
-        # Spaces of classes that came here by value (defined in a script or a function) need their class shipped.
+        # Spaces of classes that are defined in a script or a function must be pickled together with their class.
         pickled = cloudpickle.dumps(pair, pickle.HIGHEST_PROTOCOL)
     return like if like == pickled else pickled
 
 
 class VectorSpaces(NamedTuple):
-    """The spaces of a vector env of N rows: of all rows, and of one."""
+    """The spaces of a vector env of N rows: those of all rows, and those of one row."""
 
     observation: spaces.Space[Any]
     action: spaces.Space[Any]
@@ -118,16 +116,16 @@ def vector_spaces(spec: EnvSpec, num_rows: int) -> VectorSpaces:
     pair: tuple[Any, Any] = pickle.loads(spec.spaces) if spec.spaces else (None, None)
     if spec.agents or not all(isinstance(space, spaces.Space) for space in pair):
         raise UsageError(
-            "these envs have no Gymnasium spaces of one agent; pool.spec.observation and pool.spec.action say what they "
-            "observe and do"
+            "these envs have no Gymnasium spaces of a single agent; pool.spec.observation and pool.spec.action describe "
+            "their observations and actions"
         )
     observation, action = pair
     return VectorSpaces(batch_space(observation, num_rows), batch_space(action, num_rows), observation, action)
 
 
 def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:
-    # For information only. Gymnasium rebuilds it from every wrapper's arguments, whose own __deepcopy__ and
-    # __reduce__ run here and may raise anything.
+    # For information only. Gymnasium makes the spec from the arguments of every wrapper; their __deepcopy__ and
+    # __reduce__ run here, and may raise anything.
     try:
         return None if env.spec is None else bytes(cloudpickle.dumps(env.spec))
     except Exception:
@@ -135,7 +133,7 @@ def _pickle_spec(env: gymnasium.Env[object, object]) -> bytes | None:
 
 
 def is_same(spec: EnvSpec, other: EnvSpec) -> bool:
-    """Whether two specs say the same, with their spaces compared as bytes."""
+    """Whether two specs are equal, with their spaces compared as bytes."""
     try:
         return bool(spec == other)
     except ValueError:
@@ -144,12 +142,12 @@ def is_same(spec: EnvSpec, other: EnvSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class EnvMaker:
-    """An env_fn that makes a registered env: it carries the spec, so that a worker needs no registry.
+class GymnasiumEnvMaker:
+    """An env_fn that makes a registered env. It holds the spec, so that a worker needs no registry.
 
     Attributes:
-        spec: what to make, with its keyword arguments.
-        wrappers: put around the env, the first one innermost.
+        spec: of the env, with its keyword arguments.
+        wrappers: applied to the env in this order, so that the first is innermost.
         max_episode_steps, disable_env_checker: as for `gymnasium.make`.
     """
 

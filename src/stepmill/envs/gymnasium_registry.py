@@ -1,7 +1,7 @@
-"""Gymnasium's registry of envs, as bytes that give a worker the registrations of the learner's program.
+"""Gymnasium's registry of envs as bytes, which give a fresh worker the registrations of the learner's program.
 
-A worker that starts afresh knows only what Gymnasium registers itself. All registrations are sent, Gymnasium's own too: a
-program may have replaced one of those, and they are 8 kB. `worker/program_state.py` finds this module by its name.
+All registrations are sent, also Gymnasium's own: a program may have replaced some of them, and they take only 8 kB.
+`worker/program_state.py` finds this module by its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Creator: TypeAlias = "Callable[..., Any] | str | None"
 
 @dataclass(frozen=True)
 class _Unsendable:
-    """The entry point of an env whose registration could not be sent to this worker: calling it says so."""
+    """The entry point of an env whose registration could not be sent to this worker. Calling it raises the reason."""
 
     env_id: str
     reason: str
@@ -37,8 +37,8 @@ class _Unsendable:
 
 def dump_registry() -> bytes:
     """Return the registrations of this process, for `load_registry` in another."""
-    # Specs that hold only texts and numbers make one pickle. Each other one has a pickle of its own, so that one that
-    # cannot be pickled, or loaded, takes no other with it.
+    # Specs of strings and numbers only share one pickle. Every other spec has its own pickle, so that one that cannot be
+    # pickled or loaded does not affect the others.
     plain: dict[str, EnvSpec] = {}
     special: dict[str, bytes] = {}
     for env_id, spec in list(registry.items()):
@@ -50,19 +50,18 @@ def dump_registry() -> bytes:
 
 
 def load_registry(data: bytes) -> Callable[[], None]:
-    """Return a function that puts the registrations into this process's registry. Call it before each env is built.
-
-    A package that registers its envs again when an env imports it must not win over what the program registered later.
+    """Return a function that puts the registrations into this process's registry. Call it before each env is built:
+    a package that an env imports may register its envs again, and must not replace what the program registered.
     """
     plain, special = pickle.loads(data)
     specs = {**plain, **{env_id: _load_spec(env_id, spec) for env_id, spec in special.items()}}
-    # Packages that are imported now register what is registered already, and Gymnasium warns of each.
+    # A package that is imported from here on registers envs a second time, and Gymnasium warns of each.
     warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry")
     return lambda: registry.update(specs)
 
 
 def portable_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec with the classes that its entry points name in `__main__`, which is another module in a worker."""
+    """Return the spec with entry points in `__main__` replaced by their classes: a worker has another `__main__`."""
     return replace(spec, entry_point=_portable(spec.entry_point), vector_entry_point=_portable(spec.vector_entry_point))
 
 
@@ -71,7 +70,7 @@ def _portable(entry_point: _Creator) -> Any:
         return entry_point
     try:
         return load_env_creator(entry_point)
-    except AttributeError:  # the program does not define it; the env that is made of it says so
+    except AttributeError:  # the program does not define it; making the env raises that
         return entry_point
 
 
@@ -85,7 +84,7 @@ def _dump_spec(env_id: str, spec: EnvSpec) -> bytes:
 def _load_spec(env_id: str, data: bytes) -> EnvSpec:
     try:
         spec = cloudpickle.loads(data)
-    except Exception as exc:  # loading does, too
+    except Exception as exc:  # so does loading
         return _unsendable(env_id, exc)
     return spec if isinstance(spec, EnvSpec) else _unsendable(env_id, TypeError(f"it is a {type(spec).__name__}"))
 

@@ -1,8 +1,9 @@
-"""Envs of gym, as it was before Gymnasium: four values or five, `reset` with or without an info, `seed()` or `reset(seed=...)`.
+"""Envs of gym, the predecessor of Gymnasium: `step` returns four values or five, `reset` an info or none, and the seed
+goes to `seed()` or to `reset(seed=...)`.
 
-gym itself is not imported: what an env returns is looked at. `done` is `truncated` where the info says
-"TimeLimit.truncated", and else `terminated`. Reset options are the keyword arguments of an old `reset`; a new one is
-given them as `options`.
+gym itself is not imported: the adapter looks at what an env returns. `done` is `truncated` if the info has
+"TimeLimit.truncated", else `terminated`. Reset options are keyword arguments of a `reset` before gym 0.26, and the argument
+`options` of a later one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, cast
 import cloudpickle
 
 from stepmill.envs import Steppable
-from stepmill.envs.adapted import Adapted
 from stepmill.envs.di_engine import tree_of_any
-from stepmill.envs.plain import speaks_gymnasium
+from stepmill.envs.env_adapter import EnvAdapter
+from stepmill.envs.opaque import has_gymnasium_api
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import Node, TupleNode
 
@@ -23,7 +24,7 @@ _TIME_LIMIT = "TimeLimit.truncated"
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return what an old env says of itself; `like` itself if that says the same."""
+    """Return the spec of a gym env, or the object `like` if it equals that spec."""
     known: Any = env
     spec = EnvSpec(
         observation=tree_of_any(known.observation_space),
@@ -36,33 +37,33 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return cast("Steppable", OldGymEnv(env))
 
 
-class OldGymEnv(Adapted):
+class OldGymEnv(EnvAdapter):
     """Steps an env of gym for the hot loop."""
 
     def __init__(self, env: object) -> None:
         super().__init__(env)
-        self._is_new = speaks_gymnasium(self.unwrapped)
+        self._is_new = has_gymnasium_api(self.unwrapped)
         self._tree = tree_of_any(self.env.observation_space)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[object, Mapping[str, object]]:
-        """Begin an episode; a seed and options go where the env's API takes them."""
+        """Begin an episode; pass the seed and options in the way of the env's API."""
         if self._is_new:
-            return _parted(self.env.reset(seed=seed, options=options), self._tree)
+            return _split_reset(self.env.reset(seed=seed, options=options), self._tree)
         if seed is not None:
             self.env.seed(seed)
-        return _parted(self.env.reset(**(options or {})), self._tree)
+        return _split_reset(self.env.reset(**(options or {})), self._tree)
 
     def step(self, action: object) -> tuple[object, object, bool, bool, Mapping[str, object]]:
-        """Step. Hot path.
+        """Step the env. Hot path.
 
         Raises:
-            TypeError: neither four values nor five came back.
+            TypeError: the env returned neither four values nor five.
         """
         result = self.env.step(action)
         if len(result) == 5:
@@ -74,9 +75,9 @@ class OldGymEnv(Adapted):
         return obs, reward, bool(done) and not is_truncated, is_truncated, info
 
 
-def _parted(result: Any, tree: Node) -> tuple[object, Mapping[str, object]]:
-    """Return (observation, info) from what a reset returned, which may be the observation alone."""
+def _split_reset(result: Any, tree: Node) -> tuple[object, Mapping[str, object]]:
+    """Return (observation, info) of the result of a reset, which may be the observation alone."""
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
     if is_pair and isinstance(tree, TupleNode) and not isinstance(result[0], tuple):
-        return result, {}  # a pair that is the observation itself: with an info there would be a tuple in its place
+        return result, {}  # the pair is the observation: if there were an info, result[0] would be the observed tuple
     return (result[0], result[1]) if is_pair else (result, {})

@@ -1,10 +1,10 @@
-"""PettingZoo's parallel envs: each of `possible_agents` has a slot, in their order.
+"""PettingZoo's parallel envs: each of `possible_agents` has a slot, in that order.
 
-Observations and actions are dicts by agent. Rewards and flags are `[A]`, in the order of the slots; who of the agents goes
-on is what `env.agents` says after each step. An agent that is not there has an observation of zeros, and reward 0; its
-actions are not handed on. Infos are `{agent: info}`, of the agents that gave one.
+Observations and actions are dicts by agent. Rewards and flags are arrays [A] in the order of the slots. An agent is alive if
+it is in `env.agents` after the step. An absent agent has an observation of zeros and reward 0, and its action is not passed
+to the env. Infos are `{agent: info}` for the agents that have one.
 
-`StackedAgents(env)` makes it arrays with a dimension for the agents instead, `[A, ...]`, where all have the same spaces.
+`StackedAgents(env)` gives arrays [A, ...] in place of the dicts; all agents must then have equal spaces.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium import spaces
 
 from stepmill.envs import Steppable
-from stepmill.envs.adapted import Adapted
-from stepmill.envs.agents import row_of, stack, stack_values, zeros
+from stepmill.envs.agent_stacking import row_of, stack, stack_values, zeros
+from stepmill.envs.env_adapter import EnvAdapter
 from stepmill.envs.gymnasium import tree_of
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
@@ -30,15 +30,15 @@ except ModuleNotFoundError as exc:
     raise MissingExtraError(module="pettingzoo", extra="pettingzoo") from exc
 
 
-class StackedAgents(Adapted):
-    """A parallel env whose agents' observations and actions are to be arrays `[A, ...]`. Return it from an env_fn."""
+class StackedAgents(EnvAdapter):
+    """Marks a parallel env whose observations and actions are to be arrays [A, ...]. Return it from an env_fn."""
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return what a parallel env says of itself; `like` itself if that says the same.
+    """Return the spec of a parallel env, or the object `like` if it equals that spec.
 
     Raises:
-        UsageError: its agents are not known beforehand, or cannot be stacked.
+        UsageError: the env has no `possible_agents`, or they cannot be stacked.
     """
     is_stacked = isinstance(env, StackedAgents)
     known: Any = env.env if isinstance(env, StackedAgents) else env
@@ -57,37 +57,39 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     if isinstance(env, StackedAgents):
-        return cast("Steppable", _Stacked(env.env))
+        return cast("Steppable", _StackedParallelAgents(env.env))
     return cast("Steppable", ParallelAgents(env))
 
 
-class ParallelAgents(Adapted):
+class ParallelAgents(EnvAdapter):
     """Steps a parallel env for the hot loop."""
 
     def __init__(self, env: object) -> None:
         super().__init__(env)
         self._agents = _agents_of(self.env)
         self._slot = {agent: slot for slot, agent in enumerate(self._agents)}
-        self._nothing = {agent: zeros(tree_of(self.env.observation_space(agent), "")) for agent in self._agents}
+        self._zero_observations = {
+            agent: zeros(tree_of(self.env.observation_space(agent), "")) for agent in self._agents
+        }
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[object, object, object]:
-        """Begin an episode: observations, infos, who is alive."""
+        """Begin an episode; return observations, infos and which agents are alive."""
         obs, infos = self.env.reset(seed=seed, options=options)
-        return self._filled(obs), _infos(infos), self._alive()
+        return self._fill(obs), _infos(infos), self._alive()
 
     def step(self, action: Any) -> tuple[object, object, object, object, object, object]:
-        """Step with the actions of who is alive. Hot path."""
+        """Step the env with the actions of the agents that are alive. Hot path."""
         chosen = {agent: self._action_of(action, agent) for agent in self.env.agents}
         obs, rewards, terminated, truncated, infos = self.env.step(chosen)
         flags = self._row(terminated, np.bool_), self._row(truncated, np.bool_)
-        return self._filled(obs), self._row(rewards, np.float64), *flags, _infos(infos), self._alive()
+        return self._fill(obs), self._row(rewards, np.float64), *flags, _infos(infos), self._alive()
 
-    def _filled(self, obs: Mapping[Any, Any]) -> Any:
-        return {agent: obs.get(agent, nothing) for agent, nothing in self._nothing.items()}
+    def _fill(self, obs: Mapping[Any, Any]) -> Any:
+        return {agent: obs.get(agent, nothing) for agent, nothing in self._zero_observations.items()}
 
     def _action_of(self, action: Any, agent: Any) -> Any:
         return action[agent]
@@ -104,8 +106,8 @@ class ParallelAgents(Adapted):
         return alive
 
 
-class _Stacked(ParallelAgents):
-    """The same with arrays in place of dicts."""
+class _StackedParallelAgents(ParallelAgents):
+    """As ParallelAgents, with arrays [A, ...] in place of dicts."""
 
     def __init__(self, env: object) -> None:
         super().__init__(env)
@@ -113,8 +115,8 @@ class _Stacked(ParallelAgents):
         self._observation = tree_of(self.env.observation_space(first), "")
         self._action = tree_of(self.env.action_space(first), "")
 
-    def _filled(self, obs: Mapping[Any, Any]) -> Any:
-        return stack_values(self._observation, list(super()._filled(obs).values()))
+    def _fill(self, obs: Mapping[Any, Any]) -> Any:
+        return stack_values(self._observation, list(super()._fill(obs).values()))
 
     def _action_of(self, action: Any, agent: Any) -> Any:
         return row_of(self._action, action, self._slot[agent])
@@ -127,7 +129,7 @@ def _agents_of(env: Any) -> list[Any]:
         )
     agents = list(getattr(env, "possible_agents", None) or ())
     if not agents:
-        raise UsageError(f"{env} does not name its possible_agents, and each needs a slot; set them in the constructor")
+        raise UsageError(f"{env} has no possible_agents, of which each needs a slot; set them in its constructor")
     return agents
 
 

@@ -1,10 +1,10 @@
-"""Unity ML-Agents envs (`BaseEnv`) of both generations, told apart by what they can do, not by their class.
+"""Unity ML-Agents envs (`BaseEnv`) of both API generations, which are distinguished by their methods and not by class.
 
-    0.14, 0.15     get_agent_groups, get_agent_group_spec, get_step_result ─► one batch of agents, `done` among them
-    0.28 and on    behavior_specs, get_steps ─► agents that decide, and agents whose episode ended
+    0.14, 0.15        get_agent_groups, get_agent_group_spec, get_step_result ─► one batch of agents with a flag `done`
+    0.28 and newer    behavior_specs, get_steps ─► agents that need a decision, and agents whose episode ended
 
-An observation is a dict from behaviour to plain dicts of arrays. Agents come and go, so that it has no fixed size: it
-travels through the slab beside the fixed arrays, and nothing of it is pickled. mlagents_envs itself is never imported.
+An observation is a dict from behaviour to dicts of arrays. The number of agents changes, so that an observation has no fixed
+size: it is sent through the slab as an opaque value, without pickling. mlagents_envs itself is never imported.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import Opaque
 
-PAYLOAD_BYTES = 4 << 20  # room for one step's agents in the slab; what is larger takes a slower way
+PAYLOAD_BYTES = 4 << 20  # space for one step's agents in the slab; larger results take a slower path
 DECISION_FIELDS = ("obs", "reward", "agent_id", "action_mask", "group_id", "group_reward")
 TERMINAL_FIELDS = ("obs", "reward", "interrupted", "agent_id", "group_id", "group_reward")
 BATCH_FIELDS = ("obs", "reward", "done", "max_step", "agent_id", "action_mask")
 
 Agents = dict[str, Any]
-"""Fields of a batch of agents, by the names that ML-Agents gives them; obs and action_mask are lists of arrays."""
+"""Fields of a batch of agents by ML-Agents' names for them; obs and action_mask are lists of arrays."""
 
 Results = dict[str, Any]
-"""By behaviour: (Agents that decide, Agents that ended), or in the first generation one Agents of all."""
+"""By behaviour: (Agents that need a decision, Agents whose episode ended); in the first generation one Agents of all."""
 
 
 class Generation(IntEnum):
-    """Which API a `BaseEnv` has; the numbers are minor versions of mlagents-envs that have it."""
+    """The API of a `BaseEnv`. Values are minor versions of mlagents-envs that have it."""
 
     GROUPS = 15
     BEHAVIORS = 28
 
 
 class BaseEnv(Protocol):
-    """What both generations have in common."""
+    """The methods that both generations have."""
 
     def step(self) -> None: ...
     def reset(self) -> None: ...
@@ -52,7 +52,7 @@ class BaseEnv(Protocol):
 
 
 class ActionTuple:
-    """Actions of a behaviour's agents, as envs of the second generation take them.
+    """Actions of a behaviour's agents, for envs of the second generation.
 
     Attributes:
         continuous: [A, continuous size] float32.
@@ -67,13 +67,13 @@ class ActionTuple:
             self.add_discrete(discrete)
 
     def add_continuous(self, continuous: NDArray[Any]) -> None:
-        """Set the continuous part; the discrete one is empty unless it was set."""
+        """Set the continuous part. The discrete part is empty unless it was set before."""
         self.continuous = np.asarray(continuous, np.float32)
         if len(self.discrete) != len(self.continuous):
             self.discrete = np.zeros((len(self.continuous), 0), np.int32)
 
     def add_discrete(self, discrete: NDArray[Any]) -> None:
-        """Set the discrete part; the continuous one is empty unless it was set."""
+        """Set the discrete part. The continuous part is empty unless it was set before."""
         self.discrete = np.asarray(discrete, np.int32)
         if len(self.continuous) != len(self.discrete):
             self.continuous = np.zeros((len(self.discrete), 0), np.float32)
@@ -86,27 +86,27 @@ class ActionTuple:
 
 
 def describe(env: object, like: EnvSpec | None) -> EnvSpec:
-    """Return the spec of a Unity env: all of its data are parts of no fixed size."""
-    room = env.payload_bytes if isinstance(env, UnityEnv) else PAYLOAD_BYTES
-    spec = EnvSpec(observation=Opaque(), action=Opaque(), payload_bytes=room)
+    """Return the spec of a Unity env, whose data are all opaque; or the object `like` if it equals that spec."""
+    payload_bytes = env.payload_bytes if isinstance(env, UnityEnv) else PAYLOAD_BYTES
+    spec = EnvSpec(observation=Opaque(), action=Opaque(), payload_bytes=payload_bytes)
     return like if like == spec else spec
 
 
 def adapt(env: object) -> Steppable:
-    """Return what the hot loop steps."""
+    """Return the object that the hot loop steps."""
     return cast("Steppable", env if isinstance(env, UnityEnv) else UnityEnv(cast("BaseEnv", env)))
 
 
 class UnityEnv:
-    """A `BaseEnv` in the engine's shape, for a `Pool`.
+    """A `BaseEnv` with the engine's API, for a `Pool`.
 
-    `reset` and `step` return a dict from behaviour to agents. In the second generation that is a pair of dicts: agents
-    that wait for a decision (obs, reward, agent_id, action_mask, group_id, group_reward) and agents whose episode ended
-    (obs, reward, interrupted, agent_id, group_id, group_reward); in the first, one dict of all agents (obs, reward,
-    done, max_step, agent_id, action_mask). Arrays are [A, ...], A changes from step to step.
+    `reset` and `step` return a dict from behaviour to agents. In the second generation these are a pair of dicts: agents
+    that need a decision (obs, reward, agent_id, action_mask, group_id, group_reward) and agents whose episode ended
+    (obs, reward, interrupted, agent_id, group_id, group_reward). In the first they are one dict of all agents (obs, reward,
+    done, max_step, agent_id, action_mask). Arrays are [A, ...]; A changes from step to step.
 
-    An action is a dict from behaviour to an array [A, ...], or to (continuous, discrete). Behaviours without an action,
-    or with an empty one, are left to the env. Rewards and ends are the agents': those of the env are 0 and False.
+    An action is a dict from behaviour to an array [A, ...], or to (continuous, discrete). A behaviour without an action, or
+    with an empty one, gets none. Each agent has its own reward and flags; those of the env are 0 and False.
     """
 
     def __init__(self, env: BaseEnv, *, payload_bytes: int = PAYLOAD_BYTES) -> None:
@@ -115,13 +115,13 @@ class UnityEnv:
         self.generation = generation_of(env)
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Results, dict[str, object]]:
-        """Reset the simulation. A seed is of no use to it: give it to the env's constructor."""
+        """Reset the simulation. The seed is ignored: a Unity env is seeded by its constructor."""
         self.env.reset()
         return read_results(self.env, self.generation), {}
 
     def step(self, action: Mapping[str, Any]) -> tuple[Results, float, bool, bool, dict[str, object]]:
-        """Give actions to agents, and move the simulation on until at least one agent wants a decision."""
-        give_actions(self.env, action)
+        """Set the agents' actions and run the simulation until at least one agent needs a decision."""
+        set_agent_actions(self.env, action)
         self.env.step()
         return read_results(self.env, self.generation), 0.0, False, False, {}
 
@@ -130,7 +130,7 @@ class UnityEnv:
         self.env.close()
 
     def __getattr__(self, name: str) -> Any:
-        # Calls and attributes reach the env itself; never called for what is found here.
+        # Attributes that this class does not have are the env's.
         if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -140,10 +140,10 @@ class UnityEnv:
 
 
 def players(batch: Batch, name: str) -> Players:
-    """Return the agents of a behaviour in a batch of Unity envs, one row each: those that decide, and those that ended.
+    """Return the agents of a behaviour in a batch of Unity envs, one row each, including those whose episode ended.
 
-    `slot` is an agent's place among those of its env that decide, which is its row in the env's action; NO_AGENT if its
-    episode ended. An episode that was interrupted is truncated.
+    `slot` is an agent's row in the action of its env, which is its index among the agents that need a decision; NO_AGENT if
+    its episode ended. An interrupted episode counts as truncated.
 
     Raises:
         KeyError: no env of the batch has that behaviour.
@@ -174,9 +174,9 @@ def _player_rows(agents: Any, row: int, env_id: int) -> Iterator[dict[str, Any]]
 
 def _player_part(agents: Agents, row: int, env_id: int, terminated: Any, truncated: Any) -> dict[str, Any]:
     size = len(agents["agent_id"])
-    nobody = np.zeros(size, np.bool_)
-    terminated = nobody if terminated is None else terminated
-    truncated = nobody if truncated is None else truncated
+    none_of_them = np.zeros(size, np.bool_)
+    terminated = none_of_them if terminated is None else terminated
+    truncated = none_of_them if truncated is None else truncated
     alive = ~(terminated | truncated)
     return {
         "env_id": np.full(size, env_id, np.int64),
@@ -198,20 +198,20 @@ def generation_of(env: object) -> Generation:
     """Return which of the two APIs an env has.
 
     Raises:
-        UsageError: neither.
+        UsageError: the env has neither.
     """
     if callable(getattr(env, "get_steps", None)):
         return Generation.BEHAVIORS
     if callable(getattr(env, "get_step_result", None)):
         return Generation.GROUPS
     raise UsageError(
-        f"a {type(env).__module__}.{type(env).__qualname__} is no Unity env: it has neither get_steps (mlagents-envs 0.28) "
+        f"a {type(env).__module__}.{type(env).__qualname__} is not a Unity env: it has neither get_steps (mlagents-envs 0.28) "
         "nor get_step_result (0.15); return a BaseEnv from the env factory"
     )
 
 
 def behavior_names(env: Any, generation: Generation) -> list[str]:
-    """Return the behaviours, or groups, that the env has now. There may be more later."""
+    """Return the behaviours, or agent groups, that the env has now. It may add more later."""
     found: Iterable[str] = env.behavior_specs if generation is Generation.BEHAVIORS else env.get_agent_groups()
     return list(found)
 
@@ -222,17 +222,17 @@ def read_spec(env: Any, generation: Generation, name: str) -> Any:
 
 
 def read_results(env: Any, generation: Generation) -> Results:
-    """Return all agents of all behaviours as plain values."""
+    """Return all agents of all behaviours as dicts of arrays."""
     if generation is Generation.BEHAVIORS:
-        return {name: _plain_pair(*env.get_steps(name)) for name in env.behavior_specs}
-    return {name: _plain(env.get_step_result(name), BATCH_FIELDS) for name in env.get_agent_groups()}
+        return {name: _read_pair(*env.get_steps(name)) for name in env.behavior_specs}
+    return {name: _read_fields(env.get_step_result(name), BATCH_FIELDS) for name in env.get_agent_groups()}
 
 
-def _plain_pair(decision: object, terminal: object) -> tuple[Agents, Agents]:
-    return _plain(decision, DECISION_FIELDS), _plain(terminal, TERMINAL_FIELDS)
+def _read_pair(decision: object, terminal: object) -> tuple[Agents, Agents]:
+    return _read_fields(decision, DECISION_FIELDS), _read_fields(terminal, TERMINAL_FIELDS)
 
 
-def _plain(agents: object, fields: tuple[str, ...]) -> Agents:
+def _read_fields(agents: object, fields: tuple[str, ...]) -> Agents:
     values: Agents = {name: getattr(agents, name, None) for name in fields}
     for name in ("obs", "action_mask"):
         if values.get(name) is not None:
@@ -240,8 +240,8 @@ def _plain(agents: object, fields: tuple[str, ...]) -> Agents:
     return values
 
 
-def give_actions(env: BaseEnv, actions: Mapping[str, Any]) -> None:
-    """Set the actions of every behaviour that has one for at least one agent."""
+def set_agent_actions(env: BaseEnv, actions: Mapping[str, Any]) -> None:
+    """Set the actions of each behaviour that has an action for at least one agent."""
     for name, action in actions.items():
         if isinstance(action, tuple):
             if any(part is not None and len(part) for part in action):
@@ -251,7 +251,7 @@ def give_actions(env: BaseEnv, actions: Mapping[str, Any]) -> None:
 
 
 def make_action_tuple(continuous: NDArray[Any] | None, discrete: NDArray[Any] | None) -> object:
-    """Return an ActionTuple: mlagents_envs' own where the env has brought it along, else ours."""
+    """Return an ActionTuple: that of mlagents_envs if it is loaded, else that of this module."""
     library = sys.modules.get("mlagents_envs.base_env")
     cls = getattr(library, "ActionTuple", ActionTuple)
     made: object = cls(continuous=continuous, discrete=discrete)

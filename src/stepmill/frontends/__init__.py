@@ -1,1 +1,15 @@
-"""Floor 5: one file for each library that learners are written in, on top of `Pool`."""
+"""Front-ends: one module or package for each library in which learners are written, on top of `Pool`.
+
+gymnasium      `VectorEnv` and `make_vec`
+alf            ALF's parallel and process environments
+di_engine      DI-engine's env managers and `EnvSupervisor`
+dm_env         `DmEnvironment`
+mlagents       Unity ML-Agents' env managers
+multi_env      actorcritic's `MultiEnv` and `SubprocessEnv`
+pettingzoo     `StepmillParallelEnv` and `AgentVectorEnv`
+sb3            Stable-Baselines3's `VecEnv`
+tianshou       Tianshou's vector env
+torchrl        TorchRL's envs
+rollout        T steps of all envs in arrays, for any learner
+rows           rows of batches, for the other modules
+"""

@@ -1,11 +1,11 @@
-"""`DmEnvironment`: any env that stepmill runs as a `dm_env.Environment`, in a worker of its own.
+"""`DmEnvironment`: presents any env that stepmill runs as a `dm_env.Environment`, in a worker of its own.
 
     from stepmill.frontends.dm_env import DmEnvironment
     with DmEnvironment(lambda: gymnasium.make("CartPole-v1"), seed=1) as env:
         time_step = env.reset()
 
-Discounts are 0 where an episode is terminated and 1 elsewhere, also where it is truncated; those of an env that is itself a
-dm_env environment are its own.
+The discount is 0 where an episode is terminated and 1 everywhere else, including where it is truncated. A dm_env environment
+provides its own discounts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from stepmill.frontends.gymnasium.spaces import read_spaces
-from stepmill.frontends.rows import as_batch, first_row
+from stepmill.frontends.rows import stack_rows, view_row
 from stepmill.pool.pool import Pool
 from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
@@ -42,14 +42,16 @@ _DISCOUNT = "discount"
 class DmEnvironment(dm_env.Environment):
     """One env as a dm_env environment.
 
-    `step` after a last time step, on a new environment, or after a fault that was told, resets and ignores its action.
+    `step` resets the env and ignores its action if the environment is new, if the last time step was LAST, or if the last
+    call raised a fault.
 
     Args:
-        env_fn: makes the env, in its worker: one of Gymnasium, dm_env, or what else stepmill takes, with one agent.
-        seed: of the first reset; None seeds nothing. Later episodes go on with the env's own generator.
-        options: how it is run. The backend is "process" unless another is chosen; "serial" is in line. The autoreset mode is
-            DISABLED: the resets are dm_env's.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        env_fn: makes the env, in its worker: an env of Gymnasium, dm_env or another library that stepmill supports, with one
+            agent.
+        seed: for the first reset; None does not seed. Later episodes use the env's generator as it is.
+        options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
+            autoreset mode is always DISABLED: `step` and `reset` reset the env as dm_env specifies.
+        **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Raises:
         UsageError: the env has agents, is a vector env, or has a space that no spec can describe.
@@ -80,26 +82,26 @@ class DmEnvironment(dm_env.Environment):
             raise
 
     def reset(self) -> dm_env.TimeStep:
-        """Begin an episode; return its FIRST time step, without reward and discount."""
+        """Begin an episode; return its FIRST time step, which has no reward and no discount."""
         self._is_over = True
         batch = self._pool.reset(seed=self._seed)
         self._seed = None
         self._is_over = False
-        return dm_env.restart(first_row(self._spec.observation, batch.obs))
+        return dm_env.restart(view_row(self._spec.observation, batch.obs))
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Step; return a MID or LAST time step, or a FIRST one if the last episode was over.
+        """Step the env; return a MID or LAST time step, or a FIRST one if the last episode was over.
 
         Args:
-            action: of the structure of `action_spec()`.
+            action: a value of the structure of `action_spec()`.
 
         Raises:
-            EnvError, WorkerDied: the env failed. The next `step` or `reset` begins an episode, in a new worker if need be.
+            EnvError, WorkerDied: the env failed. The next `step` or `reset` begins an episode, in a new worker if necessary.
         """
         if self._is_over:
             return self.reset()
-        actions = as_batch(self._spec.action, action)
-        self._is_over = True  # whatever interrupts the step: the next one resets
+        actions = stack_rows(self._spec.action, [action])
+        self._is_over = True  # if an error interrupts this step, the next one resets
         self._pool.send(actions)
         batch = self._pool.recv(1)
         self._is_over = bool(batch.terminated[0] or batch.truncated[0])
@@ -107,7 +109,7 @@ class DmEnvironment(dm_env.Environment):
             dm_env.StepType.LAST if self._is_over else dm_env.StepType.MID,
             batch.reward[0],
             self._discount_of(batch),
-            first_row(self._spec.observation, batch.obs),
+            view_row(self._spec.observation, batch.obs),
         )
 
     def _discount_of(self, batch: Batch) -> Any:
@@ -143,11 +145,11 @@ class DmEnvironment(dm_env.Environment):
         return self._pool.get_attr(name)[0]
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the env and end its worker, within 2 s; in line, however long that takes. Idempotent."""
+        """Close the env and end its worker within 2 s; the serial backend has no limit. Idempotent."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -156,24 +158,24 @@ class DmEnvironment(dm_env.Environment):
 
 def _checked(spec: EnvSpec) -> EnvSpec:
     if spec.agents or spec.is_batched or spec.time_step is not None:
-        kind = "agents" if spec.agents else "rows" if spec.is_batched else "time steps of its own kind"
-        raise UsageError(f"the env has {kind}, and a dm_env environment is one agent in one env; use stepmill.Pool")
+        kind = "agents" if spec.agents else "several rows" if spec.is_batched else "time steps of another library"
+        raise UsageError(f"the env has {kind}, but a dm_env environment is one env with one agent; use stepmill.Pool")
     return spec
 
 
 def spec_of(node: Node, space: Any, name: str) -> Any:
-    """Return the nest of specs of a tree, with the bounds of its space.
+    """Return the nest of dm_env specs of a tree, with the bounds of its space.
 
     Raises:
-        UsageError: a part has no fixed size.
+        UsageError: a part of the space has no fixed size.
     """
     if isinstance(node, DictNode):
         return {key: spec_of(child, space[str(key)], f"{name}/{key}") for key, child in node.items}
     if isinstance(node, TupleNode):
-        children = [spec_of(child, space[place], f"{name}/{place}") for place, child in enumerate(node.children)]
+        children = [spec_of(child, space[index], f"{name}/{index}") for index, child in enumerate(node.children)]
         return tuple(children) if node.factory is None else node.factory(*children)
     if not isinstance(node, Leaf):
-        raise UsageError(f"{name} is {space}, of no fixed size, for which dm_env has no spec; wrap the env")
+        raise UsageError(f"{name} is {space}, which has no fixed size, and dm_env has no spec for it; wrap the env")
     if isinstance(space, spaces.Discrete) and space.start == 0:
         return specs.DiscreteArray(int(space.n), dtype=node.dtype, name=name)
     low, high = _bounds_of(space)
@@ -183,7 +185,7 @@ def spec_of(node: Node, space: Any, name: str) -> Any:
 
 
 def _bounds_of(space: Any) -> tuple[Any, Any]:
-    """Return the least and the greatest value, both inclusive; None for both where the space says neither."""
+    """Return the least and the greatest value, both inclusive; None for both if the space has no bounds."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete):

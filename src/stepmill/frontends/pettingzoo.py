@@ -1,10 +1,10 @@
-"""PettingZoo's parallel envs, run by stepmill: one as a `ParallelEnv` again, many as one vector env with a row per agent.
+"""PettingZoo's parallel envs: one as a `ParallelEnv` in a worker, or many as one vector env with a row per agent.
 
     from stepmill.frontends.pettingzoo import AgentVectorEnv, StepmillParallelEnv
-    env = StepmillParallelEnv(make_env)          # dicts by agent, out of a worker
+    env = StepmillParallelEnv(make_env)          # dicts by agent
     envs = AgentVectorEnv([make_env] * 64)       # 64 x A rows, for learners whose agents share their parameters
 
-AEC envs: in by `pettingzoo.utils.aec_to_parallel`, out by `pettingzoo.utils.parallel_to_aec`.
+Convert AEC envs with `pettingzoo.utils.aec_to_parallel`, and the result back with `pettingzoo.utils.parallel_to_aec`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from stepmill.envs.agents import zeros
+from stepmill.envs.agent_stacking import zeros
 from stepmill.envs.pettingzoo import StackedAgents
-from stepmill.frontends.rows import as_batch, first_row
+from stepmill.frontends.rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
@@ -52,16 +52,16 @@ class StepmillParallelEnv(ParallelEnv):
 
     Args:
         env_fn: makes the env, in its worker.
-        options: how it is run. The backend is "process" unless another is chosen; "serial" is in line. The autoreset mode is
-            DISABLED: PettingZoo's users reset.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        options: how the env is run. The default backend is "process"; "serial" runs the env in the caller's thread. The
+            autoreset mode is always DISABLED: the caller resets, as PettingZoo specifies.
+        **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Attributes:
         possible_agents: all agents, as the env names them.
-        agents: those that are alive; empty before the first reset, when the episode is over, and after a fault.
+        agents: the agents that are alive; empty before the first reset, when the episode is over, and after a fault.
 
     Raises:
-        UsageError: it is no parallel env.
+        UsageError: the env is not a parallel env.
         EnvError: the constructor raised.
     """
 
@@ -82,7 +82,7 @@ class StepmillParallelEnv(ParallelEnv):
             raise
         self.metadata = dict(spec.metadata)
         self.render_mode = spec.render_mode
-        self._nothing = zeros(self._pool.spec.action)
+        self._zero_actions = zeros(self._pool.spec.action)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -100,13 +100,14 @@ class StepmillParallelEnv(ParallelEnv):
             observations, rewards, terminations, truncations and infos of the agents that acted.
 
         Raises:
-            UsageError: an agent that is alive has no action, one is not known, or the episode is over. Nothing is done.
-            EnvError, WorkerDied: the env failed; `reset` brings it back, in a new worker if need be.
+            UsageError: an agent that is alive has no action, an agent is unknown, or the episode is over. The env is not
+                stepped.
+            EnvError, WorkerDied: the env failed; `reset` repairs it, in a new worker if necessary.
         """
         acting = self.agents
         self._check(actions)
-        batched = as_batch(self._pool.spec.action, {**self._nothing, **{agent: actions[agent] for agent in acting}})
-        self.agents = []  # whatever interrupts the step: reset() comes next
+        batched = stack_rows(self._pool.spec.action, [self._zero_actions | {agent: actions[agent] for agent in acting}])
+        self.agents = []  # if an error interrupts this step, reset() must come next
         self._pool.send(batched)
         batch = self._pool.recv(1)
         self.agents = self._alive(batch)
@@ -121,12 +122,12 @@ class StepmillParallelEnv(ParallelEnv):
 
     def _check(self, actions: Mapping[Agent, Any]) -> None:
         if not self.agents:
-            raise UsageError("no agent is alive, and nobody can step; call reset() first")
-        unknown = [agent for agent in actions if agent not in self._nothing]
+            raise UsageError("no agent is alive; call reset() before step()")
+        unknown = [agent for agent in actions if agent not in self._zero_actions]
         missing = [agent for agent in self.agents if agent not in actions]
         if unknown or missing:
             raise UsageError(
-                f"the actions lack those of {missing}, and name {unknown}, who are no agents here; "
+                f"actions are missing for agents {missing}, and given for unknown agents {unknown}; "
                 f"give one for each of env.agents: {self.agents}"
             )
 
@@ -135,7 +136,7 @@ class StepmillParallelEnv(ParallelEnv):
         return [agent for agent, is_alive in zip(self.possible_agents, alive, strict=True) if is_alive]
 
     def _observations(self, batch: Batch, agents: Sequence[Agent]) -> dict[Agent, Any]:
-        return {agent: first_row(self._observation[agent], batch.obs[agent]) for agent in agents}
+        return {agent: view_row(self._observation[agent], batch.obs[agent]) for agent in agents}
 
     def observation_space(self, agent: Agent) -> Space[Any]:
         """Return an agent's observation space; the same object each time."""
@@ -146,11 +147,11 @@ class StepmillParallelEnv(ParallelEnv):
         return self.action_spaces[agent]
 
     def render(self) -> Any:
-        """Return a frame, or what the env's render mode gives."""
+        """Return what the env's `render` returns."""
         return self._pool.render()[0]
 
     def state(self) -> Any:
-        """Return what the env's `state` gives: a view of the whole."""
+        """Return the result of the env's `state`: a global view of the env."""
         return self.call("state")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -162,29 +163,30 @@ class StepmillParallelEnv(ParallelEnv):
         return self._pool.get_attr(name)[0]
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the env and end its worker, within 2 s; in line, however long that takes. Idempotent."""
+        """Close the env and end its worker within 2 s; the serial backend has no limit. Idempotent."""
         self.agents = []
         self._pool.close()
 
 
 class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
-    """N parallel envs as a vector env of N x A rows, for agents of one kind that share their parameters.
+    """N parallel envs as a vector env of N x A rows, for agents with equal spaces that share their parameters.
 
     Row `n * A + a` is agent a of env n. An agent whose episode ended before that of its env keeps its row: zeros, reward 0,
-    no flag, and its actions are not handed on. `infos["alive"]`, `[N * A]` bool, says who wants an action; a step's row
-    counts if it was alive before the step. When nobody of an env is alive its next step resets it (NEXT_STEP).
+    no flag, and its actions are ignored. `infos["alive"]`, `[N * A]` bool, is True for agents that need an action; a row of a
+    step is valid if its agent was alive before the step. If no agent of an env is alive, the next step resets the env
+    (NEXT_STEP).
 
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
         options: how the envs are run.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Raises:
-        UsageError: the agents' spaces differ, or the envs do, or another autoreset mode was asked for.
+        UsageError: the agents' spaces or the envs' spaces differ, or the autoreset mode is not NEXT_STEP.
         EnvError: a constructor raised.
     """
 
@@ -198,10 +200,10 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         chosen = replace(merge_options(options, keywords), episode_stats=False)
         if chosen.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise UsageError(
-                f"autoreset_mode={chosen.autoreset_mode.value!r} has no meaning for rows of one env that end at different "
-                "times; leave it at 'NextStep'"
+                f"AgentVectorEnv does not support autoreset_mode={chosen.autoreset_mode.value!r}: agents of one env end at "
+                "different times; use 'NextStep'"
             )
-        self._pool = Pool([_Stacking(env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
+        self._pool = Pool([_StackedAgentsMaker(env_fn) for env_fn in checked_fns(env_fns)], options=chosen)
         try:
             self._describe(self._pool.spec)
         except BaseException:
@@ -216,7 +218,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         ]
         if any(pair != pairs[0] for pair in pairs):
             raise UsageError(
-                "agents' spaces differ in their bounds, and rows of a vector env share theirs; make them alike"
+                "the agents' spaces have different bounds, but all rows of a vector env have the same space; make them equal"
             )
         self.single_observation_space, self.single_action_space = pairs[0]
         self.possible_agents: list[Agent] = list(spec.agents)
@@ -244,7 +246,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Step all envs.
 
         Args:
-            actions: an element of `action_space`: [N * A, ...]; those of rows that are not alive are not used.
+            actions: an element of `action_space`: [N * A, ...]; actions of agents that are not alive are ignored.
 
         Returns:
             observations [N * A, ...], rewards [N * A] float64, terminations and truncations [N * A] bool, infos.
@@ -262,8 +264,8 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             rows, shape = np.asarray(array), _shape_of(leaf)
             if rows.shape != (self.num_envs, *shape[1:]):
                 raise UsageError(
-                    f"actions have shape {rows.shape}, and {self.num_envs} rows of {shape[1:]} are wanted; "
-                    "give one action per row of the vector env"
+                    f"actions have shape {rows.shape}; give shape {(self.num_envs, *shape[1:])}, one action per row of the "
+                    "vector env"
                 )
             return rows.reshape(-1, *shape)
 
@@ -293,20 +295,20 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self._pool.get_attr(name)
 
     def render(self) -> tuple[Any, ...]:
-        """Return a frame, or what the render mode gives, per env, not per row."""
+        """Return what each env's `render` returns; one result per env, not per row."""
         return self._pool.render()
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the envs and end the workers, within 2 s; in line, however long that takes."""
+        """Close the envs and end the workers within 2 s; the serial backend has no limit."""
         self._pool.close()
 
 
-class _Stacking:
-    """Makes an env whose agents are a dimension of its arrays."""
+class _StackedAgentsMaker:
+    """An env function. It makes an env whose arrays have a dimension for agents."""
 
     def __init__(self, env_fn: Callable[[], object]) -> None:
         self._env_fn = env_fn
@@ -319,7 +321,7 @@ def _trees_by_agent(spec: EnvSpec) -> tuple[dict[Agent, Node], dict[Agent, Node]
     trees = [dict(node.items) if isinstance(node, DictNode) else {} for node in (spec.observation, spec.action)]
     if not spec.agents or any(set(tree) != set(spec.agents) for tree in trees):
         raise UsageError(
-            "the env is not PettingZoo's parallel kind, with dicts by agent; return such a one from env_fn"
+            "the env is not a parallel env of PettingZoo, whose spaces are dicts by agent; return one from env_fn"
         )
     return trees[0], trees[1]
 
@@ -331,18 +333,18 @@ def _spaces_by_agent(spec: EnvSpec) -> tuple[dict[Agent, Space[Any]], dict[Agent
 
 
 def _infos(batch: Batch, agents: Sequence[Agent]) -> dict[Agent, dict[str, Any]]:
-    """Return each agent's own info; what the engine tells of the env, such as a fault, is in all of them."""
+    """Return each agent's info. The engine's keys, such as "fault", concern the env and are in all of them."""
     by_agent: Any = next((info for _, info in rows_of(batch.info)), {})
     of_env = _of_env(by_agent)
     return {agent: {**by_agent.get(agent, {}), **of_env} for agent in agents}
 
 
 def _of_env(by_agent: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what the engine tells of the env as a whole."""
+    """Return the engine's keys of an info, which concern the env as a whole."""
     return {key: by_agent[key] for key in ("fault", OMITTED) if key in by_agent}
 
 
 def _shape_of(leaf: Leaf | Opaque) -> tuple[int, ...]:
     if isinstance(leaf, Opaque):
-        raise UsageError("a part of no fixed size has no row per agent; wrap the env")
+        raise UsageError("a part of the space has no fixed size, so it has no row per agent; wrap the env")
     return leaf.shape

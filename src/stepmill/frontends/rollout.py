@@ -1,11 +1,11 @@
 """`Rollout`: T steps of all envs in arrays [T, N, ...], written in place, for learners such as PPO.
 
     sync               policy(all) │ step(all) │ policy(all) │ step(all) │ ...
-    double-buffered    policy(A) │ policy(B) │ policy(A) │ ...        A and B are halves of the envs:
-                                 └ A steps ──┘└ B steps ─┘            one steps while the policy thinks of the other
+    double-buffered    policy(A) │ policy(B) │ policy(A) │ ...        A and B are halves of the envs: one half
+                                 └ A steps ──┘└ B steps ─┘            steps while the policy computes for the other
 
-What one `recv` brings is written straight into row t+1 of the buffer. Both ways are deterministic: which envs a call of the
-policy sees depends on neither timing nor the number of workers.
+Each `recv` writes its results into row t+1 of the buffer. Both modes are deterministic: which envs one call of the policy gets
+does not depend on timing or on the number of workers.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Policy: TypeAlias = Callable[[Any, NDArray[np.int64]], Any]
 
 @dataclass(frozen=True, eq=False)
 class RolloutBatch:
-    """T steps of N envs. The arrays are the rollout's own: the next `collect` writes into them.
+    """T steps of N envs. The arrays belong to the rollout: the next `collect` overwrites them.
 
     Attributes:
-        obs: [T+1, N, ...] in the structure of the observation; obs[t] is what the policy saw at step t.
+        obs: [T+1, N, ...] in the structure of the observation; obs[t] is the policy's input at step t.
         action: [T, N, ...] in the structure of the action.
         reward: [T, N] float32.
-        terminated, truncated: [T, N] bool, of the episode that step t ended.
-        valid: [T, N] bool. With NEXT_STEP autoreset the step after the end of an episode only resets the env: its action was
-            ignored, and it is False there. Leave these out of a loss.
-        final_at: [K, 2] int64, (t, n) of each step whose next observation is not obs[t+1, n] but in final_obs: the ends of
+        terminated, truncated: [T, N] bool, whether step t ended the episode.
+        valid: [T, N] bool. With NEXT_STEP autoreset the step after the end of an episode only resets the env and ignores its
+            action; `valid` is False there. Leave these steps out of a loss.
+        final_at: [K, 2] int64, (t, n) of each step whose next observation is in final_obs and not in obs[t+1, n]: the ends of
             episodes with SAME_STEP autoreset. K is 0 with NEXT_STEP.
         final_obs: [K, ...] in the structure of the observation.
-        extras: name: [T, N, ...], what the policy returned beside actions.
-        episodes: one dict per episode that ended: "t", "env_id", "r" return, "l" length.
+        extras: arrays [T, N, ...] by name, which the policy returned in addition to actions.
+        episodes: one dict per episode that ended: "t", "env_id", "r" (return), "l" (length).
     """
 
     obs: Any
@@ -67,11 +67,11 @@ class RolloutBatch:
     ) -> NDArray[np.float32]:
         """Return generalized advantages [T, N] float32 (Schulman et al. 2016); 0 where `valid` is False.
 
-        A step that ended by termination has no next value; one that was truncated has that of its own last observation.
+        A step that terminated the episode has the next value 0; a step that truncated it has the value of its last observation.
 
         Args:
-            values: [T+1, N], of `obs`.
-            final_values: [K], of `final_obs`; needed if K is not 0.
+            values: [T+1, N], the values of `obs`.
+            final_values: [K], the values of `final_obs`; needed if K is not 0.
             gamma: discount.
             lam: between one-step (0) and Monte Carlo (1) advantages.
         """
@@ -79,7 +79,7 @@ class RolloutBatch:
         if len(self.final_at):
             if final_values is None:
                 raise UsageError(
-                    f"{len(self.final_at)} steps have their next observation in final_obs; give final_values"
+                    f"{len(self.final_at)} steps have their next observation in final_obs; give its values as final_values"
                 )
             following[self.final_at[:, 0], self.final_at[:, 1]] = final_values
         following[self.terminated] = 0.0
@@ -95,15 +95,15 @@ class RolloutBatch:
 
 @dataclass
 class _Group:
-    """Envs that are commanded together: ids, and the rows they own."""
+    """Envs that are stepped together: their ids and their rows."""
 
     ids: NDArray[np.int64]
     rows: slice
 
 
 @dataclass
-class _Found:
-    """What is gathered during one `collect` beside the arrays."""
+class _EpisodeEnds:
+    """The ends of episodes during one `collect`."""
 
     final_at: list[tuple[int, int]] = field(default_factory=list)
     final_obs: list[Any] = field(default_factory=list)
@@ -114,9 +114,9 @@ class Rollout:
     """Collects T steps of all envs of a pool at a time.
 
     Args:
-        pool: with NEXT_STEP or SAME_STEP autoreset; used by this rollout alone while it collects.
+        pool: a pool with NEXT_STEP or SAME_STEP autoreset. Do not use it elsewhere while the rollout collects.
         num_steps: T.
-        is_double_buffered: let one half of the envs step while the policy thinks of the other.
+        is_double_buffered: step one half of the envs while the policy computes for the other.
 
     Raises:
         UsageError: the pool's autoreset is DISABLED, or its observations or actions have parts of no fixed size.
@@ -128,7 +128,9 @@ class Rollout:
         if pool.options.autoreset_mode is AutoresetMode.DISABLED:
             raise UsageError("a Rollout needs envs that reset themselves; make the pool with NEXT_STEP or SAME_STEP")
         if is_double_buffered and pool.num_envs < 2:
-            raise UsageError("one env has no two halves; leave is_double_buffered out, or make more envs")
+            raise UsageError(
+                "is_double_buffered needs 2 envs or more, and the pool has 1; leave it out, or make more envs"
+            )
         for name, node in (("observations", pool.spec.observation), ("actions", pool.spec.action)):
             if opaques(node):
                 raise UsageError(f"{name} have parts of no fixed size ({opaques(node)}); a Rollout needs arrays")
@@ -142,64 +144,64 @@ class Rollout:
         self._valid = np.ones(lead, np.bool_)
         self._extras: dict[str, NDArray[Any]] = {}
         self._groups = self._split(2 if is_double_buffered else 1)
-        # Whose last step ended an episode, so that its next one only resets it.
+        # [N] bool: the row's last step ended an episode, so that its next step only resets it.
         self._is_over = np.zeros(pool.num_rows, np.bool_)
-        self._is_fresh = False
+        self._can_continue = False
 
-    def _split(self, num: int) -> list[_Group]:
-        each = self.pool.spec.batch_size
-        parts = np.array_split(np.arange(self.pool.num_envs), num)
-        return [_Group(ids, slice(int(ids[0]) * each, (int(ids[-1]) + 1) * each)) for ids in parts]
+    def _split(self, num_groups: int) -> list[_Group]:
+        size = self.pool.spec.batch_size
+        parts = np.array_split(np.arange(self.pool.num_envs), num_groups)
+        return [_Group(ids, slice(int(ids[0]) * size, (int(ids[-1]) + 1) * size)) for ids in parts]
 
     def reset(self, seed: Seed = None, options: Mapping[str, object] | None = None) -> None:
-        """Begin anew: reset all envs. The first `collect` does it by itself; after an error it has to be asked for."""
+        """Reset all envs. `collect` calls it without arguments the first time, and after an error."""
         batch = self.pool.reset(seed=seed, options=options)
-        for buffer, fresh in zip(self._obs, flatten(self.pool.spec.observation, batch.obs), strict=True):
-            buffer[-1] = fresh
+        for buffer, first in zip(self._obs, flatten(self.pool.spec.observation, batch.obs), strict=True):
+            buffer[-1] = first
         self._is_over[:] = False
-        self._is_fresh = True
+        self._can_continue = True
 
     def collect(self, policy: Policy) -> RolloutBatch:
-        """Run T steps, and go on where the last `collect` ended.
+        """Run T steps. They continue the episodes of the last `collect`.
 
         Args:
-            policy: called with observations [B, ...] and env ids [B]; returns actions [B, ...], or a tuple of these and a
-                dict of further arrays [B, ...], such as log-probabilities, which are kept in `extras`. The observations
-                are views of the buffer: not to be changed.
+            policy: called with observations [B, ...] and env ids [B]; returns actions [B, ...], or a tuple of actions and a
+                dict of further arrays [B, ...], such as log-probabilities, which are returned in `extras`. The observations
+                are views of the buffer; do not change them.
         """
-        if not self._is_fresh:
+        if not self._can_continue:
             self.reset()
-        self._is_fresh = False  # until all is received, an error leaves envs in the middle of steps
+        self._can_continue = False  # an error before the last result leaves envs in the middle of a step
         for buffer in self._obs:
             buffer[0] = buffer[-1]
-        found = _Found()
+        ends = _EpisodeEnds()
         for step in range(self.num_steps):
             for group in self._groups:
                 if step:
-                    self._receive(step - 1, group, found)
+                    self._receive(step - 1, group, ends)
                 self._act(step, group, policy)
         for group in self._groups:
-            self._receive(self.num_steps - 1, group, found)
-        self._is_fresh = True
-        return self._batch(found)
+            self._receive(self.num_steps - 1, group, ends)
+        self._can_continue = True
+        return self._batch(ends)
 
     def _act(self, step: int, group: _Group, policy: Policy) -> None:
         spec = self.pool.spec
-        seen = unflatten(spec.observation, [buffer[step, group.rows] for buffer in self._obs])
-        answer = policy(seen, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
-        action, extras = answer if _has_extras(answer) else (answer, {})
-        slots = [buffer[step, group.rows] for buffer in self._action]
-        for slot, given in zip(slots, flatten(spec.action, action), strict=True):
-            slot[...] = given
+        obs = unflatten(spec.observation, [buffer[step, group.rows] for buffer in self._obs])
+        result = policy(obs, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
+        action, extras = result if _has_extras(result) else (result, {})
+        stored = [buffer[step, group.rows] for buffer in self._action]
+        for rows, part in zip(stored, flatten(spec.action, action), strict=True):
+            rows[...] = part
         for name, value in extras.items():
             column = np.asarray(value)
             if name not in self._extras:
                 self._extras[name] = np.zeros((self.num_steps, self.pool.num_rows, *column.shape[1:]), column.dtype)
             self._extras[name][step, group.rows] = column
         self._valid[step, group.rows] = ~self._is_over[group.rows]
-        self.pool.send(unflatten(spec.action, slots), group.ids)
+        self.pool.send(unflatten(spec.action, stored), group.ids)
 
-    def _receive(self, step: int, group: _Group, found: _Found) -> None:
+    def _receive(self, step: int, group: _Group, ends: _EpisodeEnds) -> None:
         out = unflatten(self.pool.spec.observation, [buffer[step + 1, group.rows] for buffer in self._obs])
         batch = self.pool.recv(env_ids=group.ids, out=out)
         self._reward[step, group.rows] = batch.reward
@@ -210,18 +212,18 @@ class Rollout:
         self._is_over[group.rows] = over if is_next_step else False
         if over.any():
             if is_next_step and self.pool.spec.is_batched and "fault" in batch.info:
-                self._is_over[group.rows] |= batch.info["_fault"]  # rows that had ended before, too
-            self._note_ends(step, group.rows.start, batch, found)
+                self._is_over[group.rows] |= batch.info["_fault"]  # also rows whose episodes ended earlier
+            self._record_ends(step, group.rows.start, batch, ends)
 
-    def _note_ends(self, step: int, first_row: int, batch: Batch, found: _Found) -> None:
+    def _record_ends(self, step: int, first_row: int, batch: Batch, ends: _EpisodeEnds) -> None:
         over = np.flatnonzero(batch.terminated | batch.truncated)
         if self.pool.options.autoreset_mode is AutoresetMode.SAME_STEP:
             finals = {row: info["final_obs"] for row, info in rows_of(batch.info) if "final_obs" in info}
-            found.final_at += [(step, first_row + int(row)) for row in over]
-            found.final_obs += [finals[int(row)] for row in over]
+            ends.final_at += [(step, first_row + int(row)) for row in over]
+            ends.final_obs += [finals[int(row)] for row in over]
         episode = batch.info.get("episode")
         if episode is not None:
-            found.episodes += [
+            ends.episodes += [
                 {
                     "t": step,
                     "env_id": int(batch.env_id[row]),
@@ -231,12 +233,12 @@ class Rollout:
                 for row in over
             ]
 
-    def _batch(self, found: _Found) -> RolloutBatch:
+    def _batch(self, ends: _EpisodeEnds) -> RolloutBatch:
         spec = self.pool.spec
-        columns = [flatten(spec.observation, obs) for obs in found.final_obs]
+        rows = [flatten(spec.observation, obs) for obs in ends.final_obs]
         finals = [
-            np.stack([column[place] for column in columns]) if columns else np.zeros((0, *leaf.shape), leaf.dtype)
-            for place, (_, leaf) in enumerate(leaves(spec.observation))
+            np.stack([row[index] for row in rows]) if rows else np.zeros((0, *leaf.shape), leaf.dtype)
+            for index, (_, leaf) in enumerate(leaves(spec.observation))
         ]
         return RolloutBatch(
             obs=unflatten(spec.observation, self._obs),
@@ -245,16 +247,16 @@ class Rollout:
             terminated=self._terminated,
             truncated=self._truncated,
             valid=self._valid,
-            final_at=np.array(found.final_at, np.int64).reshape(-1, 2),
+            final_at=np.array(ends.final_at, np.int64).reshape(-1, 2),
             final_obs=unflatten(spec.observation, finals),
             extras=self._extras,
-            episodes=found.episodes,
+            episodes=ends.episodes,
         )
 
 
-def _has_extras(answer: Any) -> bool:
-    return type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], Mapping)
+def _has_extras(result: Any) -> bool:
+    return type(result) is tuple and len(result) == 2 and isinstance(result[1], Mapping)
 
 
-def _arrays(node: Node, lead: tuple[int, int]) -> list[NDArray[Any]]:
-    return [np.zeros((*lead, *leaf.shape), leaf.dtype) for _, leaf in leaves(node)]
+def _arrays(node: Node, leading: tuple[int, int]) -> list[NDArray[Any]]:
+    return [np.zeros((*leading, *leaf.shape), leaf.dtype) for _, leaf in leaves(node)]

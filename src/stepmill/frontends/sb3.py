@@ -3,8 +3,8 @@
     from stepmill.frontends.sb3 import SB3VecEnv
     envs = make_vec_env("CartPole-v1", n_envs=64, vec_env_cls=SB3VecEnv)
 
-What differs from `SubprocVecEnv`, on purpose: many envs share a worker; `set_attr` sets an attribute on the wrapper that has
-it; an env that fails, hangs or dies is named, and `PoolOptions(on_fault=...)` says what then happens.
+Intended differences from `SubprocVecEnv`: many envs share a worker; `set_attr` sets an attribute on the wrapper that has it; an
+error names the env that failed, hung or died, and `PoolOptions(on_fault=...)` chooses what happens then.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ except ImportError as exc:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_NOTHING_PENDING = "step_wait() has nothing to wait for; call step_async(actions) first"
-
-
 Actions: TypeAlias = "NDArray[Any] | Sequence[Any] | Mapping[str, Any]"
 
 
@@ -49,12 +46,12 @@ class SB3VecEnv(VecEnv):
 
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
-        start_method: "forkserver", "fork" or "spawn", as `SubprocVecEnv` takes it; None leaves it to `options`.
+        start_method: "forkserver", "fork" or "spawn", as for `SubprocVecEnv`; None uses the context in `options`.
         options: how the envs are run. The autoreset mode is SAME_STEP, which SB3's algorithms expect.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        **keywords: fields of PoolOptions by name, in place of `options` or in addition.
 
     Raises:
-        UsageError: the envs differ in their spaces, or an option is wrong.
+        UsageError: the envs differ in their spaces, or an option is invalid.
         EnvError: a constructor raised.
     """
 
@@ -66,14 +63,14 @@ class SB3VecEnv(VecEnv):
         options: PoolOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        # Python floats add up in an episode's statistics, which Monitor keeps in the env already.
+        # SB3's Monitor keeps an episode's statistics in the env.
         chosen = replace(_options(options, keywords, start_method), episode_stats=False)
         self._is_stepping = False
         self._pool = Pool(env_fns, options=chosen)
         try:
             pairs = read_spaces(self._pool.env_specs)
             if self._pool.spec.is_batched:
-                raise UsageError("env_fns make vector envs; SB3VecEnv takes functions that make single envs")
+                raise UsageError("env_fns make vector envs; give SB3VecEnv functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
             super().__init__(self._pool.num_envs, *pairs[0])
             self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
@@ -84,7 +81,7 @@ class SB3VecEnv(VecEnv):
     # ---- stepping and resetting ------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:
-        """Reset all envs, with the seeds and options of `seed` and `set_options`, which are used once.
+        """Reset all envs. Values given by `seed` and `set_options` are used for one reset.
 
         Returns:
             observations [N, ...]; the infos are in `reset_infos`.
@@ -114,9 +111,9 @@ class SB3VecEnv(VecEnv):
         self._is_stepping = True
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Return what `step_async` began: observations [N, ...], rewards [N] float64, dones [N] bool, N infos."""
+        """Return the results of `step_async`: observations [N, ...], rewards [N] float64, dones [N] bool, N infos."""
         if not self._is_stepping:
-            raise UsageError(_NOTHING_PENDING)
+            raise UsageError("step_wait() has nothing to wait for; call step_async(actions) first")
         self._is_stepping = False
         return self._as_sb3(self._pool.step_wait())
 
@@ -125,11 +122,11 @@ class SB3VecEnv(VecEnv):
         return self._as_sb3(self._pool.step_fast(self._batched(actions)))
 
     def _batched(self, actions: Actions) -> Any:
-        """Return the actions as the pool takes them. An array of a space that is one array goes through as it is."""
+        """Return the actions as a batch in the structure of the action space."""
         if self._has_plain_actions or isinstance(actions, Mapping):
             return actions
         if len(actions) != self.num_envs:
-            raise UsageError(f"there are {len(actions)} actions for {self.num_envs} envs; give one for each")
+            raise UsageError(f"got {len(actions)} actions for {self.num_envs} envs; give one for each env")
         return stack_rows(self._pool.spec.action, list(actions))
 
     def _as_sb3(self, result: tuple[Any, ...]) -> VecEnvStepReturn:
@@ -141,7 +138,7 @@ class SB3VecEnv(VecEnv):
             if not done[row]:
                 infos[row] = {**own, "TimeLimit.truncated": False}
             elif row not in ended:
-                # The first info of a row that ended is that of its last step, the second that of the reset.
+                # A row that ended has two infos: first that of its last step, then that of the reset.
                 ended.add(row)
                 infos[row] = {
                     **(own["final_info"] or {}),
@@ -177,18 +174,18 @@ class SB3VecEnv(VecEnv):
         """Return a frame [height, width, 3] uint8 of every env; None for each if render_mode is not "rgb_array"."""
         if self.render_mode != "rgb_array":
             warnings.warn(
-                f"the envs were made with render_mode={self.render_mode!r}, which gives no images; make them with 'rgb_array'",
+                f"render_mode={self.render_mode!r} gives no images; make the envs with render_mode='rgb_array'",
                 stacklevel=2,
             )
             return [None] * self.num_envs
         return list(self._pool.render())
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the envs and end the workers, within 2 s; in line, however long that takes. Idempotent."""
+        """Close the envs and end the workers within 2 s; the serial backend has no limit. Idempotent."""
         self._pool.close()
 
     def _call(self, indices: VecEnvIndices, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -210,10 +207,10 @@ class SB3VecEnv(VecEnv):
 
 
 def _options(options: PoolOptions | None, keywords: OptionKeywords, start_method: str | None) -> PoolOptions:
-    asked = {} if start_method is None else {"context": start_method}
-    chosen = merge_options(options, {**keywords, **asked})
+    context = {} if start_method is None else {"context": start_method}
+    chosen = merge_options(options, {**keywords, **context})
     if chosen.autoreset_mode is AutoresetMode.DISABLED:
-        raise UsageError("autoreset_mode='Disabled' leaves SB3's algorithms without new episodes; leave it out")
+        raise UsageError("SB3's algorithms need envs that reset themselves; leave out autoreset_mode='Disabled'")
     return replace(chosen, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

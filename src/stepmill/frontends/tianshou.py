@@ -3,15 +3,14 @@
     from stepmill.frontends.tianshou import StepmillVectorEnv
     envs = StepmillVectorEnv([lambda: gym.make("CartPole-v1")] * 64)
 
-What differs from `SubprocVectorEnv`, on purpose: many envs share a worker; spaces are known without asking a worker; attributes
-that were set are set again on an env that is built anew; `timeout` is a true deadline for more than one result.
+Intended differences from `SubprocVectorEnv`: many envs share a worker; reading spaces needs no worker; attributes that were set
+are set again on a rebuilt env; after `timeout`, `step` waits for one result and no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
+from stepmill.frontends.rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
@@ -26,7 +26,7 @@ from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
-from stepmill.spec.tree import Leaf, Opaque, map_tree
+from stepmill.spec.tree import DictNode, TupleNode
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -43,14 +43,15 @@ _SPACES = ("observation_space", "action_space")
 
 
 class StepmillVectorEnv(BaseVectorEnv):
-    """Many Gymnasium envs for Tianshou, stepped by stepmill. No env resets itself: `reset(env_id)` does, as its Collector does.
+    """Many Gymnasium envs for Tianshou, stepped by stepmill. No env resets itself; Tianshou's Collector calls `reset(env_id)`.
 
     Args:
         env_fns: functions that make the envs; each runs in the worker that owns the env.
-        wait_num: `step` returns when so many envs are done, and what else is there; None waits for all.
-        timeout: seconds after which `step` returns with fewer, but with one at least. Either makes it asynchronous.
+        wait_num: `step` returns as soon as this number of envs, or more, have results; None waits for all. A number below that
+            of the envs makes the vector env asynchronous.
+        timeout: seconds after which `step` returns with fewer results, but at least one. It makes the vector env asynchronous.
         options: how the envs are run. The autoreset mode is DISABLED.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        **keywords: fields of PoolOptions by name, in place of `options` or in addition.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         options: PoolOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        # Not super().__init__(): it makes a worker for each env.
+        # super().__init__() is not called: it makes a worker for each env.
         self._env_fns = checked_fns(env_fns)
         self.env_num = len(self._env_fns)
         self.wait_num = wait_num or self.env_num
@@ -82,7 +83,7 @@ class StepmillVectorEnv(BaseVectorEnv):
             if isinstance(self._spaces[0][0], spaces.Tuple):
                 raise TypeError("Tuple observation space is not supported. Please change it to array or dict space")
             if self._pool.spec.is_batched:
-                raise UsageError("env_fns make vector envs; StepmillVectorEnv takes functions that make single envs")
+                raise UsageError("env_fns make vector envs; give StepmillVectorEnv functions that make single envs")
         except BaseException:
             self._pool.close()
             raise
@@ -93,7 +94,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         """Reset some envs, or all.
 
         Args:
-            env_id: which; None is all.
+            env_id: the envs to reset; None is all.
             **kwargs: `seed` and `options`, the same for each env.
 
         Returns:
@@ -103,17 +104,17 @@ class StepmillVectorEnv(BaseVectorEnv):
         seed = kwargs.pop("seed", None)
         options = kwargs.pop("options", None)
         if kwargs:
-            raise UsageError(f"reset() got {sorted(kwargs)}; Gymnasium's envs take seed and options")
+            raise UsageError(f"reset() got unknown arguments {sorted(kwargs)}; give seed and options only")
         batch = self._pool.reset(seed=None if seed is None else dict.fromkeys(ids, seed), options=options, env_ids=ids)
-        self._forget(set(ids))  # what a fault kept from being returned
+        self._mark_idle(set(ids))  # an env that had a fault may still be listed as stepping
         return self._as_array(batch.obs, len(ids)), _own_infos(batch)
 
     def step(self, action: Any, id: EnvIds = None) -> StepResult:  # noqa: A002  Tianshou's name
-        """Step some envs, or all, and return those that are done; all of them unless this vector env is asynchronous.
+        """Step some envs, or all. Wait for all of them; an asynchronous vector env returns those that have results.
 
         Args:
             action: [B, ...] in the order of the ids; None, if asynchronous, only waits for envs that are stepping.
-            id: which; None is all.
+            id: the envs to step; None is all.
 
         Returns:
             observations [B, ...], rewards [B], terminated [B], truncated [B], infos [B], dicts with "env_id".
@@ -126,27 +127,29 @@ class StepmillVectorEnv(BaseVectorEnv):
         try:
             batch = self._receive() if self.is_async else self._pool.recv(len(self.waiting_id))
         except BaseException:
-            # A fault takes its env out of those that step; a reset brings it back.
+            # An env with a fault is not stepping; reset() repairs it.
             states = self._pool.states
-            self._forget({each for each in self.waiting_id if states[each] in (EnvState.IDLE, EnvState.FAULTED)})
+            self._mark_idle({each for each in self.waiting_id if states[each] not in (EnvState.BUSY, EnvState.READY)})
             raise
         infos = _own_infos(batch)
         received = batch.env_id.tolist()
-        for place, env_id in enumerate(received):
-            infos[place]["env_id"] = env_id
+        for row, env_id in enumerate(received):
+            infos[row]["env_id"] = env_id
         result = self._as_array(batch.obs, len(received)), batch.reward, batch.terminated, batch.truncated, infos
-        named = self.waiting_id
-        self._forget(set(received))
-        if self.is_async or named == received:
+        requested = self.waiting_id
+        self._mark_idle(set(received))
+        if self.is_async or requested == received:
             return result
-        # A pool returns envs in the order of their ids, Tianshou in that in which they were named.
-        places = np.argsort(np.argsort(named))
-        return tuple(each[places] for each in result)  # type: ignore[return-value]
+        # A pool returns envs in the order of their ids, Tianshou in the order in which the caller gave the ids.
+        rows = np.argsort(np.argsort(requested))
+        return tuple(column[rows] for column in result)  # type: ignore[return-value]
 
     def _send(self, action: Any, id: EnvIds) -> None:  # noqa: A002
         ids = self._idle_ids(id)
-        assert len(action) == len(ids), f"{len(action)} actions came for {len(ids)} envs"
-        actions = _as_actions(action, self._spaces[0][1])
+        assert len(action) == len(ids), f"got {len(action)} actions for {len(ids)} envs; give one for each env"
+        actions, node = action, self._pool.spec.action
+        if isinstance(node, (DictNode, TupleNode)) and not isinstance(action, (dict, tuple)):
+            actions = stack_rows(node, list(action))  # Tianshou has one dict or tuple per env
         if id is None:
             self._pool.send(actions)
         else:
@@ -155,8 +158,8 @@ class StepmillVectorEnv(BaseVectorEnv):
         sent = set(ids)
         self.ready_id = [each for each in self.ready_id if each not in sent]
 
-    def _forget(self, ids: set[int]) -> None:
-        """Take envs out of those that step."""
+    def _mark_idle(self, ids: set[int]) -> None:
+        """Move envs from `waiting_id` to `ready_id`."""
         self.ready_id += [each for each in self.waiting_id if each in ids]
         self.waiting_id = [each for each in self.waiting_id if each not in ids]
 
@@ -170,7 +173,7 @@ class StepmillVectorEnv(BaseVectorEnv):
     # ---- everything slow -------------------------------------------------------------------------------------------
 
     def get_env_attr(self, key: str, id: EnvIds = None) -> list[Any]:  # noqa: A002
-        """Return an attribute of the envs at `id`, through wrappers; spaces without asking the workers."""
+        """Return an attribute of the envs at `id`, through wrappers. Spaces need no call to the workers."""
         if key in _SPACES:
             self._assert_is_not_closed()
             return [self._spaces[each][_SPACES.index(key)] for each in self._ids(id)]
@@ -193,20 +196,20 @@ class StepmillVectorEnv(BaseVectorEnv):
         return [[each] for each in seeds]
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return what each env's `render` gives."""
+        """Return what each env's `render` returns."""
         self._assert_is_not_closed()
         if self.waiting_id:
             raise RuntimeError(
-                f"envs {self.waiting_id} are still stepping; step(None) until they are done, then render"
+                f"envs {self.waiting_id} are still stepping; call step(None) until it has returned them, then render()"
             )
         return list(self._pool.call("render", **kwargs)) if kwargs else list(self._pool.render())
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def close(self) -> None:
-        """Close the envs and end the workers, within 2 s; in line, however long that takes."""
+        """Close the envs and end the workers within 2 s; the serial backend has no limit."""
         self._assert_is_not_closed()
         self._pool.close()
         self.is_closed = True
@@ -221,32 +224,18 @@ class StepmillVectorEnv(BaseVectorEnv):
             self._assert_id(ids)
         return ids
 
-    def _as_array(self, obs: Any, num: int) -> NDArray[Any]:
-        """Return observations as Tianshou's vector envs do: an array, or an object array of each env's own structure."""
+    def _as_array(self, obs: Any, num_rows: int) -> NDArray[Any]:
+        """Return observations as Tianshou's vector envs do: an array, or an object array with one dict or tuple per env."""
         if isinstance(obs, np.ndarray):
             return obs
-        rows = np.empty(num, dtype=object)
-        for row in range(num):
-            rows[row] = map_tree(partial(_take, row), self._pool.spec.observation, obs)
+        rows = np.empty(num_rows, dtype=object)
+        for row in range(num_rows):
+            rows[row] = view_row(self._pool.spec.observation, obs, row)
         return rows
 
 
-def _take(row: int, _: Leaf | Opaque, column: Any) -> Any:
-    return column[row]
-
-
-def _as_actions(action: Any, space: spaces.Space[Any]) -> Any:
-    """Return actions [B, ...] in the structure of the space: of dicts and tuples Tianshou has one per env."""
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)) or isinstance(action, (dict, tuple)):
-        return action
-    from gymnasium.vector.utils import concatenate, create_empty_array
-
-    rows: Any = create_empty_array(space, len(action))
-    return concatenate(space, list(action), rows)
-
-
 def _own_infos(batch: Batch) -> NDArray[Any]:
-    """Return each env's info as the env gave it, as an object array [B] of dicts."""
+    """Return each env's info as the env returned it, in an object array [B] of dicts."""
     infos = np.empty(batch.num_rows, dtype=object)
     for row in range(batch.num_rows):
         infos[row] = {}

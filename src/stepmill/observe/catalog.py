@@ -1,7 +1,7 @@
-"""Finds the env that an id names, and says how to build it in a worker.
+"""Finds the env that an id names, and makes the function that builds it in a worker.
 
-The only file of this room that imports Gymnasium and ale_py to build envs. Nothing is built here: the id is resolved in this
-process, and workers get the resolved `EnvSpec`, so that they need no registration of their own.
+Only this file of the package imports Gymnasium and ale_py to build envs. The id is resolved in this process, and workers get
+Gymnasium's resolved `EnvSpec`, so that they need not register the env again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_SUGGESTIONS = 3
 
 @dataclass(frozen=True)
 class EnvChoice:
-    """An env that was found: its full id, how a worker builds it, and whether it gets the Atari preprocessing."""
+    """An env that was found: its full id, the function that builds it, and whether it gets the Atari preprocessing."""
 
     env_id: str
     make: Callable[[], gymnasium.Env[object, object]]
@@ -46,17 +46,16 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
         env_kwargs: arguments of the env's constructor.
 
     Raises:
-        UsageError: no such id (names the nearest), or its module cannot be imported, or it is no Atari env.
-        MissingExtraError: an Atari id, and ale_py or OpenCV is not installed.
+        UsageError: there is no such id (the message names the nearest), its module cannot be imported, or it is not an
+            Atari env.
+        MissingExtraError: the id is Atari's, and ale_py or OpenCV is not installed.
     """
     module, _, name = env_id.rpartition(":")
     if module:
         import_user_module(module, needed_by=env_id)
     spec = _lookup(name)
     if spec.entry_point is None:
-        raise UsageError(
-            f"{spec.id!r} exists as a vector env only, which Gymnasium's make_vec builds; choose another id"
-        )
+        raise UsageError(f"{spec.id!r} exists only as a vector env, which stepmill cannot run; choose another id")
     spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
     is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
     if atari and not is_ale:
@@ -68,7 +67,7 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
 
 
 def make_plain(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
-    """Build the env as Gymnasium does, in a worker. The passive checker stays out: stepmill checks every result itself."""
+    """Build the env as Gymnasium does, in a worker, without the passive checker: stepmill checks every result itself."""
     import gymnasium
 
     if str(spec.entry_point).startswith(f"{ATARI_MODULE}."):
@@ -77,7 +76,10 @@ def make_plain(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
 
 
 def make_atari(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
-    """Build an Atari env with the standard preprocessing, in a worker. Observation: uint8 [4, 84, 84], one frame in 4, gray."""
+    """Build an Atari env with the standard preprocessing, in a worker.
+
+    The observation is uint8 [4, 84, 84]: one frame in 4, in grayscale.
+    """
     import gymnasium
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -97,25 +99,30 @@ def batch_actions(space: gymnasium.Space[object], batch_size: int, seed: int | N
 
 
 def import_user_module(module: str, *, needed_by: str) -> object:
-    """Import a module that the user named; whatever goes wrong in it becomes one UsageError."""
+    """Import a module that the user named.
+
+    Raises:
+        UsageError: the import raised.
+    """
     try:
         return import_module(module)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"cannot import module {module!r} of {needed_by!r} ({cause}); is it on the path, in the current directory?"
+            f"cannot import module {module!r} of {needed_by!r} ({cause}); check that it is on the path or in the current "
+            "directory"
         ) from error
 
 
 def near_ids(env_id: str, known: Iterable[str]) -> list[str]:
-    """Return up to three ids that the user may have meant, the likeliest first."""
+    """Return up to three ids that the user may have meant, the most likely first."""
     by_lower = {name.lower(): name for name in known}
     wanted = env_id.lower()
     if wanted in by_lower:
         return [by_lower[wanted]]
     namespace, bare = _split(wanted)
     same_name = [name for name in by_lower if _split(name)[1] == bare]
-    # Of one name the wanted namespace first, there the newest version first; then what is merely spelt alike.
+    # Ids of the same name first (the wanted namespace, then the newest version), then ids of a similar spelling.
     same_name.sort(reverse=True)
     same_name.sort(key=lambda name: _split(name)[0] != namespace)
     alike = difflib.get_close_matches(wanted, by_lower, n=2 * NUM_SUGGESTIONS, cutoff=0.6)
@@ -136,8 +143,10 @@ def _lookup(name: str) -> GymnasiumSpec:
         spec = _registered(name)
     if spec is None:
         names = near_ids(name, gymnasium.registry)
-        meant = f"did you mean {' or '.join(names)}?" if names else "`module:Id` imports the module that registers it"
-        raise UsageError(f"unknown env id {name!r}; {meant}")
+        hint = (
+            f"did you mean {' or '.join(names)}?" if names else "use `module:Id` to import the module that registers it"
+        )
+        raise UsageError(f"unknown env id {name!r}; {hint}")
     return spec
 
 
@@ -159,7 +168,11 @@ def _registered(name: str) -> GymnasiumSpec | None:
 
 
 def _register_ale(name: str) -> bool:
-    """Register the Atari ids, if ale_py is here; True if it did. An id that can only be Atari's makes it necessary."""
+    """Register the Atari ids if ale_py is installed, and return whether it did.
+
+    Raises:
+        MissingExtraError: ale_py is not installed, and the id is certainly Atari's.
+    """
     if find_spec(ATARI_MODULE) is None:
         if name.startswith("ALE/"):
             _require_atari(ATARI_MODULE)
@@ -176,6 +189,6 @@ def _require_atari(module: str) -> None:
 
 
 def _silence_ale() -> None:
-    """Keep ALE's banner off the terminal of the live view, once per worker."""
+    """Suppress ALE's banner, which would disturb the live view."""
     ale = import_module(ATARI_MODULE)
     ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)

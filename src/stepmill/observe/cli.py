@@ -1,4 +1,4 @@
-"""The door of the command line: `main` turns every outcome into an exit status and at most one line on stderr.
+"""The entry point of the command line. `main` turns every outcome into an exit status and at most one line on stderr.
 
  0    done
  1    an env, a worker or a policy failed while it ran; `--traceback` shows where
@@ -6,7 +6,7 @@
  130  Ctrl-C
  143  SIGTERM
 
-What takes time to import is imported inside `main`, so that a Ctrl-C during start-up is caught as well.
+Modules that take long to import are imported inside `main`, so that a Ctrl-C during start-up is caught as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from stepmill.spec.errors import EnvError, MissingExtraError, StepmillError, UsageError
 
-# What envs raise in their constructors when their library is not installed; the message names the pip install.
+# Env constructors raise these when their library is not installed. The message names the pip command.
 MISSING_LIBRARY = frozenset({"DependencyNotInstalled", "ImportError", "ModuleNotFoundError"})
 
 
@@ -35,7 +35,7 @@ class ExitStatus(IntEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `stepmill` with the given arguments, or with those of the process, and return its exit status."""
+    """Run `stepmill` with the given arguments, by default those of the process, and return its exit status."""
 
     def run_command() -> int:
         from stepmill.observe.commands import dispatch
@@ -46,55 +46,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run a command, and return its exit status; what it raises becomes a status and one line on stderr."""
+    """Run a command and return its exit status. An exception becomes a status and one line on stderr."""
     before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:
         status = command()
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        # The signal has done its work: a second one must not print a traceback while the interpreter shuts down.
+        # A second Ctrl-C must not print a traceback while the interpreter shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         complain("interrupted")
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         return _leave_closed_pipe()
     except StepmillError as error:
-        complain(f"{_first_line(error.message)}{_tell_others(error)}")
-        return ExitStatus.USAGE if is_users_mistake(error) else ExitStatus.FAILED
+        complain(f"{_first_line(error.message)}{_count_others(error)}")
+        return ExitStatus.USAGE if is_user_mistake(error) else ExitStatus.FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def is_users_mistake(error: StepmillError) -> bool:
-    """Whether the command cannot work as given, rather than having failed: nonsense input, or a library that is not there."""
+def is_user_mistake(error: StepmillError) -> bool:
+    """Whether the command cannot work as given: its input is invalid, or a library is not installed."""
     if isinstance(error, EnvError):
         return error.phase == "construct" and error.error_type.rpartition(".")[2] in MISSING_LIBRARY
     return isinstance(error, (UsageError, MissingExtraError))
 
 
 def complain(message: str) -> None:
-    """Write one line to stderr: the first line of the message that says something."""
-    # Whoever closed stderr does not want to know.
+    """Write the first non-empty line of a message to stderr."""
+    # If stderr is closed, there is nowhere to report the error.
     with contextlib.suppress(OSError):
         sys.stderr.write(f"stepmill: {_first_line(message)}\n")
         sys.stderr.flush()
 
 
 def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "failed, without a word")
+    return next((line.strip() for line in message.splitlines() if line.strip()), "failed without a message")
 
 
-def _tell_others(error: StepmillError) -> str:
+def _count_others(error: StepmillError) -> str:
     return f" (and {len(error.others)} more; --traceback shows all)" if error.others else ""
 
 
 def _exit_on_sigterm(_signum: int, _frame: FrameType | None) -> NoReturn:
-    """Unwind, so that the live view gives the cursor back and the pool closes."""
+    """Raise, so that the live view restores the cursor and the pool closes."""
     raise SystemExit(ExitStatus.TERMINATED)
 
 
 def _leave_closed_pipe() -> int:
-    """Give up silently, as `head` expects: stdout becomes /dev/null, or the last flush at exit complains."""
+    """Exit silently, as `head` expects. stdout becomes /dev/null, because the flush at exit would raise otherwise."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitStatus.FAILED

@@ -1,4 +1,4 @@
-"""The commands of `stepmill`. The only file that imports click; cli.py turns what is raised here into an exit status."""
+"""The commands of `stepmill`. Only this file imports click. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -27,6 +27,7 @@ from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Se
 if TYPE_CHECKING:
     from stepmill.pool.pool import Pool
 
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 BACKENDS = ("auto", "serial", "thread", "process")
 RANDOM = "random"
 DEFAULT_NUM_ENVS = 8
@@ -37,7 +38,7 @@ POLICIES = tuple(policy.value for policy in OnFault)
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds above 0, and neither nan nor infinity: a run without an end is ended by Ctrl-C."""
+    """A finite number of seconds above 0."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
@@ -70,7 +71,7 @@ SECONDS = Seconds(min=0, min_open=True)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """The options of `stepmill run`, as click parsed them; None is "not given"."""
+    """The options of `stepmill run`, as click parsed them. None means that an option was not given."""
 
     env_id: str
     num_envs: int
@@ -88,21 +89,25 @@ class RunRequest:
     on_fault: str = OnFault.RAISE.value
     crash_dir: str | None = None
     atari: bool | None
-    json: bool
+    is_json: bool
     traceback: bool
 
     def plan(self) -> RunPlan:
-        """Fill in the defaults; UsageError if the counts contradict each other."""
+        """Fill in the defaults.
+
+        Raises:
+            UsageError: the batch size is larger than the number of envs.
+        """
         batch_size = self.num_envs if self.batch_size is None else self.batch_size
         if batch_size > self.num_envs:
             raise UsageError(
-                f"--batch-size {batch_size} is above --num-envs {self.num_envs}; a batch has each env at most once"
+                f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
             )
         seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
         return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
 
     def pool_options(self) -> PoolOptions:
-        """Return the options of the pool; under "replay" the seeds that it needs."""
+        """Return the options of the pool. on_fault="replay" needs a seed for every episode."""
         return PoolOptions(
             backend=BackendName(self.backend),
             num_workers=self.num_workers,
@@ -118,7 +123,7 @@ class RunRequest:
 def dispatch(arguments: list[str]) -> int:
     """Run the command that the arguments name, and return the exit status.
 
-    click's own `main` is not used: it answers a Ctrl-C and a wrong option with several lines.
+    click's own `main` is not used, because it prints several lines on a Ctrl-C and on a wrong option.
     """
     try:
         with group.make_context("stepmill", arguments) as context:
@@ -135,6 +140,20 @@ def dispatch(arguments: list[str]) -> int:
     return ExitStatus.DONE
 
 
+def choice_option(flag: str, values: Sequence[str], default: str, what: str) -> Decorator:
+    """Declare an option that takes one of these values."""
+    help_text = f"{what}: {', '.join(values)}."
+    kind = click.Choice(values)
+    return click.option(flag, metavar="NAME", type=kind, default=default, show_default=True, help=help_text)
+
+
+def json_option(what: str) -> Decorator:
+    """Declare the option --json of a command that prints a summary or a report."""
+    return click.option(
+        "--json", "is_json", is_flag=True, help=f"Print the {what} as JSON, and nothing else, on stdout."
+    )
+
+
 @click.group(name="stepmill", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="stepmill")
 def group() -> None:
@@ -147,70 +166,51 @@ def group() -> None:
 @click.option(
     "--num-workers", type=COUNT, metavar="N", help="How many workers share them.  [default: one per usable core]"
 )
+@choice_option("--backend", BACKENDS, "auto", "Where envs run")
 @click.option(
-    "--backend",
-    metavar="NAME",
-    type=click.Choice(BACKENDS),
-    default="auto",
-    show_default=True,
-    help=f"Where envs run: {', '.join(BACKENDS)}.",
+    "--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, those that are ready.  [default: all]"
 )
-@click.option(
-    "--batch-size", type=COUNT, metavar="N", help="Act on so many envs at a time, those that are ready.  [default: all]"
-)
-@click.option("--steps", type=COUNT, metavar="N", help="Stop after so many env-steps in all.")
+@click.option("--steps", type=COUNT, metavar="N", help="Stop after N env-steps in total.")
 @click.option(
     "--seconds",
     type=SECONDS,
     metavar="S",
-    help=f"Stop after so long.  [default: {DEFAULT_SECONDS:.0f}, without --steps]",
+    help=f"Stop after S seconds.  [default: {DEFAULT_SECONDS:.0f}, without --steps]",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of env 0, and of the actions; env i gets seed + i."
 )
-@click.option("--policy", default=RANDOM, metavar="MODULE:FUNCTION", help="Who acts; see above.  [default: random]")
+@click.option(
+    "--policy", default=RANDOM, metavar="MODULE:FUNCTION", help="The policy that acts; see above.  [default: random]"
+)
 @click.option(
     "--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor, as a JSON object."
 )
-@click.option(
-    "--context",
-    metavar="NAME",
-    type=click.Choice(CONTEXTS),
-    default=Context.FORKSERVER.value,
-    show_default=True,
-    help=f"How worker processes start: {', '.join(CONTEXTS)}.",
-)
-@click.option("--step-timeout", type=SECONDS, metavar="S", help="End the worker of an env whose step takes longer.")
-@click.option("--reset-timeout", type=SECONDS, metavar="S", help="The same for a reset.")
-@click.option(
-    "--on-fault",
-    metavar="NAME",
-    type=click.Choice(POLICIES),
-    default=OnFault.RAISE.value,
-    show_default=True,
-    help=f"What an env that fails leads to: {', '.join(POLICIES)}.",
-)
+@choice_option("--context", CONTEXTS, Context.FORKSERVER.value, "How worker processes start")
+@click.option("--step-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose step takes longer.")
+@click.option("--reset-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose reset takes longer.")
+@choice_option("--on-fault", POLICIES, OnFault.RAISE.value, "What happens when an env fails")
 @click.option(
     "--crash-dir", type=click.Path(file_okay=False), metavar="DIR", help="Write a crash capsule for each fault."
 )
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
-@click.option("--json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")
-@click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show where.")
+@json_option("summary")
+@click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show the traceback.")
 @click.pass_context
 def run(context: click.Context, /, **_: object) -> None:
-    """Drive ENV with random actions, or a policy of yours, and show how fast it goes and where the time goes.
+    """Drive ENV with random actions or with your policy, and show its speed and where the time goes.
 
     ENV is a Gymnasium id, such as CartPole-v1 or ALE/Pong-v5, or module:Id; the module is imported first.
 
-    A policy is a function(obs, action_space) that returns one batch of actions. obs is the batch's observation: arrays
+    A policy is a function(obs, action_space) that returns one batch of actions. obs is the observation of the batch: arrays
     of shape [B, ...], in dicts and tuples where the env has them. action_space is Gymnasium's space of B actions at
-    once, seeded with --seed; what you return has the shape of action_space.sample(): integers [B] for Discrete,
-    floats [B, ...] for Box. B is --batch-size. The current directory is searched for its module.
+    once, seeded with --seed. The returned actions have the shape of action_space.sample(): integers [B] for Discrete,
+    floats [B, ...] for Box. B is --batch-size. The module of the policy is also searched in the current directory.
 
-    Standard Atari preprocessing is: one frame in 4 (the env itself skips none), the maximum of the last two, gray,
+    Standard Atari preprocessing is: one frame in 4 (the env itself skips none), the maximum of the last two, grayscale,
     84x84, up to 30 no-ops after a reset, the last 4 frames stacked. It needs pip install 'stepmill[atari]'.
 
-    On a terminal the run is shown live; elsewhere it writes a line every two seconds. Counted are steps of envs, not
+    On a terminal the run is shown live; otherwise a line is written every two seconds. Only steps of envs are counted, not
     resets. Exit status: 0 done, 1 an env, worker or policy failed, or an env did not answer, 2 the command cannot work as
     given, 130 Ctrl-C.
     """
@@ -225,27 +225,32 @@ def run(context: click.Context, /, **_: object) -> None:
 
 @group.command()
 @click.argument("file", metavar="FILE", type=click.Path())
-@click.option("--env", "env", metavar="MODULE:FUNCTION", help="What makes the env, in place of what FILE names.")
-@click.option("--trust", is_flag=True, help="Import what FILE names without asking.")
-@click.option("--pdb", is_flag=True, help="When it fails again, open a debugger where it was raised.")
 @click.option(
-    "--in-process", is_flag=True, help="Play an env that crashed or hung in this process, too: for a native debugger."
+    "--env",
+    "env",
+    metavar="MODULE:FUNCTION",
+    help="The function that makes the env, in place of the one that FILE names.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
+@click.option("--trust", is_flag=True, help="Import the code that FILE names without asking.")
+@click.option("--pdb", is_flag=True, help="If it fails again, open a debugger where it was raised.")
+@click.option(
+    "--in-process", is_flag=True, help="Replay in this process even an env that crashed or hung, for a native debugger."
+)
+@json_option("report")
 def replay(**arguments: Any) -> None:
-    """Play the episode of a crash capsule again, and say whether it fails again.
+    """Replay the episode of a crash capsule, and report whether it fails again.
 
-    FILE is what a pool with crash_dir wrote when an env failed. Its episode is begun with the same seed and options and
-    given the same actions, up to the step that failed; rewards, flags and observations are compared with the recorded
-    ones on the way. An env that raised is played in this process; one that crashed or hung in one of its own.
+    FILE was written by a pool with crash_dir when an env failed. The replay uses the same seed, options and actions, up to
+    the step that failed, and compares rewards, flags and observations with the recorded ones. An env that raised is
+    replayed in this process; an env that crashed or hung is replayed in a separate process.
 
-    FILE itself is data, but names code of yours that makes the env. Before that is imported you are asked; where nobody
-    can be asked, --trust is needed. The current directory is searched for modules.
+    FILE is data, but it names your code that makes the env. You are asked before that code is imported; if stdin is not a
+    terminal, --trust is needed. The current directory is searched for modules.
 
-    Exit status: 0 it failed again as FILE tells, at the same step; 1 it did not, or otherwise; 2 it could not be
-    tried: FILE is broken, not trusted, or its env cannot be made; 130 Ctrl-C.
+    Exit status: 0 it failed again in the same way, at the same step; 1 it did not fail, or failed differently; 2 it could
+    not be replayed: FILE is broken, not trusted, or its env cannot be made; 130 Ctrl-C.
     """
-    from stepmill.observe.debrief import ReplayRequest, replay_file
+    from stepmill.observe.replay_command import ReplayRequest, replay_file
 
     status = replay_file(ReplayRequest(**arguments))
     if status:
@@ -253,21 +258,21 @@ def replay(**arguments: Any) -> None:
 
 
 def run_env(request: RunRequest) -> None:
-    """Find the env, build the pool, run, and print the summary; also after a Ctrl-C, which is passed on."""
+    """Find the env, build the pool, run it, and print the summary. After a Ctrl-C, print the summary and raise it again."""
     plan = request.plan()
     search_current_directory()
     choice = find_env(request.env_id, atari=request.atari, env_kwargs=request.env_kwargs)
     with open_view(request, plan) as view:
         outcome = run_pool(request, plan, choice, view)
-    summarise = summary_json if request.json else summary_text
+    summarise = summary_json if request.is_json else summary_text
     sys.stdout.write(f"{summarise(outcome.setup, outcome.totals, is_interrupted=outcome.is_interrupted)}\n")
     sys.stdout.flush()
     if outcome.is_interrupted:
         raise KeyboardInterrupt
     if outcome.silent:
         raise EnvTimeout(
-            f"envs {outcome.silent} had not answered for {outcome.silence_s:.1f} s when the run ended; --step-timeout and "
-            "--reset-timeout end envs that hang",
+            f"envs {outcome.silent} had not answered for {outcome.silence_s:.1f} s when the run ended; use --step-timeout "
+            "and --reset-timeout to kill envs that hang",
             env_ids=outcome.silent,
             timeout_s=outcome.silence_s,
         )
@@ -275,7 +280,7 @@ def run_env(request: RunRequest) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was run, the totals, whether a Ctrl-C ended it, and which envs did not answer at the end, for how long."""
+    """The result of a run. `silent` lists the envs that did not answer at the end, and `silence_s` says for how long."""
 
     setup: Setup
     totals: Snapshot
@@ -285,7 +290,7 @@ class Outcome:
 
 
 def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> Outcome:
-    """Run the envs under the view."""
+    """Run the envs and show the run in the view."""
     from stepmill.pool.pool import Pool
 
     policy = act_randomly if request.policy == RANDOM else load_policy(request.policy)
@@ -319,7 +324,7 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
 
 
 def backend_of(pool: Pool) -> str:
-    """Return the name of the backend that runs, where "auto" was asked for, too."""
+    """Return the name of the backend that runs, also if the user asked for "auto"."""
     from stepmill.pool.start import choose_backend
 
     chosen = choose_backend(pool.num_envs, pool.options)
@@ -328,10 +333,10 @@ def backend_of(pool: Pool) -> str:
 
 @contextmanager
 def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
-    """Choose who is shown the run: a terminal gets the live view, a pipe plain lines, JSON keeps stdout to itself."""
-    stream = sys.stderr if request.json else sys.stdout
+    """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json."""
+    stream = sys.stderr if request.is_json else sys.stdout
     if not stream.isatty():
-        yield QuietView() if request.json else PlainView(stream)
+        yield QuietView() if request.is_json else PlainView(stream)
         return
     from rich.console import Console
 

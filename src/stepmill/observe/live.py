@@ -1,7 +1,7 @@
-"""The live view: one panel, redrawn in place some five times a second. The only file that imports rich to draw a run.
+"""The live view: one panel, redrawn in place about five times a second. Only this file imports rich to draw a run.
 
-It is drawn by the thread that drives the pool, between two batches: no second thread competes with the run for the GIL.
-A picture is one Text in fixed columns, not rich's tables: they would take a tenth of the run's time with many workers.
+The thread that drives the pool draws it between two batches, so that no second thread competes with the run for the GIL.
+A panel is one Text in fixed columns. rich's tables would take a tenth of the run's time with many workers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stepmill.observe.snapshot import Setup, Snapshot, WorkerShare
 
 LIVE_INTERVAL_S = 0.2
 MAX_WIDTH = 100
-# The terminal echoes this behind the panel's last line; if it wrapped, the panel could not be erased exactly.
+# The terminal echoes this after the panel's last line. If the line wrapped, the panel could not be erased exactly.
 CTRL_C_ECHO = "^C"
 # Borders and padding of the panel.
 FRAME_COLUMNS = 4
-# Lines beside the workers': 2 of border, 1 of setup, 4 of numbers, 1 of headings, 2 blank; and the cursor's.
+# All lines except the workers': 2 of border, 1 of setup, 4 of numbers, 1 of headings, 2 blank, and the cursor's.
 LINES_BESIDE_WORKERS = 12
 LABEL = "{:<13}"
 NUMBER = "{:>13}  "
@@ -63,7 +63,7 @@ class LiveView:
             self._live.update(self.panel(self._setup, snapshot), refresh=True)
 
     def panel(self, setup: Setup, snapshot: Snapshot) -> Panel:
-        """Compose the whole picture from one snapshot and the rates before it."""
+        """Build the panel from one snapshot and the rates before it."""
         width = min(MAX_WIDTH, self._console.width - len(CTRL_C_ECHO))
         body = Text(no_wrap=True, overflow="ellipsis")
         body.append(f"{describe(setup)}\n\n", "dim")
@@ -75,7 +75,7 @@ class LiveView:
         return Panel(body, title=title, title_align="left", subtitle=end, subtitle_align="right", width=width)
 
     def _rate_since_shown(self, snapshot: Snapshot) -> float:
-        """Env-steps/s since the last picture: the number shown is calm, the line of blocks is quick."""
+        """Env-steps/s since the last panel. The line of blocks shows this; the printed number is an average over 2 s."""
         if self._shown is None:
             return snapshot.steps_per_s
         return (snapshot.steps - self._shown.steps) / (snapshot.elapsed_s - self._shown.elapsed_s)
@@ -104,7 +104,7 @@ class LiveView:
         body.append(f"in the policy, {percent(snapshot.pool_share)} in the pool\n", "dim")
 
     def _share_done(self, snapshot: Snapshot) -> float:
-        """How near the run is to the limit that will end it, 0 to 1."""
+        """The share of the run that is done, 0 to 1, by the limit that is nearest."""
         shares = [0.0]
         if self._plan.max_steps is not None:
             shares.append(snapshot.steps / self._plan.max_steps)
@@ -113,7 +113,7 @@ class LiveView:
         return min(1.0, max(shares))
 
     def _spark(self) -> str:
-        """The recent rates as a line of blocks, the highest of them full height."""
+        """The recent rates as a line of blocks; the highest rate has the full height."""
         top = max(self._rates, default=0.0) or 1.0
         return "".join(self._glyphs[round(rate / top * 7)] for rate in self._rates)
 
@@ -121,8 +121,8 @@ class LiveView:
         body.append(WORKER_HEADINGS, "dim")
         if bar_width:
             body.append("env", "green").append(" waiting", "dim")
-        room = max(1, self._console.height - LINES_BESIDE_WORKERS)
-        shown = workers if len(workers) <= room else workers[: max(1, room - 1)]
+        max_lines = max(1, self._console.height - LINES_BESIDE_WORKERS)
+        shown = workers if len(workers) <= max_lines else workers[: max(1, max_lines - 1)]
         for each in shown:
             pid = "-" if each.pid is None else each.pid
             shares = (percent(each.env_share), percent(each.wait_share))
@@ -132,7 +132,7 @@ class LiveView:
             body.append(f"\n... and {plural(len(workers) - len(shown), 'more worker')}", "dim")
 
     def _add_bar(self, body: Text, worker: WorkerShare, width: int) -> None:
-        """Env and waiting, from both ends of the bar."""
+        """Draw the env share from the left end of the bar and the waiting share from the right end."""
         env = round(worker.env_share * width)
         waiting = min(round(worker.wait_share * width), width - env)
         body.append(self._glyphs[7] * env, "green")
@@ -142,12 +142,12 @@ class LiveView:
 
 @contextmanager
 def open_live_view(console: Console, plan: RunPlan) -> Iterator[LiveView]:
-    """Show a run on a terminal while the block lasts; the cursor comes back however it is left."""
+    """Show a run on a terminal during the block, and restore the cursor at its end."""
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveView(live, console, plan)
 
 
 def _bar_width(width: int, *, beside: int) -> int:
-    """What is left for a bar beside so many columns; 0 if that is too little."""
+    """Return the width that is left for a bar beside the other columns; 0 if that is too little."""
     left = min(MAX_BAR_WIDTH, width - FRAME_COLUMNS - beside)
     return left if left >= MIN_BAR_WIDTH else 0

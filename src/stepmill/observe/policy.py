@@ -4,7 +4,7 @@ A policy is a function of (obs, action_space) that returns the actions of one ba
 
 - `obs` is the batch's observation, arrays of shape [B, ...], in dicts and tuples where the env has them;
 - `action_space` is Gymnasium's space of B actions at once (`batch_space`), seeded with `--seed`;
-- what it returns has the shape of `action_space.sample()`: integers [B] for Discrete, floats [B, ...] for Box.
+- the returned actions have the shape of `action_space.sample()`: integers [B] for Discrete, floats [B, ...] for Box.
 """
 
 from __future__ import annotations
@@ -24,19 +24,26 @@ Policy: TypeAlias = "Callable[[object, gymnasium.Space[object]], object]"
 
 
 def act_randomly(_obs: object, action_space: gymnasium.Space[object]) -> object:
-    """Return one sample of the action space, whatever the observation."""
+    """Return one sample of the action space."""
     return action_space.sample()
 
 
 def load_policy(path: str) -> Policy:
-    """Return the policy that `module:function` names; UsageError if there is none."""
+    """Return the policy that `module:function` names.
+
+    Raises:
+        UsageError: there is no such function.
+    """
     return cast("Policy", load_function("--policy", path, takes="(obs, action_space)"))
 
 
 def load_function(option: str, path: str, *, takes: str = "()") -> Callable[..., object]:
-    """Return the function that `module:function` names, for an option of the command line; UsageError if there is none.
+    """Return the function that `module:function` names, for an option of the command line.
 
     The current directory is searched first, as `python` does for a script there.
+
+    Raises:
+        UsageError: there is no such function.
     """
     module, _, name = path.partition(":")
     if not module or not name:
@@ -55,7 +62,7 @@ def load_function(option: str, path: str, *, takes: str = "()") -> Callable[...,
 
 
 def search_current_directory() -> None:
-    """Let modules in the current directory be imported: the installed command, unlike `python -m`, does not look there."""
+    """Add the current directory to `sys.path`: the installed command, unlike `python -m`, does not search it."""
     here = getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)

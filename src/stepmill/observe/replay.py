@@ -1,7 +1,7 @@
-"""Plays the episode of a crash capsule again, up to the step that failed, and says whether it fails again.
+"""Replays the episode of a crash capsule up to the step that failed, and reports whether it fails again.
 
-An env that raised is played in this process, so that a debugger can look into it. One that took its process with it, or hung,
-is played in a process of its own, which may end as the first did.
+An env that raised is replayed in this process, where a debugger can inspect it. An env that crashed its process or hung is
+replayed in a separate process, because it may crash or hang again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from stepmill.spec.tree import leaves, unflatten
 
 EnvFn = Callable[[], object]
 
-HANG_S = 30.0  # how long a step may take that once hung, where the pool had no limit
+HANG_S = 30.0  # limit for a step that hung, if the pool had none
 _NEEDS_PROCESS = ("died", "timed_out")
 
 
 class Verdict(str, Enum):
-    """What came of it. The first alone is exit status 0."""
+    """The outcome of a replay. Only REPRODUCED gives exit status 0."""
 
-    REPRODUCED = "reproduced"  # the same failure, at the same place
-    OTHERWISE = "failed otherwise"  # another failure, or elsewhere
+    REPRODUCED = "reproduced"  # the same failure, at the same step
+    DIFFERENT_FAILURE = "failed differently"  # another failure, or at another step
     NOT_REPRODUCED = "not reproduced"  # nothing failed
     NOT_REPLAYABLE = "not replayable"  # the capsule lacks the episode
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first result that differs from the recorded one: step 0 is the reset."""
+    """The first result that differs from the recorded one. Step 0 is the reset."""
 
     step: int
     what: list[str]
@@ -48,7 +48,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed in the replay. `step`: 0 for a reset, None for the constructor."""
+    """A failure in the replay. `step` is 0 for a reset and None for the constructor."""
 
     command: str
     step: int | None
@@ -59,43 +59,43 @@ class Failure:
 
 @dataclass
 class Report:
-    """What a replay found."""
+    """The result of a replay."""
 
     verdict: Verdict = Verdict.NOT_REPRODUCED
     steps: int = 0
     failure: Failure | None = None
     divergence: Divergence | None = None
-    differences: list[str] = field(default_factory=list)  # of versions
+    differences: list[str] = field(default_factory=list)  # between the versions of libraries
 
     def facts(self) -> dict[str, object]:
-        """Return it as JSON."""
+        """Return the report as JSON values."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 
-class Witness:
-    """An env_fn that remembers what the env raised, with its frames. `error` is for a debugger."""
+class RecordingEnvFn:
+    """An env_fn that records the exception that the env raised, with its frames, in `error`; a debugger uses it."""
 
     def __init__(self, env_fn: EnvFn) -> None:
         self._env_fn = env_fn
         self.error: BaseException | None = None
 
     def __call__(self) -> object:
-        with self._watching():
+        with self._recording():
             env = self._env_fn()
         for name in ("reset", "step"):
-            with contextlib.suppress(AttributeError, TypeError):  # an env with slots: then no debugger
-                setattr(env, name, self._watched(getattr(env, name)))
+            with contextlib.suppress(AttributeError, TypeError):  # an env with __slots__ gets no debugger
+                setattr(env, name, self._recorded(getattr(env, name)))
         return env
 
-    def _watched(self, method: Callable[..., object]) -> Callable[..., object]:
+    def _recorded(self, method: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
-            with self._watching():
+            with self._recording():
                 return method(*args, **kwargs)
 
         return call
 
     @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
+    def _recording(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -104,36 +104,39 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What playing a capsule would run: calls with their arguments, and modules that these import."""
+class CodeToRun:
+    """The code that replaying a capsule runs: calls with their arguments, and the modules that they import."""
 
     calls: list[str]
     modules: list[str]
 
 
-def needs_trust(capsule: Capsule, *, has_env: bool) -> Demand | None:
-    """Return what playing this capsule would run; None if nothing. `has_env`: its constructor is not used."""
+def code_to_run(capsule: Capsule, *, has_env: bool) -> CodeToRun | None:
+    """Return the code that replaying this capsule runs, or None. With `has_env` the capsule's constructor is not used."""
     parts = [capsule.seed, capsule.options, capsule.command_seed, capsule.command_options, capsule.attributes]
     parts = parts if has_env else [capsule.constructor, *parts]
-    told = _payload_of(capsule)
-    if told is not None and capsule.command == "call":
-        parts.append({"@": "call", "name": f"the env's {told[0]}", "args": [told[1]], "kwargs": {}})
+    failed_call = _payload_of(capsule)
+    if failed_call is not None and capsule.command == "call":
+        kind, payload = failed_call
+        parts.append({"@": "call", "name": f"the env's {kind}", "args": [payload], "kwargs": {}})
     calls = calls_in(parts)
-    return Demand(calls, modules_in(parts)) if calls else None
+    return CodeToRun(calls, modules_in(parts)) if calls else None
 
 
 def env_fn_of(capsule: Capsule) -> EnvFn:
-    """Return the constructor of a capsule that is trusted: this imports what it names.
+    """Return the env constructor of a trusted capsule. This imports the modules that it names.
 
     Raises:
-        UsageError: it has none, or it cannot be imported here.
+        UsageError: the capsule has no constructor, or it cannot be imported here.
     """
     if capsule.constructor is None:
-        why = next((note for note in capsule.notes if note.startswith("the env_fn")), "the env_fn cannot be told")
-        raise UsageError(f"{why}; give a function that makes the env with --env module:function")
+        why = next((note for note in capsule.notes if note.startswith("the env_fn")), "the capsule has no env_fn")
+        raise UsageError(f"{why}; pass a function that makes the env with --env module:function")
     env_fn = _value("constructor", capsule.constructor)
     if not callable(env_fn):
-        raise UsageError("the constructor of this capsule is no function; give one with --env module:function")
+        raise UsageError(
+            "the constructor in this capsule is not callable; pass a function that makes the env with --env module:function"
+        )
     found: EnvFn = env_fn
     return found
 
@@ -142,25 +145,24 @@ def _value(what: str, plain: object) -> Any:
     try:
         return from_plain(plain)
     except Exception as exc:
-        text = f"{type(exc).__name__}: {exc}"
         raise UsageError(
-            f"the {what} of this capsule cannot be built here: {text}; is its module on the path?"
+            f"cannot build the {what} of this capsule here ({type(exc).__name__}: {exc}); check that its module is on the path"
         ) from exc
 
 
 def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
-    """Play the episode again.
+    """Replay the episode of a capsule.
 
     Args:
-        capsule: one that is trusted.
+        capsule: a trusted capsule.
         env_fn: makes the env.
-        in_process: also if the env took its process with it the first time.
+        in_process: replay in this process even if the env crashed its process or hung.
     Raises:
-        UsageError: the env is another one than the capsule's.
+        UsageError: the action space of the env is not the one in the capsule.
     """
     report = Report(differences=_differences(capsule))
-    is_untold = capsule.command == "call" and _payload_of(capsule) is None
-    if is_untold or (not capsule.is_whole and capsule.command in ("step", "call", "")):
+    is_call_unknown = capsule.command == "call" and _payload_of(capsule) is None
+    if is_call_unknown or (not capsule.is_whole and capsule.command in ("step", "call", "")):
         report.verdict = Verdict.NOT_REPLAYABLE
         return report
     backend = BackendName.SERIAL if in_process or capsule.kind not in _NEEDS_PROCESS else BackendName.PROCESS
@@ -172,13 +174,13 @@ def replay(capsule: Capsule, env_fn: EnvFn, *, in_process: bool) -> Report:
         raise
     except StepmillError as error:
         report.failure = run.failure(error)
-        is_same = run.is_at_the_end and _is_same(capsule, error)
-        report.verdict = Verdict.REPRODUCED if is_same else Verdict.OTHERWISE
+        is_same = run.is_at_recorded_failure and _is_same(capsule, error)
+        report.verdict = Verdict.REPRODUCED if is_same else Verdict.DIFFERENT_FAILURE
     return report
 
 
 def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
-    is_inline = backend is BackendName.SERIAL  # where limits of time have no effect
+    is_serial = backend is BackendName.SERIAL  # time limits have no effect there
 
     def limit(name: str) -> float | None:
         value = capsule.pool.get(name)
@@ -189,10 +191,10 @@ def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
     mode = capsule.pool.get("autoreset_mode") if is_batched else AutoresetMode.DISABLED
     return PoolOptions(
         autoreset_mode=mode,  # type: ignore[arg-type]  # checked there
-        context=Context.FORKSERVER if is_inline else Context.FORK,  # the env_fn need not travel
-        step_timeout_s=None if is_inline else limit("step_timeout_s"),
-        reset_timeout_s=None if is_inline else limit("reset_timeout_s"),
-        on_fault=OnFault.REPLAY,  # results are hashed as they were; there is no budget, so that the first fault is told
+        context=Context.FORKSERVER if is_serial else Context.FORK,  # under fork the env_fn need not be pickled
+        step_timeout_s=None if is_serial else limit("step_timeout_s"),
+        reset_timeout_s=None if is_serial else limit("reset_timeout_s"),
+        on_fault=OnFault.REPLAY,  # hashes the results; with no budget for restarts the first fault is raised
         seeding=Seeding.PER_EPISODE,
         max_restarts=0,
         max_env_errors=0,
@@ -201,7 +203,7 @@ def _options(capsule: Capsule, backend: BackendName) -> PoolOptions:
 
 
 class _Run:
-    """One replay: where it stands, and what it has compared."""
+    """One replay: the current command and step, and the report so far."""
 
     def __init__(self, capsule: Capsule, report: Report) -> None:
         self._capsule = capsule
@@ -210,15 +212,15 @@ class _Run:
         self._step: int | None = None
 
     @property
-    def is_at_the_end(self) -> bool:
-        """Whether this is where the capsule says that it failed."""
+    def is_at_recorded_failure(self) -> bool:
+        """Whether the current command is the one that failed in the capsule."""
         capsule = self._capsule
-        is_place = self._command == capsule.command or (capsule.command, self._command) == ("step", "after")
+        is_command = self._command == capsule.command or (capsule.command, self._command) == ("step", "after")
         is_last = capsule.command != "step" or self._command == "after" or self._step == capsule.num_steps + 1
-        return is_place and is_last and self._report.steps >= (capsule.num_steps if capsule.is_whole else 0)
+        return is_command and is_last and self._report.steps >= (capsule.num_steps if capsule.is_whole else 0)
 
     def failure(self, error: StepmillError) -> Failure:
-        """Return what is to be told of an error that came now."""
+        """Describe an error that the current command raised."""
         return Failure(
             command="reset" if self._command == "after" else self._command,
             step=self._step,
@@ -228,7 +230,7 @@ class _Run:
         )
 
     def play(self, pool: Pool) -> None:
-        """Go through it all; returns if nothing fails."""
+        """Run the constructor, the episode and the command that failed. Returns normally if nothing fails."""
         capsule = self._capsule
         self._check_actions(pool)
         if capsule.command == "construct":
@@ -238,7 +240,7 @@ class _Run:
         if capsule.is_whole and not self._play_episode(pool):
             return
         if capsule.command == "step":
-            is_over = self._take(pool, capsule.num_steps)
+            is_over = self._step_env(pool, capsule.num_steps)
             if is_over and capsule.pool.get("autoreset_mode") == AutoresetMode.SAME_STEP.value:
                 self._reset(pool, "after", capsule.command_seed, capsule.command_options)
         elif capsule.command == "reset":
@@ -247,11 +249,11 @@ class _Run:
             self._call(pool)
 
     def _play_episode(self, pool: Pool) -> bool:
-        """Whether it went on to the end of the log; an episode that differs may be over before."""
+        """Return whether the episode reached the end of the log; one that differs from the log may end earlier."""
         self._reset(pool, "begin", self._capsule.seed, self._capsule.options)
         self._compare(pool, 0)
         for step in range(self._capsule.num_steps):
-            is_over = self._take(pool, step)
+            is_over = self._step_env(pool, step)
             self._report.steps = step + 1
             self._compare(pool, step + 1)
             is_last = step + 1 == self._capsule.num_steps and self._capsule.command != "step"
@@ -264,7 +266,7 @@ class _Run:
         seed, options = _value("seed", plain_seed), _value("options", plain_options)
         pool.reset(seed={0: seed} if isinstance(seed, int) else seed, options=options)
 
-    def _take(self, pool: Pool, step: int) -> bool:
+    def _step_env(self, pool: Pool, step: int) -> bool:
         self._command, self._step = "step", step + 1
         arrays = [np.array(leaf)[np.newaxis] for leaf in self._capsule.action(step)]
         if pool.spec.is_batched:
@@ -274,25 +276,25 @@ class _Run:
 
     def _call(self, pool: Pool) -> None:
         if self._has_actions() and len(self._capsule.arrays["action.0"]) > self._capsule.num_steps:
-            self._take(pool, self._capsule.num_steps)  # it was under way when the call was made
+            self._step_env(pool, self._capsule.num_steps)  # this step was running when the call was made
         self._command = "call"
         kind, payload = _payload_of(self._capsule) or ("", None)
-        given = _value("call", payload)
+        arguments = _value("call", payload)
         if kind == "render":
             pool.render()
         elif kind == "get_properties":
             pool.properties.list()
         elif kind == "call":
-            name, args, kwargs = given
+            name, args, kwargs = arguments
             pool.call(name, *args, **kwargs)
         else:
-            name, values = given
+            name, values = arguments
             (pool.set_attr if kind == "set_attr" else pool.properties.set)(name, list(values))
 
     def _compare(self, pool: Pool, step: int) -> None:
         if self._report.divergence is not None:
             return
-        here = read_outcome(pool._running, 0)
+        here = read_outcome(pool._runtime, 0)
         recorded = [self._capsule.arrays[name][step] for name in ("rewards", "flags", "hashes")]
         names = ("reward", "terminated or truncated", "observation")
         what = [
@@ -310,14 +312,16 @@ class _Run:
         wanted = [(leaf.dtype, (*rows, *leaf.shape)) for _, leaf in leaves(pool.spec.action)]
         given = [(leaf.dtype, leaf.shape) for leaf in self._capsule.action(-1)] if self._has_actions() else wanted
         if given != wanted:
-            raise UsageError("this env has another action space than the one of the capsule; give the env that failed")
+            raise UsageError(
+                "the action space of this env is not the one in the capsule; pass the env that failed with --env"
+            )
 
     def _has_actions(self) -> bool:
         return len(self._capsule.arrays.get("action.0", ())) > 0
 
 
 def _payload_of(capsule: Capsule) -> tuple[str, object] | None:
-    """Return kind and payload of the call that failed; None if the capsule cannot tell."""
+    """Return the kind and the payload of the call that failed; None if the capsule does not hold them."""
     call = capsule.call if isinstance(capsule.call, dict) else {}
     kind, payload = call.get("kind"), call.get("payload")
     if kind in ("render", "get_properties"):
@@ -339,7 +343,7 @@ def _is_same(capsule: Capsule, error: StepmillError) -> bool:
 def _differences(capsule: Capsule) -> list[str]:
     here = versions()
     return [
-        f"{name} {then} there, {here[name]} here"
-        for name, then in capsule.versions.items()
-        if name in here and here[name] != then
+        f"{name} was {recorded} when the capsule was written and is {here[name]} here"
+        for name, recorded in capsule.versions.items()
+        if name in here and here[name] != recorded
     ]

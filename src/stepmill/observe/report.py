@@ -15,22 +15,22 @@ SECONDS_PER_MINUTE = 60
 
 
 class View(Protocol):
-    """Who is shown a run while it lasts."""
+    """An output that shows a run while it lasts."""
 
     interval_s: float
 
     def starting(self, what: str) -> None:
-        """The envs are being built; `what` says which."""
+        """Called when the envs are about to be built; `what` describes them."""
 
     def began(self, setup: Setup) -> None:
-        """All envs are there; the run begins."""
+        """Called when all envs are built and the run begins."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Called about every `interval_s` seconds."""
 
 
 class PlainView:
-    """One line now and then, for logs and pipes."""
+    """Writes one line every `interval_s` seconds, for logs and pipes."""
 
     interval_s = PLAIN_INTERVAL_S
 
@@ -52,22 +52,22 @@ class PlainView:
 
 
 class QuietView:
-    """Nothing until the summary."""
+    """Shows nothing before the summary."""
 
     interval_s = math.inf
 
     def starting(self, what: str) -> None:
-        """Says nothing."""
+        """Do nothing."""
 
     def began(self, setup: Setup) -> None:
-        """Says nothing."""
+        """Do nothing."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Shows nothing."""
+        """Do nothing."""
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """One line for a log: time, steps, rate, episodes with the latest means, and where the workers' time goes."""
+    """Return one line for a log: time, steps, rate, episodes with the latest means, and shares of the workers' time."""
     parts = [
         f"{snapshot.elapsed_s:.1f} s",
         f"{snapshot.steps:,} env-steps",
@@ -82,7 +82,7 @@ def plain_line(snapshot: Snapshot) -> str:
 
 
 def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str:
-    """The summary at the end of a run, for people."""
+    """Return the summary at the end of a run as text."""
     ending = ", interrupted" if is_interrupted else ""
     lines = [
         f"{setup.env_id}: {describe(setup)}{ending}",
@@ -97,20 +97,20 @@ def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str
         shares = f"env {percent(worker.env_share)}, waiting {percent(worker.wait_share)}"
         lines.append(_field(f"worker {worker.worker}", f"{shares}, {per_second(worker.steps_per_s)} steps/s"))
     if len(totals.workers) > MAX_WORKER_LINES:
-        lines.append(_field("...", f"{len(totals.workers) - MAX_WORKER_LINES} more workers; --json tells of all"))
+        lines.append(_field("...", f"{len(totals.workers) - MAX_WORKER_LINES} more workers; --json lists all"))
     return "\n".join(lines)
 
 
 def summary_json(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str:
-    """The summary as one JSON object: the fields of Setup and Snapshot; what is not a number is null."""
+    """Return the summary as one JSON object with the fields of Setup and Snapshot. NaN becomes null."""
     document = {**asdict(setup), **asdict(totals), "interrupted": is_interrupted}
-    # Over the whole run the two are the same number.
+    # Over the whole run it equals steps_per_s.
     del document["recent_steps_per_s"]
     return json.dumps(_without_nan(document), indent=2)
 
 
 def describe(setup: Setup) -> str:
-    """What is run, in one phrase: `64 envs in 2 workers (process), batches of 64, random policy, seed 0`."""
+    """Return one phrase about the run: `64 envs in 2 workers (process), batches of 64, random policy, seed 0`."""
     parts = [
         f"{plural(setup.num_envs, 'env')} in {plural(setup.num_workers, 'worker')} ({setup.backend})",
         f"batches of {setup.batch_size}",
@@ -132,7 +132,7 @@ def mean_wait_share(snapshot: Snapshot) -> float:
 
 
 def per_second(rate: float) -> str:
-    """Three or more digits: `812,345`, `97.4`, `0.35`."""
+    """Return a rate with three or more digits: `812,345`, `97.4`, `0.35`."""
     if rate >= 1000:
         return f"{rate:,.0f}"
     return f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
@@ -151,7 +151,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`1:05`."""
+    """Return minutes and seconds: `1:05`."""
     minutes, rest = divmod(int(seconds), SECONDS_PER_MINUTE)
     return f"{minutes}:{rest:02d}"
 
@@ -170,7 +170,7 @@ def _describe_episodes(episodes: Episodes) -> str:
 
 
 def _without_nan(value: object) -> object:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinities by None: JSON has neither."""
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

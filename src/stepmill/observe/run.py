@@ -1,9 +1,9 @@
-"""Drives a pool with a policy, and yields what a viewer wants to know. Who shows it, and how, is not decided here.
+"""Drives a pool with a policy, and yields snapshots of the run. Nothing is displayed here.
 
     Run.snapshots(interval_s) ──► Snapshot, Snapshot, ...      for live.py and report.py
         └── pool.recv(batch_size) ─► policy ─► pool.send(…), to all envs, or to those that were received
 
-Counted are steps of envs: the result of a reset, with which every episode begins, is not one.
+Only steps are counted. Every episode begins with the result of a reset, which is not a step.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from stepmill.spec.batch import Batch
 
 RECENT_S = 2.0
-SILENT_S = 1.0  # an env that has not answered for so long when the run ends, and for
-SILENT_FACTOR = 10  # so many times as long as any answer took, is told of
+# An env is reported as silent if, when the run ends, it has not answered for this many seconds ...
+SILENT_S = 1.0
+# ... and for this many times the longest time that any answer took.
+SILENT_FACTOR = 10
 RECV_SLICE_S = 0.25
 
 
 class PolicyError(StepmillError):
-    """The policy that the user named raised; the cause is chained."""
+    """The user's policy raised an exception, which is chained as the cause."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How long to run, and with what. None is no limit; the limit that is met first ends the run."""
+    """How many envs to run, and for how long. None means no limit; the run ends at the first limit that is reached."""
 
     num_envs: int
     batch_size: int
@@ -59,8 +61,8 @@ class _WorkerClock:
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """Counters at one moment, to take differences from."""
+class _Counters:
+    """All counters at one moment. Rates are computed from differences between two of these."""
 
     at_s: float
     steps: int
@@ -68,7 +70,7 @@ class _Mark:
 
 
 class Run:
-    """One run of a pool under a policy. Iterate `snapshots` to drive it; `finish` tells the whole at any time."""
+    """One run of a pool under a policy. Iterate `snapshots` to drive it; `finish` returns the totals at any time."""
 
     def __init__(self, pool: Pool, policy: Policy, action_space: gymnasium.Space[object], plan: RunPlan) -> None:
         self._pool = pool
@@ -76,7 +78,7 @@ class Run:
         self._action_space = action_space
         self._plan = plan
         self._episodes = EpisodeTally()
-        # Every env begins with a reset; under NEXT_STEP the result after a finished episode is one again.
+        # The first result of every env is a reset, and so is, under NEXT_STEP, the result after a finished episode.
         self._is_reset_due = np.ones(plan.num_envs, np.bool_)
         self._steps = 0
         self._batches = 0
@@ -84,15 +86,15 @@ class Run:
         self._pool_s = 0.0
         self._sent_s = np.zeros(plan.num_envs)  # when each env was given its last command
         self._slowest_s = 0.0
-        self._first = self._mark(perf_counter())
-        self._marks: deque[_Mark] = deque([self._first])
+        self._first = self._read_counters(perf_counter())
+        self._recent: deque[_Counters] = deque([self._first])
 
     def snapshots(self, interval_s: float) -> Iterator[Snapshot]:
-        """Run to the end of the plan, with a snapshot about every `interval_s` seconds while it lasts.
+        """Run to the end of the plan, and yield a snapshot about every `interval_s` seconds.
 
         Raises:
             PolicyError: the policy raised.
-            StepmillError: whatever the pool raises.
+            StepmillError: the pool raised.
         """
         shown_s = perf_counter()
         for now_s in self._advance():
@@ -103,18 +105,18 @@ class Run:
                 yield self._snapshot(now_s)
 
     def finish(self) -> Snapshot:
-        """Return the totals: of the whole run, or of what was done until it was interrupted."""
-        now = self._mark(perf_counter())
+        """Return the totals since the start of the run, also if it was interrupted."""
+        now = self._read_counters(perf_counter())
         return self._compose(now, since=self._first)
 
     def silent_envs(self) -> tuple[list[int], float]:
-        """Return the envs that have not answered for much longer than any answer took, and since how many seconds."""
+        """Return the envs that have not answered for much longer than any answer took, and the longest silence in seconds."""
         silence_s = perf_counter() - self._sent_s
         silent = silence_s > max(SILENT_S, SILENT_FACTOR * self._slowest_s)
         return np.flatnonzero(silent).tolist(), float(silence_s.max())
 
     def _advance(self) -> Iterator[float]:
-        """Yield the time in seconds after each batch, or after a slice of waiting in vain: a slow env freezes no view."""
+        """Yield the time in seconds after each batch, and after each `RECV_SLICE_S` without one, so that the view goes on."""
         is_in_step = self._plan.batch_size == self._plan.num_envs
         self._pool.reset_async(seed=self._plan.seed)
         self._sent_s[:] = perf_counter()
@@ -131,7 +133,7 @@ class Run:
             self._pool_s += came_s - begun_s
             self._slowest_s = max(self._slowest_s, came_s - float(self._sent_s[batch.env_id].min()))
             actions, acted_s = self._act(batch)
-            # Sent before it is counted: the envs need not wait for our books.
+            # Send before counting, so that the envs do not wait for the counting.
             self._pool.send(actions, None if is_in_step else batch.env_id)
             now_s = perf_counter()
             self._sent_s[batch.env_id] = now_s
@@ -140,7 +142,7 @@ class Run:
             yield now_s
 
     def _act(self, batch: Batch) -> tuple[object, float]:
-        """Return the policy's actions and the time in seconds when they were there."""
+        """Return the policy's actions and the time in seconds when the policy returned."""
         begun_s = perf_counter()
         try:
             actions = self._policy(batch.obs, self._action_space)
@@ -151,7 +153,7 @@ class Run:
         return actions, acted_s
 
     def _count(self, batch: Batch) -> None:
-        """Book a batch: steps, and the episodes that ended in it."""
+        """Count the steps of a batch and the episodes that ended in it."""
         due = self._is_reset_due
         num_resets = int(np.count_nonzero(due[batch.env_id]))
         ended = batch.terminated | batch.truncated
@@ -160,7 +162,7 @@ class Run:
         self._batches += 1
         if ended.any():
             episode = batch.info.get("episode")
-            # An env may have put something of its own under that name, which then stands in the place of the pool's.
+            # An env may use the key "episode" itself; its value then replaces the pool's.
             if isinstance(episode, dict) and "r" in episode and "l" in episode:
                 self._episodes.add(episode["r"][ended], episode["l"][ended])
 
@@ -171,13 +173,13 @@ class Run:
         return plan.max_seconds is not None and now_s - self._first.at_s >= plan.max_seconds
 
     def _snapshot(self, now_s: float) -> Snapshot:
-        now = self._mark(now_s)
-        self._marks.append(now)
-        while len(self._marks) > 2 and self._marks[1].at_s < now_s - RECENT_S:
-            self._marks.popleft()
-        return self._compose(now, since=self._marks[0])
+        now = self._read_counters(now_s)
+        self._recent.append(now)
+        while len(self._recent) > 2 and self._recent[1].at_s < now_s - RECENT_S:
+            self._recent.popleft()
+        return self._compose(now, since=self._recent[0])
 
-    def _compose(self, now: _Mark, since: _Mark) -> Snapshot:
+    def _compose(self, now: _Counters, since: _Counters) -> Snapshot:
         elapsed_s = max(now.at_s - self._first.at_s, 1e-9)
         recent_s = max(now.at_s - since.at_s, 1e-9)
         return Snapshot(
@@ -195,8 +197,8 @@ class Run:
             ),
         )
 
-    def _mark(self, at_s: float) -> _Mark:
-        return _Mark(at_s, self._steps, _read_workers(self._pool))
+    def _read_counters(self, at_s: float) -> _Counters:
+        return _Counters(at_s, self._steps, _read_workers(self._pool))
 
 
 def _read_workers(pool: Pool) -> dict[int, _WorkerClock]:
@@ -219,5 +221,5 @@ def _share(worker: int, now: _WorkerClock, since: _WorkerClock, span_s: float) -
 
 
 def _clip(share: float) -> float:
-    """Keep a share within 0 to 1: a worker's clock and ours are read one after the other."""
+    """Limit a share to 0 to 1: the worker's clock and this process's clock are not read at the same moment."""
     return min(1.0, max(0.0, share))

@@ -1,6 +1,6 @@
-"""What a run looks like at one moment, and the sums that it is made from.
+"""The state of a run at one moment, and the sums that it is computed from.
 
-Plain data: run.py fills it, live.py and report.py show it.
+This is plain data: run.py fills it, live.py and report.py show it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NUM_RECENT_EPISODES = 100
 
 @dataclass(frozen=True)
 class Setup:
-    """What is run, as the user asked for it and as the pool made it."""
+    """What the run consists of: the user's arguments and the properties of the pool."""
 
     env_id: str
     num_envs: int
@@ -31,9 +31,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """Where one worker's time went, as shares of wall time, 0 to 1.
+    """How one worker spent its time, as shares of wall time, 0 to 1.
 
-    `env_share` is stepping and resetting envs, with the copying of their results; `wait_share` is waiting for actions.
+    `env_share` is the time in steps and resets of envs, including the copying of their results. `wait_share` is the time
+    spent waiting for actions.
     """
 
     worker: int
@@ -47,7 +48,7 @@ class WorkerShare:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Finished episodes. Means and extremes are NaN before the first one; `recent` means the last 100."""
+    """Statistics of finished episodes, NaN before the first one. `recent` covers the last 100."""
 
     count: int
     return_mean: float
@@ -62,7 +63,7 @@ class Episodes:
 class Snapshot:
     """The state of a run at one moment.
 
-    `recent_steps_per_s` and the workers' shares cover the last two seconds; in the last snapshot of a run, all of it.
+    `recent_steps_per_s` and the workers' shares cover the last two seconds; in the last snapshot they cover the whole run.
     `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
     """
 

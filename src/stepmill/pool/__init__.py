@@ -1,1 +1,20 @@
-"""Floor 4: the public Pool, and what it is made of."""
+"""The public Pool, and its parts.
+
+pool           the public Pool
+arguments      checks of arguments
+start          from env functions to a running pool
+spinning       how long workers and the pool's thread spin before they sleep
+receiving      sends commands, waits, and receives results
+resets         seeds, options and masks of a reset become commands
+requests       calls, attributes, properties and rendering of envs, and their futures
+settings       settings to re-apply to rebuilt envs
+snapshots      snapshots of kernel envs
+stats          counters and timers of the workers
+payloads       payloads of results become infos when they are first read
+infos          merges the infos of many envs into one dict
+workers        states, deaths and restarts of workers
+fault_handler  assigns faults to the policies, and stores errors until they are raised
+faults         fault records become errors
+capsules       writes crash capsules
+policies       the fault policies
+"""

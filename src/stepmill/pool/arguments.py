@@ -1,4 +1,4 @@
-"""Checks of what a pool is made with and asked for."""
+"""Checks of arguments of the pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stepmill.spec.errors import UsageError
 
 
 def check_timeout(timeout_s: object) -> None:
-    """Refuse what is no number of seconds."""
+    """Refuse a timeout that is not None or a number of seconds."""
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
@@ -18,7 +18,11 @@ def check_timeout(timeout_s: object) -> None:
 
 
 def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], ...]:
-    """Return the functions that make the envs, or say which is none."""
+    """Return the functions that make the envs.
+
+    Raises:
+        UsageError: there is none, or one of them is not a function.
+    """
     given: object = env_fns
     if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(
@@ -34,7 +38,7 @@ def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], o
 
 
 def checked_num_envs(num_fns: int, num_spares: int) -> int:
-    """Return how many of the envs are stepped; the last `num_spares` are spares."""
+    """Return how many envs are stepped; the last `num_spares` functions make spares."""
     if num_spares < num_fns:
         return num_fns - num_spares
     raise UsageError(
@@ -44,14 +48,14 @@ def checked_num_envs(num_fns: int, num_spares: int) -> int:
 
 
 def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
-    """Return how many envs a `recv` returns, or None."""
+    """Return `batch_size`, if it is None or from 1 to `num_envs`."""
     if batch_size is None or (isinstance(batch_size, int) and 1 <= batch_size <= num_envs):
         return batch_size
     raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
 
 
 def check_ids(env_ids: Sequence[int], num_envs: int, num_spares: int = 0) -> None:
-    """Refuse ids of envs that are not there; those from num_envs on name spares, where a caller may."""
+    """Refuse ids of envs that do not exist. Ids from num_envs on are those of spares."""
     unknown = [env_id for env_id in env_ids if not 0 <= env_id < num_envs + num_spares]
     if unknown:
         raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {num_envs - 1}")

@@ -1,7 +1,7 @@
-"""Writes crash capsules: what is known of a fault, from the books, the worker's last words and the options.
+"""Writes crash capsules: what the pool state, the trace of the worker and the options say of a fault.
 
-Nothing here ever fails the run: what cannot be told is noted in the capsule, and a capsule that cannot be written is noted in
-the error.
+A failure of this code never fails the run: the notes of the capsule list what could not be stored, and the text of the error
+says why a capsule could not be written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill._version import __version__
-from stepmill.backends.base import Backend, Traced
+from stepmill.backends.base import Backend, TracedBackend
 from stepmill.pool.faults import FaultKind
+from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
@@ -31,22 +32,22 @@ from stepmill.spec.plain import NotPlain, to_plain
 from stepmill.spec.tree import Node, leaves, opaques
 from stepmill.worker.messages import RequestKind, WorkerPlan
 
-MAX_CAPSULES = 100  # of one pool: an env that fails for ever must not fill the disk
-MAX_PART_BYTES = 262_144  # of a constructor, of options, of attributes; as JSON
+MAX_CAPSULES = 100  # of one pool: an env that always fails must not fill the disk
+MAX_PART_BYTES = 262_144  # of a constructor, options or attributes, as JSON
 _STDERR = 2
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one env: what it was given, and where it stood then (`CapsuleDesk.place_of`)."""
+    """A call of one env, with the env's position when it was made (`CrashReporter.position_of`)."""
 
     kind: RequestKind
     payload: object
-    place: object
+    position: object
 
 
-class CapsuleDesk:
-    """One pool's capsules. Used by the pool's thread."""
+class CrashReporter:
+    """Writes the capsules of one pool. Used by the pool's thread."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self._plans = plans
@@ -54,81 +55,81 @@ class CapsuleDesk:
         self._backend = backend
         self._options = options
         self._folder = None if options.crash_dir is None else os.path.abspath(os.fspath(options.crash_dir))
-        self._ledger: _native.Ledger | None = None
+        self._state: _native.PoolState | None = None
         self._spec: EnvSpec | None = None
-        self._attributes: Callable[[int], Mapping[Any, object]] = _nothing_set
+        self._settings_of: Callable[[int], AppliedSettings] = _no_settings
         self._num_written = 0
-        self._told: dict[int, tuple[object, str]] = {}  # per env: the place of its last fault, and the capsule's path
+        self._last_reports: dict[int, tuple[object, str]] = {}  # per env: key of its last fault, path of the capsule
         if self._folder is not None:
             make_folder(self._folder)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there are to be capsules at all."""
+        """Whether capsules are written."""
         return self._folder is not None
 
-    def attach(self, ledger: _native.Ledger, spec: EnvSpec, attributes: Callable[[int], Mapping[Any, object]]) -> None:
-        """Take the pool state whose logs these are; `attributes(server)` returns what `set_attr` has set on an env object."""
-        self._ledger, self._spec, self._attributes = ledger, spec, attributes
+    def attach(self, state: _native.PoolState, spec: EnvSpec, settings_of: Callable[[int], AppliedSettings]) -> None:
+        """Store the pool state, which has the logs; `settings_of(server)` returns the settings of its worker."""
+        self._state, self._spec, self._settings_of = state, spec, settings_of
 
-    def let_go(self) -> None:
-        """Let go of all that is closed by now."""
-        self._ledger = None
-        self._attributes = _nothing_set
+    def release(self) -> None:
+        """Release the references to the closed pool."""
+        self._state = None
+        self._settings_of = _no_settings
 
-    def keep(
+    def report_fault(
         self, error: StepmillError, env_id: int, kind: FaultKind | None, call: Call | None = None
     ) -> StepmillError:
-        """Write a capsule of an env's fault, if there are to be any; return the error, which names its path."""
+        """Write a capsule of an env's fault, if capsules are wanted; return the error, whose text names the path."""
         if self._folder is None or kind is FaultKind.INTERRUPTED:
             return error
         if self._num_written >= MAX_CAPSULES:
-            return _told(error, None, f"{MAX_CAPSULES} were written")
+            return _add_capsule(error, None, f"{MAX_CAPSULES} were written")
         name = f"stepmill-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-env{env_id}"
         try:
-            place = self._place(error, env_id)
-            if self._told.get(env_id, (None, ""))[0] == place:  # a replay that fails at the same place again
-                return _told(error, self._told[env_id][1])
-            os.makedirs(self._folder, exist_ok=True)  # somebody may have tidied up since the start
+            key = self._fault_key(error, env_id)
+            if self._last_reports.get(env_id, (None, ""))[0] == key:  # a replay has failed in the same step again
+                return _add_capsule(error, self._last_reports[env_id][1])
+            os.makedirs(self._folder, exist_ok=True)  # it may have been deleted since the start
             path = write_capsule(self._capsule(error, env_id, kind, call), self._folder, name)
         except Exception as exc:
-            return _told(error, None, f"{type(exc).__name__}: {exc}")
+            return _add_capsule(error, None, f"{type(exc).__name__}: {exc}")
         self._num_written += 1
-        self._told[env_id] = place, path
-        return _told(error, path)
+        self._last_reports[env_id] = key, path
+        return _add_capsule(error, path)
 
-    def keep_death(self, error: StepmillError, worker: int, env_ids: Sequence[int]) -> StepmillError:
-        """The same for a worker's end; `env_ids` were under way. The capsule is of the env that it was at."""
+    def report_death(self, error: StepmillError, worker: int, env_ids: Sequence[int]) -> StepmillError:
+        """Write a capsule of a worker's death. It is of the env that the worker ran; `env_ids` were pending."""
         if self._folder is None:
             return error
-        running = self._ledger.running_env(worker) if self._ledger is not None else -1
-        served = self._ledger.envs_of(worker) if self._ledger is not None else ()
+        running = self._state.running_env(worker) if self._state is not None else -1
+        served = self._state.envs_of(worker) if self._state is not None else ()
         guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
         own = error.env_id if isinstance(error, (EnvError, EnvTimeout)) else None
-        culprit = own if own is not None else running if running >= 0 else guess
+        env_id = own if own is not None else running if running >= 0 else guess
         kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
-        return self.keep(error, culprit, kind)
+        return self.report_fault(error, env_id, kind)
 
-    def keep_call(self, error: StepmillError, env_id: int, call: Call) -> StepmillError:
-        """The same for what an env raised when it was called."""
-        return self.keep(error, env_id, FaultKind.RAISED, call)
+    def report_call(self, error: StepmillError, env_id: int, call: Call) -> StepmillError:
+        """Write a capsule of an exception that an env raised in a call."""
+        return self.report_fault(error, env_id, FaultKind.RAISED, call)
 
-    def place_of(self, env_id: int) -> object:
-        """Return where an env stands, for a capsule of a call that is made now; None if there are to be none."""
-        if self._folder is None or self._ledger is None or env_id >= self._num_envs:
+    def position_of(self, env_id: int) -> object:
+        """Return the position of an env, for a capsule of a call that is made now; None if no capsules are wanted."""
+        if self._folder is None or self._state is None or env_id >= self._num_envs:
             return None
-        return self._ledger.log_place(self._server_of(env_id))[:2]
+        return self._state.log_position(self._server_of(env_id))[:2]
 
-    def keep_start(self, error: StepmillError) -> StepmillError:
-        """The same for a pool that did not come to be."""
+    def report_start_failure(self, error: StepmillError) -> StepmillError:
+        """Write a capsule of a failed start of a pool or worker."""
         env_id = getattr(error, "env_id", None)
         if isinstance(error, UsageError) or (env_id is None and not isinstance(error, WorkerDied)):
             return error
         if isinstance(error, WorkerDied):
-            return self.keep_death(error, error.worker, error.env_ids)
-        return self.keep(error, int(env_id or 0), None)
+            return self.report_death(error, error.worker, error.env_ids)
+        return self.report_fault(error, int(env_id or 0), None)
 
-    # ---- what goes in -------------------------------------------------------------------------------------------
+    # ---- contents -----------------------------------------------------------------------------------------------
 
     def _capsule(self, error: StepmillError, env_id: int, kind: FaultKind | None, call: Call | None) -> Capsule:
         server = self._server_of(env_id)
@@ -138,14 +139,14 @@ class CapsuleDesk:
         log = None if _is_of_start(error) else self._read_log(env_id)
         episode = self._episode(log, notes)
         if call is not None:
-            is_settled = episode["command"] != "reset" and call.place == self.place_of(env_id)
-            episode = {**episode, **_describe_call(call, notes, is_settled=is_settled)}
+            is_current = episode["command"] != "reset" and call.position == self.position_of(env_id)
+            episode = {**episode, **_describe_call(call, notes, is_current=is_current)}
         if isinstance(error, WorkerDied) and not episode["command"]:
             notes.append(f"the worker died while its envs {list(plan.env_ids)} were idle: any of them may be the cause")
         return Capsule(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             kind=_kind_of(error) if kind is None else kind.name.lower(),
-            **_words_of(error),
+            **_error_fields(error),
             trace=trace,
             env_id=env_id,
             worker=plan.worker,
@@ -158,32 +159,32 @@ class CapsuleDesk:
             notes=notes,
         )
 
-    def _place(self, error: StepmillError, env_id: int) -> object:
+    def _fault_key(self, error: StepmillError, env_id: int) -> object:
         log = self._read_log(env_id)
         if log is None or not log["is_whole"]:
-            return object()  # no two of these are the same
+            return object()  # equal to no other key
         what = (error.error_type, error.phase) if isinstance(error, EnvError) else type(error)
         return what, log["seed"], log["episode"], log["begins"], log["actions"], log["action"]
 
     def _read_trace(self, worker: int, notes: list[str], kind: FaultKind | None) -> str:
         has_ended = kind in (FaultKind.DIED, FaultKind.TIMED_OUT)
-        if not has_ended or not isinstance(self._backend, Traced):
+        if not has_ended or not isinstance(self._backend, TracedBackend):
             return ""
         text = self._backend.read_trace(worker)
         if not text:
-            notes.append("the worker left no word of where it stood")
-        elif kind is FaultKind.DIED:  # who watches stderr finds the stack of a crash there as ever
+            notes.append("the worker left no traceback")
+        elif kind is FaultKind.DIED:  # a crash prints its stack to stderr, as it does without capsules
             os.write(_STDERR, text.encode())
         return text
 
     def _read_log(self, env_id: int) -> dict[str, Any] | None:
-        if self._ledger is None or env_id >= self._num_envs:
+        if self._state is None or env_id >= self._num_envs:
             return None
-        return self._ledger.episode_log(env_id)
+        return self._state.episode_log(env_id)
 
     def _server_of(self, env_id: int) -> int:
-        """Which object it is; before the pool runs, and of spares, the one of the same number."""
-        return self._ledger.server_of(env_id) if self._ledger is not None and env_id < self._num_envs else env_id
+        """Return the env object; of spares, and before the pool runs, the object with the same number."""
+        return self._state.server_of(env_id) if self._state is not None and env_id < self._num_envs else env_id
 
     def _episode(self, log: dict[str, Any] | None, notes: list[str]) -> dict[str, Any]:
         if log is None or self._spec is None:
@@ -198,8 +199,10 @@ class CapsuleDesk:
             arrays = {name: array[-1:] for name, array in arrays.items() if command == "step"}
             notes.extend(_why_not_whole(log, self._spec.action))
         elif seed is None:
-            notes.append("the episode's seed is not known, seeding='continue' lets generators go on: use 'per_episode'")
-        if self._ledger is not None and opaques(self._spec.observation):
+            notes.append(
+                "the episode's seed is not known, because seeding='continue' does not seed each episode: use seeding='per_episode'"
+            )
+        if self._state is not None and opaques(self._spec.observation):
             notes.append("parts of no fixed size are not in the observation hashes")
         is_explicit = log["is_explicit"]
         return {
@@ -215,9 +218,9 @@ class CapsuleDesk:
         }
 
     def _plain_attributes(self, env_id: int, notes: list[str]) -> dict[str, object]:
-        given = self._attributes(env_id)
+        given = self._settings_of(env_id).attributes_of(env_id)
         notes.extend(
-            f"what set_attr() has set by the function {_name_of(name)} is not in the capsule"
+            f"a setting that set_attr() made with the function {_name_of(name)} is not in the capsule"
             for name in given
             if callable(name)
         )
@@ -242,16 +245,16 @@ class CapsuleDesk:
         }
 
 
-def _nothing_set(_: int) -> Mapping[str, object]:
-    """Stands for a pool whose user has set nothing on its envs."""
-    return {}
+def _no_settings(_: int) -> AppliedSettings:
+    """Return empty settings, for a pool that does not run."""
+    return AppliedSettings({})
 
 
 def make_folder(folder: str) -> None:
-    """Make the folder for capsules, before the first fault needs it.
+    """Make the folder for capsules, so that errors are found before the first fault.
 
     Raises:
-        UsageError: it cannot be made, or not be written to.
+        UsageError: the folder cannot be made or not be written to.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -262,14 +265,14 @@ def make_folder(folder: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return what all this runs on."""
+    """Return the versions of Python, of packages and of the system."""
     found = {"python": platform.python_version(), "stepmill": __version__, "numpy": np.__version__}
     if "gymnasium" in sys.modules:
         found["gymnasium"] = metadata.version("gymnasium")
     return {**found, "os": platform.platform()}
 
 
-def _told(error: StepmillError, path: str | None, why_not: str = "") -> StepmillError:
+def _add_capsule(error: StepmillError, path: str | None, why_not: str = "") -> StepmillError:
     text = f"no crash capsule could be written: {why_not}" if path is None else f"crash capsule: {path}"
     error.message = f"{error.message}; {text}"
     error.args = (error.message,)
@@ -277,23 +280,25 @@ def _told(error: StepmillError, path: str | None, why_not: str = "") -> Stepmill
     return error
 
 
-def _describe_call(call: Call, notes: list[str], *, is_settled: bool) -> dict[str, object]:
-    told = {"kind": call.kind.name.lower(), "payload": _plain("the call", call.payload, notes)}
-    facts: dict[str, object] = {"command": "call", "call": told}
-    if is_settled:
+def _describe_call(call: Call, notes: list[str], *, is_current: bool) -> dict[str, object]:
+    facts_of_call = {"kind": call.kind.name.lower(), "payload": _plain("the call", call.payload, notes)}
+    facts: dict[str, object] = {"command": "call", "call": facts_of_call}
+    if is_current:
         return facts
-    notes.append("the env went on after that call, before its result was asked for: the episode is not in here")
+    notes.append(
+        "the env was stepped between the call and the request for its result: the episode is not in this capsule"
+    )
     return {**facts, "is_whole": False, "arrays": {}}
 
 
 def _name_of(function: Callable[..., object]) -> str:
-    """Of a partial the name of its function; whatever else can be called may have none."""
+    """Return the name of a callable; of a partial, that of its function."""
     inner = getattr(function, "func", function)
     return str(getattr(inner, "__qualname__", type(function).__name__))
 
 
 def _is_of_start(error: StepmillError) -> bool:
-    """Whether it is of an env that was being built, so that no episode led to it."""
+    """Whether the error was raised while the env was built, before any episode."""
     return isinstance(error, (EnvError, EnvTimeout)) and error.phase in ("construct", "restore")
 
 
@@ -301,7 +306,7 @@ def _kind_of(error: StepmillError) -> str:
     return "timed_out" if isinstance(error, EnvTimeout) else "died" if isinstance(error, WorkerDied) else "raised"
 
 
-def _words_of(error: StepmillError) -> dict[str, Any]:
+def _error_fields(error: StepmillError) -> dict[str, Any]:
     return {
         "phase": error.phase if isinstance(error, (EnvError, BadOutput, EnvTimeout)) else "",
         "error_type": error.error_type if isinstance(error, EnvError) else f"stepmill.{type(error).__name__}",
@@ -318,24 +323,26 @@ def _plain(what: str, value: object, notes: list[str]) -> Any:
         size = len(json.dumps(plain))
         if size > MAX_PART_BYTES:
             raise NotPlain(f"it would take {size} bytes")
-    except Exception as exc:  # whatever a stranger's object does when it is looked at
-        notes.append(f"{what} cannot be told: {exc}")
+    except Exception as exc:  # the object is the user's, and may raise anything
+        notes.append(f"{what} cannot be stored: {exc}")
         return None
     return plain
 
 
 def _why_not_whole(log: Mapping[str, Any], action: Node) -> list[str]:
     if log["is_explicit"]:
-        return []  # nothing of what was before that reset is needed
+        return []  # nothing from before the reset is needed
     if opaques(action):
-        return ["the actions are not in here: those of no fixed size (Text, Sequence, Graph ...) are not logged"]
+        return [
+            "the actions are not in this capsule: actions without a fixed size (Text, Sequence, Graph ...) are not logged"
+        ]
     return [
-        "the episode is not in here: its log grew over replay_log_bytes, it was cut short, or its seed has over 64 bits"
+        "the episode is not in this capsule: its log grew over replay_log_bytes, it was cut short, or its seed has over 64 bits"
     ]
 
 
 def _read_arrays(log: Mapping[str, Any], action: Node, batch_size: int | None) -> dict[str, NDArray[Any]]:
-    """Return the log as arrays; the last row of actions is that of the step under way, or of the last step."""
+    """Return the log as arrays; the last row of actions is that of the pending step, or of the last step."""
     is_step = log["is_pending"] and not log["begins"]
     rows = (log["actions"] + log["action"]) if is_step or not log["is_whole"] else log["actions"]
     arrays: dict[str, NDArray[Any]] = {

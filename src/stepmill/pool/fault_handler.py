@@ -1,4 +1,4 @@
-"""From faults to what the user gets: asks the policies, and keeps the errors until they are raised.
+"""Assigns faults to the policies, and stores their errors until they are raised.
 
 a wait ends with FAULT or EVENT ─► handle() ─┬ restarts that are done   ─► workers.finish_restarts ─► policy.on_restarted
                                              ├ events of replays        ─► policy.on_event
@@ -14,13 +14,12 @@ from collections.abc import Iterable, Sequence
 
 from stepmill import _native
 from stepmill.backends.base import Backend
-from stepmill.pool.capsules import CapsuleDesk
+from stepmill.pool.capsules import CrashReporter
 from stepmill.pool.faults import FaultKind, after_attempts, fault_error, fault_info, kind_of, late_error
 from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, FaultPolicy, WorkerDeath
-from stepmill.pool.policies.raise_errors import RaisePolicy
+from stepmill.pool.policies.basic import RaisePolicy, TruncatePolicy
 from stepmill.pool.policies.replay import ReplayPolicy
 from stepmill.pool.policies.replayer import EpisodeReplayer
-from stepmill.pool.policies.truncate import TruncatePolicy
 from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, join_errors
 from stepmill.spec.notices import warn
@@ -31,25 +30,21 @@ from stepmill.worker.signals import defer_signals
 logger = logging.getLogger("stepmill")
 
 DEATHS = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
-RETRIED = (
-    FaultKind.RAISED,
-    FaultKind.DIED,
-    FaultKind.TIMED_OUT,
-)  # failures of a reset that another process may not have
+RETRIED = (FaultKind.RAISED, FaultKind.DIED, FaultKind.TIMED_OUT)  # faults of a reset that a new process may not have
 
 
 class FaultHandler:
-    """Deals with the faults of a pool's envs and workers. Used by the pool's thread.
+    """Handles the faults of a pool's envs and workers. Used by the pool's thread.
 
-    Errors and warnings for the user are kept in `errors` and `notices`, so that an interrupt between a fault and its
-    error loses nothing. Only `before_call`, `prepare_reset` and `revive` wait.
+    Errors and warnings for the user are stored in `errors` and `notices`, so that an interrupt between a fault and its
+    error loses nothing. Only `before_call`, `restart_all`, `prepare_reset` and `revive` wait.
     """
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
-        self.capsules = CapsuleDesk(plans, backend, options)
-        self.errors: list[StepmillError] = []  # to be raised by the next call that may raise them
-        self.notices: list[str] = []  # to be warned of by that call
+        self.capsules = CrashReporter(plans, backend, options)
+        self.errors: list[StepmillError] = []  # the next call that may raise them does so
+        self.notices: list[str] = []  # that call gives these warnings
         self.replayer: EpisodeReplayer | None = None
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
         self._attempts = ResetAttempts(options)
@@ -72,7 +67,7 @@ class FaultHandler:
                 limits,
                 self.replayer,
                 replaces_workers=options.on_fault is OnFault.REPLAY,
-                on_reset_given=lambda env_id: self._attempts.note(env_id, self._state.ticket_of(env_id)),
+                on_reset_repeated=lambda env_id: self._attempts.record_retry(env_id, self._state.ticket_of(env_id)),
                 warn=self.notices.append,
             )
         self._env_policy = policies[on_raise]
@@ -80,37 +75,37 @@ class FaultHandler:
         return policies[options.on_fault]
 
     @property
-    def _state(self) -> _native.Ledger:
+    def _state(self) -> _native.PoolState:
         return self.workers.state
 
     @property
     def call_log_bytes(self) -> int:
-        """Memory of the calls that may have to be repeated."""
+        """Memory of the log of calls that replays repeat."""
         return 0 if self.replayer is None else self.replayer.log.size_bytes
 
     # ---- from a wait ------------------------------------------------------------------------------------------------
 
     def handle(self) -> None:
-        """Deal with everything there is to deal with; errors for the user are put into `errors`. Never waits."""
+        """Handle all faults and events; errors for the user are appended to `errors`. Never waits."""
         self.handle_events()
-        # Faults that come while these are dealt with are found by the next wait.
-        faults = [EnvFault(row[0], kind_of(row[1]), *row[2:]) for row in self._state.take_faults()]
+        # The next wait finds faults that come from here on.
+        faults = [EnvFault(row[0], kind_of(row[1]), *row[2:]) for row in self._state.read_faults()]
         if self._attempts.is_in_new_process:
             for worker in sorted({fault.worker for fault in faults}):
                 self._retry_resets(worker, [fault for fault in faults if fault.worker == worker])
         for fault in faults:
-            if fault.kind not in DEATHS and self._is_left(fault):
+            if fault.kind not in DEATHS and self._is_open(fault):
                 self._handle_env_error(fault)
         deaths = [fault for fault in faults if fault.kind in DEATHS]
         for worker in sorted({fault.worker for fault in deaths}):
-            left = [fault for fault in deaths if fault.worker == worker and self._is_left(fault)]
+            left = [fault for fault in deaths if fault.worker == worker and self._is_open(fault)]
             if left:
                 self.handle_death(worker, left)
 
     def handle_events(self) -> None:
-        """Deal with restarts that are done and with replays, and leave faults of pending commands alone."""
-        events = self._state.take_events()  # first: a restart that is done from here on ends the next wait
-        for worker in self.workers.take_restarted():
+        """Handle restarts that are done and events of replays, but not faults of pending commands."""
+        events = self._state.pop_events()  # first, because a restart that ends from here on ends the next wait
+        for worker in self.workers.finish_restarts():
             self._death_policy.on_restarted(worker)
         if self._replay_policy is None:
             return
@@ -122,13 +117,13 @@ class FaultHandler:
             if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
                 self.handle_death(worker)
 
-    def _is_left(self, fault: EnvFault) -> bool:
-        """Whether a fault is still to be dealt with: its worker may have been replaced for another one."""
+    def _is_open(self, fault: EnvFault) -> bool:
+        """Whether a fault is not handled yet: the restart for another fault of its worker may have handled it."""
         state, env_id = self._state, fault.env_id
         return state.is_pending(env_id) and not state.is_held(env_id) and state.ticket_of(env_id) == fault.ticket
 
     def handle_death(self, worker: int, faults: Sequence[EnvFault] = ()) -> None:
-        """Deal with a worker that is dead, or with commands that were lost with one before."""
+        """Handle the death of a worker, or commands that were lost in an earlier death."""
         state, record = self._state, self.workers.record_of(worker)
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
         if record.state is WorkerState.FAILED and record.error is not None:
@@ -138,17 +133,19 @@ class FaultHandler:
         else:
             error = record.error
         if is_new:
-            error = self.capsules.keep_death(error, worker, [fault.env_id for fault in faults])
-            self.workers.note_cause(worker, error)
-            if self._replay_policy is not None:
-                self._replay_policy.drop(worker)
+            error = self.capsules.report_death(error, worker, [fault.env_id for fault in faults])
+            self.workers.record_cause(worker, error)
         errors = self._death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))
+        if is_new and self._replay_policy is not None:
+            self._replay_policy.drop(worker)
         self.errors += errors
         if is_new and not errors:
             self._log(state.envs_of(worker), error)
 
     def _handle_env_error(self, fault: EnvFault) -> None:
-        error = self.capsules.keep(fault_error((fault.env_id, fault.kind or 0, fault.record)), fault.env_id, fault.kind)
+        error = self.capsules.report_fault(
+            fault_error((fault.env_id, fault.kind or 0, fault.record)), fault.env_id, fault.kind
+        )
         if self._attempts.is_last(fault, error):
             self._state.fail([fault.env_id])
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
@@ -172,25 +169,25 @@ class FaultHandler:
         return late_error(late.env_id, self._state.envs_of(worker), phase, self._limits[phase])
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFault]) -> None:
-        """Restart a worker in which resets failed, and give them again; its other envs are neighbours of a death."""
+        """Restart a worker in which resets failed, and repeat them; for its other envs this is like a death."""
         if self.workers.state_of(worker) is WorkerState.RESTARTING:
             return
-        failed = [fault for fault in faults if fault.kind in RETRIED and fault.begins_episode and self._is_left(fault)]
-        again = []
+        failed = [fault for fault in faults if fault.kind in RETRIED and fault.begins_episode and self._is_open(fault)]
+        retried = []
         for fault in failed:
-            if self._attempts.take(fault.env_id, fault.ticket):
-                again.append(fault)
+            if self._attempts.count(fault.env_id, fault.ticket):
+                retried.append(fault)
                 continue
-            error = self.capsules.keep(self._error_of(fault), fault.env_id, fault.kind)
+            error = self.capsules.report_fault(self._error_of(fault), fault.env_id, fault.kind)
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
             self._state.fail([fault.env_id])
-        if not again:
+        if not retried:
             return
-        death = WorkerDeath(worker, again, self._error_of(again[0]), is_new=True)
-        self.workers.note_cause(worker, death.error)
+        death = WorkerDeath(worker, retried, self._error_of(retried[0]), is_new=True)
+        self.workers.record_cause(worker, death.error)
         self._death_policy.replace_worker(death, self._attempts.wait_s)
-        for fault in again:
-            self._attempts.note(fault.env_id, self._state.ticket_of(fault.env_id))
+        for fault in retried:
+            self._attempts.record_retry(fault.env_id, self._state.ticket_of(fault.env_id))
 
     def _error_of(self, fault: EnvFault) -> StepmillError:
         if fault.kind in DEATHS:
@@ -198,10 +195,10 @@ class FaultHandler:
         return fault_error((fault.env_id, fault.kind or 0, fault.record))
 
     def raise_errors(self) -> None:
-        """Warn of what is in `notices`, and raise what is in `errors`, as one error.
+        """Give the warnings in `notices`, and raise the errors in `errors` as one error.
 
         Raises:
-            EnvError, BadOutput, EnvTimeout, WorkerDied: what the policies did not absorb.
+            EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not absorb.
         """
         while self.notices:
             warn(self.notices.pop(0))
@@ -213,15 +210,15 @@ class FaultHandler:
     # ---- from other calls -------------------------------------------------------------------------------------------
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
-        """Deal with workers that `send` found dead. Nothing was sent."""
+        """Handle workers that `send` found dead. Nothing was sent."""
         for worker in workers:
             self.handle_death(worker)
 
     def before_call(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        """Wait until the envs of these workers are where the user believes they are; without replays they always are.
+        """Wait until replays have restored the envs of these workers.
 
         Raises:
-            EnvTimeout: they are not yet.
+            EnvTimeout: they have not within `timeout_s`.
         """
         policy = self._replay_policy
         if policy is None:
@@ -229,10 +226,10 @@ class FaultHandler:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in sorted(set(workers)):
             while not policy.is_ready_for_call(worker) and not self.errors:
-                self._bring_back(worker, deadline, timeout_s)
+                self._advance_repair(worker, deadline, timeout_s)
 
-    def _bring_back(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
-        """Do the next thing that a worker's envs need before they can be called."""
+    def _advance_repair(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
+        """Handle the death of a worker, or wait for the next event of its repair."""
         if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 self.handle()
@@ -254,16 +251,16 @@ class FaultHandler:
             self.handle_events()
 
     def restart_all(self) -> bool:
-        """Restart every dead worker, those of spares too, and wait; return whether there was one.
+        """Restart every dead worker, also those of spares, and wait; return whether there was one.
 
         Raises:
-            WorkerDied: one has died, which was not reported yet.
+            WorkerDied: the death of a worker had not been reported yet.
             EnvError, EnvTimeout: one could not be started.
         """
         workers = self.workers
         before = workers.num_restarts
         for worker in range(workers.num_workers):
-            if workers.ask_process(worker) in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            if workers.ask_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
                 with defer_signals():
                     self.handle_death(worker)
             self.raise_errors()
@@ -274,11 +271,11 @@ class FaultHandler:
         return workers.num_restarts > before
 
     def prepare_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
-        """Before a reset of these envs: bring back those that are FAULTED, or whose worker is known to be dead.
+        """Before a reset of these envs, revive those that are FAULTED and those whose worker is known to be dead.
 
         Raises:
-            WorkerDied: a worker has died since, which nobody was told, and another env of it was in the middle of an
-                episode. The same reset brings back its own envs when it is tried again.
+            WorkerDied: a worker has died, its death was not reported yet, and another env of it was in the middle of an
+                episode. Repeat the reset: it revives the envs.
             EnvError, EnvTimeout: a worker could not be started.
         """
         state, workers = self._state, self.workers
@@ -287,23 +284,25 @@ class FaultHandler:
             env_id for env_id in env_ids if workers.state_of(state.worker_of(env_id)) is WorkerState.DEAD_REPORTED
         }
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
-        if self._death_policy.reports_deaths:  # else the reset finds a dead worker, and all of its envs are dealt with
-            over = [env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and env_id not in reported]
-            over = [env_id for env_id in over if workers.state_of(state.worker_of(env_id)) in DEAD]
-            for worker in sorted({state.worker_of(env_id) for env_id in (*lost, *over)}):
-                if self._lost_beside(worker, env_ids):
+        if (
+            self._death_policy.reports_deaths
+        ):  # else the reset finds the dead worker, and the policy handles all of its envs
+            exhausted = [
+                env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and env_id not in reported
+            ]
+            exhausted = [env_id for env_id in exhausted if workers.state_of(state.worker_of(env_id)) in DEAD]
+            for worker in sorted({state.worker_of(env_id) for env_id in (*lost, *exhausted)}):
+                if self._lost_neighbours(worker, env_ids):
                     self.handle_death(worker)
                     return
-            if over:
-                self.notices.append(
-                    f"the worker of envs {over}, which were exhausted, has died since; it is started again"
-                )
-            lost += over
+            if exhausted:
+                self.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
+            lost += exhausted
         if lost:
             self.revive(lost, wait=wait)
 
-    def _lost_beside(self, worker: int, env_ids: Sequence[int]) -> list[int]:
-        """Return the other envs of a worker whose episodes a death has cost that was not reported."""
+    def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
+        """Return the other envs of a worker that have lost their episodes by a death that was not reported yet."""
         if self.workers.state_of(worker) not in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
             return []
         states = self._state.states()
@@ -311,17 +310,16 @@ class FaultHandler:
         return [env_id for env_id in others if states[env_id] == EnvState.IDLE]
 
     def warn_of_losses(self, env_ids: Sequence[int]) -> None:
-        """Warn of episodes that were lost beside these envs, whose dead workers are about to be replaced."""
+        """Warn of episodes that other envs of the dead workers of these envs have lost."""
         for worker in sorted({self._state.worker_of(env_id) for env_id in env_ids}):
-            beside = self._lost_beside(worker, env_ids)
+            beside = self._lost_neighbours(worker, env_ids)
             if beside:
                 self.notices.append(
-                    f"worker {worker} has died since it was last heard of, and with it the episodes of envs {beside}; "
-                    "reset them, too"
+                    f"worker {worker} has died, and its envs {beside} have lost their episodes, too; reset them"
                 )
 
-    def revive(self, env_ids: Sequence[int], *, wait: bool = True, anew: bool = False) -> None:
-        """Restart the dead workers of these envs; all envs of such a worker must be reset then. `anew`: the living, too.
+    def revive(self, env_ids: Sequence[int], *, wait: bool = True, restart_living: bool = False) -> None:
+        """Restart the dead workers of these envs, or all of them. All envs of restarted workers then need a reset.
 
         Raises:
             EnvError, EnvTimeout, WorkerDied: the worker could not be started. Not with `wait=False`.
@@ -332,21 +330,21 @@ class FaultHandler:
                 if not wait:
                     continue
                 self._wait_restart(worker)
-            if anew or self.workers.ask_process(worker) in DEAD:
+            if restart_living or self.workers.ask_process(worker).state in DEAD:
                 with defer_signals():
                     self._begin_revival(worker, env_ids)
                 if wait:
                     self._wait_restart(worker)
-        state.renew(list(env_ids))
+        state.mark_new(list(env_ids))
 
     def _begin_revival(self, worker: int, env_ids: Sequence[int]) -> None:
-        """Write off what the worker's envs were doing, and restart it.
+        """Fail the commands of a worker's envs, and restart it.
 
-        A fault of an env that is not one of these is still to be raised, by the call that waits for it.
+        Faults of envs that are not in `env_ids` are raised later, by the call that waits for them.
         """
         state = self._state
         self.workers.check_replaceable(worker)
-        state.fail([env_id for env_id, _, _, owner, *_ in state.take_faults() if owner == worker and env_id in env_ids])
+        state.fail([env_id for env_id, _, _, owner, *_ in state.read_faults() if owner == worker and env_id in env_ids])
         if self._replay_policy is not None:
             self._replay_policy.drop(worker)
         info = fault_info("neighbour", self.workers.worker_died_error(worker))
@@ -361,38 +359,38 @@ class FaultHandler:
             self._wait_event(None)
         record = self.workers.record_of(worker)
         if record.state is WorkerState.FAILED and record.error is not None:
-            error = self.capsules.keep_start(record.error)
+            error = self.capsules.report_start_failure(record.error)
             self.workers.report(worker)
             raise error.with_traceback(None) from error.__cause__
 
 
 class ResetAttempts:
-    """How often a failed reset was tried again. In the same process the worker does that; in a new one the pool."""
+    """Counts attempts of failed resets. The worker repeats a reset in the same process; the pool repeats it in a new one."""
 
     def __init__(self, options: PoolOptions) -> None:
         self.max_attempts = options.reset_retries + 1
         self.wait_s = options.reset_retry_wait_s
         self._retry_in = options.reset_retry_in
-        self._attempts: dict[int, tuple[int, int]] = {}  # by env: ticket of the last attempt, and its number
+        self._attempts: dict[int, tuple[int, int]] = {}  # by env: ticket and number of the last attempt
 
     @property
     def is_in_new_process(self) -> bool:
-        """Whether there are such resets at all."""
+        """Whether resets are repeated in new processes."""
         return self.max_attempts > 1 and self._retry_in is RetryIn.NEW
 
     def is_last(self, fault: EnvFault, error: StepmillError) -> bool:
-        """Whether this fault is that of the last attempt that the worker makes by itself."""
+        """Whether this is the fault of the last attempt of a worker that repeats resets itself."""
         is_retried = self.max_attempts > 1 and self._retry_in is RetryIn.SAME
         return is_retried and fault.kind is FaultKind.RAISED and isinstance(error, EnvError) and error.phase == "reset"
 
-    def take(self, env_id: int, ticket: int) -> bool:
-        """Count a failed reset; return whether it may be tried once more."""
+    def count(self, env_id: int, ticket: int) -> bool:
+        """Count a failed reset; return whether it may be repeated."""
         last, attempts = self._attempts.get(env_id, (ticket, 0))
         attempts = attempts + 1 if last == ticket else 1
         self._attempts[env_id] = (ticket, attempts)
         return attempts < self.max_attempts
 
-    def note(self, env_id: int, ticket: int) -> None:
-        """Note the command by which a reset is tried again."""
+    def record_retry(self, env_id: int, ticket: int) -> None:
+        """Record the ticket of a command that repeats a reset."""
         if env_id in self._attempts:
             self._attempts[env_id] = (ticket, self._attempts[env_id][1])

@@ -1,4 +1,4 @@
-"""Fault records of rows become errors that name the env, the cause and the way out."""
+"""Turns fault records into errors that name the env, the cause and what to do."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeGuard
 
 from stepmill import _native
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError
+from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import load
-from stepmill.worker.records import env_error
 
 
 class FaultKind(IntEnum):
-    """Why a row has no honest result; the numbers are those of `_native/protocol.hpp`."""
+    """Why a command has no valid result; the numbers are those of `_native/protocol.hpp`."""
 
     RAISED = 1
     BAD_OUTPUT = 2
@@ -28,7 +28,7 @@ FaultRow = tuple[int, int, "bytes | dict[str, str] | None"]  # env_id, kind, rec
 
 
 def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None) -> EnvTimeout:
-    """Return the error for an env that took too long in a "step" or "reset"; `lost`: the envs of its worker, which is gone."""
+    """Return the error for an env that took too long in a "step" or "reset"; `lost`: all envs of its worker, which was ended."""
     others = [other for other in lost if other != env_id]
     with_it = f", and with it envs {others}" if others else ""
     limit_s = timeout_s or 0.0
@@ -43,34 +43,32 @@ def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | 
 
 
 def fault_error(row: FaultRow) -> StepmillError:
-    """Return the error for an env that raised, or gave rubbish."""
+    """Return the error for an env that raised or returned an invalid value."""
     env_id, number, data = row
     kind = kind_of(number)
     record = _read_record(data)
     if kind is None or not _is_record(record):
-        return _lost_words(env_id, kind)
+        return _unreadable_record(env_id, kind)
     if kind is not FaultKind.BAD_OUTPUT:
         return env_error(record, env_id)
     part, _, phase = record["phase"].partition(" of ")
     what = record["message"] or record["type"]
-    way_out = "correct the env, or the spaces it declares"
+    advice = "correct the env, or the spaces it declares"
     leaf = ""
     if part == "info":
-        way_out = "leave it out, or use backend='serial' or 'thread', where infos need not be pickled"
+        advice = "leave it out, or use backend='serial' or 'thread', where infos need not be pickled"
         leaf = what.partition(" cannot be pickled")[0]
-    text = f"env {env_id} gave a wrong {record['phase']}: {what}; {way_out}"
+    text = f"env {env_id} gave a wrong {record['phase']}: {what}; {advice}"
     return BadOutput(text, env_id=env_id, leaf=leaf, phase=phase)
 
 
-def _lost_words(env_id: int, kind: FaultKind | None) -> StepmillError:
-    """Return the error of a fault whose record cannot be read, or that is none of ours."""
+def _unreadable_record(env_id: int, kind: FaultKind | None) -> StepmillError:
+    """Return the error of a fault whose record cannot be read, or whose kind is unknown."""
     if kind in (FaultKind.RAISED, FaultKind.BAD_ACTION):
-        return EnvError(
-            f"env {env_id} raised, and what it raised cannot be read; reset it", env_id=env_id, phase="step"
-        )
+        return EnvError(f"env {env_id} raised, but the exception cannot be read; reset it", env_id=env_id, phase="step")
     if kind is FaultKind.BAD_OUTPUT:
         return BadOutput(
-            f"env {env_id} gave a wrong output, and what was wrong cannot be read; reset it",
+            f"env {env_id} gave a wrong output, but the description cannot be read; reset it",
             env_id=env_id,
             phase="step",
         )
@@ -91,25 +89,25 @@ def _is_record(record: object) -> TypeGuard[dict[str, str]]:
 
 
 def after_attempts(error: StepmillError, attempts: int) -> StepmillError:
-    """Return the error of the last of several attempts to reset an env, which now says how many they were."""
-    error.message = f"{error.message}; it was the last of {attempts} attempts to reset it"
+    """Add to the error of the last attempt to reset an env how many attempts there were, and return it."""
+    error.message = f"{error.message}; this was the last of {attempts} attempts to reset it"
     error.args = (error.message,)
     return error
 
 
 def kind_of(number: int) -> FaultKind | None:
-    """Return the kind behind a fault word; None for one that no worker of ours would write."""
+    """Return the kind of a fault number; None if it is unknown, because a worker has overwritten it."""
     return FaultKind(number) if number in FaultKind._value2member_map_ else None
 
 
 def _read_record(data: bytes | dict[str, str] | None) -> object:
     try:
         return _native.decode(data, load) if isinstance(data, bytes) else data
-    except Exception:  # whatever a worker that lost its mind has left there
+    except Exception:  # a worker has overwritten it
         return None
 
 
 def fault_info(kind: str, error: StepmillError) -> dict[str, str]:
-    """Return what `info["fault"]` says of an episode that was cut short: kind, class, text, and crash capsule if there is one."""
+    """Return `info["fault"]` of an episode that was cut short: kind, error class, text, and crash capsule if there is one."""
     info = {"kind": kind, "error": type(error).__name__, "message": error.message}
     return info if error.capsule is None else {**info, "capsule": error.capsule}

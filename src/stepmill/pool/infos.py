@@ -1,10 +1,10 @@
-"""Infos of many envs as one dict, as Gymnasium's vector envs merge them, and not before somebody looks.
+"""Merges the infos of many envs into one dict, as Gymnasium's vector envs do, when the dict is first read.
 
-For each key there is an array [num, ...] and, under "_key", the mask [num] of the rows that have it. The first value
-under a key decides: a Python or NumPy number gives an array of its type, an array gives an array of its dtype and
-shape, a dict is merged in its turn, anything else gives an object array. "final_obs" is always an object array.
+For each key there is an array [num, ...] and, under "_key", the mask [num] of the rows that have it. The type of the
+first value under a key decides: a Python or NumPy number gives an array of its type, an array gives an array of its dtype and
+shape, dicts are merged recursively, anything else gives an object array. "final_obs" is always an object array.
 
-What cannot be merged is left out of its row, and "omitted" names it there: a tuple of BadOutput errors.
+A value that cannot be merged is omitted from its row, and "omitted" has the reason there: a tuple of BadOutput errors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FINAL_OBS = "final_obs"
 _NUMBERS = (int, float, bool)
 _UNREAD: Any = object()
 
-_UNFIT = (TypeError, ValueError, OverflowError)  # what NumPy raises for a value that an array cannot take
+_UNFIT = (TypeError, ValueError, OverflowError)  # NumPy raises these for a value that does not fit into an array
 
-Cell = tuple[int, Mapping[Any, Any]]  # first row, and the dict that has the value
+Cell = tuple[int, Mapping[Any, Any]]  # first row, and the dict with the value
 Place = tuple[str, Any]
 
 
-def omission(leaf: str, env_id: int, why: str) -> BadOutput:
-    """Return the error that stands for a value that is left out of the merged infos."""
+def omission_error(leaf: str, env_id: int, why: str) -> BadOutput:
+    """Return the error for a value that is omitted from the merged infos."""
     return BadOutput(f"{leaf} of env {env_id} {why}", env_id=env_id, leaf=leaf, phase="info")
 
 
@@ -49,11 +49,11 @@ def merge(
         payloads: (first row, info) in the order of the rows. A row may come more than once: with SAME_STEP autoreset
             first {"final_obs": ..., "final_info": ...}, then the info of the reset.
         num: how many rows the batch has.
-        rows_each: None for ordinary envs, which have one row each; for batched envs the number of rows of each, whose
-            infos are merged ones themselves, with arrays [rows_each, ...] and masks.
-        env_ids: the env of each row, for messages; None if they are the rows' numbers.
+        rows_each: None for ordinary envs, which have one row each. For batched envs the number of rows of each; their
+            infos are already merged, with arrays [rows_each, ...] and masks.
+        env_ids: the env of each row, for messages; None if env ids are row numbers.
     Raises:
-        BadOutput: an env's value does not fit the array that the first env began.
+        BadOutput: the value of an env does not fit into the array for the value of the first env.
     """
     merge = _Merge(num, rows_each, env_ids)
     merged = merge.merge_dicts(payloads, "info")
@@ -62,7 +62,7 @@ def merge(
 
 
 class _Merge:
-    """One batch whose infos are merged, key by key. A place is (leaf, key): where a dict is, and a key of it."""
+    """Merges one batch of infos, key by key. A place is (leaf, key): the path of a dict, and one of its keys."""
 
     def __init__(self, num: int, rows_each: int | None, env_ids: Sequence[int] | NDArray[np.int64] | None) -> None:
         self._num = num
@@ -71,7 +71,7 @@ class _Merge:
         self._omissions: list[tuple[int, BadOutput]] = []  # by first row
 
     def merge_dicts(self, infos: Iterable[Cell], leaf: str) -> dict[Any, Any]:
-        """Return these dicts as one; `leaf` is where they are."""
+        """Merge these dicts, whose path is `leaf`."""
         is_batched = self._rows_each is not None
         cells_of: dict[Any, list[Cell]] = {}
         for cell in infos:
@@ -85,7 +85,7 @@ class _Merge:
         merged: dict[Any, Any] = {}
         for key, cells in cells_of.items():
             if isinstance(key, str) and key[:1] == "_" and key[1:] in cells_of:
-                why = f"is left out: {key!r} is the mask of {key[1:]!r} in merged infos; give it another name"
+                why = f"is omitted: {key!r} is the mask of {key[1:]!r} in merged infos; give it another name"
                 self._omit(cells, (leaf, key), why)
                 continue
             if key != _FINAL_OBS and any([isinstance(info[key], dict) for _, info in cells]):  # noqa: C419 - faster
@@ -98,7 +98,7 @@ class _Merge:
         return merged
 
     def add_omissions(self, merged: dict[Any, Any]) -> None:
-        """Name what was left out, each in its row, beside what was left out before."""
+        """Add the errors of omitted values to `merged`, each in its row, after those that the envs' own infos have."""
         for row, error in self._omissions:
             if OMITTED not in merged:
                 merged[OMITTED], merged[f"_{OMITTED}"] = np.full(self._num, None, object), np.zeros(self._num, np.bool_)
@@ -107,23 +107,23 @@ class _Merge:
                 merged[f"_{OMITTED}"][place] = True
 
     def _merge_nested(self, cells: list[Cell], place: Place) -> Any:
-        """Return the values under a key where some are dicts. What is left out is taken out of `cells`."""
+        """Merge the values under a key of which some are dicts. Remove values that are omitted from `cells`."""
         leaf, key = place
-        tangled = [cell for cell in cells if isinstance(cell[1][key], dict) and _is_tangled(cell[1][key])]
-        if tangled:
-            self._omit(tangled, place, "contains itself, or too many or too deeply nested dicts; give flatter infos")
-            cells[:] = [cell for cell in cells if id(cell) not in map(id, tangled)]
+        rejected = [cell for cell in cells if isinstance(cell[1][key], dict) and _is_too_deep(cell[1][key])]
+        if rejected:
+            self._omit(rejected, place, "contains itself, or too many or too deeply nested dicts; give flatter infos")
+            cells[:] = [cell for cell in cells if id(cell) not in map(id, rejected)]
             if not cells:
                 return None
         nested = [(row, info[key]) for row, info in cells if isinstance(info[key], dict)]
         if len(nested) == len(cells):
             return self.merge_dicts(nested, f"{leaf}[{key!r}]")
-        # Among other values only empty dicts fit, which say nothing.
+        # Only empty dicts may be among other values; they are ignored.
         is_first_nested = isinstance(cells[0][1][key], dict)
         for row, info in cells:
             is_nested = isinstance(info[key], dict)
             if is_nested != is_first_nested and (info[key] or not is_nested):
-                self._raise_unfit((row, info[key]), place, "a dict and something else under one key")
+                self._raise_unfit((row, info[key]), place, "a dict and another type under one key")
         return self._merge_values([cell for cell in cells if not isinstance(cell[1][key], dict)], place)
 
     def _merge_values(self, cells: Sequence[Cell], place: Place) -> Any:
@@ -141,7 +141,7 @@ class _Merge:
         return column
 
     def _merge_rows(self, cells: Sequence[Cell], place: Place, rows_each: int) -> Any:
-        """Return the values of batched envs, which have an array each."""
+        """Merge the values of batched envs, which have an array each."""
         key = place[1]
         column: NDArray[Any] | None = None
         for row, info in cells:
@@ -174,7 +174,7 @@ class _Merge:
 
     def _omit(self, cells: Sequence[Cell], place: Place, why: str) -> None:
         leaf = f"{place[0]}[{place[1]!r}]"
-        self._omissions += [(row, omission(leaf, self._env_of(row), why)) for row, _ in cells]
+        self._omissions += [(row, omission_error(leaf, self._env_of(row), why)) for row, _ in cells]
 
     def _env_of(self, row: int) -> int:
         return row if self._env_ids is None else int(self._env_ids[row])
@@ -182,10 +182,10 @@ class _Merge:
     def _raise_unfit(self, cell: tuple[int, Any], place: Place, reason: Any, wanted: str = "") -> NoReturn:
         row, value = cell
         leaf, env_id = f"{place[0]}[{place[1]!r}]", self._env_of(row)
-        wanted = wanted or "what the first env with that key gave"
+        wanted = wanted or "that of the first env with that key"
         raise BadOutput(
-            f"{leaf} of env {env_id} is a {type(value).__name__} that does not fit {wanted} ({reason}); let all envs give "
-            "one type and shape under a key, or read it with call()",
+            f"{leaf} of env {env_id} is a {type(value).__name__} that does not fit {wanted} ({reason}); use one type and "
+            "shape in all envs, or read the value with call()",
             env_id=env_id,
             leaf=leaf,
             phase="info",
@@ -212,8 +212,8 @@ def _is_mask(info: Mapping[Any, Any], key: object) -> bool:
     return isinstance(key, str) and key.startswith("_") and key[1:] in info
 
 
-def _is_tangled(value: dict[Any, Any]) -> bool:
-    """Whether a dict contains itself, or so many dicts, or so deep, that merging it would take for ever."""
+def _is_too_deep(value: dict[Any, Any]) -> bool:
+    """Whether a dict contains itself, or too many or too deeply nested dicts to be merged."""
     num_dicts = 0
     open_dicts = [(value, 1)]
     while open_dicts:
@@ -226,10 +226,10 @@ def _is_tangled(value: dict[Any, Any]) -> bool:
 
 
 def _as_rows(key: object, value: object, num_rows: int) -> NDArray[Any]:
-    """Return a batched env's value as an array [num_rows, ...]; what is none is given to every row as it is.
+    """Return the value of a batched env as an array [num_rows, ...]; a value without rows is repeated for every row.
 
-    The last observations are an array of objects, one for each row. The env itself gives such a one; an episode that was cut
-    short has the observation of all rows, in the structure of its space.
+    Last observations become an array of objects, one per row. The env itself returns such an array; an episode that was cut
+    short has the observations of all rows in the structure of the space.
     """
     if key == _FINAL_OBS and not (isinstance(value, np.ndarray) and value.dtype == object):
         split = np.full(num_rows, None, dtype=object)
@@ -247,7 +247,7 @@ def _as_rows(key: object, value: object, num_rows: int) -> NDArray[Any]:
 
 
 def _row_of(obs: Any, row: int, num_rows: int) -> Any:
-    """Return one row of an observation of several."""
+    """Return one row of an observation of several rows."""
     if isinstance(obs, dict):
         return {name: _row_of(child, row, num_rows) for name, child in obs.items()}
     if isinstance(obs, np.ndarray):
@@ -260,7 +260,7 @@ def _row_of(obs: Any, row: int, num_rows: int) -> Any:
 
 
 def _filling(name: str) -> Callable[..., Any]:
-    """Return dict's method of that name, which reads the info first."""
+    """Return the method of dict with this name, which fills the info first."""
     plain = getattr(dict, name)
 
     @functools.wraps(plain)
@@ -276,22 +276,22 @@ InfoRows = list[tuple[int, Any]]
 
 
 def rows_of(info: Mapping[str, Any]) -> InfoRows:
-    """Return the infos of a batch as the envs gave them, one by one and not merged. The merged one stays unread.
+    """Return the infos of a batch one by one, as the envs returned them. The merged info is not decoded.
 
     Args:
-        info: of a batch, untouched.
+        info: of a batch, not modified.
     Returns:
-        (row, info) for each row that has one. What cannot be read is left out, and info["omitted"] names it: a tuple of
-        BadOutput errors. With SAME_STEP autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
+        (row, info) for each row that has one. Values that cannot be read are omitted, and info["omitted"] has the reasons: a
+        tuple of BadOutput errors. With SAME_STEP autoreset a row that ended has two: first {"final_obs": ..., "final_info": ...}.
     """
     return info._rows() if isinstance(info, LazyInfo) and info._rows is not None else []
 
 
 class LazyInfo(dict[str, Any]):
-    """A dict that is made when it is first looked at: read, written, compared, copied, printed or pickled.
+    """A dict that is filled at its first use: reading, writing, comparing, copying, printing or pickling.
 
-    Until then it holds one secret key, so that C code which asks a dict for its size before anything else, as json
-    does, does not take it for empty. It pickles and copies as a plain dict.
+    Until then it has one hidden key, so that C code that checks the size of a dict first, such as json, does not treat it as
+    empty. It is pickled and copied as a plain dict.
     """
 
     __slots__ = ("_load", "_rows")
@@ -309,7 +309,7 @@ class LazyInfo(dict[str, Any]):
         if load is None:
             return
         loaded = load()
-        # In this order Ctrl-C may come anywhere: the next look begins again.
+        # In this order Ctrl-C may come anywhere: the next use fills it again.
         dict.update(self, loaded)
         dict.pop(self, _UNREAD, None)
         self._load = None

@@ -1,7 +1,7 @@
-"""What a result carries beside arrays becomes the batch's info: decoded and merged when it is first looked at.
+"""Turns the payloads of results, which are what they have beside arrays, into the info of a batch when it is first read.
 
-A value that cannot be read is a fault of its env and hides nothing else: it is left out, "omitted" names it in the row of
-its env, and the logger "stepmill" tells of it once.
+A value that cannot be read is a fault of its env and affects no other value: it is omitted, `info["omitted"]` names it in the
+row of its env, and the logger "stepmill" logs it once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.infos import OMITTED, LazyInfo, merge, omission
+from stepmill.pool.infos import OMITTED, LazyInfo, merge, omission_error
 from stepmill.spec.errors import BadOutput, EngineBug
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
-from stepmill.worker.messages import Record, load
-from stepmill.worker.records import describe
+from stepmill.worker.error_records import describe_error
+from stepmill.worker.messages import ErrorRecord, load
 
-# (first row, payload, fault, objects). The payload: bytes; a str that says why there are none; or None. The fault: what the
-# info of an episode that was cut short says, else None. Objects: those that the bytes refer to, in this process, or None.
+# (first row, payload, fault, objects). Payload: bytes, a str that says why there are none, or None. Fault: the "fault" entry of
+# an episode that was cut short, else None. Objects: the objects of this process that the bytes refer to, or None.
 Payload = tuple[int, "bytes | str | None", "dict[str, str] | None", "list[object] | None"]
-Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, which of them ended
+Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, and which of them ended
 Info = Mapping[Any, Any]
 
 _log = logging.getLogger("stepmill")
@@ -35,9 +35,9 @@ _OVERWRITTEN = "its memory was overwritten, by its worker or by native code in o
 
 
 def reserved_keys(options: PoolOptions, *, is_batched: bool) -> frozenset[str]:
-    """Return the keys of infos that are the pool's own under these options: an env's values under them are left out.
+    """Return the keys of infos that the pool uses under these options: values of envs under these keys are omitted.
 
-    Batched envs, which reset themselves, say "final_obs" and "final_info" themselves.
+    Batched envs reset themselves, and set "final_obs" and "final_info" themselves.
     """
     names = {OMITTED}
     if (options.on_fault, options.on_raise or OnFault.RAISE) != (OnFault.RAISE, OnFault.RAISE):
@@ -48,7 +48,7 @@ def reserved_keys(options: PoolOptions, *, is_batched: bool) -> frozenset[str]:
 
 
 class InfoParts(NamedTuple):
-    """What native code says of one batch's infos."""
+    """The infos of one batch, as native code passes them."""
 
     payloads: Sequence[Payload]
     finals: Sequence[tuple[int, object]]
@@ -59,22 +59,22 @@ class InfoParts(NamedTuple):
 
 
 class InfoMaker:
-    """Makes the infos of one pool's batches. It holds no pool, so that no cycle keeps a pool alive."""
+    """Makes the infos of one pool's batches. It has no reference to the pool, so that no cycle keeps a pool alive."""
 
     def __init__(self, rows_each: int | None, reserved: frozenset[str] = frozenset((OMITTED,))) -> None:
         self._rows_each = rows_each
         self._reserved = reserved
-        self._told: set[tuple[int | None, str]] = set()
+        self._logged: set[tuple[int | None, str]] = set()
 
     def make(self, *batch: Any) -> dict[str, Any]:
-        """Return the info of a batch, which is read when it is first looked at. Native code calls this with the fields of `InfoParts`."""
+        """Return the info of a batch, which is decoded when it is first read. Native code passes the fields of `InfoParts`."""
         parts = InfoParts(*batch)
         return LazyInfo(lambda: self._merged(parts), lambda: list(self._rows(parts)))
 
     def _merged(self, batch: InfoParts) -> dict[str, Any]:
         merged = merge(self._rows(batch), batch.num_rows, rows_each=self._rows_each, env_ids=batch.env_ids)
         if OMITTED in merged:
-            self._tell(merged[OMITTED])
+            self._log_new(merged[OMITTED])
         if batch.episodes is not None:
             _add_episodes(merged, *batch.episodes)
         return {**batch.fixed, **merged}
@@ -104,25 +104,25 @@ class InfoMaker:
         return row // (self._rows_each or 1) if batch.env_ids is None else int(batch.env_ids[row])
 
     def _checked(self, info: dict[Any, Any] | _Unreadable, leaf: str, env_id: int) -> dict[Any, Any]:
-        """Return an info without what cannot be read, and without what has a name of the pool's."""
+        """Return an info without values that cannot be read, and without values under reserved keys."""
         omissions: list[BadOutput] = []
         info = _without_unreadable(info, leaf, env_id, omissions)
         for key in sorted(self._reserved.intersection(info)):
-            why = f"is left out: {key!r} in infos is the pool's own word; give it another name"
-            omissions.append(omission(f"{leaf}[{key!r}]", env_id, why))
+            why = f"is omitted: the pool uses the key {key!r} of infos; give it another name"
+            omissions.append(omission_error(f"{leaf}[{key!r}]", env_id, why))
         if not omissions:
             return info
-        self._tell([omissions])
+        self._log_new([omissions])
         return {**{key: value for key, value in info.items() if key not in self._reserved}, OMITTED: tuple(omissions)}
 
-    def _tell(self, rows: Sequence[Sequence[BadOutput] | None]) -> None:
-        """Log each of these errors, unless the same place of the same env was told of before."""
+    def _log_new(self, rows: Sequence[Sequence[BadOutput] | None]) -> None:
+        """Log each of these errors, unless the same leaf of the same env was logged before."""
         for error in (error for errors in rows for error in errors or ()):
-            if (error.env_id, error.leaf) not in self._told:
-                self._told.add((error.env_id, error.leaf))
+            if (error.env_id, error.leaf) not in self._logged:
+                self._logged.add((error.env_id, error.leaf))
                 _log.warning("%s", error.message, exc_info=error.__cause__)
             if error.__cause__ is not None:
-                error.__cause__.__traceback__ = None  # its frames would keep alive what they refer to
+                error.__cause__.__traceback__ = None  # its frames would keep the objects of their locals alive
 
 
 def _add_episodes(
@@ -130,8 +130,8 @@ def _add_episodes(
 ) -> None:
     """Add return and length of the episodes that ended, under the names of Gymnasium's RecordEpisodeStatistics.
 
-    A return has the shape of the env's reward: with agents it is one per agent. Rows whose env says something under
-    "episode" keep that; what is no dict there leaves no room for ours.
+    A return has the shape of the env's reward: with agents it is one per agent. Rows whose env has its own "episode" keep it; if
+    that is not a dict, nothing is added.
     """
     own = merged.setdefault("episode", {})
     if not isinstance(own, dict):
@@ -152,21 +152,21 @@ def _add_episodes(
 
 
 class _Unreadable:
-    """Stands in the place of a value whose pickle cannot be loaded."""
+    """Replaces a value whose pickle cannot be loaded."""
 
     def __init__(self, cause: BaseException) -> None:
         self.cause = cause
 
 
 class _Reader:
-    """Reads the payloads of one batch. `has_failed`: some value of the last payload cannot be read."""
+    """Reads the payloads of one batch. `has_failed`: a value of the last payload cannot be read."""
 
     def __init__(self) -> None:
         self.has_failed = False
-        self._passing: BaseException | None = None  # a signal handler raised it: it goes on to the caller
+        self._passing: BaseException | None = None  # raised by a signal handler, so it is passed on to the caller
 
     def read(self, payload: bytes | str, objects: list[object] | None) -> Sequence[Any]:
-        """Return info, and final info if there is one; `_Unreadable` in the place of what cannot be read."""
+        """Return the info, and the final info if there is one, with `_Unreadable` in place of values that cannot be read."""
         self.has_failed = False
         try:
             values = _native.decode_all(payload, self._load, objects)  # type: ignore[arg-type]  # of a str below
@@ -208,7 +208,7 @@ class _Reader:
 def _without_unreadable(
     value: dict[Any, Any] | _Unreadable, leaf: str, env_id: int, omissions: list[BadOutput]
 ) -> dict[Any, Any]:
-    """Return a dict without the values that are, or contain, something unreadable; adds to `omissions` what they are."""
+    """Return a dict without unreadable values and values that contain one; add their errors to `omissions`."""
     if isinstance(value, _Unreadable):
         omissions.append(_unreadable(leaf, env_id, value))
         return {}
@@ -225,7 +225,7 @@ def _without_unreadable(
 
 def _unreadable(leaf: str, env_id: int, value: _Unreadable) -> BadOutput:
     why = f"cannot be read here: {_text_of(value.cause)}; give plain values, or classes that this process can unpickle"
-    error = omission(leaf, env_id, why)
+    error = omission_error(leaf, env_id, why)
     error.__cause__ = value.cause
     return error
 
@@ -233,61 +233,61 @@ def _unreadable(leaf: str, env_id: int, value: _Unreadable) -> BadOutput:
 def _find_unreadable(value: object) -> _Unreadable | None:
     if isinstance(value, _Unreadable):
         return value
-    if type(value) in (list, tuple, dict):  # made by the codec, so that they do not contain themselves
+    if type(value) in (list, tuple, dict):  # made by the codec, which makes no cycles
         items: Any = value.values() if isinstance(value, dict) else value
         return next((found for item in items if (found := _find_unreadable(item)) is not None), None)
     return None
 
 
-def describe_unreadable(error: BaseException, data: bytes, objects: list[object] | None) -> Record:
+def describe_unreadable(error: BaseException, data: bytes, objects: list[object] | None) -> ErrorRecord:
     """Return the record of the fault of an env whose observation cannot be read. Native code calls this.
 
     Raises:
-        BaseException: `error` itself, if it is no fault of the env, but out of memory or of a signal handler.
+        BaseException: `error`, if the env did not cause it: MemoryError, or an exception of a signal handler.
     """
     if isinstance(error, MemoryError):
         raise error
     if not isinstance(error, EngineBug):
         error = find_cause(lambda: _native.decode_all(data, load, objects), error)
-    return describe(error, "output of step")
+    return describe_error(error, "output of step")
 
 
 def _text_of(error: BaseException) -> str:
-    record = describe(error, "info")
+    record = describe_error(error, "info")
     return f"{record['type']}: {record['message']}" if record["message"] else record["type"]
 
 
 def find_cause(read: Callable[[], object], error: BaseException) -> BaseException:
-    """Decide whether `read`, which raised `error`, did so by itself, or a signal handler raised in the middle of it.
+    """Find out whether `read` raised `error`, or a signal handler did while it ran.
 
-    Reading runs code of the user's classes, which may raise anything, KeyboardInterrupt and SystemExit too; and so may
-    handlers of signals, Ctrl-C above all. So it is read once more, while handlers leave a note when they run.
+    Reading runs code of the user's classes, which may raise anything, also KeyboardInterrupt and SystemExit. Signal handlers
+    may raise the same. So `read` is called again, while handlers that run are recorded.
 
     Returns:
-        What reading raises by itself.
+        The exception of `read`.
     Raises:
-        BaseException: what a handler raised: `error`, if reading works now.
+        BaseException: the exception of a handler; it is `error` if `read` succeeds.
     """
     if threading.current_thread() is not threading.main_thread():
-        return error  # handlers run in the main thread only
-    with _noted_signals() as came:
+        return error  # handlers run only in the main thread
+    with _recorded_signals() as handled_signals:
         try:
             read()
         except BaseException as again:
-            if came:
+            if handled_signals:
                 raise
             return again
     raise error
 
 
 @contextlib.contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Yield a list of the signals that Python handlers have handled meanwhile."""
-    came: list[int] = []
+def _recorded_signals() -> Iterator[list[int]]:
+    """Yield a list of the signals that Python handlers handle in the block."""
+    seen: list[int] = []
 
-    def noted(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], object]:
+    def recorded(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], object]:
         def handle(number: int, frame: FrameType | None) -> object:
-            came.append(number)
+            seen.append(number)
             return handler(number, frame)
 
         return handle
@@ -298,8 +298,8 @@ def _noted_signals() -> Iterator[list[int]]:
             handler = signal.getsignal(number)
             if callable(handler):
                 handlers[number] = handler
-                signal.signal(number, noted(handler))
-        yield came
+                signal.signal(number, recorded(handler))
+        yield seen
     finally:
         for handled, handler in handlers.items():
             signal.signal(handled, handler)

@@ -14,20 +14,18 @@ from numpy.typing import NDArray
 
 from stepmill import _native, timers
 from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
-from stepmill.pool.properties import PoolProperties
-from stepmill.pool.receiving import Receiver
-from stepmill.pool.requests import EnvRequests, PoolFuture
-from stepmill.pool.resets import Options, ResetDesk, Seed
+from stepmill.pool.receiving import PoolWait, Receiver
+from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
+from stepmill.pool.resets import Options, ResetPlanner, Seed
 from stepmill.pool.settings import Name
+from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_log, start_pool
-from stepmill.pool.stats import PoolStats, read_stats
-from stepmill.pool.timers import read_timers
-from stepmill.pool.waiting import PoolWait
+from stepmill.pool.stats import PoolStats, read_stats, read_timers
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, Seeding, merge_options
-from stepmill.spec.tree import Node, program, walk
+from stepmill.spec.tree import Node, iter_tree, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
@@ -44,14 +42,14 @@ StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]
 class Pool:
     """Runs N envs, each under an env_id from 0 to N-1 for the life of the pool.
 
-    `step` steps all envs and waits for all. `send` and `recv` do it in two halves, for any subset: `recv` returns the
-    envs that are ready, longest-waiting first. A pool is used by one thread at a time; `close` may come from any.
+    `step` steps all envs and waits for all. `send` and `recv` are the two halves of a step, for any subset of envs: `recv`
+    returns the envs that are ready, longest-waiting first. Only one thread at a time may use a pool, but any may call `close`.
 
     Args:
         env_fns: functions without arguments, one per env and then one per spare; called in the workers.
-        batch_size: how many envs `recv` returns if it is not told; None is all that are pending.
-        options: how the envs are run.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        batch_size: how many envs `recv` returns by default; None is all that are pending.
+        options: how to run the envs.
+        **keywords: fields of PoolOptions by name, instead of `options` or in addition.
     Raises:
         UsageError: the envs differ, or an option is wrong.
         EnvError: a constructor raised.
@@ -71,31 +69,36 @@ class Pool:
         self._num_spares = self.options.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
-        # What owns the workers, and what ends them when the pool is garbage, exist before the first worker.
+        # The owner of the workers, and the finalizer that ends them, exist before the first worker.
         self._resources = PoolResources()
         self._finalizer = weakref.finalize(self, self._resources.abandon)
         try:
-            self._running = start_pool(env_fns, self.options, self._resources)
-            self.env_specs: tuple[EnvSpec, ...] = self._running.specs[: self.num_envs]
-            self.spare_specs: tuple[EnvSpec, ...] = self._running.specs[self.num_envs :]
+            self._runtime = start_pool(env_fns, self.options, self._resources)
+            self.env_specs: tuple[EnvSpec, ...] = self._runtime.specs[: self.num_envs]
+            self.spare_specs: tuple[EnvSpec, ...] = self._runtime.specs[self.num_envs :]
             self.spec: EnvSpec = self.env_specs[0]
             self.num_rows = self.num_envs * self.spec.batch_size
-            self.num_workers = len(self._running.plans)
-            self._state = self._running.state
+            self.num_workers = len(self._runtime.plans)
+            self._state = self._runtime.state
             self._unclaimed = self._state.unclaimed
-            self._faults = self._running.faults
+            self._faults = self._runtime.faults
             self._waits = PoolWait(self._state, self._faults, self.options)
             self._requests = EnvRequests(
-                self._running.backend, self._faults, self._running.seats, self.options, num_envs=self.num_envs
+                self._runtime.backend,
+                self._faults,
+                self._runtime.server_locations,
+                self.options,
+                num_envs=self.num_envs,
             )
             self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
-            self._resets = ResetDesk(
+            self._resets = ResetPlanner(
                 self.num_envs,
                 self.spec.batch_size,
                 is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
                 num_spares=self._num_spares,
             )
             self._last_reset: list[int] = []
+            self._snapshots = Snapshots(self._state, self._requests, self.options)
         except BaseException:
             self.close()
             raise
@@ -110,16 +113,16 @@ class Pool:
         env_ids: EnvIds | None = None,
         persist_options: bool | None = None,
     ) -> Batch:
-        """Reset all envs, or some, and wait for them. What they were doing is waited for and dropped.
+        """Reset all envs, or some, and wait for them. Pending results of these envs are waited for and dropped.
 
         Args:
             seed: None; s, which gives env i the seed s + i; a list, one per env; or a dict from env id to seed.
-            options: a mapping, handed to each env's `reset`, every env a copy of its own; or, for each env its own, a
-                list, or a dict from env id to mapping.
+            options: a mapping, of which the `reset` of each env gets a copy; or a list with a mapping per env; or a dict from
+                env id to mapping.
             env_ids: which envs; None is all.
-            persist_options: True keeps the options: every reset of that env that is given none gets them again,
-                automatic ones and those after a restart too, until others are kept; with options=None it forgets them.
-                None is the pool's own `persist_options`.
+            persist_options: True stores the options: every later reset of the env without options gets them, also automatic
+                resets and those after a restart, until other options are stored; options=None clears them.
+                None is the `persist_options` of the pool.
         Returns:
             B rows: obs [B, ...], reward 0, terminated and truncated False.
         Raises:
@@ -133,9 +136,9 @@ class Pool:
         """Step all envs and wait for all.
 
         Args:
-            actions: in the structure of the action space, each array [N, ...]; cast within its kind if need be.
+            actions: in the structure of the action space, each array [N, ...]; cast within its kind if necessary.
         Returns:
-            N rows in env order. That of an exhausted env has reward 0, no flag, and its last observation.
+            N rows in env plan. The row of an exhausted env has reward 0, no flags, and its last observation.
         Raises:
             UsageError: all envs are exhausted.
         """
@@ -143,7 +146,7 @@ class Pool:
         return self.recv(self.num_envs)
 
     def step_fast(self, actions: Any) -> StepTuple:
-        """Step all envs: Gymnasium's five values, by the shortest way. Hot path.
+        """Step all envs and return Gymnasium's five values. Hot path.
 
         Large observation arrays are leased: they stay valid while referenced, and are not copied.
         """
@@ -152,12 +155,18 @@ class Pool:
             result = self._state.step(actions)
             self._unclaimed[0] = False
             return result if result is not None else self.step_wait()
-        except _native.DeadWorkers:  # nothing was sent
+        except BaseException as error:
+            return self._finish_step(error, result, actions)
+
+    def _finish_step(self, error: BaseException, result: object, actions: Any) -> StepTuple:
+        """Finish a fast step that has raised: repeat it if it has found dead workers, and else raise an error."""
+        if isinstance(error, _native.DeadWorkers):  # nothing was sent
             self.step_async(actions)
             return self.step_wait()
-        except BaseException:
-            self._receiver.take_back(result)
-            raise
+        self._receiver.take_back(result)
+        if isinstance(error, UsageError):
+            self._faults.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
+        raise error
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
 
@@ -170,37 +179,39 @@ class Pool:
         mask: NDArray[np.bool_] | None = None,
         persist_options: bool | None = None,
     ) -> list[int]:
-        """Command resets, and return the ids of the envs concerned. `recv` brings their observations.
+        """Send resets, and return the ids of their envs. `recv` returns the observations.
 
         Args:
             seed, options, env_ids, persist_options: as for `reset`.
-            mask: [num_rows] bool, instead of env_ids; a batched env of which only some rows are masked is handed
-                those as its own "reset_mask".
+            mask: [num_rows] bool, instead of env_ids. A batched env of which only some rows are masked gets its part of the
+                mask as the option "reset_mask".
         """
-        order = self._resets.order(env_ids, mask, seed, options)
+        plan = self._resets.plan(env_ids, mask, seed, options)
         is_wanted = self.options.persist_options and options is not None if persist_options is None else persist_options
         if is_wanted and self.spec.is_batched:
-            raise UsageError("persist_options is for envs that the engine resets, and batched envs reset themselves")
-        self._waits.prepare_reset(order)
-        if is_wanted and order.given:
-            given = order.given_with(self._num_spares)
-            self._requests.set(RequestKind.KEEP_OPTIONS, "options", list(given.values()), list(given))
-        while not self._waits.try_send(lambda: self._state.send_reset(order.env_ids, order.words, order.blobs)):
-            self._waits.prepare_reset(order)  # a worker has died meanwhile
-        self._resets.note_sent(order)
-        if self._num_spares and order.is_whole:
-            self._state.stage_spares(order.spare_seeds)
-        self._last_reset = order.env_ids
-        return order.env_ids
+            raise UsageError(
+                "persist_options does not work with batched envs, because they reset themselves; pass the options with each reset"
+            )
+        self._waits.prepare_reset(plan)
+        if is_wanted and plan.options:
+            options_of = plan.options_with_spares(self._num_spares)
+            self._requests.set(RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of))
+        while not self._waits.try_send(lambda: self._state.send_reset(plan.env_ids, plan.words, plan.blobs)):
+            self._waits.prepare_reset(plan)  # a worker has died meanwhile
+        self._resets.record_sent(plan)
+        if self._num_spares and plan.is_whole:
+            self._state.stage_spares(plan.spare_seeds)
+        self._last_reset = plan.env_ids
+        return plan.env_ids
 
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
-        """Give actions to some envs, or all, and return at once.
+        """Send actions to some envs, or all, and return at once.
 
         Args:
             actions: in the structure of the action space, each array [B, ...] in the order of env_ids.
             env_ids: which envs; None is all.
         Raises:
-            BusyEnvError: one of them is still stepping, or its result was not received. Nothing is sent.
+            BusyEnvError: an env is still stepping, or its result was not received. Nothing is sent.
             UsageError: actions or ids are wrong. Nothing is sent.
         """
         self._waits.send(partial(self._state.send, actions, env_ids))
@@ -218,21 +229,21 @@ class Pool:
         """Return envs that finished, longest-waiting first.
 
         Args:
-            batch_size: exactly so many envs; None is the pool's, or else all that are pending.
-            min_envs, max_envs: instead of batch_size: return as soon as min_envs are there, with at most max_envs.
-            env_ids: instead of a number: exactly these envs, by ascending id; all of them were sent something.
+            batch_size: how many envs; None is the `batch_size` of the pool, or else all that are pending.
+            min_envs, max_envs: instead of batch_size: return as soon as min_envs are ready, with at most max_envs.
+            env_ids: instead of a number: exactly these envs, by ascending id. All of them must have a command.
             timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
-            out: arrays in the structure of the observation, [B, ...] each, to be written in place of fresh ones.
+            out: arrays in the structure of the observation, [B, ...] each, that are written instead of new ones.
         Raises:
-            EnvError, BadOutput, WorkerDied: an env has a fault. It is told once; the others stay receivable.
+            EnvError, BadOutput, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
             RecvTimeout: too slow. Nothing is lost; call recv() again.
             KeyboardInterrupt: nothing is lost; call recv() again.
-            UsageError: more envs are wanted than are pending.
+            UsageError: more envs are requested than are pending.
         """
         return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, out)
 
     def recv_ready(self) -> Batch:
-        """Return what is ready now, which may be nothing (B = 0)."""
+        """Return the envs that are ready now, which may be none (B = 0)."""
         self._waits.poll()
         return self._receiver.collect(0, self.num_envs)
 
@@ -241,12 +252,12 @@ class Pool:
     def reset_rows(
         self, mask: NDArray[np.bool_], seed: Seed = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the rows of a mask; newest observations of all N rows, and infos [N] of those that were reset."""
+        """Reset the rows of a mask; return the newest observations of all N rows, and infos [N] of those that were reset."""
         self.reset_async(seed=seed, options=options, mask=mask)
         return self.reset_wait()
 
     def reset_wait(self, timeout_s: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the envs of the last `reset_async`; observations of all N rows, and infos [N] of those envs."""
+        """Wait for the envs of the last `reset_async`; return observations of all N rows, and infos [N] of those envs."""
         self._waits.wait_for(self._last_reset, timeout_s)
         result = None
         try:
@@ -259,11 +270,11 @@ class Pool:
             raise
 
     def step_async(self, actions: Any) -> None:
-        """Command a step of all envs but those that are exhausted."""
+        """Send actions to all envs that are not exhausted."""
         self._waits.send(partial(self._state.send_all, actions))
 
     def step_wait(self, timeout_s: float | None = None) -> StepTuple:
-        """Wait for all envs; Gymnasium's five values."""
+        """Wait for all envs, and return Gymnasium's five values."""
         self._waits.wait_any(self.num_envs, timeout_s)
         result = None
         try:
@@ -275,21 +286,21 @@ class Pool:
             self._receiver.take_back(result)
             raise
 
-    def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, anew: bool = False) -> None:
-        """Bring FAULTED envs back, whose workers are restarted if they are dead; reset them before they are stepped.
+    def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, restart_living: bool = False) -> None:
+        """Revive FAULTED envs, and restart their workers if they are dead. The envs need a reset before the next step.
 
         Args:
             env_ids: which envs; None is all.
-            wait: False does not wait for workers to start. A reset can be commanded at once: its result, or the reason
-                why the worker could not be started, is received like any other.
-            anew: workers that live are ended and started anew, too; on the process backend.
+            wait: False does not wait for workers to start. A reset may be sent at once: `recv` returns its result, or raises
+                the reason why the worker could not be started.
+            restart_living: also end and restart workers that are alive; only on the process backend.
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
         """
         ids = self._requests.checked_ids(env_ids)
-        if not anew:
+        if not restart_living:
             self._faults.warn_of_losses(ids)
-        self._faults.revive(ids, wait=wait, anew=anew)
+        self._faults.revive(ids, wait=wait, restart_living=restart_living)
         self._faults.raise_errors()
 
     # ---- methods and attributes of envs: a request to an env runs after the commands sent to it before ----------------
@@ -297,15 +308,13 @@ class Pool:
     def call(
         self, name: str | Callable[..., Any], *args: Any, env_ids: EnvIds | None = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Call a method of envs, through wrappers; an attribute that is no method is returned.
+        """Call a method of envs, through wrappers, and return one result per env. If it is an attribute, return its value.
 
         Args:
-            name: of the method; or a function, which is called in the worker with the env, outermost wrapper and all, as
-                its first argument.
-            *args, **kwargs: for every env; they travel by cloudpickle.
+            name: of the method; or a function, which is called in the worker with the env (the outermost wrapper) as its first
+                argument.
+            *args, **kwargs: the same for every env; sent by cloudpickle.
             env_ids: which envs; None is all.
-        Returns:
-            One result per env.
         """
         return self.call_async(name, *args, env_ids=env_ids, **kwargs).result()
 
@@ -318,44 +327,52 @@ class Pool:
     def get_attr(self, name: str | Callable[[Any], Any], *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return an attribute of envs, through wrappers, one per env.
 
-        Instead of a name, a function that is called in the worker with the env, and only reads: unlike what `call` does, it
-        is not repeated when an episode is played again.
+        Instead of a name, a function that is called in the worker with the env, and only reads: unlike a `call`, it is not
+        repeated when an episode is replayed.
         """
         return self._requests.send(RequestKind.GET_ATTR, env_ids, name).result()
 
     def set_attr(self, name: Name, values: Any, *, env_ids: EnvIds | None = None) -> None:
-        """Set an attribute of envs, on the wrapper that has it. Envs that are built anew are given its newest value.
+        """Set an attribute of envs, on the wrapper that has it. Rebuilt envs get its newest value.
 
         Args:
-            name: of the attribute; or a function, which is called in the worker with the env, outermost wrapper and all,
-                and its value, for what takes more than an attribute. Give the same function object each time.
-            values: a list or tuple has one value per env; anything else is for all, spares too.
-            env_ids: which envs; None is all. A value of its own stays with the env object, whichever env that serves;
-                a list for all may have one more value for each spare.
+            name: of the attribute; or a function for settings that are no attributes, which is called in the worker with the
+                env (the outermost wrapper) and its value. Pass the same function object each time.
+            values: a list or tuple has one value per env; anything else is for all, also for spares.
+            env_ids: which envs; None is all. The value of one env belongs to its env object, also when that serves another
+                env later. A list for all envs may have one more value for each spare.
         """
         self._requests.set(RequestKind.SET_ATTR, name, values, env_ids)
 
     @property
     def properties(self) -> PoolProperties:
-        """Named values that envs are given beside the data: `set(name, value)`, `get(name)`, `list()`."""
+        """Named values of envs beside the data: `set(name, value)`, `get(name)`, `list()`."""
         return PoolProperties(
             partial(self._requests.set, RequestKind.SET_PROPERTY),
             lambda env_ids: self._requests.send(RequestKind.GET_PROPERTIES, env_ids, None).result(),
         )
 
+    def snapshot(self, env_ids: EnvIds | None = None) -> PoolSnapshot:
+        """Return the state of idle kernel envs."""
+        return self._snapshots.take(env_ids)
+
+    def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None = None) -> Any:
+        """Restore a snapshot, by default in the envs that it is of, and return its observations [B, ...]."""
+        return self._snapshots.restore(snapshot, env_ids)
+
     def timers(self) -> timers.Tree:
         """Return the calling thread's timers, with those of all workers added up under "workers"; see `stepmill.timers`."""
-        return read_timers(self._running, self._requests.ids)
+        return read_timers(self._runtime, self._requests.ids)
 
     def render(self, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
-        """Return what each env's `render` gives, one per env."""
+        """Return the result of each env's `render`."""
         return self._requests.send(RequestKind.RENDER, env_ids, None).result()
 
-    # ---- introspection, which waits for nothing ---------------------------------------------------------------------
+    # ---- introspection, which does not wait -------------------------------------------------------------------------
 
     @property
     def ready_ids(self) -> list[int]:
-        """Envs whose result can be received now."""
+        """The envs whose results can be received now."""
         return self._state.ready_ids()
 
     @property
@@ -364,37 +381,37 @@ class Pool:
         return self._state.num_pending() == self.num_envs
 
     def observe(self, env_ids: EnvIds | None = None) -> Any:
-        """Return the newest observations that were received of some envs, or all, [B, ...]; zeros before the first."""
+        """Return the newest received observations of some envs, or all, [B, ...]; zeros before the first."""
         return self._state.observe(env_ids)
 
     @property
     def exhausted(self) -> NDArray[np.bool_]:
-        """[N] bool, which envs have played their num_episodes."""
+        """[N] bool: which envs have played their num_episodes."""
         return np.array([state is EnvState.EXHAUSTED for state in self.states])
 
     @property
     def num_ended(self) -> NDArray[np.int64]:
-        """[N] int64, how many episodes of its num_episodes each env has ended; not counted if there is no budget."""
+        """[N] int64: how many of its num_episodes each env has ended. Not counted without num_episodes."""
         return np.array(self._state.num_ended(), np.int64)
 
     @property
     def states(self) -> list[EnvState]:
-        """What each env is doing, by env_id."""
+        """The state of each env, by env_id."""
         return [EnvState(number) for number in self._state.states()]
 
     @property
     def worker_of(self) -> tuple[int, ...]:
-        """Which worker owns each env, by env_id: envs of one worker are lost together."""
+        """The worker of each env, by env_id. The envs of a worker are lost together."""
         return tuple(self._state.worker_of(env_id) for env_id in range(len(self._state.states())))
 
     @cached_property
     def _spaces(self) -> VectorSpaces:
-        # By name: the adapters import foreign libraries, which are loaded only where their envs are.
+        # Imported by name: the adapters import other libraries, which are loaded only where their envs are.
         return cast("VectorSpaces", import_module("stepmill.envs.gymnasium").vector_spaces(self.spec, self.num_rows))
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
-        """Gymnasium's space of the observations of all rows; bounds are those of env 0. UsageError if the envs have none."""
+        """Gymnasium's space of the observations of all rows; the bounds are those of env 0. UsageError if the envs have none."""
         return self._spaces.observation
 
     @property
@@ -418,14 +435,14 @@ class Pool:
 
     @property
     def memory_place(self) -> tuple[int, int]:
-        """Address and size in bytes of the shared memory that results lie in, for programs that lock its pages."""
-        return cast("tuple[int, int]", self._running.slab.native.place())
+        """Address and size in bytes of the shared memory of the results, for programs that lock its pages."""
+        return cast("tuple[int, int]", self._runtime.slab.native.place())
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
-        return read_stats(self._running)
+        """Return the counters of the workers and of the pool since the start."""
+        return read_stats(self._runtime)
 
-    # ---- for front-ends whose users want classes and tensors in place of arrays -----------------------------------------
+    # ---- for front-ends whose observations are other classes or tensors -------------------------------------------------
 
     def set_observation_format(
         self,
@@ -434,24 +451,23 @@ class Pool:
         wrap: Callable[[NDArray[Any]], object] | None = None,
         given: Mapping[int, NDArray[Any]] | None = None,
     ) -> None:
-        """Say in which form batches of observations are handed out from now on: it costs no pass over what is made.
+        """Set the format of batches of observations. They are built in this format, without a later conversion.
 
         Args:
-            observation: the tree of `spec.observation`, its tuples with factories of your own.
-            wrap: called with each array [B, ...]; what it returns takes the array's place. If it raises, the results can be
-                received again.
-            given: by number of a leaf, an array [num_rows, ...] of that leaf's dtype: what the rows hold there, whatever
-                the envs say.
+            observation: the tree of `spec.observation`, with other factories for its tuples.
+            wrap: called with each array [B, ...]; its result replaces the array. If it raises, the results can be received
+                again.
+            given: by index of a leaf, an array [num_rows, ...] of that leaf's dtype, which replaces the values of the envs.
         Raises:
             UsageError: the tree has other leaves than `spec.observation`, or an array does not fit its leaf.
         """
-        if list(walk(observation)) != list(walk(self.spec.observation)):
+        if list(iter_tree(observation)) != list(iter_tree(self.spec.observation)):
             raise UsageError(
-                f"{observation} has other leaves than this pool's observations, {self.spec.observation}; give the same "
-                "tree, with other factories"
+                f"the leaves of {observation} differ from those of this pool's observations, {self.spec.observation}; give "
+                "the same tree, with other factories"
             )
         arrays = {index: np.ascontiguousarray(array) for index, array in (given or {}).items()}
-        self._state.hand_out(program(observation), wrap, arrays)
+        self._state.set_observation_format(program(observation), wrap, arrays)
 
     def step_obs(self, actions: Any) -> Any:
         """Step all envs and return the newest observations, without rewards, flags and infos. Hot path."""
@@ -460,17 +476,13 @@ class Pool:
             obs = self._state.step_obs(actions)
             self._unclaimed[0] = False
             return obs if obs is not None else self.step_wait()[0]
-        except _native.DeadWorkers:  # nothing was sent
-            self.step_async(actions)
-            return self.step_wait()[0]
-        except BaseException:
-            self._receiver.take_back(obs)
-            raise
+        except BaseException as error:
+            return self._finish_step(error, obs, actions)[0]
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the workers and close the envs, in at most 2 s. Idempotent, and from any thread."""
+        """Close the envs and end the workers, in at most 2 s. Idempotent; any thread may call it."""
         self._resources.close()
         self._finalizer.detach()
 

@@ -1,27 +1,179 @@
-"""Receiving: which envs a `recv` returns, and batches that Ctrl-C kept from the caller."""
+"""Sending, waiting and receiving of a pool's thread.
+
+`PoolWait` sends commands and waits for results; it lets the fault handler deal with faults meanwhile. `Receiver` decides which
+envs a `recv` returns, and keeps results that an interrupted call could not return.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.pool.arguments import check_ids, check_timeout
-from stepmill.pool.waiting import PoolWait
+from stepmill.pool.fault_handler import FaultHandler
+from stepmill.pool.faults import kind_of
+from stepmill.pool.resets import ResetPlan
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import UsageError
-from stepmill.spec.options import EnvState
+from stepmill.spec.errors import RecvTimeout, UsageError
+from stepmill.spec.notices import warn
+from stepmill.spec.options import EnvState, PoolOptions
+from stepmill.worker.signals import defer_signals
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
+
+SLOW_S = 30.0  # a wait without a result for this long warns, once per pool
+MAX_LATE_ROUNDS = 2  # rounds of faults that a wait handles after its deadline, because the result may be ready then
+_READY, _FAULT, _TIMED_OUT = 0, 1, 2  # what a wait of the pool state returns; anything else is an event
+
+
+class PoolWait:
+    """Sends commands and waits for results. Faults are handled meanwhile, with signals deferred."""
+
+    def __init__(self, state: _native.PoolState, faults: FaultHandler, options: PoolOptions) -> None:
+        self._state = state
+        self._faults = faults
+        self._linger_s = options.linger_s
+        self._has_spares = options.spare_envs > 0
+        has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
+        self._slow_s: float | None = None if has_deadlines else SLOW_S
+
+    def send(self, command: Callable[[], object]) -> None:
+        """Call a command of the pool state; if it finds dead workers, handle their deaths and repeat it.
+
+        Raises:
+            WorkerDied: a worker stays dead. Nothing was sent.
+        """
+        while not self.try_send(command):
+            pass
+
+    def try_send(self, command: Callable[[], object]) -> bool:
+        """Do the same without repeating it; return whether the command was sent."""
+        if self._faults.errors:  # an interrupt has kept them back
+            self._faults.raise_errors()
+        try:
+            command()
+        except _native.DeadWorkers as found:
+            with defer_signals():
+                self._faults.handle_dead_workers(found.args[0])
+            self._faults.raise_errors()
+            return False
+        return True
+
+    def handle(self) -> None:
+        """Handle faults and events, and raise the errors that the policies return."""
+        with defer_signals():
+            self._faults.handle()
+        self._faults.raise_errors()
+
+    def wait(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
+        """Wait until `wait(seconds)` of the pool state returns READY.
+
+        Raises:
+            RecvTimeout: the deadline is over.
+        """
+        self._faults.raise_errors()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        num_late_rounds = 0
+        while num_late_rounds <= MAX_LATE_ROUNDS:
+            slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
+            outcome = wait(slice_s)
+            if outcome == _READY:
+                return
+            if outcome != _TIMED_OUT:
+                self.handle()
+                num_late_rounds += slice_s == 0.0
+            elif deadline is not None:
+                self._raise_timeout(timeout_s)
+            else:
+                self._warn_slow()
+        self._raise_timeout(timeout_s)
+
+    def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
+        """Wait for these envs."""
+        self.wait(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s)
+
+    def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
+        """Wait for this many of the pending envs."""
+        self.wait(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s)
+
+    def linger(self, num_envs: int) -> None:
+        """Wait up to `linger_s` for this many of the pending envs."""
+        if not self._linger_s:
+            return
+        deadline = time.monotonic() + self._linger_s
+        while True:
+            num_wanted = min(num_envs, self._state.num_pending())
+            outcome = self._state.wait(num_wanted, max(0.0, deadline - time.monotonic()))
+            if outcome in (_READY, _TIMED_OUT):
+                return
+            self.handle()
+
+    def poll(self) -> None:
+        """Handle faults and events that have arrived. Does not wait."""
+        while self._state.num_pending():
+            if self._state.wait(self._state.num_pending(), 0.0) in (_READY, _TIMED_OUT):
+                return
+            self.handle()
+
+    def drain(self, env_ids: Sequence[int]) -> None:
+        """Wait for these envs, and drop their results and faults: they are about to be reset."""
+        while True:
+            outcome = self._state.wait_for(env_ids, None)
+            dropped = [fault for fault in self._state.read_faults() if fault[0] in env_ids] if outcome == _FAULT else []
+            for env_id, number, *_ in dropped:
+                kind = kind_of(number)
+                what = "with a fault that cannot be read" if kind is None else kind.name.lower()
+                warn(f"env {env_id} failed ({what}) before this reset, which drops its result")
+            self._state.discard(env_ids)
+            if outcome == _READY:
+                return
+            if outcome != _FAULT:
+                with defer_signals():
+                    self._faults.handle_events()
+                self._faults.raise_errors()
+
+    def prepare_reset(self, plan: ResetPlan) -> None:
+        """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
+        self.drain(plan.env_ids)
+        self._faults.prepare_reset(plan.env_ids)
+        self._faults.raise_errors()
+        if not self._has_spares:
+            return
+        while plan.is_whole and self._faults.restart_all():  # before any env is given another object
+            self.drain(plan.env_ids)
+        plan.release_staged(self._state)
+        self.drain(plan.env_ids_to_restart)
+        self._faults.prepare_reset(plan.env_ids_to_restart, wait=not plan.is_whole)
+        self._faults.raise_errors()
+
+    def _warn_slow(self) -> None:
+        self._slow_s = None
+        warn(
+            f"envs {self._busy()} have not answered for {SLOW_S:g} s, and the pool still waits for them; set step_timeout_s and "
+            "reset_timeout_s to end envs that hang"
+        )
+
+    def _busy(self) -> list[int]:
+        return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.BUSY]
+
+    def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
+        busy = self._busy()
+        raise RecvTimeout(
+            f"envs {busy} were not ready within {timeout_s} s; nothing is lost: call recv() again",
+            env_ids=busy,
+            timeout_s=timeout_s or 0.0,
+        )
 
 
 class Receiver:
     """Receives batches from the pool state. Used by the pool's thread."""
 
-    def __init__(self, state: _native.Ledger, waits: PoolWait, num_envs: int, batch_size: int | None) -> None:
+    def __init__(self, state: _native.PoolState, waits: PoolWait, num_envs: int, batch_size: int | None) -> None:
         self._state = state
         self._waits = waits
         self._num_envs = num_envs
@@ -38,11 +190,11 @@ class Receiver:
         timeout_s: float | None,
         out: Any,
     ) -> Batch:
-        """Do what `Pool.recv` says."""
+        """Implement `Pool.recv`."""
         check_timeout(timeout_s)
         if env_ids is not None:
             if (batch_size, min_envs, max_envs) != (None, None, None):
-                raise UsageError("recv() takes env_ids, or how many envs, not both")
+                raise UsageError("recv() takes env_ids or a number of envs, not both")
             ids = self._pending(env_ids)
             self._set_eager(len(ids) < self._num_envs)
             self._waits.wait_for(ids, timeout_s)
@@ -60,7 +212,9 @@ class Receiver:
         pending = self._state.num_pending()
         if pending == 0:
             over = "; all envs are exhausted" if self._are_exhausted() else ""
-            raise UsageError(f"recv() with nothing pending would wait for ever; send() or reset_async() first{over}")
+            raise UsageError(
+                f"recv() with nothing pending would wait forever; call send() or reset_async() first{over}"
+            )
         if min_envs is not None or max_envs is not None:
             least = 1 if min_envs is None else min_envs
             most = max(least, self._num_envs) if max_envs is None else max_envs
@@ -69,20 +223,22 @@ class Receiver:
         else:
             least = most = self._batch_size or pending
         if not 1 <= least <= most:
-            raise UsageError(f"recv() of {least} to {most} envs makes no sense; ask for 1 to {self._num_envs}")
+            raise UsageError(f"recv() cannot return {least} to {most} envs; ask for 1 to {self._num_envs}")
         return least, most
 
     def _pending(self, env_ids: EnvIds) -> list[int]:
-        """Return these ids, if each is one of an env that is stepping or whose result waits to be received."""
+        """Return these ids, sorted, if each env is stepping or has a result to be received."""
         ids = sorted({int(env_id) for env_id in env_ids})
         check_ids(ids, self._num_envs)
         states = self._state.states()
-        faulted = [fault[0] for fault in self._state.take_faults()]
+        faulted = [fault[0] for fault in self._state.read_faults()]
         idle = [
             env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in faulted
         ]
         if idle or not ids:
-            raise UsageError(f"envs {idle} were sent nothing that recv() could wait for; send() or reset_async() first")
+            raise UsageError(
+                f"recv() cannot wait for envs {idle}, because they have no command; call send() or reset_async() first"
+            )
         return ids
 
     def _are_exhausted(self) -> bool:
@@ -101,14 +257,17 @@ class Receiver:
         env_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> Batch:
-        """Receive what is ready, at most so many envs, and of these if they are named; `least` are ready.
+        """Receive up to `most` ready envs, of `env_ids` if they are given; at least `least` are ready.
 
-        Python raises KeyboardInterrupt at almost any point, also on the return of a native call, whose result is lost then.
-        So native code marks in `_unclaimed` that it has received results, and what does not reach the caller is taken back.
+        Python may raise KeyboardInterrupt almost anywhere, also when a native call returns, and then its result is lost.
+        So native code marks in `_unclaimed` that it has received results, and results that do not reach the caller are made
+        receivable again.
         """
         fields = None
         try:
-            while (fields := self._state.collect(most, out, env_ids)) is None:  # a result cannot be read: a fault
+            while (
+                fields := self._state.collect(most, out, env_ids)
+            ) is None:  # a result cannot be read, which is a fault
                 if env_ids is not None:
                     self._waits.wait_for(env_ids, timeout_s)
                 else:
@@ -120,7 +279,7 @@ class Receiver:
             raise
 
     def take_back(self, result: object) -> None:
-        """Let the results of an interrupted call be received again, if it had received any."""
+        """Make the results of an interrupted call receivable again, if it had received any."""
         if result is not None or self._unclaimed[0]:
             self._unclaimed[0] = False
-            self._state.take_back()
+            self._state.restore_unclaimed()

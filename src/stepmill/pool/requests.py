@@ -1,9 +1,10 @@
-"""The slow side of a pool: requests to envs (calls, attributes, properties, rendering) and their futures."""
+"""Requests to envs (calls, attributes, properties, rendering) and their futures. A request runs between two steps of an env."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stepmill.backends.base import Backend, Future
@@ -11,100 +12,124 @@ from stepmill.pool.arguments import check_ids
 from stepmill.pool.capsules import Call
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.settings import Name
-from stepmill.spec.errors import EnvError, StepmillError, UsageError, WorkerDied, join_errors
+from stepmill.pool.workers import WorkerState
+from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, WorkerDied, join_errors
 from stepmill.spec.options import OnFault, PoolOptions
-from stepmill.worker.calls import SETTING, set_payload
-from stepmill.worker.messages import Outcome, Record, Request, RequestKind, Value
-from stepmill.worker.records import env_error
+from stepmill.worker.calls import SETTING_KINDS, set_payload
+from stepmill.worker.error_records import env_error
+from stepmill.worker.messages import ErrorRecord, Request, RequestKind, ServerLocation, Value
+
+
+@dataclass(frozen=True)
+class EnvCall:
+    """A request to some envs.
+
+    Attributes:
+        kind: what is requested.
+        env_ids: the envs. The places of a call are the indices of this tuple.
+        payload_for: returns the payload for the envs at these places.
+        positions: by place, the env's position in its episodes when the call was made; empty if no capsule is wanted.
+    """
+
+    kind: RequestKind
+    env_ids: tuple[int, ...]
+    payload_for: Callable[[Sequence[int]], object]
+    positions: Sequence[object]
+
+
+@dataclass(frozen=True, eq=False)
+class SentPart:
+    """The part of a call that was sent to one worker.
+
+    Attributes:
+        future: the reply of the worker.
+        places: the places of the call that the reply is for.
+        generation: of the worker, when the request was sent.
+        num_requests: how many requests the worker had been sent then, this one included.
+    """
+
+    future: Future
+    places: Sequence[int]
+    generation: int
+    num_requests: int
 
 
 class PoolFuture:
-    """The result of a call on several envs. Resolve futures in any order, as often as you like."""
+    """The result of a call of several envs. Futures may be resolved in any order, and repeatedly."""
 
-    def __init__(
-        self,
-        env_ids: Sequence[int],
-        parts: Sequence[tuple[Future, Sequence[int]]],
-        on_death: Callable[[WorkerDied], None] = lambda error: None,
-        on_error: Callable[[EnvError, int], StepmillError] = lambda error, place: error,
-        *,
-        died_of: Callable[[int], bool] = lambda worker: True,
-        is_kept: bool = False,
-    ) -> None:
-        """`parts`: a worker's future, and the places in `env_ids` that it answers for.
-
-        `on_death` hears of a death that is told, and may word it anew, `on_error` of what an env raised, once, with its place.
-        `died_of` says whether a worker that is dead has died of its part, and not before it came to that. If not, and
-        `is_kept`, then what was to be done is done to its successor, and its death need not be told here.
-        """
-        self.env_ids = tuple(env_ids)
-        self._parts = tuple(parts)
-        self._on_death = on_death
-        self._on_error = on_error
-        self._died_of = died_of
-        self._is_kept = is_kept
+    def __init__(self, requests: EnvRequests, call: EnvCall, parts: Sequence[SentPart]) -> None:
+        """Made by EnvRequests."""
+        self.env_ids = call.env_ids
+        self._requests = requests
+        self._call = call
+        self._parts = list(parts)
         self._errors: dict[int, StepmillError] = {}
+        self._unserved: set[SentPart] = set()  # parts that a dead worker did not read, to be sent to its successor
 
     @property
     def is_done(self) -> bool:
         """Whether `result` returns or raises at once, as far as is known now."""
-        return all(future.is_done for future, _ in self._parts)
+        return all(part.future.is_done for part in self._parts)
 
     def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
-        """Return one value per env, in the order of the envs that were named; wait for them.
+        """Wait, and return one value per env, in the order of `env_ids`.
 
         Args:
             timeout_s: seconds from now; None is `call_timeout_s` from when the call was made.
         Raises:
-            EnvError: an env raised; the faults of other envs are in `others`.
+            EnvError: an env raised; the errors of other envs are in `others`.
             EnvTimeout: not done yet. Nothing is lost: ask again.
-            WorkerDied: a worker is gone, and with it the answer.
+            WorkerDied: a worker died during the call, and its result is lost.
         """
         values: list[Any] = [None] * len(self.env_ids)
         errors: list[StepmillError] = []
-        for future, places in self._parts:
-            if self._is_kept and self._died_before(future, timeout_s):
-                continue
-            for place, outcome in zip(places, self._outcomes(future, timeout_s), strict=True):
+        index = 0
+        while index < len(self._parts):
+            part = self._parts[index]
+            try:
+                outcomes = part.future.result(timeout_s)
+            except WorkerDied as error:
+                if part in self._unserved or self._requests.may_repeat(part):
+                    self._unserved.add(part)
+                    self._parts[index : index + 1] = self._requests.repeat(self._call, part, timeout_s)
+                    continue
+                if not self._requests.is_left_to_successor(self._call, part):
+                    self._requests.report_death(error, part)
+                    raise
+                outcomes = ()
+            else:
+                self._requests.record_reply(part)
+            for place, outcome in zip(part.places, outcomes, strict=bool(outcomes)):
                 if isinstance(outcome, Value):
                     values[place] = outcome.value
                 else:
                     errors.append(self._error_of(outcome, place))
+            index += 1
         if errors:
             raise join_errors(errors)
         return tuple(values)
 
-    def refused(self) -> list[int]:
-        """Return the places of the envs that are known not to have done it: they raised, or their worker died of it."""
-        refused = []
-        for future, places in self._parts:
-            outcomes = future.peek()
+    def failed_places(self) -> list[int]:
+        """Return the places of the envs that raised, whose worker died in the request, or that were not called."""
+        failed: list[int] = []
+        for part in self._parts:
+            outcomes = part.future.peek()
             if outcomes is not None:
-                refused += [
-                    place for place, outcome in zip(places, outcomes, strict=True) if not isinstance(outcome, Value)
+                failed += [
+                    place
+                    for place, outcome in zip(part.places, outcomes, strict=True)
+                    if not isinstance(outcome, Value)
                 ]
-            elif future.has_failed and self._died_of(future.worker):
-                refused += places
-        return refused
+            elif part in self._unserved or (
+                part.future.has_failed and self._requests.died_in_request(part.future.worker)
+            ):
+                failed += part.places
+        return failed
 
-    def _died_before(self, future: Future, timeout_s: float | None) -> bool:
-        try:
-            future.result(timeout_s)
-        except WorkerDied:
-            return not self._died_of(future.worker)
-        return False
-
-    def _error_of(self, record: Record, place: int) -> StepmillError:
+    def _error_of(self, record: ErrorRecord, place: int) -> StepmillError:
         if place not in self._errors:
-            self._errors[place] = self._on_error(env_error(record, self.env_ids[place]), place)
+            self._errors[place] = self._requests.make_error(record, self._call, place)
         return self._errors[place].with_traceback(None)
-
-    def _outcomes(self, future: Future, timeout_s: float | None) -> tuple[Outcome, ...]:
-        try:
-            return future.result(timeout_s)
-        except WorkerDied as error:
-            self._on_death(error)
-            raise
 
 
 class EnvRequests:
@@ -114,24 +139,23 @@ class EnvRequests:
         self,
         backend: Backend,
         faults: FaultHandler,
-        locations: Sequence[tuple[int, int]],
+        server_locations: Sequence[ServerLocation],
         options: PoolOptions,
         *,
         num_envs: int,
     ) -> None:
-        """`locations`: of every env object, its worker and its position there."""
+
         self.ids = itertools.count(1)
         self._backend = backend
         self._faults = faults
-        self._locations = locations
+        self._server_locations = server_locations
         self._num_envs = num_envs
         self._num_spares = options.spare_envs
         self._call_timeout_s = options.call_timeout_s
-        # Under this policy the next step reports the death, and the successor is given what was set.
-        self._keeps_settings = options.on_fault is OnFault.TRUNCATE
+        self._on_fault = options.on_fault
 
     def checked_ids(self, env_ids: Any) -> list[int]:
-        """Return the named envs, or all; those from num_envs on are spares."""
+        """Return the named envs, or all; ids from num_envs on are those of spares."""
         ids = list(range(self._num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
         check_ids(ids, self._num_envs, self._num_spares)
         return ids
@@ -141,7 +165,7 @@ class EnvRequests:
         return self._send(kind, self.checked_ids(env_ids), lambda places: payload)
 
     def set(self, kind: RequestKind, name: Name, values: Any, env_ids: Any) -> None:
-        """Set something on the named envs, one value each or one for all, and remember it for rebuilt envs."""
+        """Set something on the named envs, one value each or one for all, and store it for rebuilt envs."""
         ids = self.checked_ids(env_ids)
         is_common = not isinstance(values, (list, tuple))
         if env_ids is None and (is_common or len(values) > len(ids)):
@@ -149,61 +173,169 @@ class EnvRequests:
         column = [values] * len(ids) if is_common else list(values)
         if len(column) != len(ids):
             raise UsageError(
-                f"{name!r} is to be set to {len(column)} values on {len(ids)} envs; give one per env, or one for all"
+                f"got {len(column)} values of {name!r} for {len(ids)} envs; give one per env, or one for all"
             )
         workers = self._faults.workers
         servers = [workers.state.server_of(env_id) for env_id in ids]
-        before = workers.put_settings(kind, name, servers, column)
+        settings = [workers.settings_of(server) for server in servers]
+        before = [settings[at].put(kind, name, server, column[at]) for at, server in enumerate(servers)]
+
+        def put_back(places: Iterable[int]) -> None:
+            for at in places:
+                settings[at].put_back(kind, name, servers[at], before[at])
+
         try:
             future = self._send(kind, ids, lambda places: set_payload(name, [column[place] for place in places]))
-        except BaseException:  # sent to none
-            workers.put_back_settings(kind, name, servers, before)
+        except BaseException:  # no request was sent
+            put_back(range(len(ids)))
             raise
         try:
             future.result()
         except StepmillError:
-            refused = future.refused()
-            workers.put_back_settings(kind, name, [servers[at] for at in refused], [before[at] for at in refused])
+            put_back(future.failed_places())
             raise
 
     def _send(
         self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]
     ) -> PoolFuture:
-        faults, workers, state = self._faults, self._faults.workers, self._faults.workers.state
-        faults.before_call((state.worker_of(env_id) for env_id in ids), self._call_timeout_s)
-        faults.raise_errors()
-        servers = [state.server_of(env_id) for env_id in ids]
+        state = self._faults.workers.state
+        self._wait_ready([state.worker_of(env_id) for env_id in ids], self._call_timeout_s)
+        # Reading an attribute needs no capsule.
+        has_capsule = self._faults.capsules.is_wanted and kind is not RequestKind.GET_ATTR
+        positions = [self._faults.capsules.position_of(env_id) for env_id in ids] if has_capsule else ()
+        call = EnvCall(kind, tuple(ids), payload_for, positions)
+        return PoolFuture(self, call, self._post(call, range(len(ids))))
+
+    def _wait_ready(self, workers: Iterable[int], timeout_s: float | None) -> None:
+        self._faults.before_call(workers, timeout_s)
+        self._faults.raise_errors()
+
+    def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:
+        """Send a request to each worker of the envs at these places."""
+        workers, state, replayer = self._faults.workers, self._faults.workers.state, self._faults.replayer
+        servers = {place: state.server_of(call.env_ids[place]) for place in places}
         places_of: dict[int, list[int]] = {}
-        for place, server in enumerate(servers):
-            places_of.setdefault(self._locations[server][0], []).append(place)
+        for place, server in servers.items():
+            places_of.setdefault(self._server_locations[server].worker, []).append(place)
         requests = {
             worker: Request(
                 id=next(self.ids),
-                kind=kind,
-                servers=tuple(self._locations[servers[place]][1] for place in places),
-                after=tuple(state.ticket_of_server(servers[place]) for place in places),
-                payload=payload_for(places),
+                kind=call.kind,
+                servers=tuple(self._server_locations[servers[place]].local_index for place in own),
+                after=tuple(state.ticket_of_server(servers[place]) for place in own),
+                payload=call.payload_for(own),
             )
-            for worker, places in places_of.items()
+            for worker, own in places_of.items()
         }
-        parts = [(future, places_of[future.worker]) for future in self._backend.call(requests)]
-        if faults.replayer is not None:
-            for future, places in parts:
-                faults.replayer.add_request([servers[place] for place in places], future)
-        on_death, on_error = workers.death_callback(), self._capsule_writer(kind, ids, payload_for)
-        is_kept = kind in SETTING and self._keeps_settings
-        return PoolFuture(ids, parts, on_death, on_error, died_of=state.died_in_request, is_kept=is_kept)
+        parts = []
+        for future in self._backend.call(requests):
+            worker, own = future.worker, places_of[future.worker]
+            parts.append(SentPart(future, own, workers.record_of(worker).generation, workers.num_requests(worker)))
+            if replayer is not None:
+                replayer.add_request([servers[place] for place in own], future)
+        return parts
 
-    def _capsule_writer(
-        self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]
-    ) -> Callable[[EnvError, int], StepmillError]:
-        """Return what writes a crash capsule of what an env raises in this request; reading an attribute needs none."""
-        capsules = self._faults.capsules
-        if kind is RequestKind.GET_ATTR or not capsules.is_wanted:
-            return lambda error, place: error
-        places = [capsules.place_of(env_id) for env_id in ids]
+    # ---- what becomes of a part -------------------------------------------------------------------------------------
 
-        def write(error: EnvError, place: int) -> StepmillError:
-            return capsules.keep_call(error, ids[place], Call(kind, payload_for([place]), places[place]))
+    def record_reply(self, part: SentPart) -> None:
+        """Record that the worker has replied to a part, and so to all requests before it."""
+        self._faults.workers.record_replies(part.future.worker, part.num_requests)
 
-        return write
+    def report_death(self, error: WorkerDied, part: SentPart) -> None:
+        """Record that the death of a worker is about to be raised as the result of a part."""
+        self._faults.workers.report_death_in_call(error, part.generation)
+
+    def is_left_to_successor(self, call: EnvCall, part: SentPart) -> bool:
+        """Whether a setting that a dead worker did not get to is applied to its successor. The next step reports the death."""
+        is_kept = call.kind in SETTING_KINDS and self._on_fault is OnFault.TRUNCATE
+        return is_kept and not self.died_in_request(part.future.worker)
+
+    def may_repeat(self, part: SentPart) -> bool:
+        """Whether a part of a dead worker can be sent to its successor, as if the worker had not died.
+
+        So it is if the policy replays deaths, the worker died before it read the request, and nothing was sent since.
+        """
+        workers, worker, request = self._faults.workers, part.future.worker, part.future.request
+        if self._on_fault is not OnFault.REPLAY or self.died_in_request(worker):
+            return False
+        record = workers.ask_process(worker)
+        if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
+            return False
+        servers = [record.plan.env_ids[local] for local in request.servers]
+        return tuple(workers.state.ticket_of_server(server) for server in servers) == request.after
+
+    def died_in_request(self, worker: int) -> bool:
+        """Whether a dead worker may have begun a request before it died; True if the pool is closed."""
+        try:
+            return self._faults.workers.state.died_in_request(worker)
+        except ClosedPoolError:
+            return True
+
+    def repeat(self, call: EnvCall, part: SentPart, timeout_s: float | None) -> list[SentPart]:
+        """Wait for the successor of a dead worker, and send it a part again."""
+        self._wait_ready([part.future.worker], self._call_timeout_s if timeout_s is None else timeout_s)
+        return self._post(call, part.places)
+
+    def make_error(self, record: ErrorRecord, call: EnvCall, place: int) -> StepmillError:
+        """Return the error of an env that raised, with its crash capsule if one is wanted."""
+        env_id = call.env_ids[place]
+        error = env_error(record, env_id)
+        if not call.positions:
+            return error
+        one = Call(call.kind, call.payload_for([place]), call.positions[place])
+        return self._faults.capsules.report_call(error, env_id, one)
+
+
+SetColumn = Callable[[str, Any, Any], None]
+ReadAll = Callable[[Any], "tuple[dict[str, Any], ...]"]
+
+
+class PoolProperties:
+    """The properties of a pool's envs: what `pool.properties` is.
+
+    A property is a named value beside the data, such as a parameter of a simulation. It is passed to the method
+    `set_property(name, value)` of an env or of one of its wrappers; an env without that method finds it in the dict
+    `env.unwrapped.properties`. It takes effect after the commands that were sent to the env before it, and before those
+    that are sent after it. Rebuilt envs get their properties again.
+    """
+
+    def __init__(self, set_column: SetColumn, read_all: ReadAll) -> None:
+        self._set_column = set_column
+        self._read_all = read_all
+
+    def set(self, name: str, value: Any, *, env_ids: Sequence[int] | None = None) -> None:
+        """Set a property of envs.
+
+        Args:
+            name: of the property.
+            value: a list or tuple has one value per env; anything else is for all.
+            env_ids: which envs; None is all.
+        Raises:
+            EnvError: the `set_property` of an env raised.
+        """
+        if not isinstance(name, str):
+            raise UsageError(f"the name of a property must be a string, not the {type(name).__name__} {name!r}")
+        self._set_column(name, value, env_ids)
+
+    def get(self, name: str, *, env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """Return a property of envs, one value per env.
+
+        Raises:
+            UsageError: an env has no such property.
+        """
+        columns = self._read_all(env_ids)
+        ids = range(len(columns)) if env_ids is None else env_ids
+        missing = [int(env_id) for env_id, column in zip(ids, columns, strict=True) if name not in column]
+        if missing:
+            raise UsageError(
+                f"envs {missing} have no property {name!r}; set it first; properties.list() names those that exist"
+            )
+        return tuple(column[name] for column in columns)
+
+    def list(self, *, env_ids: Sequence[int] | None = None) -> list[str]:
+        """Return the names of all properties that any of the envs has, sorted."""
+        return sorted({name for column in self._read_all(env_ids) for name in column})
+
+    def read(self, *, env_ids: Sequence[int] | None = None) -> tuple[dict[str, Any], ...]:
+        """Return a copy of all properties, one dict per env."""
+        return self._read_all(env_ids)

@@ -1,4 +1,4 @@
-"""What a reset takes along: a seed and options for each env."""
+"""Plans resets: seeds, options and masks of a call become commands for envs."""
 
 from __future__ import annotations
 
@@ -16,65 +16,65 @@ from stepmill.spec.errors import UsageError
 
 Seed = int | Sequence[int | None] | Mapping[int, int | None] | None
 Options = Mapping[Any, Any] | Sequence[Mapping[str, Any] | None] | None
-LARGEST_WORD = 2**64 - 1  # a seed that is larger travels beside the command words
+LARGEST_WORD = 2**64 - 1  # larger seeds are sent in blobs
 Blob = tuple[object, object, None]  # (seed, options, no actions)
 
 
 @dataclass(frozen=True)
-class ResetOrder:
-    """Resets, ready for the ledger: per env a seed word and a blob, or None.
+class ResetPlan:
+    """The resets of one call: per env a seed word and a blob, or None.
 
     Attributes:
-        given: options of the envs that were given some, or None explicitly.
-        is_whole: all rows of all envs, and then the spares too, with `spare_seeds`.
+        options: by env, the options that the call gave it, which may be None.
+        is_whole: whether all rows of all envs are reset, and then the spares too, with `spare_seeds`.
     """
 
     env_ids: list[int]
-    given: dict[int, Mapping[str, Any] | None]
+    options: dict[int, Mapping[str, Any] | None]
     words: list[int | None]
     blobs: list[Blob | None]
     is_whole: bool
     spare_seeds: list[int | None]
 
     @property
-    def demanding(self) -> list[int]:
-        """The envs for which an episode that was begun ahead of its time will not do."""
+    def env_ids_to_restart(self) -> list[int]:
+        """The envs that cannot use an episode that was begun in advance."""
         rows = zip(self.env_ids, self.words, self.blobs, strict=True)
         return [env_id for env_id, word, blob in rows if self.is_whole or word is not None or blob is not None]
 
-    def given_with(self, num_spares: int) -> dict[int, Mapping[str, Any] | None]:
-        """Return `given`; what all envs are given alike the spares are given, too."""
-        if not self.is_whole or any(own is not self.given.get(0) for own in self.given.values()):
-            return self.given
+    def options_with_spares(self, num_spares: int) -> dict[int, Mapping[str, Any] | None]:
+        """Return `options`; if all envs have the same options, the spares get them, too."""
+        if not self.is_whole or any(own is not self.options.get(0) for own in self.options.values()):
+            return self.options
         num_envs = len(self.env_ids)
-        return self.given | dict.fromkeys(range(num_envs, num_envs + num_spares), self.given.get(0))
+        return self.options | dict.fromkeys(range(num_envs, num_envs + num_spares), self.options.get(0))
 
-    def recall(self, ledger: _native.Ledger) -> None:
-        """Before a reset of all, give every env its own object back; begun episodes that will not do become results to drop."""
+    def release_staged(self, state: _native.PoolState) -> None:
+        """Before a reset of all, give each env its own object again; unusable staged episodes become results to be dropped."""
         if self.is_whole:
-            ledger.restore_order()
-        ledger.claim_staged(self.demanding)
+            state.restore_order()
+        state.claim_staged(self.env_ids_to_restart)
 
 
-class ResetDesk:
-    """Turns what the user says of a reset into commands. Remembers only which envs have a seed yet."""
+class ResetPlanner:
+    """Plans resets. Its only state is which envs have no seed yet."""
 
     def __init__(self, num_envs: int, batch_size: int, *, is_seeded: bool, num_spares: int = 0) -> None:
-        """`is_seeded`: every env needs a seed, since those of its automatic resets are derived from it."""
+        """`is_seeded`: every env needs a seed, from which the seeds of its automatic resets are derived."""
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._num_spares = num_spares
         self._unseeded = set(range(num_envs)) if is_seeded else set()
 
-    def order(
+    def plan(
         self, env_ids: Sequence[int] | NDArray[Any] | None, mask: NDArray[np.bool_] | None, seed: Seed, options: Options
-    ) -> ResetOrder:
-        """Return the commands for a reset; see `Pool.reset_async`."""
+    ) -> ResetPlan:
+        """Return the plan of a reset; see `Pool.reset_async`."""
         if env_ids is not None and mask is not None:
             raise UsageError("a reset takes env_ids or a mask, not both")
         rows = None if mask is None else self._rows(mask)
         ids = self._ids(env_ids, rows)
-        seed, spare_seeds = self._part(seed)
+        seed, spare_seeds = self._split_seed(seed)
         seeds = spread_seed(seed, ids, self._num_envs, self._batch_size)
         for place, env_id in enumerate(ids):
             if env_id in self._unseeded:
@@ -83,14 +83,14 @@ class ResetDesk:
         words, blobs = split_words(seeds, each)
         if rows is not None and self._batch_size > 1:
             blobs = [_with_mask(blob, rows[env_id]) for blob, env_id in zip(blobs, ids, strict=True)]
-        given = {
+        by_env = {
             env_id: own for env_id, own in zip(ids, each, strict=True) if not _is_each(options) or env_id in options
         }
         is_whole = len(ids) == self._num_envs and (rows is None or bool(rows.all()))
-        return ResetOrder(ids, given, words, blobs, is_whole, spare_seeds)
+        return ResetPlan(ids, by_env, words, blobs, is_whole, spare_seeds)
 
-    def _part(self, seed: Seed) -> tuple[Seed, list[int | None]]:
-        """Part what is given for envs and for spares. A list may have one seed more for each spare."""
+    def _split_seed(self, seed: Seed) -> tuple[Seed, list[int | None]]:
+        """Return the seeds of envs and of spares. A list may have one more seed for each spare."""
         none: list[int | None] = [None] * self._num_spares
         if self._num_spares == 0 or seed is None or isinstance(seed, (Mapping, str, bytes)):
             return seed, none
@@ -98,15 +98,15 @@ class ResetDesk:
             num_rows = self._num_envs * self._batch_size
             if len(seed) == num_rows + self._num_spares * self._batch_size:
                 return seed[:num_rows], [_checked(each) for each in seed[num_rows :: self._batch_size]]
-            return seed, [_following(seed, place) for place in range(self._num_spares)]
+            return seed, [_derived_seed(seed, place) for place in range(self._num_spares)]
         first = _checked(seed) or 0
         return seed, [
             (first + (self._num_envs + place) * self._batch_size) & LARGEST_WORD for place in range(self._num_spares)
         ]
 
-    def note_sent(self, order: ResetOrder) -> None:
-        """Take note of an order that the ledger has taken: its envs have their seeds."""
-        self._unseeded.difference_update(order.env_ids)
+    def record_sent(self, plan: ResetPlan) -> None:
+        """Record that a plan was sent: its envs have seeds."""
+        self._unseeded.difference_update(plan.env_ids)
 
     def _rows(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         rows = np.asarray(mask)
@@ -146,7 +146,7 @@ def spread_seed(
     Args:
         seed: None; s, which gives row i the seed s + i; a list with a seed or None for every row of the pool (or of the
             named envs); a dict from env id to seed.
-        env_ids: the envs to be reset.
+        env_ids: the envs to reset.
         num_envs: envs of the pool.
         batch_size: rows of an env. A batched env gets one seed, its first row's, or a list with one for each row.
     """
@@ -155,9 +155,7 @@ def spread_seed(
     if isinstance(seed, Mapping):
         unknown = sorted(set(seed) - set(env_ids))
         if unknown:
-            raise UsageError(
-                f"seeds are given for envs {unknown}, which this reset does not reset; name them in env_ids"
-            )
+            raise UsageError(f"got seeds for envs {unknown}, which this call does not reset; name them in env_ids")
         return [_checked(seed.get(env_id)) for env_id in env_ids]
     if isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, (str, bytes)):
         return _from_list(seed, env_ids, num_envs, batch_size)
@@ -174,9 +172,7 @@ def _from_list(
     elif num == len(env_ids) * batch_size:
         places = list(range(len(env_ids)))
     else:
-        raise UsageError(
-            f"{num} seeds are given for {num_envs * batch_size} envs; give one for each, or one number for all"
-        )
+        raise UsageError(f"got {num} seeds for {num_envs * batch_size} envs; give one per env, or one number for all")
     checked = [_checked(seed) for seed in seeds]
     if batch_size == 1:
         return [checked[place] for place in places]
@@ -189,7 +185,7 @@ def spread_options(options: Options, env_ids: Sequence[int], num_envs: int) -> l
     Args:
         options: None; a mapping, for all; a list with a mapping or None for every env of the pool (or for the named
             ones); a dict from env id to mapping: one whose keys are all integers.
-        env_ids: the envs to be reset.
+        env_ids: the envs to reset.
         num_envs: envs of the pool.
     """
     if options is None or isinstance(options, Mapping):
@@ -197,22 +193,22 @@ def spread_options(options: Options, env_ids: Sequence[int], num_envs: int) -> l
             return [options] * len(env_ids)
         unknown = sorted(int(key) for key in set(options) - set(env_ids))
         if unknown:
-            raise UsageError(
-                f"options are given for envs {unknown}, which this reset does not reset; name them in env_ids"
-            )
+            raise UsageError(f"got options for envs {unknown}, which this call does not reset; name them in env_ids")
         return [_checked_options(options.get(env_id)) for env_id in env_ids]
     if not isinstance(options, (list, tuple)):
         raise UsageError(
-            f"reset options must be a mapping, one mapping per env, or None, and are a {type(options).__name__}"
+            f"reset options must be a mapping, one mapping per env, or None, not a {type(options).__name__}"
         )
     if len(options) not in (num_envs, len(env_ids)):
-        raise UsageError(f"{len(options)} options are given for {len(env_ids)} envs; give one for each, or one mapping")
+        raise UsageError(
+            f"got {len(options)} options for {len(env_ids)} envs; give one per env, or one mapping for all"
+        )
     places = env_ids if len(options) == num_envs else range(len(env_ids))
     return [_checked_options(options[place]) for place in places]
 
 
 def _is_each(options: object) -> TypeGuard[Mapping[int, Any]]:
-    """Whether options are a dict from env id to the env's own."""
+    """Whether options are a dict from env id to options of that env."""
     return (
         isinstance(options, Mapping)
         and bool(options)
@@ -223,11 +219,11 @@ def _is_each(options: object) -> TypeGuard[Mapping[int, Any]]:
 def _checked_options(options: object) -> Mapping[str, Any] | None:
     if options is None or isinstance(options, Mapping):
         return options
-    raise UsageError(f"the options of one env are a mapping or None, not the {type(options).__name__} {options!r}")
+    raise UsageError(f"the options of one env must be a mapping or None, not the {type(options).__name__} {options!r}")
 
 
-def _following(seeds: Sequence[int | None], place: int) -> int | None:
-    """A spare's seed, where a list has none for it: derived from the first."""
+def _derived_seed(seeds: Sequence[int | None], place: int) -> int | None:
+    """Return the seed of a spare for which a list has none: it is derived from the first seed."""
     first = _checked(seeds[0]) if len(seeds) else None
     return None if first is None else int(np.random.SeedSequence([first, place]).generate_state(1)[0]) >> 1
 
@@ -236,18 +232,18 @@ def _checked(seed: object) -> int | None:
     if seed is None:
         return None
     try:
-        number = None if isinstance(seed, bool) else operator.index(seed)  # type: ignore[arg-type]  # that is the check
+        number = None if isinstance(seed, bool) else operator.index(seed)  # type: ignore[arg-type]  # this is the check
     except TypeError:
         number = None
     if number is None or number < 0:
-        raise UsageError(f"the seed {seed!r} is no whole number of 0 or more; give an int, a list of them, or None")
+        raise UsageError(f"the seed {seed!r} is not an integer of 0 or more; give an int, a list of ints, or None")
     return number
 
 
 def split_words(
     seeds: Sequence[int | list[int | None] | None], options: Sequence[object]
 ) -> tuple[list[int | None], list[Blob | None]]:
-    """Return what goes into the seed words, and the blobs (seed, options, no actions) that take the rest."""
+    """Return the seed words, and blobs (seed, options, no actions) for seeds and options that do not fit into words."""
     words: list[int | None] = []
     blobs: list[Blob | None] = []
     for seed, own in zip(seeds, options, strict=True):
@@ -259,5 +255,5 @@ def split_words(
 
 
 def draw_seed() -> int:
-    """Return fresh entropy, small enough that seed + env_id is a seed for every env API."""
+    """Return a random seed that is small enough that seed + env_id is valid in every env API."""
     return int(np.random.SeedSequence().generate_state(1)[0]) >> 2

@@ -15,7 +15,7 @@ _MISSING = object()
 
 
 class AppliedSettings:
-    """The newest value of everything that was set on the envs of one worker.
+    """The newest value of everything that the user has set on the envs of one worker.
 
     A value is identified by the kind of its request, a name, and the env object (server) that has it.
     """
@@ -26,14 +26,14 @@ class AppliedSettings:
         self._values: dict[tuple[RequestKind, Name], dict[int, Any]] = {}
 
     def put(self, kind: RequestKind, name: Name, server: int, value: Any) -> object:
-        """Store a value; return the one before, for `put_back`."""
+        """Store a value; return the previous one, for `put_back`."""
         values = self._values.setdefault((kind, name), {})
         before = values.get(server, _MISSING)
         values[server] = value
         return before
 
     def put_back(self, kind: RequestKind, name: Name, server: int, before: object) -> None:
-        """Restore what `put` returned, for an env that did not take the newer value."""
+        """Restore what `put` returned, for an env that did not accept the newer value."""
         values = self._values[kind, name]
         if before is _MISSING:
             values.pop(server, None)
@@ -41,7 +41,7 @@ class AppliedSettings:
             values[server] = before
 
     def attributes_of(self, server: int) -> dict[Name, Any]:
-        """Return the attributes that are set on an env object, by name, and what functions have set, by function."""
+        """Return the attributes that were set on an env object, by name or by the function that sets them."""
         return {
             name: values[server]
             for (kind, name), values in self._values.items()
@@ -49,7 +49,7 @@ class AppliedSettings:
         }
 
     def requests(self, servers: Sequence[int]) -> list[Request]:
-        """Return requests that set everything again on these env objects, in the order in which it was set first."""
+        """Return requests that set everything on these env objects again, in the order of the first settings."""
         requests = []
         for (kind, name), values in list(self._values.items()):
             owned = [server for server in servers if server in values]

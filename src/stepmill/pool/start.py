@@ -1,11 +1,13 @@
-"""From env functions to a running pool: plan the workers, build the envs, check them, lay out the slab."""
+"""Makes a running pool from env functions: plans the workers, builds and checks the envs, lays out the slab."""
 
 from __future__ import annotations
 
+import atexit
 import errno
 import itertools
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,10 +15,10 @@ from typing import cast
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Mortal, too_many_workers
+from stepmill.backends.base import Backend, MonitoredBackend, too_many_workers_error
 from stepmill.backends.foreign import InlineForeignBackend, foreign_backend
+from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
-from stepmill.backends.program_end import is_ending
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool.fault_handler import FaultHandler
@@ -27,34 +29,32 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
-from stepmill.spec.options import AutoresetMode, BackendName, OnFault, PoolOptions, RetryIn, Seeding
-from stepmill.spec.tree import Node, leaves, program
-from stepmill.worker.messages import WorkerPlan, WorkerReport, WorkerSettings, dump, load
-from stepmill.worker.settle import DUMP_SIGNAL
+from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn
+from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
+from stepmill.worker.native_settings import native_settings
+from stepmill.worker.process_setup import DUMP_SIGNAL
 from stepmill.worker.signals import defer_signals
 
 EnvFn = Callable[[], object]
 
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
-INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same after Ctrl-C, when all is to be over within a second
-_SEEDING_NUMBERS = {Seeding.CONTINUE: 0, Seeding.PER_EPISODE: 1, Seeding.FIXED: 2}
-_AUTORESET_NUMBERS = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
+INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same after Ctrl-C, when close() must take less than a second
 
 
 class PoolResources:
-    """What a pool owns and has to end: workers, descriptors, memory, threads.
+    """What a pool owns and must release: workers, descriptors, memory, threads.
 
-    It exists before the first of them, and each is stored here as soon as it is made, while signals are deferred. So it
-    can be closed at any time, however far the start of the pool has come.
+    This object is made first, and each resource is stored here as soon as it exists, while signals are deferred. So it can be
+    closed at any point of the start of the pool.
     """
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
         self.faults: FaultHandler | None = None
         self.slab: SharedSlab | None = None
-        self.state: _native.Ledger | None = None
+        self.state: _native.PoolState | None = None
         self.reaper: _native.Reaper | None = None
-        self._closers = [None]  # whoever takes the one item closes; taking it is atomic
+        self._closers = [None]  # the caller that removes the item closes; the removal is atomic
 
     @property
     def is_closed(self) -> bool:
@@ -62,17 +62,17 @@ class PoolResources:
         return not self._closers
 
     def close(self) -> None:
-        """End everything, once. Quick if Ctrl-C is what ends it: a KeyboardInterrupt is being handled."""
+        """Release everything, once. The timeout is shorter while a KeyboardInterrupt is handled."""
         self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]))
 
     def abandon(self) -> None:
-        """Close what nobody has closed: the pool is garbage, or the program ends.
+        """Close a pool that was not closed, because it is garbage or the program ends.
 
         The program ends because of Ctrl-C if a KeyboardInterrupt was the last exception whose traceback was printed.
         """
         if self.is_closed:
             return
-        last_type = getattr(sys, "last_type", None) if is_ending() else None
+        last_type = getattr(sys, "last_type", None) if _native.is_exiting() else None
         self._close(is_interrupted=_is_interrupt(sys.exc_info()[0]) or _is_interrupt(last_type))
 
     def _close(self, *, is_interrupted: bool) -> None:
@@ -94,14 +94,21 @@ class PoolResources:
         try:
             if self.backend is not None:
                 self.backend.close(timeout_s)
-        finally:  # it warns of envs that raise in close(), and warnings may be errors
+        finally:  # close() of a backend may warn, and warnings may be errors
             if self.faults is not None:
                 self.faults.workers.join()
-                self.faults.capsules.let_go()
+                self.faults.capsules.release()
             if self.state is not None:
                 self.state.release()
             if self.slab is not None:
                 self.slab.close()
+
+
+# The exit function of `weakref` closes the pools that are left. Exit functions run in the reverse order of their
+# registration, and `weakref` registers its own with the first finalizer. This finalizer therefore makes
+# `begin_exit` run before any pool is closed.
+weakref.finalize(PoolResources, int)
+atexit.register(_native.begin_exit)
 
 
 def _is_interrupt(kind: type[BaseException] | None) -> bool:
@@ -109,44 +116,51 @@ def _is_interrupt(kind: type[BaseException] | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Running:
-    """What `start_pool` has made. Its PoolResources own it, and end it.
+class PoolRuntime:
+    """The parts of a started pool. Its PoolResources own and release them.
 
     Attributes:
-        specs: of every env, by env_id; spares come last.
-        seats: of every server, spares too: its worker, and its place there.
+        plans: by worker.
+        specs: by env_id; those of spares come last.
+        server_locations: by server, with those of spares.
     """
 
     backend: Backend
     plans: tuple[WorkerPlan, ...]
     specs: tuple[EnvSpec, ...]
     slab: SharedSlab
-    state: _native.Ledger
-    seats: tuple[tuple[int, int], ...]
+    state: _native.PoolState
+    server_locations: tuple[ServerLocation, ...]
     faults: FaultHandler
 
 
-def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> Running:
-    """Build all envs and make everything that serves them, into `resources`, which the caller closes if this raises."""
+def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> PoolRuntime:
+    """Build all envs, and start what runs them. The caller closes `resources` if this raises."""
     choice = choose_backend(len(env_fns), options)
     _check_retries(choice, options)
-    _tell_unused(choice, options)
+    _warn_unused(choice, options)
     check_affinity(choice, options)
     plans = plan_workers(env_fns, options)
-    is_foreign = choice is BackendName.ENVPOOL
-    backend = foreign_backend(worker_settings(options), env_fns) if is_foreign else make_backend(choice, options)
+    if choice is BackendName.ENVPOOL:
+        backend = foreign_backend(worker_settings(options), env_fns)
+    elif choice is BackendName.KERNEL:
+        backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
+    else:
+        backend = make_backend(choice, options)
     if isinstance(backend, InlineForeignBackend):
-        _tell_unused(choice, options, _MEANINGLESS[BackendName.SERIAL])
+        _warn_unused(choice, options, _WITHOUT_EFFECT[BackendName.SERIAL])
     try:
         with defer_signals():
             return _start(plans, backend, options, resources)
     except OSError as exc:
         if exc.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        raise too_many_workers(len(plans), exc) from exc
+        raise too_many_workers_error(len(plans), exc) from exc
 
 
-def _start(plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions, resources: PoolResources) -> Running:
+def _start(
+    plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions, resources: PoolResources
+) -> PoolRuntime:
     resources.backend = backend
     resources.faults = faults = FaultHandler(plans, backend, options)
     reports = _start_workers(backend, plans, faults)
@@ -157,22 +171,24 @@ def _start(plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions, 
     layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
     resources.slab = slab = SharedSlab(layout, len(plans))
     set_spinning(slab, options, len(plans))
-    settings = _ledger_settings(specs, options, backend, len(plans))
-    resources.state = state = _native.Ledger(slab.native, settings)
-    if isinstance(backend, Mortal):
+    settings = _state_settings(specs, options, backend, len(plans))
+    resources.state = state = _native.PoolState(slab.native, settings)
+    if isinstance(backend, MonitoredBackend):
         resources.reaper = _make_reaper(slab, backend, options)
         state.attach_reaper(resources.reaper)
-    faults.workers.attach(state, reports)
-    faults.capsules.attach(state, specs[0], faults.workers.attributes_of)
+    faults.workers.attach(state, reports, resources.reaper)
+    faults.capsules.attach(state, specs[0], faults.workers.settings_of)
     backend.attach(slab, state.post_request)
     if isinstance(backend, SerialBackend):
         state.attach_inline(backend.loop)
     if isinstance(backend, InlineForeignBackend):
-        state.attach_helper(backend.help)
-    return Running(backend, tuple(plans), specs, slab, state, seats_of(plans), faults)
+        state.attach_helper(backend.advance)
+    if isinstance(backend, KernelBackend):
+        state.attach_kernel(backend.loop)
+    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), faults)
 
 
-def _make_reaper(slab: SharedSlab, backend: Mortal, options: PoolOptions) -> _native.Reaper:
+def _make_reaper(slab: SharedSlab, backend: MonitoredBackend, options: PoolOptions) -> _native.Reaper:
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
     limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
     reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
@@ -186,7 +202,7 @@ def _make_reaper(slab: SharedSlab, backend: Mortal, options: PoolOptions) -> _na
 
 
 def _attempts_timeout_s(options: PoolOptions) -> float | None:
-    """Return how long a reset may take with all its attempts in the same env, and the waits between them."""
+    """Return how long a reset may take, with all attempts in the same env and the waits between them."""
     if options.reset_timeout_s is None:
         return None
     num_retries = options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0
@@ -197,18 +213,18 @@ def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], faults: FaultH
     try:
         return backend.start(plans)
     except StepmillError as error:
-        faults.capsules.keep_start(error)
+        faults.capsules.report_start_failure(error)
         raise
 
 
 def has_log(options: PoolOptions) -> bool:
-    """Whether the actions and results of running episodes are kept: to play them again, or for crash capsules."""
+    """Whether actions and results of running episodes are logged, for replays or crash capsules."""
     has_capsules = options.crash_dir is not None and options.backend is not BackendName.ENVPOOL
     return OnFault.REPLAY in (options.on_fault, options.on_raise) or has_capsules
 
 
 def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:
-    """Return a backend that has not begun."""
+    """Return a backend that is not started."""
     if not isinstance(choice, BackendName):
         return choice
     return _BACKENDS[choice](worker_settings(options))
@@ -222,7 +238,7 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
 
 
 def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
-    if options.reset_retries and options.reset_retry_in is RetryIn.NEW and choice in _MEANINGLESS:
+    if options.reset_retries and options.reset_retry_in is RetryIn.NEW and choice in _WITHOUT_EFFECT:
         raise UsageError(
             f"reset_retry_in='new' needs processes, and the backend is {_name(choice)}; "
             "use backend='process', or reset_retry_in='same'"
@@ -233,11 +249,11 @@ def _name(choice: BackendName | Backend) -> str:
     return repr(choice.value) if isinstance(choice, BackendName) else type(choice).__name__
 
 
-def _tell_unused(choice: BackendName | Backend, options: PoolOptions, names: Sequence[str] | None = None) -> None:
-    """Warn of options that were given and mean nothing here: a deadline that nobody keeps must not be trusted."""
+def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Sequence[str] | None = None) -> None:
+    """Warn of options that have no effect on this backend, such as a deadline that is not enforced."""
     if not isinstance(choice, BackendName):
         return
-    names = _MEANINGLESS.get(choice, ()) if names is None else names
+    names = _WITHOUT_EFFECT.get(choice, ()) if names is None else names
     unused = [name for name in names if getattr(options, name) != PoolOptions.default_of(name)]
     if unused:
         given = ", ".join(unused)
@@ -247,25 +263,26 @@ def _tell_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
         )
 
 
-# Not `context`: how processes would have been started makes no difference where there are none.
-_OF_PROCESSES = ("worker_env", "worker_threads")
-_MEANINGLESS = {
-    BackendName.SERIAL: ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "call_timeout_s", *_OF_PROCESSES),
-    BackendName.THREAD: _OF_PROCESSES,
+# `context` is not among them: on a backend without processes the user loses nothing by it.
+_ONLY_PROCESSES = ("worker_env", "worker_threads")
+_WITHOUT_EFFECT = {
+    BackendName.SERIAL: ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "call_timeout_s", *_ONLY_PROCESSES),
+    BackendName.THREAD: _ONLY_PROCESSES,
+    BackendName.KERNEL: ("reset_timeout_s", "start_timeout_s", "call_timeout_s", *_ONLY_PROCESSES),
 }
 
 
 def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
-    """Return the backend that "auto" stands for: in line where nothing is gained by processes."""
+    """Return the backend of the options; "auto" is serial for one env or no workers, and else processes."""
     if options.backend is BackendName.AUTO:
         return BackendName.SERIAL if num_envs == 1 or options.num_workers == 0 else BackendName.PROCESS
     return cast("BackendName | Backend", options.backend)
 
 
 def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerPlan]:
-    """Share the envs out among the workers: contiguous, and as even as can be; the spares, which come last, evenly too."""
+    """Divide the envs among the workers: contiguous, and as evenly as possible. The spares come last, and are spread evenly."""
     num_envs = len(env_fns)
-    if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL):
+    if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL, BackendName.KERNEL):
         num_workers = 1
     elif options.envs_per_worker is not None:
         num_workers = -(-num_envs // options.envs_per_worker)
@@ -273,22 +290,21 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
         num_workers = options.num_workers or worker_cores(options)
     num_workers = min(num_workers, num_envs)
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
-    rooms = [end - begin for begin, end in itertools.pairwise(bounds)]
-    spares: list[list[int]] = [[] for _ in rooms]
+    sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
+    spares: list[list[int]] = [[] for _ in sizes]
     for place in range(options.spare_envs):
         worker = num_workers - 1 - place * num_workers // options.spare_envs
-        while len(spares[worker]) == rooms[worker]:
-            worker -= 1  # the first worker is never the only one with room: its turn comes last
+        while len(spares[worker]) == sizes[worker]:
+            worker -= 1  # worker 0 comes last, and is never the only one with space left
         spares[worker].append(num_envs - options.spare_envs + place)
     ids = iter(range(num_envs - options.spare_envs))
-    shares = [(*itertools.islice(ids, room - len(extra)), *extra) for room, extra in zip(rooms, spares, strict=True)]
+    shares = [(*itertools.islice(ids, size - len(extra)), *extra) for size, extra in zip(sizes, spares, strict=True)]
     return [WorkerPlan(worker, own, tuple(env_fns[i] for i in own)) for worker, own in enumerate(shares)]
 
 
-def seats_of(plans: Sequence[WorkerPlan]) -> tuple[tuple[int, int], ...]:
-    """Return each server's worker, and its place there, in the order of servers."""
-    seats = {server: (plan.worker, place) for plan in plans for place, server in enumerate(plan.env_ids)}
-    return tuple(seats[server] for server in range(len(seats)))
+def count_threads(num_envs: int, options: PoolOptions) -> int:
+    """Return how many threads run the envs of a kernel, including the caller's."""
+    return min(options.num_workers or worker_cores(options), num_envs)
 
 
 def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]) -> tuple[EnvSpec, ...]:
@@ -301,10 +317,10 @@ def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]
 
 
 def check_affinity(choice: BackendName | Backend, options: PoolOptions) -> None:
-    """Refuse cores that are not there, and a backend that has no workers to keep to them.
+    """Check the cores of the option `affinity`.
 
     Raises:
-        UsageError: names them.
+        UsageError: this process may not use a core, or the backend has no workers.
     """
     if options.affinity is None:
         return
@@ -319,7 +335,7 @@ def check_affinity(choice: BackendName | Backend, options: PoolOptions) -> None:
 
 
 def worker_settings(options: PoolOptions) -> WorkerSettings:
-    """Return what of the options every worker must know."""
+    """Return the options that workers need."""
     return WorkerSettings(
         autoreset=options.autoreset_mode,
         seeding=options.seeding,
@@ -329,7 +345,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         worker_threads=options.worker_threads,
         affinity=None if options.affinity is None else tuple(options.affinity),
         timers_every=options.timers_every,
-        overlap_resets=options.overlap_resets and not options.spare_envs,  # with spares every reset is
+        overlap_resets=options.overlap_resets and not options.spare_envs,  # with spares every reset is overlapped
         start_serially=options.start_serially,
         reset_retries=options.reset_retries if options.reset_retry_in is RetryIn.SAME else 0,
         reset_retry_wait_s=options.reset_retry_wait_s,
@@ -340,10 +356,10 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
 
 
 def check_specs(specs: Sequence[EnvSpec]) -> None:
-    """Refuse envs that cannot share a slab.
+    """Check that the envs can share a slab.
 
     Raises:
-        SpecMismatch: names the first env that differs from env 0, and how.
+        SpecMismatch: an env differs from env 0.
     """
     first = specs[0]
     for env_id, spec in enumerate(specs):
@@ -364,24 +380,25 @@ def check_specs(specs: Sequence[EnvSpec]) -> None:
                     specs=specs,
                 )
         raise SpecMismatch(
-            f"env {env_id} is batched and env 0 is not, or the other way round; let all be alike", specs=specs
+            f"env {env_id} is batched and env 0 is not, or the other way round; use only one kind in a pool",
+            specs=specs,
         )
 
 
 def check_budget(spec: EnvSpec, options: PoolOptions) -> None:
-    """Refuse a budget of episodes for envs whose rows end theirs at different times.
+    """Check the option `num_episodes`.
 
     Raises:
-        UsageError: the envs are batched.
+        UsageError: the envs are batched, and their rows end episodes at different times.
     """
     if options.num_episodes is not None and spec.is_batched:
         raise UsageError(
-            f"num_episodes={options.num_episodes} is for envs of one row each, and these are batched; count the "
-            "episodes of their rows yourself"
+            f"num_episodes={options.num_episodes} does not work with batched envs; leave it out, and count the "
+            "episodes of the rows in your program"
         )
 
 
-def _ledger_settings(
+def _state_settings(
     specs: Sequence[EnvSpec],
     options: PoolOptions,
     backend: Backend,
@@ -389,42 +406,20 @@ def _ledger_settings(
 ) -> dict[str, object]:
     spec = specs[0]
     return {
+        **native_settings(spec, options.autoreset_mode, options.seeding),
         "num_envs": len(specs) - options.spare_envs,
-        "observation": program(spec.observation),
-        "observation_leaves": _shapes(spec.observation),
-        "action": program(spec.action),
-        "action_leaves": _shapes(spec.action),
-        **_outcome_settings(spec),
-        "autoreset": _AUTORESET_NUMBERS[options.autoreset_mode],
+        "flag": (np.dtype(np.bool_), (len(spec.agents),) if spec.agents else ()),
+        "over": (np.dtype(np.bool_), ()),
+        "episode_return": (np.dtype(np.float64), spec.reward.shape),
+        "episode_length": (np.dtype(np.int64), ()),
         "copy": options.copy,
         "episode_stats": options.episode_stats is not False,
-        "batched": spec.is_batched,
         "holds_gil": isinstance(backend, ProcessBackend),
         "spin_ns": parent_spin_ns(options, num_workers),
         "make_info": InfoMaker(
             spec.batch_size if spec.is_batched else None, reserved_keys(options, is_batched=spec.is_batched)
         ).make,
         "describe_unreadable": describe_unreadable,
-        "seeding": _SEEDING_NUMBERS[options.seeding],
         "num_episodes": options.num_episodes or 0,
         "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,
-        "pickler": dump,
-        "unpickler": load,
     }
-
-
-def _outcome_settings(spec: EnvSpec) -> dict[str, object]:
-    """Dtype and shape of what a row's result says beside its observation."""
-    return {
-        "info": program(spec.info),
-        "info_leaves": _shapes(spec.info),
-        "reward": (spec.reward.dtype, spec.reward.shape),
-        "flag": (np.dtype(np.bool_), (len(spec.agents),) if spec.agents else ()),
-        "over": (np.dtype(np.bool_), ()),
-        "episode_return": (np.dtype(np.float64), spec.reward.shape),
-        "episode_length": (np.dtype(np.int64), ()),
-    }
-
-
-def _shapes(node: Node) -> list[tuple[object, tuple[int, ...]]]:
-    return [(leaf.dtype, leaf.shape) for _, leaf in leaves(node)]

@@ -1,14 +1,21 @@
-"""Where the time went: the workers' own counters, read without disturbing them."""
+"""The counters and timers of a pool's workers."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Iterator
+from typing import Any, TypedDict
 
-from stepmill.pool.start import Running
+from stepmill import timers
+from stepmill.backends.serial import SerialBackend
+from stepmill.pool.start import PoolRuntime
+from stepmill.spec.errors import StepmillError
+from stepmill.worker.messages import Request, RequestKind, Value
+
+WORKERS, WORKER_ROOT = "workers", "worker_root"  # names that users of ML-Agents know
 
 
 class WorkerStats(TypedDict):
-    """One worker since its start: seconds in envs and waiting for commands, env steps, resets, those tried once more."""
+    """One worker since its start: seconds in envs and seconds of waiting for commands, env steps, resets, repeated resets."""
 
     worker: int
     pid: int
@@ -24,10 +31,10 @@ class PoolStats(TypedDict):
     """A pool since its start.
 
     Attributes:
-        leased_slots: result slots that arrays of the user hold now.
-        spares_used: episodes that began with an env that was reset ahead of its time.
-        spares_waited: those of them whose reset was not done yet when they were to begin.
-        replay_log_bytes: memory that the logs of `on_fault="replay"` hold now.
+        leased_slots: result slots that are held by arrays of the user.
+        spares_used: episodes that began with a spare that was reset in advance.
+        spares_waited: how many of these had to wait for the reset.
+        replay_log_bytes: current size of the logs of `on_fault="replay"`.
     """
 
     workers: list[WorkerStats]
@@ -39,24 +46,70 @@ class PoolStats(TypedDict):
     replay_log_bytes: int
 
 
-def read_outcome(running: Running, env_id: int) -> tuple[float, int, int]:
-    """Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result."""
-    return running.state.newest_outcome(env_id)
+def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
+    """Return reward, flags (1 terminated, 2 truncated) and observation hash of the newest result of an env."""
+    return runtime.state.newest_outcome(env_id)
 
 
-def read_stats(running: Running) -> PoolStats:
-    """Return the counters as they are now."""
+def read_stats(runtime: PoolRuntime) -> PoolStats:
+    """Return the current counters."""
     workers = [
-        WorkerStats(pid=pid, **running.slab.native.worker_stats(worker))  # type: ignore[typeddict-item]
-        for worker, pid in enumerate(running.faults.workers.pids)
+        WorkerStats(pid=pid, **runtime.slab.native.worker_stats(worker))  # type: ignore[typeddict-item]
+        for worker, pid in enumerate(runtime.faults.workers.pids)
     ]
-    used, waited = running.state.spare_counts()
+    used, waited = runtime.state.spare_counts()
     return PoolStats(
         workers=workers,
         steps=sum(each["steps"] for each in workers),
         resets=sum(each["resets"] for each in workers),
-        leased_slots=running.state.num_held(),
+        leased_slots=runtime.state.num_held(),
         spares_used=used,
         spares_waited=waited,
-        replay_log_bytes=running.state.log_bytes() + running.faults.call_log_bytes,
+        replay_log_bytes=runtime.state.log_bytes() + runtime.faults.call_log_bytes,
     )
+
+
+def read_timers(runtime: PoolRuntime, request_ids: Iterator[int]) -> timers.Tree:
+    """Return the calling thread's tree with the node `workers`, in which the trees of all living workers are added up.
+
+    On the serial backend the timers of the envs are in the caller's own tree, and `workers` has only the counters of the engine.
+    """
+    root = timers.snapshot()
+    is_serial = isinstance(runtime.backend, SerialBackend)
+    trees = [] if is_serial else _read_workers(runtime, request_ids)
+    stats = read_stats(runtime)["workers"]
+    nodes = []
+    for worker in stats:
+        own = next((tree for tree in trees if tree["metadata"]["worker"] == worker["worker"]), None)
+        inside = {} if own is None else own["children"]
+        count = worker["steps"] + worker["resets"]
+        envs = timers.make_node("envs", total=worker["env_s"], count=count, children=inside)
+        wait = timers.make_node("wait", total=worker["wait_s"], count=0)
+        total = worker["env_s"] + worker["wait_s"]
+        nodes.append(timers.make_node(WORKER_ROOT, total=total, count=1, children={"envs": envs, "wait": wait}))
+    merged = timers.merge(WORKER_ROOT, nodes)
+    root["children"][WORKERS] = {
+        **timers.make_node(WORKERS, total=merged["total"], count=1, is_parallel=True),
+        "self": 0.0,
+        "children": {WORKER_ROOT: merged},
+    }
+    root["gauges"] = {**timers.merge_gauges([tree["gauges"] for tree in trees]), **root["gauges"]}
+    root["metadata"] = {**root["metadata"], "num_workers": len(stats)}
+    return root
+
+
+def _read_workers(runtime: PoolRuntime, request_ids: Iterator[int]) -> list[timers.Tree]:
+    """Return the trees of all workers that reply."""
+    alive = [plan.worker for plan in runtime.plans if not runtime.slab.native.is_dead(plan.worker)]
+    trees: list[Any] = []
+    for future in runtime.backend.call(
+        {worker: Request(next(request_ids), RequestKind.TIMERS, (0,), (0,), None) for worker in alive}
+    ):
+        try:
+            outcome = future.result()[0]
+        except StepmillError:
+            continue  # it has died; the next command reports that
+        if isinstance(outcome, Value) and isinstance(outcome.value, dict):
+            outcome.value["metadata"]["worker"] = future.worker
+            trees.append(outcome.value)
+    return trees

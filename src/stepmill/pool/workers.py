@@ -8,8 +8,8 @@
                          it failed     ▼  │ another attempt
                                      FAILED ──the error is raised──► DEAD_REPORTED
 
-`WorkerSupervisor` has one record per worker and is the only code that changes them, in the pool's thread. A restart runs
-in a thread of its own (`RestartTask`), which touches no record: it leaves its outcome in the task and ends the pool's wait.
+`WorkerSupervisor` has one record per worker and is the only code that changes the records, in the pool's thread. A restart
+runs in its own thread (`RestartTask`), which accesses no record: it stores its outcome in the task and ends the pool's wait.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Mortal, died_error, name_envs
+from stepmill.backends.base import Backend, MonitoredBackend, name_envs, worker_died_error
 from stepmill.backends.process import ProcessBackend
-from stepmill.pool.settings import AppliedSettings, Name
+from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
-from stepmill.worker.messages import Request, RequestKind, WorkerPlan, WorkerReport
+from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -41,10 +41,10 @@ JOIN_S = 1.0  # how long close() waits for a restart that it has just interrupte
 class WorkerState(enum.Enum):
     """What is known of a worker.
 
-    SERVING: it runs, as far as the pool has looked.
-    DEAD_UNREPORTED: it is gone or was given up, and no error has been raised for it yet.
+    SERVING: it runs, as far as the pool knows.
+    DEAD_UNREPORTED: it has ended or was given up, and no error has been raised for it yet.
     DEAD_REPORTED: an error was raised for it; its envs wait for reset() or revive().
-    RESTARTING: a task replaces it.
+    RESTARTING: a RestartTask replaces it.
     FAILED: it could not be restarted, and the error has not been raised yet.
     """
 
@@ -66,15 +66,15 @@ DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAIL
 
 
 class RepairLimit:
-    """Allows so many repairs in a window of time."""
+    """Allows a limited number of repairs in a window of time."""
 
     def __init__(self, max_repairs: int, window_s: float) -> None:
         self._max_repairs = max_repairs
         self._window_s = window_s
         self._times: deque[float] = deque()
 
-    def take(self) -> int | None:
-        """Count a repair; return its number in the window, from 1 on, or None if there is none left."""
+    def count(self) -> int | None:
+        """Count a repair; return its number in the window, from 1 on, or None if the limit is reached."""
         now = time.monotonic()
         while self._times and now - self._times[0] > self._window_s:
             self._times.popleft()
@@ -90,7 +90,7 @@ class RestartTask:
     def __init__(
         self, worker: int, due_s: float, replace: Callable[[], WorkerReport], notify: Callable[[], None]
     ) -> None:
-        """`due_s`: when to begin, on the clock of time.monotonic. `replace` does it; `notify` is called at the end."""
+        """`due_s`: when to begin, on the clock of time.monotonic. `replace` starts the new worker; `notify` is called at the end."""
         self.due_s = due_s
         self.report: WorkerReport | None = None
         self.error: StepmillError | None = None
@@ -107,7 +107,7 @@ class RestartTask:
         return self._done.is_set()
 
     def start(self) -> None:
-        """Start the thread; if there is none to be had, that is the outcome."""
+        """Start the thread. If that fails, the failure is the outcome."""
         try:
             self._thread.start()
         except RuntimeError as exc:
@@ -121,7 +121,7 @@ class RestartTask:
             self.report = self._replace()
         except StepmillError as error:
             self._end(error)
-        except Exception as exc:  # no descriptor left, no memory
+        except Exception as exc:  # for example, no descriptors or no memory
             self._end(EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}"))
         else:
             self._end(None)
@@ -132,7 +132,7 @@ class RestartTask:
         self._notify()
 
     def stop(self) -> None:
-        """Do not begin, if it has not begun yet."""
+        """Cancel the restart if it has not begun."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> None:
@@ -146,12 +146,13 @@ class WorkerRecord:
     """Everything that the pool knows of one worker.
 
     Attributes:
-        plan: its envs; the same for all of its generations.
-        pid: of its newest process; the learner's own where it is a thread.
-        generation: how often it was restarted.
-        error: why it died or could not be restarted; None if that is not known, or it never did.
-        task: the restart that runs, or the last one.
+        plan: its envs; the same for all generations.
+        pid: of its newest process; of the learner if it is a thread.
         limit: of its restarts.
+        state: see WorkerState.
+        generation: how often it was restarted.
+        error: why it died or could not be restarted; None if that is not known.
+        task: its current or last restart.
         settings: to re-apply to its envs.
         is_replayed: whether the episodes of its envs are replayed after the restart.
         is_retried: whether another restart follows one that fails.
@@ -191,7 +192,8 @@ class WorkerSupervisor:
         self.policy: DeathPolicy  # set by the fault handler, whose policies need this object
         self._backend = backend
         self._num_left = options.max_restarts_total
-        self._state: _native.Ledger | None = None
+        self._state: _native.PoolState | None = None
+        self._reaper: _native.Reaper | None = None
         self._records = [
             WorkerRecord(
                 plan,
@@ -203,24 +205,27 @@ class WorkerSupervisor:
         ]
         self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
 
-    def attach(self, state: _native.Ledger, reports: Sequence[WorkerReport]) -> None:
-        """Take the pool state, and what the workers have built."""
+    def attach(
+        self, state: _native.PoolState, reports: Sequence[WorkerReport], reaper: _native.Reaper | None = None
+    ) -> None:
+        """Store the pool state, the pids of the workers, and the reaper, if the workers can die on their own."""
         self._state = state
+        self._reaper = reaper
         for report in reports:
             self._records[report.worker].pid = report.pid
 
     @property
-    def state(self) -> _native.Ledger:
+    def state(self) -> _native.PoolState:
         """The pool state whose workers these are."""
         if self._state is None:
             raise ClosedPoolError("the pool is closed; make a new one")
         return self._state
 
-    # ---- what is known --------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> list[int]:
-        """The workers' processes, by worker."""
+        """The pids of the workers, by worker."""
         return [record.pid for record in self._records]
 
     @property
@@ -234,24 +239,24 @@ class WorkerSupervisor:
         return isinstance(self._backend, ProcessBackend)
 
     def record_of(self, worker: int) -> WorkerRecord:
-        """Return the record of a worker, with a death that was noticed since the last look."""
+        """Return the record of a worker, updated if the reaper has noticed its death."""
         record = self._records[worker]
         if record.state is WorkerState.SERVING and self.state.is_dead(worker):
             self._move(record, WorkerState.DEAD_UNREPORTED)
         return record
 
     def state_of(self, worker: int) -> WorkerState:
-        """Return the state of a worker as of now."""
+        """Return the state of a worker, updated if the reaper has noticed its death."""
         return self.record_of(worker).state
 
-    def ask_process(self, worker: int) -> WorkerState:
-        """Return the state of a worker, whose process is asked, too: the reaper may not have noticed its death yet."""
+    def ask_process(self, worker: int) -> WorkerRecord:
+        """Return the record of a worker after a look at its process: the reaper may not have noticed its death yet."""
         backend = self._backend
-        if self.state_of(worker) is WorkerState.SERVING and isinstance(backend, Mortal):
+        if self.state_of(worker) is WorkerState.SERVING and isinstance(backend, MonitoredBackend):
             pidfd = backend.pidfds.get(worker)
             if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
                 self.state.declare_dead(worker)
-        return self.state_of(worker)
+        return self.record_of(worker)
 
     def worker_of_server(self, server: int) -> int:
         """Return the worker that owns an env object."""
@@ -268,49 +273,49 @@ class WorkerSupervisor:
 
     def worker_died_error(self, worker: int) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        exit_code = self._backend.exit_code(worker) if isinstance(self._backend, Mortal) else None
-        return died_error(worker, self.state.envs_of(worker), exit_code, hint=self.policy.death_hint)
+        exit_code = self._backend.exit_code(worker) if isinstance(self._backend, MonitoredBackend) else None
+        return worker_died_error(worker, self.state.envs_of(worker), exit_code, hint=self.policy.death_hint)
 
-    def note_cause(self, worker: int, error: StepmillError) -> None:
-        """Store why a worker died."""
+    def record_cause(self, worker: int, error: StepmillError) -> None:
+        """Record why a worker died."""
         self._records[worker].error = error
 
     def report(self, worker: int) -> None:
-        """Note that the error of a dead worker is about to be raised: its envs are FAULTED from now on."""
+        """Record that the error of a dead worker is about to be raised: its envs are FAULTED from now on."""
         record = self.record_of(worker)
         if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
             self._move(record, WorkerState.DEAD_REPORTED)
         self.state.fail_worker(worker)
 
-    def death_callback(self) -> Callable[[WorkerDied], None]:
-        """Return a function that a call made now applies to the WorkerDied error that it raises.
+    def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
+        """Let the error of a call name the envs of the worker that died, and record that it is about to be raised.
 
-        It lets the error name the envs that the worker served. If the worker is still the one that got the call, and
-        nothing else will report its death, the death counts as reported.
+        The death is recorded only if the worker is still of the `generation` that got the call, and nothing else will
+        report its death.
         """
-        generations = [record.generation for record in self._records]
-
-        def note(error: WorkerDied) -> None:
-            record = self._records[error.worker]
-            with contextlib.suppress(ClosedPoolError):
-                is_current = record.generation == generations[error.worker]
-                if (
-                    is_current
-                    and self.policy.reports_deaths
-                    and self.ask_process(error.worker) is WorkerState.DEAD_UNREPORTED
-                ):
+        with contextlib.suppress(ClosedPoolError):
+            if self.policy.reports_deaths and self._records[error.worker].generation == generation:
+                record = self.ask_process(error.worker)
+                if record.state is WorkerState.DEAD_UNREPORTED:
                     self._move(record, WorkerState.DEAD_REPORTED)
-                name_envs(error, self.state.envs_of(error.worker))
+            name_envs(error, self.state.envs_of(error.worker))
 
-        return note
+    def num_requests(self, worker: int) -> int:
+        """Return how many requests a worker has been sent; 0 if no reaper counts them."""
+        return 0 if self._reaper is None else self._reaper.num_requests(worker)
+
+    def record_replies(self, worker: int, num_requests: int) -> None:
+        """Let the reaper know that a worker has replied to its first `num_requests` requests: it does not ask the worker."""
+        if self._reaper is not None:
+            self._reaper.record_answered(worker, num_requests)
 
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
-    def take_repair(self, worker: int) -> float | None:
-        """Count a restart of a worker; return how long to wait before it, in seconds, or None if none is left."""
+    def count_repair(self, worker: int) -> float | None:
+        """Count a restart of a worker; return the delay before it in seconds, or None if the limit is reached."""
         if self._num_left == 0:
             return None
-        number = self._records[worker].limit.take()
+        number = self._records[worker].limit.count()
         if number is None:
             return None
         if self._num_left is not None:
@@ -323,7 +328,7 @@ class WorkerSupervisor:
         Raises:
             UsageError: the worker is a thread that still runs.
         """
-        if isinstance(self._backend, Mortal) and not self.can_replace_living:
+        if isinstance(self._backend, MonitoredBackend) and not self.can_replace_living:
             self._backend.end_worker(worker)
 
     def begin_restart(
@@ -341,7 +346,7 @@ class WorkerSupervisor:
             worker: its number.
             delay_s: how long to wait before its envs are built.
             is_replayed: its envs are held until their episodes have been replayed.
-            is_retried: another restart follows one that fails, as long as `take_repair` allows it.
+            is_retried: another restart follows one that fails, while `count_repair` allows it.
             before: called first, in the thread of the restart.
         """
         record = self.record_of(worker)
@@ -361,7 +366,7 @@ class WorkerSupervisor:
 
         def replace() -> WorkerReport:
             before()
-            if isinstance(backend, Mortal):
+            if isinstance(backend, MonitoredBackend):
                 backend.end_worker(worker)
                 state.clear_dead_worker(worker)
             return backend.revive(worker, settings())
@@ -369,8 +374,8 @@ class WorkerSupervisor:
         record.task = RestartTask(worker, time.monotonic() + delay_s, replace, state.notify)
         record.task.start()
 
-    def take_restarted(self) -> list[int]:
-        """Take the outcomes of restarts that are done; return the workers whose envs are built. `serve` must follow."""
+    def finish_restarts(self) -> list[int]:
+        """Process the outcomes of restarts that are done; return the workers whose envs are built. `serve` must follow."""
         restarted = []
         for record in self._records:
             task = record.task
@@ -384,17 +389,17 @@ class WorkerSupervisor:
         return restarted
 
     def serve(self, worker: int) -> None:
-        """Let a worker whose envs are built carry out the commands that have waited for it."""
+        """Let a restarted worker carry out the commands that wait for it."""
         record, backend = self._records[worker], self._backend
         self._move(record, WorkerState.SERVING)
         record.generation += 1
-        self.state.finish_replacement(worker, backend.pidfds[worker] if isinstance(backend, Mortal) else -1)
+        self.state.finish_replacement(worker, backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1)
 
     def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
         worker = record.plan.worker
         record.error, record.task = task.error, None
         is_hopeless = task.error is not None and task.error.is_final
-        delay_s = self.take_repair(worker) if record.is_retried and not is_hopeless else None
+        delay_s = self.count_repair(worker) if record.is_retried and not is_hopeless else None
         if delay_s is not None:
             self._start_task(record, delay_s)
             return
@@ -402,7 +407,7 @@ class WorkerSupervisor:
         self.state.cancel_replacement(worker)
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
-        """Re-apply settings to env objects of a worker that serves already. Does not wait for it."""
+        """Re-apply settings to env objects of a worker that serves. Does not wait for it."""
         for request in self._records[worker].settings.requests(servers):
             self._backend.call({worker: request})
 
@@ -413,41 +418,21 @@ class WorkerSupervisor:
 
     # ---- settings ---------------------------------------------------------------------------------------------------
 
-    def put_settings(
-        self, kind: RequestKind, name: Name, servers: Sequence[int], column: Sequence[Any]
-    ) -> list[object]:
-        """Store one value per env object; return those before, for `put_back_settings`."""
-        return [
-            self._records[self._worker_of_server[server]].settings.put(kind, name, server, value)
-            for server, value in zip(servers, column, strict=True)
-        ]
-
-    def put_back_settings(
-        self, kind: RequestKind, name: Name, servers: Sequence[int], before: Sequence[object]
-    ) -> None:
-        """Restore what `put_settings` returned for these env objects."""
-        for server, value in zip(servers, before, strict=True):
-            self._records[self._worker_of_server[server]].settings.put_back(kind, name, server, value)
-
-    def attributes_of(self, server: int) -> dict[Name, Any]:
-        """Return the attributes that are set on an env object."""
-        return self._records[self._worker_of_server[server]].settings.attributes_of(server)
-
-    def requests_for(self, worker: int) -> list[Request]:
-        """Return requests that re-apply all settings of a worker."""
-        return self._records[worker].settings.requests(self._records[worker].plan.env_ids)
+    def settings_of(self, server: int) -> AppliedSettings:
+        """Return the settings to re-apply to the worker that owns an env object."""
+        return self._records[self._worker_of_server[server]].settings
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Interrupt restarts that have not begun."""
+        """Cancel restarts that have not begun."""
         for record in self._records:
             if record.task is not None:
                 record.task.stop()
 
     def join(self) -> None:
-        """Wait for the threads of restarts, and release what is closed."""
+        """Wait for the threads of restarts, and release the pool state and the reaper."""
         for record in self._records:
             if record.task is not None:
                 record.task.join(JOIN_S)
-        self._state = None
+        self._state = self._reaper = None

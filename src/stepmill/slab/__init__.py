@@ -1,1 +1,5 @@
-"""Floor 1: one block of shared memory with every action, result and control word."""
+"""The slab: one block of shared memory with every action, result and control word.
+
+layout   where each field lies, and which parts each worker may write
+memory   the memory files of a slab, and its mapping in a process
+"""

@@ -1,14 +1,14 @@
-"""Where everything lies in a slab, and what of it each worker may write.
+"""Where each field lies in a slab, and which parts of it each worker may write.
 
     | learner's: control words, reset options, actions | shared words | segment of worker 0 | segment 1 | … | whole arrays |
 
-Each part begins on a page of its own. A segment holds what one worker writes: its control words, and its rows of all data
-arrays that are copied out of the slab. Observations that are lent, not copied, lie in whole arrays: the rows of all workers
-follow each other, and where the rows of two workers meet they may share a page. A worker process can read all of the slab,
-and write only the shared words, its segment, and the pages of its rows of whole arrays.
+Each part begins on a new page. A segment holds what one worker writes: its control words, and its rows of all data arrays
+that are copied out of the slab. Observations that are leased instead of copied lie in whole arrays, where the rows of all
+workers follow each other; rows of two workers may share the page where they meet. A worker process can read the whole slab,
+and can write the shared words, its segment, and the pages of its rows of whole arrays.
 
-The control words are C++ structures (`_native/protocol.hpp`); this file places them and the data arrays, and native code
-takes the places from `Layout.plan`. Property tests check that no two fields share a byte, and who can write which.
+The control words are C++ structures (`_native/protocol.hpp`). This module places them and the data arrays; native code reads
+their offsets from `Layout.plan`. Property tests check that no two fields share a byte, and what each worker can write.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from stepmill.spec.tree import Leaf, leaves
 
 LINE_BYTES = 64
 PAGE_BYTES = mmap.PAGESIZE
-PRIVATE_SLOTS = 3  # two that alternate, and one more that makes all envs meet in one slot again after a partial reset
-LEASE_BYTES = 16 * 1024  # an observation leaf of at least so many bytes a batch is lent, a smaller one copied
-PAYLOAD_ROW_BYTES = (
-    1024  # an info that is larger goes to the worker's overflow memory, unless the env asks for more room
-)
-BLOB_ROW_BYTES = 256  # a reset's options or an opaque action that are larger go to the worker's command memory
+PRIVATE_SLOTS = 3  # two that alternate, and one that brings all envs into the same slot again after a partial reset
+LEASE_BYTES = 16 * 1024  # observation leaves of at least this size per batch are leased, smaller ones are copied
+PAYLOAD_ROW_BYTES = 1024  # larger infos go to the worker's overflow memory, unless the env asks for larger rows
+BLOB_ROW_BYTES = 256  # larger reset options and opaque actions go to the worker's command memory
 
 Range = tuple[int, int]  # bytes start … stop-1
-# Offset, slot stride, bytes of a row, whether it is split: then the offset is from the start of each worker's segment.
+# Offset, slot stride, bytes of a row, is_split. The offset of a split column is relative to each worker's segment.
 Column = tuple[int, int, int, bool]
 
 
@@ -47,13 +45,13 @@ class Span:
 
 @dataclass(frozen=True)
 class WritableParts:
-    """What workers may write.
+    """The parts of a slab that workers may write.
 
     Attributes:
-        shared: what all of them may write.
-        segments: by worker, what only that worker may write.
-        rows: by worker, its first row, and the one behind its last.
-        arrays: (offset, bytes of a row) of each copy of each whole array.
+        shared: parts that all workers may write.
+        segments: by worker, the part that only that worker may write.
+        rows: by worker, its first row and the row after its last.
+        arrays: (offset, bytes of a row) of each slot of each whole array.
     """
 
     shared: tuple[Range, ...]
@@ -62,9 +60,9 @@ class WritableParts:
     arrays: tuple[tuple[int, int], ...]
 
     def ranges(self, worker: int) -> list[Range]:
-        """Return what one worker may write: ranges of whole pages, in order, none of which touches the next."""
-        first, behind = self.rows[worker]
-        own = [(offset + first * row_bytes, offset + behind * row_bytes) for offset, row_bytes in self.arrays]
+        """Return what one worker may write, as ascending ranges of whole pages that do not touch each other."""
+        first, stop = self.rows[worker]
+        own = [(offset + first * row_bytes, offset + stop * row_bytes) for offset, row_bytes in self.arrays]
         return _merge_pages((*self.shared, self.segments[worker], *own))
 
 
@@ -79,8 +77,8 @@ def _merge_pages(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
-def _round_up(place: int, align: int) -> int:
-    return -(-place // align) * align
+def _round_up(offset: int, align: int) -> int:
+    return -(-offset // align) * align
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Layout:
     """A slab's size, its fields, and the plan that native code reads.
 
     Attributes:
-        writable: what workers may write; in the plan, too, which travels to them.
+        writable: what workers may write. The plan, which is sent to workers, has it too.
     """
 
     size_bytes: int
@@ -97,8 +95,8 @@ class Layout:
     writable: WritableParts
 
 
-class _Ruler:
-    """Hands out aligned spans, one after the other."""
+class _SpanPlacer:
+    """Places aligned spans one after the other."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -115,7 +113,7 @@ class _Ruler:
     ) -> Column:
         """Place `num_slots` copies of [num_rows, ...]."""
         size_bytes = row_bytes * num_rows
-        # Slots of large leaves begin on pages of their own: what is never used is never resident.
+        # Slots of large leaves begin on new pages, so that unused slots take no memory.
         align = PAGE_BYTES if size_bytes >= PAGE_BYTES else LINE_BYTES
         starts = [self.place(f"{name} slot {slot}", max(size_bytes, 1), align) for slot in range(num_slots)]
         return starts[0], starts[1] - starts[0] if num_slots > 1 else 0, row_bytes, is_split
@@ -130,11 +128,11 @@ def lay_out(spec: EnvSpec, servers: Sequence[Sequence[int]], *, lease_slots: int
 
     Args:
         spec: of the envs.
-        servers: of each worker, the servers it owns, in local order. Without spares they follow each other.
-        lease_slots: D, result slots that can be lent, beside the private ones.
-        num_spares: how many of the servers are spares. With any, each server has a staging row (one per row of its
-            env), where the first observation of its next episode waits; they are numbered behind the envs' rows. A spare
-            comes to serve envs of other workers: then every worker may write all rows.
+        servers: by worker, the servers that it owns, in local order. Without spares they are consecutive.
+        lease_slots: D, the result slots that can be leased, in addition to the private ones.
+        num_spares: how many of the servers are spares. If there are any, each server has a staging row for each row of its
+            env, numbered after the envs' rows, which holds the first observation of its next episode. A spare may serve
+            envs of other workers, so every worker may then write all rows.
     """
     return _Builder(spec, servers, lease_slots, num_spares).lay_out()
 
@@ -146,13 +144,13 @@ class _Builder:
         num_servers = sum(len(owned) for owned in servers)
         self._spec = spec
         self._servers = servers
-        self._is_split = num_spares == 0  # whether each row has one worker, for ever
+        self._is_split = num_spares == 0  # whether each row always belongs to the same worker
         self._num_rows = spec.batch_size * (num_servers - num_spares)
         self._num_staged = spec.batch_size * num_servers if num_spares else 0
         has_leased = any(self._is_leased(leaf) for _, leaf in leaves(spec.observation))
         self._num_slots = PRIVATE_SLOTS + (lease_slots if has_leased else 0)
-        self._slab = _Ruler()
-        self._segment = _Ruler()  # places in a segment: all of them look the same
+        self._slab = _SpanPlacer()
+        self._segment = _SpanPlacer()  # offsets in a segment, which are the same in all segments
 
     def _is_leased(self, leaf: Leaf) -> bool:
         return _row_bytes(leaf) * self._num_rows >= LEASE_BYTES
@@ -165,14 +163,14 @@ class _Builder:
         self._segment.place("words", _native.worker_words_bytes(num_local))
         split: dict[str, Column] = {}
         if self._is_split:
-            plan.update(self._place_outcome(self._segment, self._spec.batch_size * num_local))
+            plan.update(self._place_results(self._segment, self._spec.batch_size * num_local))
             split = self._place_observation(self._segment, self._spec.batch_size * num_local, is_leased=False)
         segments = self._place_segments()
         common = [(shared, segments[0][0])]
         begin = self._slab.begin_page()
         whole = self._place_observation(self._slab, self._num_rows, is_leased=True)
         if not self._is_split:
-            plan.update(self._place_outcome(self._slab, self._num_rows + self._num_staged))
+            plan.update(self._place_results(self._slab, self._num_rows + self._num_staged))
             whole.update(self._place_observation(self._slab, self._num_rows, is_leased=False))
             common.append((begin, self._slab.begin_page()))
         size_bytes = self._slab.begin_page()
@@ -190,13 +188,13 @@ class _Builder:
 
     @property
     def _rows(self) -> tuple[Range, ...]:
-        """By worker, its first row and the one behind its last; of no use with spares."""
+        """By worker, its first row and the row after its last; not used with spares."""
         k = self._spec.batch_size
         return tuple((k * min(owned), k * (max(owned) + 1)) for owned in self._servers)
 
     def _place_learners(self) -> dict[str, object]:
-        """Place what only the learner writes."""
-        ruler = self._slab
+        """Place the fields that only the learner writes."""
+        placer = self._slab
         return {
             "num_rows": self._num_rows,
             "batch_size": self._spec.batch_size,
@@ -204,14 +202,14 @@ class _Builder:
             "private_slots": PRIVATE_SLOTS,
             "lease_bytes": LEASE_BYTES,
             "servers": [list(owned) for owned in self._servers],
-            "pool_words": ruler.place("pool words", _native.POOL_WORDS_BYTES),
+            "pool_words": placer.place("pool words", _native.POOL_WORDS_BYTES),
             "learner_words": [
-                ruler.place(f"learner's words of worker {worker}", _native.learner_words_bytes(len(owned)))
+                placer.place(f"learner's words of worker {worker}", _native.learner_words_bytes(len(owned)))
                 for worker, owned in enumerate(self._servers)
             ],
-            "blob": ruler.place_column("blobs", BLOB_ROW_BYTES, sum(len(owned) for owned in self._servers)),
+            "blob": placer.place_column("blobs", BLOB_ROW_BYTES, sum(len(owned) for owned in self._servers)),
             "action": [
-                ruler.place_column(f"action{path}", _row_bytes(leaf), self._num_rows)
+                placer.place_column(f"action{path}", _row_bytes(leaf), self._num_rows)
                 for path, leaf in leaves(self._spec.action)
             ],
         }
@@ -225,17 +223,18 @@ class _Builder:
             self._slab.end = stop
         return segments
 
-    def _place_outcome(self, ruler: _Ruler, num_rows: int) -> dict[str, object]:
-        """Place what a worker writes beside newest observations: in its segment, or of all workers together."""
+    def _place_results(self, placer: _SpanPlacer, num_rows: int) -> dict[str, object]:
+        """Place what workers write, except newest observations: in a segment, or for all workers together."""
         spec = self._spec
         num_agents, num_rewards = len(spec.agents), math.prod(spec.reward.shape)
 
         def place(name: str, row_bytes: int) -> Column:
-            return ruler.place_column(name, row_bytes, num_rows, is_split=self._is_split)
+            return placer.place_column(name, row_bytes, num_rows, is_split=self._is_split)
 
         def place_tree(name: str, sizes: dict[str, int], rows: int) -> list[Column]:
             return [
-                ruler.place_column(f"{name}{path}", size, rows, is_split=self._is_split) for path, size in sizes.items()
+                placer.place_column(f"{name}{path}", size, rows, is_split=self._is_split)
+                for path, size in sizes.items()
             ]
 
         observation = {path: _row_bytes(leaf) for path, leaf in leaves(spec.observation)}
@@ -258,10 +257,10 @@ class _Builder:
             "staging": place_tree("staging", observation, self._num_staged) if self._num_staged else [],
         }
 
-    def _place_observation(self, ruler: _Ruler, num_rows: int, *, is_leased: bool) -> dict[str, Column]:
-        """Place the leaves that are lent, or those that are not."""
+    def _place_observation(self, placer: _SpanPlacer, num_rows: int, *, is_leased: bool) -> dict[str, Column]:
+        """Place the observation leaves that are leased, or those that are not."""
         return {
-            path: ruler.place_column(
+            path: placer.place_column(
                 f"observation{path}",
                 _row_bytes(leaf),
                 num_rows,
@@ -276,7 +275,7 @@ class _Builder:
 def _payload_row_bytes(spec: EnvSpec) -> int:
     if spec.payload_bytes <= PAYLOAD_ROW_BYTES:
         return PAYLOAD_ROW_BYTES
-    # Whole pages: what a row does not use is never resident, nor shared with the next.
+    # Whole pages, so that the unused part of a row takes no memory and shares no page with the next row.
     return _round_up(spec.payload_bytes, PAGE_BYTES)
 
 

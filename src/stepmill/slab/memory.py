@@ -1,4 +1,4 @@
-"""The memory of a slab: descriptors that can be passed to another process. None has a name in a file system."""
+"""The memory of a slab: memfds, which have no name in a file system and can be passed to another process."""
 
 from __future__ import annotations
 
@@ -19,53 +19,55 @@ class SharedSlab:
     """A slab, and the descriptors of its memory, which it owns."""
 
     def __init__(self, layout: Layout, num_workers: int) -> None:
-        """Make the memory, zeroed, with its header written.
+        """Make the memory, zeroed, and write its header.
 
         Raises:
             OSError: there is no memory or no descriptor left.
         """
-        self.plan: Mapping[str, object] = layout.plan  # where everything lies; travels to the workers
+        self.plan: Mapping[str, object] = layout.plan  # sent to the workers
         self.num_workers = num_workers
         self._memory = OwnedFd.memfd("stepmill-slab", can_be_sealed=True)
         os.ftruncate(self._memory.fileno(), layout.size_bytes)
-        # A mapped file that shrinks would end the learner by SIGBUS.
+        # If the mapped file could shrink, access to it could end the learner by SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self._memory.fileno(), fcntl.F_ADD_SEALS, seals)
         commands = [OwnedFd.memfd(f"stepmill-commands-{worker}") for worker in range(num_workers)]
         results = [OwnedFd.memfd(f"stepmill-results-{worker}") for worker in range(num_workers)]
-        mapping = _native.Slab.owning(self._memory.fileno(), dict(layout.plan), commands, results, _all_of(layout.plan))
+        mapping = _native.Slab.owning(
+            self._memory.fileno(), dict(layout.plan), commands, results, _whole_range(layout.plan)
+        )
         mapping.format()
         self._mapping: _native.Slab | None = mapping
 
     @property
     def native(self) -> _native.Slab:
-        """The mapping in this process, which owns the descriptors of all workers."""
+        """The mapping in this process, which owns the command and result memfds of all workers."""
         if self._mapping is None:
-            raise ClosedPoolError("the pool is closed, and its memory given back; make a new one")
+            raise ClosedPoolError("the pool is closed and its memory is released; make a new pool")
         return self._mapping
 
     @property
     def fds(self) -> list[int]:
-        """The slab's memfd, then each worker's command memfd and result memfd; they stay the slab's."""
+        """The slab's memfd, then each worker's command memfd and result memfd; the slab owns them."""
         return [self._memory.fileno(), *(fd for worker in range(self.num_workers) for fd in self.native.fds_of(worker))]
 
     def fds_of(self, worker: int) -> tuple[int, int, int]:
-        """Return the descriptors that one worker needs: of the slab, of its commands, of its results."""
+        """Return the memfds that one worker needs: of the slab, of its commands and of its results."""
         return (self._memory.fileno(), *self.native.fds_of(worker))
 
     def close(self) -> None:
-        """Let go of the memory. The mapping lives until the last array that uses it is gone."""
+        """Release the memory. It stays mapped until the last array that uses it is freed."""
         self._mapping = None
         self._memory.close()
 
 
 def attach(plan: Mapping[str, object], fds: Sequence[int]) -> _native.Slab:
-    """Map a slab from its descriptors, to read and write all of it.
+    """Map a slab from its descriptors, with the right to write all of it.
 
     Raises:
-        RuntimeError: it is not a slab of this version.
+        RuntimeError: the memory is not a slab of this version.
     """
-    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), _all_of(plan))
+    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), _whole_range(plan))
 
 
 def attach_worker(plan: Mapping[str, object], fds: Sequence[int], worker: int, *, is_protected: bool) -> _native.Slab:
@@ -73,16 +75,16 @@ def attach_worker(plan: Mapping[str, object], fds: Sequence[int], worker: int, *
 
     Args:
         plan: of the slab.
-        fds: as in `SharedSlab`; -1 for those of other workers.
-        worker: whose mapping it is.
-        is_protected: whether memory that is not the worker's can be read, but not written.
+        fds: see `SharedSlab.fds`; -1 for those of other workers.
+        worker: the worker that uses the mapping.
+        is_protected: whether memory that other processes write is mapped read-only.
 
     Raises:
-        RuntimeError: it is not a slab of this version.
+        RuntimeError: the memory is not a slab of this version.
     """
-    writable = cast("WritableParts", plan["writable"]).ranges(worker) if is_protected else _all_of(plan)
+    writable = cast("WritableParts", plan["writable"]).ranges(worker) if is_protected else _whole_range(plan)
     return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), writable, worker)
 
 
-def _all_of(plan: Mapping[str, object]) -> list[tuple[int, int]]:
+def _whole_range(plan: Mapping[str, object]) -> list[tuple[int, int]]:
     return [(0, cast("int", plan["size_bytes"]))]

@@ -1,1 +1,11 @@
-"""The ground floor: what an env says of itself, what a user may choose, and every error. Imports NumPy only."""
+"""The data types that all other packages share. This package imports NumPy only.
+
+env      EnvSpec: what the engine knows about an env
+tree     the structure of observations and actions
+batch    Batch: the results of several envs
+options  PoolOptions and its enums
+errors   all exceptions
+notices  warnings that point to the user's line
+capsule  the file format of crash capsules
+plain    values and constructors as JSON
+"""

@@ -1,4 +1,4 @@
-"""Crash capsules: what is known of a fault, in a file from which the episode can be played again.
+"""Crash capsules: a file that describes a fault and allows its episode to be replayed.
 
     NAME.npz   a zip archive: capsule.json, and NumPy arrays, which `numpy.load` reads
                rewards  [T+1] float64   of the reset (index 0) and of T steps
@@ -6,7 +6,8 @@
                hashes   [T+1] uint16    of the observations
                action.K [U, ...]        leaf K of the actions: of the T steps, and of the step that failed, if it was one
 
-No pickle: reading a capsule runs no code. What a capsule may hold is bounded, and so is what is read of one.
+There is no pickle in it: reading a capsule runs no code. The size of a capsule is limited, both when it is written and when it
+is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_ARRAY_BYTES = 64 << 20  # of all arrays
 MAX_MEMBERS = 256
 MAX_FILE_BYTES = MAX_ARRAY_BYTES + MAX_FACTS_BYTES + (1 << 20)
 MAX_NDIM = 32
-MAX_DEPTH = 256  # of the facts: what `to_plain` makes is less deep
+MAX_DEPTH = 256  # of the facts; the result of `to_plain` is less deep
 _MEMBER_MARK = b"PK\x01\x02"
 _HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': False, 'shape': \(([\d, ]{0,400})\), \} *\n"
@@ -44,25 +45,25 @@ _HEADER = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Capsule:
-    """A fault and the episode that led to it. Every field but `arrays` is JSON.
+    """A fault and the episode that led to it. Every field except `arrays` is JSON.
 
     Attributes:
-        made: when, in UTC.
-        kind: of fault: "raised", "bad_output", "bad_action", "died", "timed_out".
-        phase: what the env was doing: "construct", "reset", "step", ...; empty if it did nothing.
-        error_type, message, traceback: of the exception, or of stepmill's error if there was none in an env.
-        exit_code, signal_name: how the worker's process ended, if it did.
-        trace: where the worker stood when it crashed or hung, in faulthandler's words.
-        env_id, worker, worker_env_ids: the env, its worker, and the envs that it shared the worker with.
-        constructor: the env_fn in the form of `to_plain`; None if it has none.
-        episode, seed, options: of the logged episode. A seed of None: the env's own generator went on.
-        is_whole: whether the arrays have the episode from its reset on.
-        command: what failed: "step" (the last of the actions), "reset", "call", "construct", or "" for none.
-        call: of that call, its kind ("call", "render", "set_attr" ...) and payload in the form of `to_plain`; else None.
-        command_seed, command_options: of that reset, or of the reset that follows the step under SAME_STEP.
-        attributes: what `set_attr` had set on the env.
-        versions, pool: what it all ran on.
-        notes: what is missing, and why.
+        made: the time of the fault, in UTC.
+        kind: the kind of fault: "raised", "bad_output", "bad_action", "died", "timed_out" or "neighbour".
+        phase: what the env was doing: "construct", "reset", "step", ...; empty if it was doing nothing.
+        error_type, message, traceback: of the env's exception, or of stepmill's error if the env did not raise.
+        exit_code, signal_name: how the worker process ended; None if it did not.
+        trace: the stack of the worker when it crashed or hung, as faulthandler writes it.
+        env_id, worker, worker_env_ids: the env, its worker, and all envs of that worker.
+        constructor: the env_fn in the form of `to_plain`; None if it has no such form.
+        episode, seed, options: of the logged episode. A seed of None means that the env's random generator continued.
+        is_whole: whether the arrays hold the episode from its reset on.
+        command: the command that failed: "step" (the last of the actions), "reset", "call", "construct", or "" for none.
+        call: for a call, its kind ("call", "render", "set_attr" ...) and payload in the form of `to_plain`; else None.
+        command_seed, command_options: of the reset that failed, or of the reset after the step under SAME_STEP.
+        attributes: the attributes that were set on the env with `set_attr`.
+        versions, pool: the versions of libraries, and the options of the pool.
+        notes: what the capsule lacks, and why.
     """
 
     made: str
@@ -94,16 +95,16 @@ class Capsule:
 
     @property
     def num_steps(self) -> int:
-        """How many steps the log has, without the one that failed."""
+        """The number of steps in the log, without the one that failed."""
         return max(len(self.arrays["rewards"]) - 1, 0) if "rewards" in self.arrays else 0
 
     def action(self, step: int) -> list[NDArray[Any]]:
-        """Return the leaves of one step's action, each as the slab had it."""
+        """Return the leaves of one step's action, in the dtypes and shapes of the slab."""
         names = sorted((name for name in self.arrays if name.startswith("action.")), key=lambda name: int(name[7:]))
         return [self.arrays[name][step] for name in names]
 
 
-# The type that JSON must have for each field; what is not here may be anything.
+# The JSON types that each field may have. Fields that are not listed may have any type.
 _TYPES: dict[str, tuple[type, ...]] = {
     "made": (str,),
     "kind": (str,),
@@ -127,7 +128,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-_WORDS = {
+_ALLOWED_VALUES = {
     "kind": ("raised", "bad_output", "bad_action", "died", "timed_out", "neighbour"),
     "command": ("step", "reset", "call", "construct", ""),
 }
@@ -135,10 +136,10 @@ _RESULTS = {"rewards": np.float64, "flags": np.uint8, "hashes": np.uint16}
 
 
 def write_capsule(capsule: Capsule, folder: str, name: str) -> str:
-    """Write a capsule whole or not at all, under a name that no other has; return its path.
+    """Write a capsule atomically under a unique name, and return its path.
 
     Raises:
-        OSError: it could not be written; nothing is left.
+        OSError: the capsule could not be written; no partial file remains.
     """
     facts = {"format": FORMAT, **{key: value for key, value in asdict(capsule).items() if key != "arrays"}}
     path = os.path.join(folder, f"{name}-{secrets.token_hex(3)}.npz")
@@ -162,41 +163,41 @@ def _write_arrays(archive: zipfile.ZipFile, arrays: Mapping[str, NDArray[Any]]) 
 
 
 def read_capsule(path: str) -> Capsule:
-    """Read a capsule; runs nothing of what is in it.
+    """Read a capsule. This runs no code from it.
 
     Raises:
-        UsageError: there is no such file, or it is no capsule, or a broken one.
+        UsageError: there is no such file, or it is not a valid capsule.
     """
     try:
         data = _read_file(path)
     except OSError as exc:
-        raise UsageError(f"{path} cannot be read: {exc.strerror or exc}; give the path of a crash capsule") from exc
+        raise UsageError(f"cannot read {path}: {exc.strerror or exc}; give the path of a crash capsule") from exc
     except ValueError as exc:
-        raise UsageError(f"{path!r} is no crash capsule: {exc}; give another file") from exc
+        raise UsageError(f"{path!r} is not a crash capsule: {exc}; give another file") from exc
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             facts, arrays = _read_members(archive)
         return _checked(facts, arrays)
     except (MemoryError, RecursionError) as exc:
-        raise UsageError(f"{path} is no crash capsule: it asks for too much memory; give another file") from exc
-    except Exception as exc:  # zipfile, zlib and json raise a dozen kinds of errors for bytes that are no archive
+        raise UsageError(f"{path} is not a crash capsule: it needs too much memory; give another file") from exc
+    except Exception as exc:  # zipfile, zlib and json raise many kinds of errors for invalid bytes
         reason = " ".join(f"{type(exc).__name__}: {exc}".split())
-        raise UsageError(f"{path} is no crash capsule, or a broken one: {reason}; give another file") from exc
+        raise UsageError(f"{path} is not a valid crash capsule: {reason}; give another file") from exc
 
 
 def _read_file(path: str) -> bytes:
-    """Return the bytes of a regular file that is not too large; others may have no end, or block."""
+    """Return the bytes of a regular file of limited size; other kinds of files may be endless, or block."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         with open(fd, "rb", closefd=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     finally:
         os.close(fd)
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-    if data.count(_MEMBER_MARK) > 2 * MAX_MEMBERS:  # each takes memory before it can be counted in another way
+    if data.count(_MEMBER_MARK) > 2 * MAX_MEMBERS:  # zipfile allocates memory for each before it can count them
         raise ValueError("it has too many members")
     return data
 
@@ -204,14 +205,14 @@ def _read_file(path: str) -> bytes:
 def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
-        raise ValueError(f"{len(members)} members are too many")
+        raise ValueError(f"it has {len(members)} members, and at most {MAX_MEMBERS} are allowed")
     left = MAX_ARRAY_BYTES + MAX_FACTS_BYTES
     arrays: dict[str, NDArray[Any]] = {}
     facts: object = None
     for member in members:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{member.filename!r} is compressed in another way than capsules are")
-        # The size that the archive states is not believed: no more than what is left is ever unpacked.
+            raise ValueError(f"{member.filename!r} is compressed with a method that capsules do not use")
+        # The size in the archive's header may be wrong: unpack no more than the bytes that are left.
         limit = MAX_FACTS_BYTES if member.filename == FACTS_NAME else left
         with archive.open(member) as file:
             data = file.read(limit + 1)
@@ -223,21 +224,21 @@ def _read_members(archive: zipfile.ZipFile) -> tuple[dict[str, Any], dict[str, N
         elif member.filename.endswith(".npy"):
             arrays[member.filename.removesuffix(".npy")] = _read_array(data)
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError(f"its {FACTS_NAME} does not say {FORMAT!r}")
+        raise ValueError(f"its {FACTS_NAME} does not have the format {FORMAT!r}")
     return facts, arrays
 
 
 def _read_array(data: bytes) -> NDArray[Any]:
-    """Return the array of an .npy file as `write_capsule` makes them. NumPy's own reader evaluates the header."""
+    """Return the array of an .npy file that `write_capsule` wrote. NumPy's reader is not used: it evaluates the header."""
     major = data[6] if len(data) > 6 else 0
     num_bytes = 2 if major == 1 else 4
     if data[:6] != b"\x93NUMPY" or major not in (1, 2):
-        raise ValueError("one of its arrays is no .npy file")
+        raise ValueError("one of its arrays is not an .npy file")
     start = 8 + num_bytes
     end = start + int.from_bytes(data[8:start], "little")
     header = _HEADER.fullmatch(data[start:end])
     if header is None:
-        raise ValueError("an array has a header that has no place here")
+        raise ValueError("an array has a header that is not allowed in capsules")
     dtype = np.dtype(header[1].decode())
     shape = tuple(int(length) for length in header[2].split(b",") if length.strip())
     body = data[end:]
@@ -252,7 +253,7 @@ def _checked(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Ca
     for name, types in _TYPES.items():
         if type(values[name]) not in types:
             raise ValueError(f"{name} is a {type(values[name]).__name__}")
-    for name, known in _WORDS.items():
+    for name, known in _ALLOWED_VALUES.items():
         if values[name] not in known:
             raise ValueError(f"{name} is {values[name]!r:.40}")
     _check_arrays(arrays, is_step=values["command"] == "step")
@@ -263,15 +264,15 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], *, is_step: bool) -> None:
     results = {name: array for name, array in arrays.items() if name in _RESULTS}
     actions = {name: array for name, array in arrays.items() if name not in _RESULTS}
     if any(array.ndim != 1 or array.dtype != _RESULTS[name] for name, array in results.items()):
-        raise ValueError("its results have other types than those of capsules")
-    if set(actions) != {f"action.{place}" for place in range(len(actions))} or any(
+        raise ValueError("its results have the wrong types")
+    if set(actions) != {f"action.{leaf}" for leaf in range(len(actions))} or any(
         array.ndim == 0 for array in actions.values()
     ):
-        raise ValueError("its actions are not those of capsules")
+        raise ValueError("its actions have the wrong names or shapes")
     num_results = {len(results[name]) if name in results else 0 for name in _RESULTS}
     num_actions = {len(array) for array in actions.values()}
     if len(num_results) > 1 or len(num_actions) > 1:
-        raise ValueError("its arrays do not belong together")
+        raise ValueError("its arrays have different lengths")
     least = max(*num_results, 1) - 1 + is_step
     if num_actions and min(num_actions) < least:
         raise ValueError("it has fewer actions than steps")
@@ -283,7 +284,7 @@ def _check_depth(value: object) -> None:
         level = [child for node in level for child in _children(node)]
         if not level:
             return
-    raise ValueError("its facts are nested too deep")
+    raise ValueError("its facts are nested too deeply")
 
 
 def _children(node: object) -> list[object]:

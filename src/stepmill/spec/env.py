@@ -1,4 +1,4 @@
-"""What an env says of itself."""
+"""`EnvSpec`: what the engine knows about an env."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class TimeStepFields(NamedTuple):
-    """Where, in the tuple that an env's `step` returns, the engine finds what it must know.
+    """Indices into the tuple that an env's `step` returns.
 
     Attributes:
-        step_type: place of an integer, which is 2 when the episode is over.
-        reward: place of a number; -1 if the engine need not know it.
-        discount: place of a number, of which 0 makes the end of an episode a termination, all else a truncation.
+        step_type: index of an integer that is 2 when the episode is over.
+        reward: index of a number; -1 if the engine does not need it.
+        discount: index of a number. If it is 0 at the end of an episode, the episode is terminated, else truncated.
     """
 
     step_type: int
@@ -30,27 +30,28 @@ class TimeStepFields(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What the engine has to know of an env before it can step it.
+    """What the engine must know about an env before it can step it.
 
     Attributes:
         observation: tree of one row's observation.
         action: tree of one row's action.
         reward: dtype, float64 or float32, and shape of one row's reward; with A agents its first dimension is A.
-        agents: names of the agent slots, A of them; rewards and flags have a dimension [A] then, and an episode is over
-            when no agent is alive. Without agents the env is its own one, and nothing has that dimension.
-        is_open: agents come and go for ever: no step ends the env's episode, whoever is alive.
-        info: parts of the info that have a fixed dtype and shape. They lie in the slab and come as arrays [B, ...] under
-            their keys; zeros where the env's info lacks them.
+        agents: names of the A agent slots. Rewards and flags then have a dimension [A], and an episode is over when no
+            agent is alive. Empty for an env without agents; nothing has that dimension then.
+        is_open: agents come and go without end, and no step ends the env's episode, even if no agent is alive.
+        info: parts of the info that have a fixed dtype and shape. They lie in the slab and are returned as arrays
+            [B, ...] under their keys, with zeros where the env's info lacks them.
         batch_size: how many rows the env owns; more than 1 only if it is batched.
-        time_step: None for an env whose `step` returns Gymnasium's five values. Else it returns a tuple, all of which is
-            the observation, and here is where the rest is in it. Not for batched envs.
+        time_step: None for an env whose `step` returns Gymnasium's five values. Otherwise `step` returns a tuple that is
+            the observation as a whole, and this says where in it the other values are. Not for batched envs.
         is_batched: whether `step` takes and returns arrays with a leading dimension of batch_size.
-        render_mode: as the env was made.
-        metadata: the env's own; for a batched env "autoreset_mode" is there as Gymnasium's string.
+        render_mode: the render mode that the env was made with.
+        metadata: the env's metadata. A batched env has "autoreset_mode" in it, as Gymnasium's string.
         spaces: the original spaces, pickled as (observation space, action space) of one row; opaque to the engine.
         gym_spec: the Gymnasium spec that the env was made from, pickled; None if it has none or it does not pickle.
-        payload_bytes: room in the slab for what of a result has no fixed size (infos, opaque observations), per row.
-            What is larger takes a slower way. Room that is never used costs no memory.
+        payload_bytes: bytes per row that the slab reserves for the parts of a result without a fixed size (infos, opaque
+            observations). Larger payloads are transferred in a slower way. Reserved bytes that are never used cost no
+            memory.
     """
 
     observation: Node
@@ -76,19 +77,21 @@ class EnvSpec:
             raise UsageError(f"a reward of dtype {self.reward.dtype} is not supported; declare float64 or float32")
         if num_agents and self.reward.shape[0] != num_agents:
             raise UsageError(
-                f"the reward has shape {self.reward.shape}, but there are {num_agents} agents; begin its shape with that"
+                f"the reward has shape {self.reward.shape}, but there are {num_agents} agents; declare a shape "
+                f"({num_agents}, ...)"
             )
         if num_agents and self.is_batched:
-            raise UsageError("a batched env cannot have agents; declare its rows, or one env with agents")
+            raise UsageError("a batched env cannot have agents; declare rows without agents, or one env with agents")
         if opaques(self.info):
             raise UsageError(
-                f"info parts {opaques(self.info)} have no fixed size; leave them out of the spec, and in the info"
+                f"info parts {opaques(self.info)} have no fixed size; leave them out of the spec (the env's info may still "
+                "have them)"
             )
 
     def is_compatible(self, other: EnvSpec) -> bool:
         """Whether envs of both specs can share a pool: same leaves, dtypes, shapes, structure, agents and batch size.
 
-        Bounds of spaces may differ; a front-end that minds compares `spaces`.
+        The bounds of the spaces may differ. A front-end that needs equal bounds compares `spaces`.
         """
         return (
             self.observation == other.observation

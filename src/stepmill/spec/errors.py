@@ -1,21 +1,21 @@
 """Every error that stepmill raises, as one tree.
 
     StepmillError
-    ├── UsageError (ValueError)      the user's mistake
+    ├── UsageError (ValueError)      the caller made a mistake
     │   ├── BusyEnvError             an env is still stepping
     │   ├── SpecMismatch             the envs of a pool differ
     │   └── ClosedPoolError          the pool is closed
-    ├── EnvError                     the env's: it raised
-    ├── BadOutput                    the env's: it returned what its spaces do not allow
-    ├── EnvTimeout                   the env's: it took too long
-    ├── WorkerDied                   the world's: a worker is gone
-    ├── LauncherDied                 the world's: the process that starts workers is gone
-    ├── RecvTimeout (TimeoutError)   results did not come in time; nothing is lost
+    ├── EnvError                     an env raised
+    ├── BadOutput                    an env returned a value that its spaces do not allow
+    ├── EnvTimeout                   an env took too long
+    ├── WorkerDied                   a worker process ended
+    ├── LauncherDied                 the process that starts workers ended
+    ├── RecvTimeout (TimeoutError)   results did not arrive in time; nothing is lost
     ├── MissingExtraError (ImportError)
-    └── EngineBug                    ours
+    └── EngineBug                    a bug in stepmill
 
-Exceptions of an env travel as text plus the name of their class, never by calling a stranger's constructor, and
-every error here pickles. Several faults at once become one error, by `join_errors`.
+An env's exception is transferred as text with the name of its class; the class itself is never instantiated. Every error
+here can be pickled. `join_errors` makes one error of several faults.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MAX_TOLD = 4  # different faults, beside the first, that the text of an error tells
+_MAX_SHOWN = 4  # different faults, besides the first, that the text of an error shows
 _MAX_RANGES = 16
 
 
 def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]) -> StepmillError:
-    """Make an unpickled error without its own constructor, which may ask for more than a message."""
+    """Unpickle an error without calling its constructor, which may require more arguments than a message."""
     error = cls.__new__(cls)
     StepmillError.__init__(error, message)
     error.__dict__.update(state)
@@ -36,13 +36,13 @@ def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]
 
 
 class StepmillError(Exception):
-    """What all errors of stepmill have in common.
+    """The base class of all errors of stepmill.
 
     Attributes:
-        message: what happened, to which env, and what to do; without the faults that came along.
-        others: the faults that happened beside this one, each a StepmillError.
-        capsule: path of the crash capsule that tells of it; None if there is none.
-        is_final: whether the same attempt fails again for as long as the pool lives, so that it is not repeated.
+        message: what happened, to which env, and what to do; without the faults in `others`.
+        others: the faults that happened at the same time, each a StepmillError.
+        capsule: path of the crash capsule of this fault; None if there is none.
+        is_final: whether every further attempt in this pool would fail in the same way, so that none is made.
     """
 
     capsule: str | None = None
@@ -54,7 +54,7 @@ class StepmillError(Exception):
         self.others = tuple(others)
 
     def details(self) -> str:
-        """Return what follows the message when the error is printed; empty if nothing does."""
+        """Return the text that follows the message when the error is printed, or an empty string."""
         return ""
 
     def __str__(self) -> str:
@@ -62,18 +62,18 @@ class StepmillError(Exception):
         for error in (self, *self.others):
             groups.setdefault(error._fault(), []).append(error)
         own, *rest = groups.values()
-        told = rest[:_MAX_TOLD]
+        shown = rest[:_MAX_SHOWN]
         lines = [
-            *_same(own),
-            *(line for group in told for line in (f"and at the same time: {group[0].message}", *_same(group))),
+            *_other_envs(own),
+            *(line for group in shown for line in (f"and at the same time: {group[0].message}", *_other_envs(group))),
         ]
-        if len(rest) > len(told):
-            lines.append(f"and {sum(map(len, rest[_MAX_TOLD:]))} more faults, which are in `others` of this error")
-        parts = [self.message, "\n".join(lines), *(group[0].details() for group in (own, *told))]
+        if len(rest) > len(shown):
+            lines.append(f"and {sum(map(len, rest[_MAX_SHOWN:]))} more faults, which are in `others` of this error")
+        parts = [self.message, "\n".join(lines), *(group[0].details() for group in (own, *shown))]
         return "\n\n".join(part for part in parts if part)
 
     def _fault(self) -> object:
-        """Return what faults of several envs have in common if they are one fault; here, nothing but the whole text."""
+        """Return a key that is equal for the same fault in several envs; here the whole text."""
         return type(self), self.message
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -81,14 +81,14 @@ class StepmillError(Exception):
 
 
 class UsageError(StepmillError, ValueError):
-    """The caller asked for something that cannot be done; nothing has been changed."""
+    """The caller asked for something that cannot be done. Nothing has been changed."""
 
 
 class BusyEnvError(UsageError):
     """An env is still stepping or resetting, or the pool is in use by another call.
 
     Attributes:
-        env_ids: the envs concerned; empty if it is the pool as a whole.
+        env_ids: the busy envs; empty if the pool as a whole is in use.
     """
 
     def __init__(self, message: str, *, env_ids: Sequence[int] = ()) -> None:
@@ -100,7 +100,7 @@ class SpecMismatch(UsageError):
     """The envs cannot share a pool.
 
     Attributes:
-        specs: what each env said of itself, an EnvSpec by env_id.
+        specs: the EnvSpec of each env, by env_id.
     """
 
     def __init__(self, message: str, *, specs: Sequence[Any] = ()) -> None:
@@ -116,8 +116,8 @@ class EnvError(StepmillError):
     """An env raised.
 
     Attributes:
-        env_id: the env that raised; None if it is not known which.
-        phase: what it was doing: "construct", "reset", "step", "call", "render" or "close".
+        env_id: the env that raised; None if it is not known.
+        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close".
         error_type: the dotted name of the class of the original exception.
         remote_traceback: the traceback where it was raised, as text; may be empty.
     """
@@ -138,22 +138,22 @@ class EnvError(StepmillError):
         self.remote_traceback = remote_traceback
 
     def _fault(self) -> object:
-        """An env's number makes no other fault of it."""
+        """Ignore the env's number: the same message and traceback in another env is the same fault."""
         return type(self), self.message.replace(f"env {self.env_id} ", "", 1), self.remote_traceback
 
     def details(self) -> str:
-        """Return the traceback from where the env ran."""
+        """Return the traceback from the worker."""
         if not self.remote_traceback:
             return ""
-        return f"env {self.env_id}, where it raised:\n{self.remote_traceback.rstrip()}"
+        return f"traceback of env {self.env_id}:\n{self.remote_traceback.rstrip()}"
 
 
 class BadOutput(StepmillError):
-    """An env returned something that its spaces, or the rules of its API, do not allow.
+    """An env returned a value that its spaces, or the rules of its API, do not allow.
 
     Attributes:
-        env_id: the env; None if it is not known which.
-        leaf: where in the result the bad value is, for example "observation['camera'][0]" or "reward".
+        env_id: the env; None if it is not known.
+        leaf: the position of the bad value in the result, for example "observation['camera'][0]" or "reward".
         phase: "reset", "step" or "info".
     """
 
@@ -165,13 +165,13 @@ class BadOutput(StepmillError):
 
 
 class EnvTimeout(StepmillError):
-    """An env was given up because it took longer than its deadline.
+    """An env took longer than its time limit, and its worker was killed.
 
     Attributes:
-        env_id: the env; None if a whole worker was late.
+        env_id: the env; None if a worker as a whole was late.
         phase: "construct", "reset", "step", "call", "render" or "close".
-        timeout_s: the deadline that passed, in seconds.
-        env_ids: the envs that are lost, since their worker was ended: the env, and those that shared the worker with it.
+        timeout_s: the time limit in seconds.
+        env_ids: the envs that were lost with the worker: the env that was late, and the other envs of its worker.
     """
 
     def __init__(
@@ -191,13 +191,13 @@ class EnvTimeout(StepmillError):
 
 
 class WorkerDied(StepmillError):
-    """A worker is gone, and with it the envs that it served.
+    """A worker process ended, and its envs are lost.
 
     Attributes:
         worker: number of the worker.
-        env_ids: the envs that it served.
-        exit_code: its exit status; None if a signal ended it or if the status is not known.
-        signal_name: for example "SIGKILL"; None if no signal ended it.
+        env_ids: the envs that it ran.
+        exit_code: its exit status; None if a signal killed it or if the status is not known.
+        signal_name: for example "SIGKILL"; None if no signal killed it.
     """
 
     def __init__(
@@ -217,14 +217,14 @@ class WorkerDied(StepmillError):
 
 
 class LauncherDied(StepmillError):
-    """The process that starts a pool's workers is gone.
+    """The process that starts a pool's workers ended.
 
-    It is replaced at the next restart, except with context="fork": a fork of the learner as it was when the pool was made
-    cannot be had again. Then `is_final` is set, and no worker of the pool can be restarted any more.
+    The next restart of a worker starts a new one. With context="fork" that is not possible, because the launcher is a fork
+    of the learner at the time when the pool was made. `is_final` is then set, and no worker of the pool can be restarted.
 
     Attributes:
-        exit_code: its exit status; None if a signal ended it or if the status is not known.
-        signal_name: for example "SIGKILL"; None if no signal ended it.
+        exit_code: its exit status; None if a signal killed it or if the status is not known.
+        signal_name: for example "SIGKILL"; None if no signal killed it.
     """
 
     def __init__(
@@ -237,11 +237,11 @@ class LauncherDied(StepmillError):
 
 
 class RecvTimeout(StepmillError, TimeoutError):
-    """Too few results came before the deadline. Nothing is lost: wait again.
+    """Too few results arrived before the deadline. Nothing is lost; call recv() again.
 
     Attributes:
-        env_ids: the envs that were still at work.
-        timeout_s: the deadline that passed, in seconds.
+        env_ids: the envs that were still stepping or resetting.
+        timeout_s: the time limit in seconds.
     """
 
     def __init__(self, message: str, *, env_ids: Sequence[int] = (), timeout_s: float = 0.0) -> None:
@@ -255,7 +255,7 @@ class MissingExtraError(StepmillError, ImportError):
 
     Attributes:
         module: the module that could not be imported.
-        extra: the extra of stepmill that brings it.
+        extra: the extra of stepmill that installs it.
     """
 
     def __init__(self, *, module: str, extra: str) -> None:
@@ -265,11 +265,11 @@ class MissingExtraError(StepmillError, ImportError):
 
 
 class EngineBug(StepmillError):
-    """Something that stepmill rules out has happened; please report it."""
+    """An internal invariant of stepmill is broken. Please report it."""
 
 
-def _same(errors: Sequence[StepmillError]) -> list[str]:
-    """Return a line that names the envs of all these errors but the first, which are the same fault; none if there are none."""
+def _other_envs(errors: Sequence[StepmillError]) -> list[str]:
+    """Return a line that lists the envs of all errors except the first. The errors are the same fault in several envs."""
     if len(errors) == 1:
         return []
     ids = [error.env_id for error in errors[1:] if isinstance(error, EnvError) and error.env_id is not None]
@@ -277,21 +277,21 @@ def _same(errors: Sequence[StepmillError]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as text, "1-3, 5"; at most so many of its parts that a line stays short."""
+    """Return numbers as text, such as "1-3, 5", with at most `_MAX_RANGES` ranges."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    told = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts[:_MAX_RANGES])
-    return told if len(parts) <= _MAX_RANGES else f"{told} and others, {len(numbers)} in all"
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts[:_MAX_RANGES])
+    return shown if len(parts) <= _MAX_RANGES else f"{shown} and others, {len(numbers)} in total"
 
 
 def join_errors(errors: Sequence[StepmillError]) -> StepmillError:
-    """Return one error that stands for several faults: a copy of the first, with the rest in `others`.
+    """Return one error for several faults: a copy of the first, with the rest in `others`.
 
-    Its text mentions them: what several envs raised alike, once, with the envs. The arguments are not changed.
+    Its text shows all of them; a fault that several envs share is shown once, with the env_ids. The arguments do not change.
     """
     first, *rest = errors
     if not rest:

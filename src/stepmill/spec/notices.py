@@ -1,4 +1,4 @@
-"""Warnings that name the user's line: the place that called stepmill, not a line of stepmill's own."""
+"""Warnings that point to the user's line that called stepmill, not to a line of stepmill."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import warnings
 from types import FrameType
 
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# Modules that call functions of stepmill on its behalf: their frames are not the user's either.
-_CALLING_MODULES = ("contextlib", "threading", "weakref")
+# Modules that call functions of stepmill on its behalf. Their frames are not user code either.
+_CALLING_MODULES = ("contextlib", "gymnasium.vector.vector_env", "threading", "weakref")
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn, and blame the innermost line of code outside stepmill.
+    """Issue a warning that points to the innermost line of code outside stepmill.
 
-    A warning from a thread of stepmill's own, which no code of the user has called, is blamed on "<stepmill>".
+    In a thread that stepmill started there is no such line; the warning then points to "<stepmill>".
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_internal(frame):

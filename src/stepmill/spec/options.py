@@ -1,4 +1,4 @@
-"""What a user may choose: `PoolOptions` and the enums of its fields."""
+"""The options of a pool: `PoolOptions` and the enums of its fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AutoresetMode(str, Enum):
-    """When an env that ended its episode is reset; names and values are Gymnasium's."""
+    """When an env is reset after the end of an episode. Names and values are Gymnasium's."""
 
     NEXT_STEP = "NextStep"
     SAME_STEP = "SameStep"
@@ -33,13 +33,13 @@ class AutoresetMode(str, Enum):
 class Seeding(str, Enum):
     """Where the seeds of automatic resets come from."""
 
-    CONTINUE = "continue"  # the env's own generator goes on
+    CONTINUE = "continue"  # no seed: the env's own random generator continues
     PER_EPISODE = "per_episode"  # a seed derived from (seed, env_id, episode)
     FIXED = "fixed"  # the same seed each episode
 
 
 class OnFault(str, Enum):
-    """What happens to an env that raised, hung, died or returned rubbish."""
+    """What happens to an env that raised, hung, crashed or returned a bad value."""
 
     RAISE = "raise"
     TRUNCATE = "truncate"
@@ -69,16 +69,18 @@ class BackendName(str, Enum):
     THREAD = "thread"
     PROCESS = "process"
     ENVPOOL = "envpool"
+    KERNEL = "kernel"
 
 
 class EnvState(IntEnum):
-    """What an env is doing, as the user of a pool sees it. The numbers are those of the native ledger."""
+    """The state of an env for the user of a pool. Native code uses the same numbers."""
 
     IDLE = 0  # waits for a command
     BUSY = 1  # steps or resets
     READY = 2  # its result can be received
-    FAULTED = 3  # its fault was raised; only a reset or revive() brings it back
-    EXHAUSTED = 4  # it has played its num_episodes; a reset gives it as many again
+    FAULTED = 3  # its fault was raised; it is usable again after a reset or revive()
+    EXHAUSTED = 4  # it has finished num_episodes episodes; a reset allows as many again
+    NEEDS_RESET = 5  # it was never reset, or was restarted since
 
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -93,7 +95,7 @@ _CHOICES: dict[str, type[Enum]] = {
     "on_fault": OnFault,
     "reset_retry_in": RetryIn,
 }
-MAX_SLOTS = 252  # a slot's number fits a byte, and three are private
+MAX_SLOTS = 252  # a slot's number fits in a byte, and three slots are private
 # name: (smallest value, whether None is allowed)
 _COUNTS: dict[str, tuple[int, bool]] = {
     "num_workers": (0, True),
@@ -120,19 +122,17 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
     "restart_window_s": (False, False),
     "reset_retry_wait_s": (True, False),
 }
+_OR_NONE = ("", ", or None")  # by whether None is allowed
 _SWITCHES = ("copy", "overlap_resets", "persist_options", "start_serially")
+_ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "reset_retries", "spare_envs", "overlap_resets")
+_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "affinity", "seeding")
+_NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "timers_every")
 
 
-_NOT_OF_ENVPOOL = (
-    *("num_workers", "envs_per_worker", "affinity", "seeding"),
-    *("reset_retries", "spare_envs", "overlap_resets"),
-)
+class EngineKeywords(TypedDict, total=False):
+    """`OptionKeywords` without `start_serially`, which is an argument of ALF's classes."""
 
-
-class OptionKeywords(TypedDict, total=False):
-    """The fields of `PoolOptions` as keyword arguments: what may be given where an attribute of it is an enum, too."""
-
-    backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool"] | Backend
+    backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool", "kernel"] | Backend
     num_workers: int | None
     envs_per_worker: int | None
     context: Context | Literal["forkserver", "fork", "spawn"]
@@ -141,7 +141,6 @@ class OptionKeywords(TypedDict, total=False):
     episode_stats: bool | None
     step_timeout_s: float | None
     reset_timeout_s: float | None
-    start_serially: bool
     start_timeout_s: float
     call_timeout_s: float
     linger_s: float
@@ -169,45 +168,55 @@ class OptionKeywords(TypedDict, total=False):
     timers_every: int
 
 
+class OptionKeywords(EngineKeywords, total=False):
+    """The fields of `PoolOptions` as keyword arguments. Where a field is an enum, its literal values are accepted, too."""
+
+    start_serially: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
     """How a pool runs its envs. Strings are accepted where a field is an enum.
 
-    What makes a pool takes each of them by keyword, too: `Pool(env_fns, on_fault="truncate")`.
+    Everything that makes a pool also takes each option as a keyword: `Pool(env_fns, on_fault="truncate")`.
 
     Attributes:
         backend: "auto" is serial if there is one env or num_workers is 0, else process; or a Backend object.
-        num_workers: None is min(num_envs, usable cores); the serial backend has none, whatever is asked.
-        envs_per_worker: the other way to say it; give at most one. 1 isolates the envs from each other.
+        num_workers: None is min(num_envs, usable cores). The serial backend has no workers and ignores this.
+            With kernels the number of threads that run envs, the caller's own included.
+        envs_per_worker: sets the number of workers in another way; give at most one of the two. 1 isolates the envs
+            from each other.
         context: how worker processes start.
-        autoreset_mode: as Gymnasium's.
+        autoreset_mode: when an env is reset after the end of an episode.
         copy: True makes every result a copy; False lends large observations (see `Batch`).
-        episode_stats: put return and length of an episode into the info at its end. None leaves it to the
-            front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
-        step_timeout_s, reset_timeout_s: None is no limit.
-        start_serially: one worker after the other builds its envs, instead of all at once; not on the thread backend.
-        start_timeout_s, call_timeout_s: how long building the envs, and a call, may take.
-        linger_s: after the envs asked for are there, wait this much longer for more.
-        slots: result slots for observations that are lent.
+        episode_stats: put the return and the length of an episode into the info at its end. None leaves the choice to
+            the front-end: on in a Pool, off in a VectorEnv, whose infos are Gymnasium's.
+        step_timeout_s, reset_timeout_s: time limit of a step and of a reset; None is no limit.
+        start_serially: the workers build their envs one after the other, not all at once. Not on the thread backend.
+        start_timeout_s, call_timeout_s: time limit for building the envs, and for a call.
+        linger_s: when enough envs are ready, wait this much longer for more.
+        slots: how many result slots there are for observations that are lent.
         spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
         seeding: where the seeds of automatic resets come from.
-        num_episodes: episodes per env, after which it is never ready again until it is reset; None is no end.
+        num_episodes: episodes per env; then the env is not ready again until it is reset. None is no limit.
         on_fault: what happens to an env that fails.
-        on_raise: the same, for an env that raised or gave rubbish while its worker lives on; None is as on_fault.
-        max_restarts, restart_window_s: so many restarts in so many seconds, then the fault is raised.
-        max_env_errors: so many errors of one env in restart_window_s are absorbed, then the next is raised.
-        max_restarts_total: the same over the pool's life; None is no limit.
-        reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset.
-        spare_envs: so many of the envs, the last ones, are kept freshly reset, to take the place of one that ends.
-        overlap_resets: a worker with nothing else to do resets a finished env before the next command asks for it
-            (NEXT_STEP only, not in line); between episodes `call` and `render` see the next one then.
-        replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the pool.
-        crash_dir: where crash capsules go, one small file for each fault; made if it is not there. None writes none.
-        worker_env: environment variables of the workers, on top of the learner's.
-        worker_threads: torch and OpenMP threads in each worker; None leaves them alone.
-        affinity: numbers of the cores that the workers may use, all of them together; None is all that the learner may.
-        persist_options: what `Pool.reset(persist_options=...)` is if it is not given.
-        timers_every: measure one in so many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
+        on_raise: the same for an env that raised or returned a bad value while its worker is alive; None is on_fault.
+        max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
+        max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
+        max_restarts_total: how many restarts are made in the pool's life; None is no limit.
+        reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset it is
+            tried again.
+        spare_envs: how many of the envs, counted from the last, are kept freshly reset to replace an env whose episode
+            ends.
+        overlap_resets: an idle worker resets a finished env before the next command asks for it (NEXT_STEP only, not in
+            line). Between episodes `call` and `render` then see the next episode.
+        replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
+        crash_dir: folder for crash capsules, one small file per fault; it is created if missing. None writes none.
+        worker_env: environment variables of the workers, in addition to the learner's.
+        worker_threads: number of torch and OpenMP threads in each worker; None does not change it.
+        affinity: numbers of the cores that the workers may use, all of them together; None is those of the learner.
+        persist_options: the default of `Pool.reset(persist_options=...)`.
+        timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
     """
 
     backend: BackendName | Backend = BackendName.AUTO
@@ -274,15 +283,16 @@ class PoolOptions:
         self._set("crash_dir", _folder(self.crash_dir))
         self._set("affinity", _cores(self.affinity))
         if self.slots > MAX_SLOTS:
-            raise UsageError(f"slots={self.slots} are too many; take {MAX_SLOTS} at most, each costs a batch of memory")
+            raise UsageError(f"slots={self.slots} is too large; use {MAX_SLOTS} or less (each slot holds a batch)")
         self._check_workers()
         self._check_envpool()
+        self._check_kernel()
         self._check_replay()
         self._check_spares()
 
     @classmethod
     def default_of(cls, name: str) -> object:
-        """Return what an option is if nobody says anything."""
+        """Return the default of an option."""
         option = cls.__dataclass_fields__[name]
         return option.default if option.default_factory is MISSING else option.default_factory()
 
@@ -304,17 +314,27 @@ class PoolOptions:
     def _check_envpool(self) -> None:
         if self.backend is not BackendName.ENVPOOL:
             return
-        unkept = [name for name in _NOT_OF_ENVPOOL if getattr(self, name) != self.default_of(name)]
+        unsupported = [name for name in _NOT_OF_ENVPOOL if getattr(self, name) != self.default_of(name)]
+        if unsupported:
+            raise UsageError(
+                f"backend='envpool' does not support {', '.join(unsupported)}: EnvPool has its own threads (num_threads), "
+                "resets its envs itself, and seeds them when their pool is made; leave out what it does not support"
+            )
+
+    def _check_kernel(self) -> None:
+        if self.backend is not BackendName.KERNEL:
+            return
+        unkept = [name for name in _NOT_OF_KERNELS if getattr(self, name) != self.default_of(name)]
         if unkept:
             raise UsageError(
-                f"{', '.join(unkept)}: EnvPool has its own threads (num_threads), resets its envs itself, and seeds them "
-                "when their pool is made; leave out what it cannot keep"
+                f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave that out, "
+                "and say with num_workers how many threads there are"
             )
 
     def _check_replay(self) -> None:
         if OnFault.REPLAY in (self.on_fault, self.on_raise) and self.seeding is not Seeding.PER_EPISODE:
             raise UsageError(
-                "on_fault='replay' needs seeding='per_episode', or an episode cannot be begun again; give both"
+                "on_fault='replay' needs seeding='per_episode', because it must repeat an episode with its seed; give both"
             )
 
     def _check_spares(self) -> None:
@@ -324,8 +344,8 @@ class PoolOptions:
             raise UsageError("backend='envpool' resets its envs itself; leave spare_envs out")
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             raise UsageError(
-                "spare_envs need an autoreset_mode other than SAME_STEP, whose results hold the next episode's first "
-                "observation already: which spare that comes from would depend on which env ended first; use NEXT_STEP"
+                "spare_envs does not work with autoreset_mode SAME_STEP: its results already hold the next episode's first "
+                "observation, and which spare env that comes from would depend on timing; use NEXT_STEP"
             )
 
 
@@ -333,15 +353,15 @@ OPTION_NAMES = tuple(PoolOptions.__dataclass_fields__)
 
 
 def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], **defaults: object) -> PoolOptions:
-    """Return options with keywords put in.
+    """Return options with keywords merged in.
 
     Args:
-        options: as a user gave them; None is all defaults.
-        keywords: options by name. One that `options` has, too, at another value than its default, must have the same
-            value here; None, where that is the default, counts as not given.
-        **defaults: what an option of the caller's pools is where neither says anything.
+        options: the user's options; None means all defaults.
+        keywords: options by name. If `options` has the option too, with a value other than its default, both must be
+            equal. None counts as not given if None is the default.
+        **defaults: defaults of the caller, for options that neither of the two sets.
     Raises:
-        UsageError: a keyword is no option, or is given twice, or a value is not allowed.
+        UsageError: a keyword is not an option, or an option is given twice, or a value is not allowed.
     """
     if options is not None and not isinstance(options, PoolOptions):
         raise UsageError(
@@ -364,31 +384,33 @@ def merge_options(options: PoolOptions | None, keywords: Mapping[str, object], *
     return merged
 
 
-def check_option_names(names: Iterable[str]) -> None:
-    """Refuse what is no field of PoolOptions.
+def check_option_names(names: Iterable[str], known: Sequence[str] = OPTION_NAMES) -> None:
+    """Refuse names that are not fields of PoolOptions, or not among other known names.
 
     Raises:
-        UsageError: names the nearest one.
+        UsageError: a name is not a field; the message suggests the nearest field.
     """
     for name in names:
-        if name not in OPTION_NAMES:
-            near = nearest_option(name)
-            advice = f"did you mean {near}?" if near else "help(stepmill.PoolOptions) lists them"
-            raise UsageError(f"{name} is no option of stepmill; {advice}")
+        if name not in known:
+            near = next(iter(difflib.get_close_matches(name, known, n=1)), None)
+            listed = (
+                "help(stepmill.PoolOptions) lists them" if known is OPTION_NAMES else f"there are {', '.join(known)}"
+            )
+            raise UsageError(f"{name} is not an option of stepmill; {f'did you mean {near}?' if near else listed}")
 
 
 def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Take the fields of PoolOptions out of keyword arguments, and return them."""
+    """Remove the fields of PoolOptions from keyword arguments, and return them."""
     return {name: keywords.pop(name) for name in OPTION_NAMES if name in keywords}
 
 
 def nearest_option(name: str, others: Iterable[str] = ()) -> str | None:
-    """Return the option, or the one of other names, that is most like this name, if any is."""
+    """Return the option, or the one of `others`, whose name is most similar, or None."""
     return next(iter(difflib.get_close_matches(name, [*OPTION_NAMES, *others], n=1)), None)
 
 
 def _plain(value: object) -> object:
-    """Return an enum's value, for messages that a user can type in again."""
+    """Return an enum's value, so that a message shows what the user can type."""
     return value.value if isinstance(value, Enum) else value
 
 
@@ -403,13 +425,13 @@ def _backend(value: object) -> object:
     if missing:
         names = ", ".join(repr(name.value) for name in BackendName)
         raise UsageError(
-            f"backend={value!r} is neither a name nor a Backend: it has no {', '.join(missing)}; use one of {names}"
+            f"backend={value!r} is not a Backend (it has no {', '.join(missing)}); use one of {names}, or a Backend object"
         )
     return value
 
 
 def _choice(name: str, value: object, choices: type[_Choice]) -> _Choice:
-    # Gymnasium's AutoresetMode is an enum of its own: its values are ours.
+    # Gymnasium's AutoresetMode is another enum with the same values.
     try:
         return choices(_plain(value))
     except ValueError:
@@ -425,7 +447,7 @@ def _count(name: str, value: SupportsIndex | None, smallest: int, *, may_be_none
     except TypeError:
         count = None
     if count is None or count < smallest:
-        raise UsageError(f"{name}={value!r} must be a whole number, {smallest} or more{_or_none(may_be_none)}")
+        raise UsageError(f"{name}={value!r} must be a whole number, {smallest} or more{_OR_NONE[may_be_none]}")
     return count
 
 
@@ -439,12 +461,8 @@ def _amount(name: str, value: SupportsFloat | None, *, may_be_zero: bool, may_be
     if not math.isfinite(amount) or amount < 0 or (amount == 0 and not may_be_zero):
         unit = "microseconds" if name.endswith("_us") else "seconds"
         bound = "0 or more" if may_be_zero else "more than 0"
-        raise UsageError(f"{name}={value!r} must be a number of {unit}, {bound}{_or_none(may_be_none)}")
+        raise UsageError(f"{name}={value!r} must be a number of {unit}, {bound}{_OR_NONE[may_be_none]}")
     return amount
-
-
-def _or_none(may_be_none: bool) -> str:
-    return ", or None" if may_be_none else ""
 
 
 def _switch(name: str, value: object) -> bool:

@@ -1,11 +1,13 @@
-"""Values as JSON and back, for files that outlive the program: numbers, text, containers, arrays, and names of what can be imported.
+"""Converts values to JSON and back, for files: numbers, text, containers, arrays, and names of classes and functions.
 
-    {"@": "object", "name": "module:qualname"}                          a class or a function, by its name
-    {"@": "call", "name": …, "args": […], "kwargs": {…}}                what a call of it makes: dataclasses, named tuples, enums
-    {"@": "partial", …}                                                 the same, as a functools.partial that is not called yet
-    {"@": "tuple", "items": […]}   {"@": "dict", "items": [[key, value], …]}   {"@": "array", "dtype": …, "values": […]}
+    {"@": "object", "name": "module:qualname"}               a class or a function, by its name
+    {"@": "call", "name": …, "args": […], "kwargs": {…}}     the result of calling it: dataclasses, named tuples, enums
+    {"@": "partial", …}                                      the same as a functools.partial, which is not called
+    {"@": "tuple", "items": […]}
+    {"@": "dict", "items": [[key, value], …]}
+    {"@": "array", "dtype": …, "values": […]}
 
-Nothing here runs code of others but `from_plain`, which imports the names and makes the calls.
+Only `from_plain` runs code: it imports the names and makes the calls.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ import numpy as np
 MAX_ARRAY_BYTES = 65_536
 MAX_DEPTH = 32
 _TAG = "@"
-_NAMING = ("object", "call", "partial")  # kinds of values that have a name to be imported
+_NAMING = ("object", "call", "partial")  # kinds of values that name something to import
 _MODULE_AND_NAME = re.compile(r"([A-Za-z_][\w.]*):[\w.<>/-]+")
 
 
 class NotPlain(ValueError):
-    """A value has no plain form; the text says why."""
+    """A value cannot be converted to or from JSON; the text says why."""
 
 
 def to_plain(value: object, depth: int = 0) -> Any:
     """Return a value as JSON.
 
     Raises:
-        NotPlain: it, or a part of it, has no such form.
+        NotPlain: the value or a part of it cannot be converted.
     """
     if depth > MAX_DEPTH:
         raise NotPlain("it is nested too deeply")
@@ -101,67 +103,72 @@ def _plain_record(value: Any, depth: int) -> Any:
 
 
 def name_of(value: object) -> str:
-    """Return the name under which a class or a function can be imported, as "module:qualname".
+    """Return the name by which a class or a function can be imported, as "module:qualname".
 
     Raises:
-        NotPlain: there is none.
+        NotPlain: it cannot be imported by name.
     """
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
-        raise NotPlain(f"a {type(value).__name__} has no name to import it by")
+        raise NotPlain(f"a {type(value).__name__} cannot be imported by name")
     if module == "__main__":
         script = getattr(sys.modules.get("__main__"), "__file__", None) or "the program itself"
-        raise NotPlain(f"{qualname} is defined in {script}, which was run and not imported")
+        raise NotPlain(f"{qualname} is defined in {script}, which was run as a script and cannot be imported")
     if "<" in qualname:
         raise NotPlain(f"{qualname} of module {module} is a closure or a lambda")
     found: object = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
     if found is not value:
-        raise NotPlain(f"{module}:{qualname} names something else")
+        raise NotPlain(f"{module}:{qualname} names another object")
     return f"{module}:{qualname}"
 
 
 def calls_in(plain: object) -> list[str]:
-    """Return what `from_plain` would import and call, with all arguments, as text; each once, calls in calls within them."""
+    """Return all calls and imports that `from_plain` would make, as text with their arguments, each once.
+
+    A call within the arguments of another call is shown only there.
+    """
     texts: dict[str, None] = {}
 
-    def look(node: object) -> None:
+    def collect(node: object) -> None:
         if isinstance(node, dict) and node.get(_TAG) in _NAMING:
             texts[_text_of(node)] = None
             return
         children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
         for child in children:
-            look(child)
+            collect(child)
 
-    look(plain)
+    collect(plain)
     return list(texts)
 
 
 def modules_in(plain: object) -> list[str]:
-    """Return the modules that a value names to be imported, sorted: those of classes and functions, and what is before the
-    colon of a text as "module:Env-v1" or of an entry point, which Gymnasium imports.
+    """Return the modules that a value would import, sorted.
+
+    These are the modules of classes and functions, and the module in a text such as "module:Env-v1" or in an entry point,
+    because Gymnasium imports it.
     """
     modules: set[str] = set()
 
-    def look(node: object) -> None:
+    def collect(node: object) -> None:
         if isinstance(node, str):
             found = _MODULE_AND_NAME.fullmatch(node)
             modules.update((found[1],) if found else ())
         elif isinstance(node, list):
             for item in node:
-                look(item)
+                collect(item)
         elif isinstance(node, dict):
             for key, item in node.items():
-                look(key)
-                look(item)
+                collect(key)
+                collect(item)
 
-    look(plain)
+    collect(plain)
     return sorted(modules)
 
 
 def _text_of(node: object) -> str:
-    """Return a value in the form of `to_plain` as Python would write it; names as "module:qualname"."""
+    """Return the Python expression for a value in the form of `to_plain`, with names as "module:qualname"."""
     if isinstance(node, list):
         return f"[{', '.join(_text_of(item) for item in node)}]"
     if not isinstance(node, dict):
@@ -183,11 +190,11 @@ def _text_of(node: object) -> str:
 
 
 def from_plain(plain: Any) -> Any:
-    """Return the value. Imports what it names, and calls it: only for files that one trusts.
+    """Return the value that `to_plain` converted. This imports modules and calls functions; use it only for trusted files.
 
     Raises:
-        NotPlain: this is no value made by `to_plain`.
-        Exception: whatever the imports and calls raise.
+        NotPlain: `to_plain` does not make such a value.
+        Exception: an import or a call raised.
     """
     if isinstance(plain, list):
         return [from_plain(item) for item in plain]
@@ -197,7 +204,7 @@ def from_plain(plain: Any) -> Any:
         return {key: from_plain(item) for key, item in plain.items()}
     make = _MAKERS.get(plain[_TAG]) if isinstance(plain[_TAG], str) else None
     if make is None:
-        raise NotPlain(f"{plain[_TAG]!r} is no kind of value")
+        raise NotPlain(f"{plain[_TAG]!r} is not a kind of value")
     try:
         return make(plain)
     except KeyError as exc:
@@ -215,7 +222,7 @@ def _make_partial(plain: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def load_name(name: str) -> Any:
-    """Return the class or function behind "module:qualname"; imports the module."""
+    """Import a module, and return the class or function that "module:qualname" names."""
     module, _, qualname = name.partition(":")
     found: Any = import_module(module)
     for part in qualname.split("."):

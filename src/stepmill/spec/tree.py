@@ -1,9 +1,9 @@
-"""The shape of an observation or an action, as a tree that names no foreign library.
+"""The structure of an observation or an action, as a tree that does not depend on Gymnasium.
 
     Leaf      an array of fixed dtype and shape: one field of the slab
     DictNode  keys and children
-    TupleNode children, and the class that makes the tuple if it is a named one
-    Opaque    something of no fixed size; it travels beside the arrays
+    TupleNode children, and the class that makes the tuple if it is a named tuple
+    Opaque    a value without a fixed size; it is transferred beside the arrays
 
 Leaves and opaques are numbered separately, each from 0, in depth-first order. That order is the contract between the
 slab, the native loop and the front-ends.
@@ -19,13 +19,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+PLAIN_DTYPE_KINDS = "biufc"  # bool, integers, float, complex: dtypes of fixed size without references
+
 
 class LeafKind(IntEnum):
     """How one value of a leaf looks to the env."""
 
     ARRAY = 0  # an array of the leaf's shape
     SCALAR = 1  # a NumPy scalar: a Box of shape ()
-    DISCRETE = 2  # a NumPy integer, of which the engine keeps the small ones
+    DISCRETE = 2  # a NumPy integer; the engine reuses objects for small ones
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class DictNode:
-    """A dict. Its items are in the order of the env's space, which is the order of the dicts given back."""
+    """A dict. Its items are in the order of the env's space, and so are the dicts that are returned."""
 
     items: tuple[tuple[Hashable, Node], ...]
 
 
 @dataclass(frozen=True)
 class TupleNode:
-    """A tuple; or what a factory makes of the children as positional arguments: a named tuple, or a list (`as_list`).
+    """A tuple, or what a factory makes of the children as positional arguments: a named tuple, or a list (`as_list`).
 
-    Factories are equal if their names are: a class of a script, or of a function, comes from each worker anew.
+    Factories are compared by name: each worker sends its own copy of a class that is defined in a script or a function.
     """
 
     children: tuple[Node, ...]
@@ -73,37 +75,37 @@ def as_list(*items: object) -> list[object]:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A value of no fixed size: text, sequence, graph, or a custom space's."""
+    """A value without a fixed size: a text, a sequence, a graph, or a value of a custom space."""
 
 
 Node: TypeAlias = Leaf | DictNode | TupleNode | Opaque
-Path: TypeAlias = str  # how one would index it, for example "['camera'][0]"; empty for the root
+Path: TypeAlias = str  # the index expression, for example "['camera'][0]"; empty for the root
 
 
-def walk(node: Node, path: Path = "") -> Iterator[tuple[Path, Leaf | Opaque]]:
+def iter_tree(node: Node, path: Path = "") -> Iterator[tuple[Path, Leaf | Opaque]]:
     """Yield every leaf and every opaque with its path, depth first."""
     if isinstance(node, DictNode):
         for key, child in node.items:
-            yield from walk(child, f"{path}[{key!r}]")
+            yield from iter_tree(child, f"{path}[{key!r}]")
     elif isinstance(node, TupleNode):
         for index, child in enumerate(node.children):
-            yield from walk(child, f"{path}[{index}]")
+            yield from iter_tree(child, f"{path}[{index}]")
     else:
         yield path, node
 
 
 def leaves(node: Node) -> list[tuple[Path, Leaf]]:
-    """Return the leaves with their paths; the place in the list is the leaf index."""
-    return [(path, end) for path, end in walk(node) if isinstance(end, Leaf)]
+    """Return the leaves with their paths; the position in the list is the leaf index."""
+    return [(path, part) for path, part in iter_tree(node) if isinstance(part, Leaf)]
 
 
 def opaques(node: Node) -> list[Path]:
-    """Return the paths of the opaque parts; the place in the list is the opaque index."""
-    return [path for path, end in walk(node) if isinstance(end, Opaque)]
+    """Return the paths of the opaque parts; the position in the list is the opaque index."""
+    return [path for path, part in iter_tree(node) if isinstance(part, Opaque)]
 
 
 def program(node: Node) -> tuple[object, ...]:
-    """Return the tree as the nested tuples that native code walks.
+    """Return the tree as the nested tuples that native code reads.
 
     `(0, leaf_index, kind)` leaf · `(1, keys, children)` dict · `(2, children, factory | None)` tuple ·
     `(3, opaque_index)` opaque; kind is a plain int.
@@ -148,7 +150,7 @@ def flatten(node: Node, value: Any) -> list[Any]:
     """Return the parts of a value that has the tree's structure, depth first.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: it has not.
+        KeyError, IndexError, TypeError, ValueError: the value has another structure.
     """
     if isinstance(node, DictNode):
         return [part for key, child in node.items for part in flatten(child, value[key])]
@@ -159,11 +161,11 @@ def flatten(node: Node, value: Any) -> list[Any]:
 
 
 def map_tree(function: Callable[[Leaf | Opaque, Any], Any], node: Node, value: Any) -> Any:
-    """Return a value that has the tree's structure with `function(leaf or opaque, part)` in place of its parts."""
+    """Return a value of the tree's structure in which `function(leaf or opaque, part)` replaces each part."""
     if isinstance(node, DictNode):
         return {key: map_tree(function, child, value[key]) for key, child in node.items}
     if isinstance(node, TupleNode):
-        children = [map_tree(function, child, value[place]) for place, child in enumerate(node.children)]
+        children = [map_tree(function, child, value[index]) for index, child in enumerate(node.children)]
         return tuple(children) if node.factory is None else node.factory(*children)
     return function(node, value)
 

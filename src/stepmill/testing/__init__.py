@@ -1,6 +1,17 @@
-"""What a user needs to test an env, a backend or a front-end: toy envs, and checks that say what is wrong.
+"""Tools to test an env, a backend or a front-end: toy envs, and checks that report what is wrong.
 
-Names load on first use: the toy envs need Gymnasium, and whoever imports this package may not.
+check    check_env, check_backend
+vector   check_frontend
+compare  strict comparison of nested data
+envs     toy envs with predictable results
+faulty   envs that fail on purpose
+gates    envs that wait until a test lets them continue
+leaves   envs with every dtype and memory layout
+sampled  an env of any space, with random data
+unity    Unity envs that follow a script
+chaos    breaks pools at random and checks every result
+
+Names are loaded on first use, because the toy envs need Gymnasium and not every importer has it.
 """
 
 from importlib import import_module
@@ -35,7 +46,7 @@ _NAMES_IN = {
     "leaves": ("DisguiseEnv", "ScalarDisguiseEnv"),
     "sampled": ("SampledEnv",),
 }
-_HOME_OF = {name: f"stepmill.testing.{module}" for module, names in _NAMES_IN.items() for name in names}
+_MODULE_OF = {name: f"stepmill.testing.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 __all__ = [
     "BadOutputEnv",
@@ -60,11 +71,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its file, once."""
-    home = _HOME_OF.get(name)
-    if home is None:
+    """Load a public name from its module, once."""
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module 'stepmill.testing' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value
 

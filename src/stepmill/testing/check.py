@@ -1,4 +1,7 @@
-"""Executable contracts: run them on an env or a backend of your own (for front-ends: `vector.py`). Each raises `CheckFailed` or returns None."""
+"""Executable contracts for your own env or backend; the one for front-ends is in `vector.py`.
+
+Each check raises `CheckFailed` or returns None.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,23 @@ NUM_STEPS = 40
 
 
 class CheckFailed(AssertionError):
-    """The thing under test breaks its contract; the text says which clause, and where."""
+    """The object under test violates its contract. The text says which clause, and where."""
 
 
 def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info: Collection[str] = ()) -> None:
-    """Check that an env's data follow from its seed and its actions alone, as replay and seeded runs need.
+    """Check that an env's data depend only on its seed and its actions, as replay and seeded runs require.
 
-    Two envs are driven with one seed and the same actions, alternately, so that a random generator which they share shows;
-    then the first is reset with the seed again, and must repeat itself. Results must have the shape and dtype of the spaces.
+    Two envs run alternately with the same seed and actions, which detects a random generator that they share. Then the first
+    env is reset with the same seed and must return the same data again. Results must match the spaces in shape and dtype.
 
     Args:
         env_fn: builds the env; called twice.
-        seed: of the resets, and of the random actions.
-        num_steps: how many steps each time.
+        seed: the seed of the resets and of the random actions.
+        num_steps: the number of steps in each run.
         ignore_info: info keys that may differ, such as wall-clock times.
 
     Raises:
-        CheckFailed: the env is not deterministic, or breaks the Gymnasium step API.
+        CheckFailed: the env is not deterministic, or violates the Gymnasium step API.
     """
     first, second = env_fn(), env_fn()
     try:
@@ -51,7 +54,7 @@ def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info
         for index, action in enumerate([None, *actions]):
             fail_if(
                 find_difference(again[0].advance(action), runs[0].history[index], f"step {index}"),
-                "an env that was used and then reset with its seed does not repeat itself",
+                "an env that is reset with the same seed after use returns different data",
             )
     finally:
         first.close()
@@ -59,13 +62,13 @@ def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info
 
 
 def check_backend(make_pool: MakePool) -> None:
-    """Check that pools of `make_pool(env_fns)` keep the contract of every backend: data, calls, faults, close.
+    """Check that the pools of `make_pool(env_fns)` fulfil the contract of every backend: data, calls, faults, close.
 
     Args:
         make_pool: builds a Pool on the backend under test, with automatic resets at the next step.
 
     Raises:
-        CheckFailed: with the clause that is broken.
+        CheckFailed: names the clause that is violated.
     """
     _check_data(make_pool)
     _check_calls(make_pool)
@@ -73,7 +76,7 @@ def check_backend(make_pool: MakePool) -> None:
 
 
 class _Run:
-    """One env being driven; keeps what it returned."""
+    """Drives one env and records its results in `history`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], seed: int, ignore_info: Collection[str]) -> None:
         self._env = env
@@ -111,14 +114,14 @@ def _is_tuple(result: object, length: int) -> bool:
     return isinstance(result, tuple) and len(result) == length and isinstance(result[-1], dict)
 
 
-def _compare_alternately(runs: Sequence[_Run], actions: Sequence[object], who: str) -> None:
+def _compare_alternately(runs: Sequence[_Run], actions: Sequence[object], subject: str) -> None:
     for index, action in enumerate([None, *actions]):
         left, right = (run.advance(action) for run in runs)
-        fail_if(find_difference(left, right, f"step {index}"), f"{who} return different data")
+        fail_if(find_difference(left, right, f"step {index}"), f"{subject} return different data")
 
 
 def draw_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
-    """Return so many samples of a space, which is left as it is."""
+    """Return `count` samples of a space without changing the space."""
     space = copy.deepcopy(space)
     space.seed(seed)
     return [space.sample() for _ in range(count)]
@@ -140,15 +143,15 @@ def _check_data(make_pool: MakePool) -> None:
             actions = np.array([clock, 10 + clock, 20 + clock]) % 100
             batch = pool.step(actions)
             # An episode of n steps takes n + 1 commands: the last is the reset, which ignores its action.
-            places = [divmod(clock, length + 1) for length in lengths]
+            positions = [divmod(clock, length + 1) for length in lengths]
             _expect(
                 f"the observation after step {clock}",
                 batch.obs,
-                np.array([[i, episode, t] for i, (episode, t) in enumerate(places)]),
+                np.array([[i, episode, t] for i, (episode, t) in enumerate(positions)]),
             )
-            acted = np.array([t > 0 for _, t in places])
+            acted = np.array([t > 0 for _, t in positions])
             _expect(f"the reward of step {clock}", batch.reward, np.where(acted, actions, 0).astype(np.float64))
-            ends = np.array([t == length for (_, t), length in zip(places, lengths, strict=True)])
+            ends = np.array([t == length for (_, t), length in zip(positions, lengths, strict=True)])
             _expect(f"terminated of step {clock}", batch.terminated, ends)
             _expect(f"truncated of step {clock}", batch.truncated, np.zeros(3, bool))
             _expect(f"env_id of step {clock}", batch.env_id, np.arange(3, dtype=batch.env_id.dtype))
@@ -157,7 +160,7 @@ def _check_data(make_pool: MakePool) -> None:
 def _check_calls(make_pool: MakePool) -> None:
     with make_pool([partial(CountingEnv, i) for i in range(3)]) as pool:
         pool.reset(seed=0)
-        _expect("the answers of a call", list(pool.call("add", 1.0, right=2.0)), [3.0, 4.0, 5.0])
+        _expect("the results of a call", list(pool.call("add", 1.0, right=2.0)), [3.0, 4.0, 5.0])
         pool.set_attr("weight", [5.0, 6.0, 7.0])
         _expect("the attribute that was set", list(pool.get_attr("weight")), [5.0, 6.0, 7.0])
     pool.close()
@@ -176,10 +179,10 @@ def _check_raising_env(make_pool: MakePool) -> None:
             _expect("the env that an EnvError names", error.env_id, 0)
             fail_if(None if "a deliberate failure" in str(error) else str(error), "an EnvError must carry the cause")
         else:
-            raise CheckFailed("an env that raises must surface as EnvError: nothing was raised")
+            raise CheckFailed("an env that raises must cause an EnvError: nothing was raised")
         batch = pool.reset(env_ids=[0])
         _expect("the env that is reset after a fault", batch.env_id.tolist(), [0])
 
 
-def _expect(what: str, got: object, wanted: object) -> None:
-    fail_if(find_difference(got, wanted, what), "the pool returns the wrong data")
+def _expect(what: str, actual: object, expected: object) -> None:
+    fail_if(find_difference(actual, expected, what), "the pool returns the wrong data")

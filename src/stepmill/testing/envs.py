@@ -1,8 +1,8 @@
-"""Toy Gymnasium environments whose every answer is known beforehand.
+"""Toy Gymnasium environments with predictable results.
 
-They are built to test engines: what an env returns is a function of its constructor's arguments, of the seed it was reset
-with, and of its actions, so that a mixed-up row, a lost step or a doubled reset shows as a wrong number. Envs that fail on
-purpose are in `stepmill.testing.faulty`, envs that wait are in `stepmill.testing.gates`.
+They are made to test engines. The results of an env depend only on its constructor's arguments, the seed of its reset and its
+actions, so that a swapped row, a lost step or a repeated reset is visible as a wrong number. Envs that fail on purpose are in
+`stepmill.testing.faulty`; envs that wait are in `stepmill.testing.gates`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 NO_SEED = -1
-"""What `SeedRecorder` shows when `reset` was called without a seed."""
+"""The observation of `SeedRecorder` after a `reset` without a seed."""
 
 Info = dict[str, Any]
 Options = dict[str, Any]
@@ -30,7 +30,7 @@ class CountingEnv(gymnasium.Env[NDArray[np.int64], np.int64]):
     """Counts its episodes and steps.
 
     Observation: int64 [3] = (identity, episode, t). Reward: the action. A reset with a seed starts again at episode 0.
-    Episodes end at step `length`, by `terminated`, or by `truncated` if `truncate`.
+    Episodes end at step `length` with `terminated`, or with `truncated` if `truncate` is True.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
@@ -74,7 +74,7 @@ class CountingEnv(gymnasium.Env[NDArray[np.int64], np.int64]):
         return np.full((4, 4, 3), (16 * self.identity + self._t) % 256, np.uint8)
 
     def add(self, left: float, right: float = 0.0) -> float:
-        """Return left + right + identity, to tell the answers of two envs apart."""
+        """Return left + right + identity, so that the results of two envs differ."""
         return left + right + self.identity
 
     def locate(self) -> tuple[int, int]:
@@ -82,7 +82,7 @@ class CountingEnv(gymnasium.Env[NDArray[np.int64], np.int64]):
         return os.getpid(), threading.get_ident()
 
     def complain(self, text: str) -> None:
-        """Raise a ValueError with the given text, as a call that fails."""
+        """Raise a ValueError with the given text."""
         raise ValueError(text)
 
     def _observe(self) -> NDArray[np.int64]:
@@ -119,10 +119,10 @@ class SlowEnv(CountingEnv):
 
 
 class SeedRecorder(gymnasium.Env[NDArray[np.int64], np.int64]):
-    """Remembers how it was reset.
+    """Records the arguments of its resets.
 
     Observation: int64 [3] = (last seed or NO_SEED, number of resets, a draw from its own RNG). `seeds` and `options` list
-    what each reset was given. Episodes last `length` steps.
+    the arguments of each reset. Episodes last `length` steps.
     """
 
     def __init__(self, length: int = 2) -> None:
@@ -150,9 +150,9 @@ class SeedRecorder(gymnasium.Env[NDArray[np.int64], np.int64]):
 
 
 class ImageEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
-    """Shows an image of one known colour.
+    """Returns images of one predictable colour.
 
-    Observation: uint8 `shape`, all of it `ImageEnv.colour(identity, steps since construction)`; a new array each time.
+    Observation: uint8 `shape`, filled with `ImageEnv.colour(identity, steps since construction)`; a new array each time.
     """
 
     def __init__(self, identity: int = 0, shape: tuple[int, ...] = (84, 84, 4), length: int = 50) -> None:
@@ -166,7 +166,7 @@ class ImageEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
 
     @staticmethod
     def colour(identity: int, clock: int) -> int:
-        """Return the colour that env `identity` shows after `clock` steps and resets."""
+        """Return the colour of env `identity` after `clock` steps and resets."""
         return (identity * 31 + clock * 7) % 251
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> tuple[NDArray[np.uint8], Info]:
@@ -184,15 +184,15 @@ class ImageEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
         return np.full(self._shape, self.colour(self.identity, self._clock), np.uint8)
 
 
-def _keep(env: CountingEnv) -> CountingEnv:
+def _identity(env: CountingEnv) -> CountingEnv:
     return env
 
 
 class BatchedCountingEnv(gymnasium.vector.VectorEnv[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]):
-    """A vector env that a pool's worker owns as one env of `size` rows.
+    """A vector env that a pool's worker runs as one env of `size` rows.
 
-    Row r shows (first identity + r, episode, t) as `CountingEnv` does; row r's episodes last `length + r` steps. It resets
-    its rows by itself: at the next step, or within the same step.
+    Row r is a `CountingEnv` of identity `first_identity + r` and length `length + r`. The vector env resets its rows itself,
+    at the next step or within the same step.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class BatchedCountingEnv(gymnasium.vector.VectorEnv[NDArray[np.int64], NDArray[n
         self.action_space = spaces.MultiDiscrete(np.full(size, 100))
         self._rows = [CountingEnv(first_identity + row, length + row) for row in range(size)]
         self._inner = gymnasium.vector.SyncVectorEnv(
-            [partial(_keep, row) for row in self._rows], autoreset_mode=autoreset_mode
+            [partial(_identity, row) for row in self._rows], autoreset_mode=autoreset_mode
         )
 
     def reset(

@@ -1,6 +1,6 @@
-"""Envs that go wrong on purpose: they raise, die, or return what they must not.
+"""Envs that fail on purpose: they raise, crash their process, or return invalid values.
 
-Each is a `CountingEnv` until the moment it was told to fail at, so that what came before can be checked, too.
+Each behaves as a `CountingEnv` until it fails, so that the results before the failure can be checked, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from stepmill.testing.envs import CountingEnv, Info, Options
 
 EXIT_CODE = 17
-"""Exit code of an env that leaves by `os._exit`."""
+"""Exit code of an env that calls `os._exit`."""
 
 
 class Phase(Enum):
-    """When an env fails. STEP and RESET count from 1."""
+    """The phase in which an env fails. STEP and RESET are counted from 1."""
 
     INIT = "init"
     RESET = "reset"
@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 class OddSignatureError(Exception):
-    """An exception that cannot be built from its text alone, and whose pickle does not load."""
+    """An exception that cannot be constructed from its text alone, and whose pickle does not load."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(f"code {code}: {detail}")
@@ -81,7 +81,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "keyboard": lambda: KeyboardInterrupt("a deliberate failure"),
     "generator": lambda: GeneratorExit("a deliberate failure"),
 }
-"""Ways to raise, by name; a name is pickled easily, an exception is not."""
+"""Exceptions to raise, by name: unlike some exceptions, a name can always be pickled."""
 
 
 class _FaultyEnv(CountingEnv):
@@ -121,7 +121,7 @@ class _FaultyEnv(CountingEnv):
 
 
 class RaisingEnv(_FaultyEnv):
-    """Raises `ERRORS[error]` once, in the given phase, at the `at`-th step or reset; afterwards it works again."""
+    """Raises `ERRORS[error]` once, in the given phase, at the `at`-th step or reset. After that it works again."""
 
     def __init__(
         self, phase: Phase | str = Phase.STEP, at: int = 1, error: str = "value", *, identity: int = 0, length: int = 5
@@ -135,7 +135,7 @@ class RaisingEnv(_FaultyEnv):
 
 
 class DyingEnv(_FaultyEnv):
-    """Takes its whole process with it. `how`: "exit" (os._exit(17)), or a signal name as "SIGKILL" or "SIGSEGV"."""
+    """Ends its process. `how` is "exit" (os._exit(17)) or a signal name such as "SIGKILL" or "SIGSEGV"."""
 
     def __init__(
         self,
@@ -154,16 +154,16 @@ class DyingEnv(_FaultyEnv):
             os._exit(EXIT_CODE)
         number = signal.Signals[self._how]
         if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)  # faulthandler would print a page to stderr first
+            signal.signal(number, signal.SIG_DFL)  # otherwise faulthandler writes a traceback to stderr
         os.kill(os.getpid(), number)
         threading.Event().wait()
 
 
 class BadOutputEnv(CountingEnv):
-    """Returns rubbish of the given kind from its `at`-th step, or from its `at`-th reset for kinds that begin with reset.
+    """Returns an invalid value of the given kind from its `at`-th step, or its `at`-th reset for kinds named "reset ...".
 
-    `BadOutputEnv.KINDS` names them all. Before and after, it counts. The observation is a Dict of `count` (int64 [3]) and
-    `extra` (float32 [2]), so that structures can be wrong, too.
+    `BadOutputEnv.KINDS` lists the kinds. All other results are those of a `CountingEnv`. The observation is a Dict of `count`
+    (int64 [3]) and `extra` (float32 [2]), so that its structure can be wrong, too.
     """
 
     Step = tuple[Any, ...]
@@ -220,7 +220,7 @@ class BadOutputEnv(CountingEnv):
 
 
 class OddRewardEnv(CountingEnv):
-    """Returns rewards that are unusual but legal: NaN, infinities, NumPy scalars, ints, bools, 0-d and [1] arrays."""
+    """Returns rewards that are unusual but valid: NaN, infinities, NumPy scalars, ints, bools, 0-d and [1] arrays."""
 
     REWARDS: tuple[object, ...] = (
         float("nan"),

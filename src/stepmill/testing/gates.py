@@ -1,11 +1,11 @@
-"""Envs that wait until a test lets them go on: synchronisation without sleeping.
+"""Envs that wait until a test lets them continue: synchronisation without sleeping.
 
 ```
  test process                          env, in any process or thread
    gate.wait_arrivals(n)  ◄── byte ──  arrives, writes one byte
-   gate.open(n)           ── byte ──►  reads one byte, goes on
+   gate.open(n)           ── byte ──►  reads one byte, continues
 ```
-Both ways are named pipes in a directory of the gate's own, so that a worker which inherits nothing finds them by path.
+Both directions are named pipes in a temporary directory, which a worker finds by its path and need not inherit.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 GATED_ACTION = 99
-"""The action that makes a `GateEnv` wait; all others pass."""
+"""The action that makes a `GateEnv` wait; with other actions it does not wait."""
 
 
 class Gate:
-    """A semaphore that starts shut. Made and opened by the test, waited for by envs. Use it as a context manager."""
+    """A semaphore that starts at 0. A test makes and opens it, and envs wait for it. Use it as a context manager."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="stepmill-gate-"))
         for name in ("arrivals", "tickets"):
             os.mkfifo(self.path / name)
-        # Open for both ways, so that neither side ever waits for the other to open its end.
+        # Opened for reading and writing, so that neither side waits until the other opens its end.
         self._arrivals = os.open(self.path / "arrivals", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._tickets = os.open(self.path / "tickets", os.O_RDWR | os.O_CLOEXEC)
 
     def open(self, count: int = 1) -> None:
-        """Let `count` arrivals pass, those that wait already and those still to come."""
+        """Let `count` envs pass, whether they wait already or arrive later."""
         os.write(self._tickets, b"t" * count)
 
     def wait_arrivals(self, count: int = 1, *, timeout_s: float = 30.0) -> None:
-        """Wait until `count` more envs have come to the gate.
+        """Wait until `count` more envs have arrived at the gate.
 
         Raises:
-            TimeoutError: fewer came within `timeout_s` seconds.
+            TimeoutError: fewer arrived within `timeout_s` seconds.
         """
         deadline = time.monotonic() + timeout_s
         missing = count
@@ -61,7 +61,7 @@ class Gate:
             missing -= len(os.read(self._arrivals, missing))
 
     def close(self) -> None:
-        """Open for good, and remove the pipes. Idempotent."""
+        """Open the gate permanently, and remove the pipes. Idempotent."""
         if self._tickets < 0:
             return
         self.open(1000)
@@ -78,7 +78,7 @@ class Gate:
 
 
 def wait_at(path: str | os.PathLike[str]) -> None:
-    """Arrive at the gate that lies at `path`, and wait there, without the GIL, for a ticket; pass if it is gone."""
+    """Arrive at the gate at `path`, and wait until it lets the caller pass. Releases the GIL. Return if the gate is closed."""
     try:
         arrivals = os.open(Path(path) / "arrivals", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         tickets = os.open(Path(path) / "tickets", os.O_RDONLY | os.O_CLOEXEC)
@@ -93,7 +93,7 @@ def wait_at(path: str | os.PathLike[str]) -> None:
 
 
 class GateEnv(CountingEnv):
-    """A counting env that waits at the gate when its action is `GATED_ACTION`, or in a reset with options {"gate": True}."""
+    """A counting env that waits at the gate in a step with `GATED_ACTION` or a reset with options {"gate": True}."""
 
     def __init__(self, path: str | os.PathLike[str], identity: int = 0, length: int = 5) -> None:
         super().__init__(identity, length)
@@ -110,6 +110,6 @@ class GateEnv(CountingEnv):
         return super().step(action)
 
     def wait_here(self) -> int:
-        """Wait at the gate as a remote call, and return the identity."""
+        """Wait at the gate, and return the identity. Meant to be called with `Pool.call`."""
         wait_at(self._path)
         return self.identity

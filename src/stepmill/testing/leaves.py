@@ -1,4 +1,4 @@
-"""Envs whose observations come in every dtype and in every shape of memory that NumPy allows."""
+"""Envs whose observations have every dtype and every memory layout that NumPy allows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES: tuple[type[np.generic], ...] = (
 
 
 def box(dtype: type[np.generic], shape: tuple[int, ...]) -> spaces.Box:
-    """Return a Box of `shape` with small bounds, of 0 or 1 if the dtype is bool."""
+    """Return a Box of `shape` with bounds 0 and 100, or 0 and 1 if the dtype is bool."""
     high = 1 if dtype is np.bool_ else 100
     return spaces.Box(0, high, shape, dtype)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def _as_unaligned(value: NDArray[Any]) -> NDArray[Any]:
 
 
 class Subclassed(np.ndarray):
-    """An ndarray subclass, as recording wrappers return."""
+    """A subclass of ndarray."""
 
 
 DISGUISES: dict[str, Callable[[NDArray[Any]], Any]] = {
@@ -101,14 +101,14 @@ DISGUISES: dict[str, Callable[[NDArray[Any]], Any]] = {
     "subclass": lambda value: value.view(Subclassed),
     "list": lambda value: value.tolist(),
 }
-"""Ways to return the same values of a [2, 3] array in other memory."""
+"""Functions that return the values of a [2, 3] array in another memory layout."""
 
 
 class DisguiseEnv(gymnasium.Env[Any, np.int64]):
-    """Shows the same counting arrays in another memory layout each step; the space has a [2, 3] Box of every dtype.
+    """Returns predictable arrays in a different memory layout each step. The space has a [2, 3] Box of every dtype.
 
-    Step t shows `DISGUISES` number t. `expected(t)` is what anyone must see. `list` is only shown when the dtype's own
-    values survive it, that is for int64, float64 and bool.
+    Step t uses layout number t of `DISGUISES`, and its values must equal `expected(t)`. The layout `list` is used only for
+    int64, float64 and bool, whose values keep their type in a list.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class DisguiseEnv(gymnasium.Env[Any, np.int64]):
 
     @staticmethod
     def expected(t: int) -> dict[str, NDArray[Any]]:
-        """Return what step t shows, in plain arrays."""
+        """Return the observation of step t in plain arrays."""
         values = (np.arange(6).reshape(2, 3) + 7 * t) % 90
         shown = {np.dtype(dtype).name: (values % 2 if dtype is np.bool_ else values).astype(dtype) for dtype in DTYPES}
         if list(DISGUISES)[t % len(DISGUISES)] == "broadcast":
@@ -156,7 +156,7 @@ def _as_array(value: Any, kind: Any) -> Any:
 
 
 class ScalarDisguiseEnv(gymnasium.Env[Any, np.int64]):
-    """Shows numbers of no dimension as Python numbers, NumPy scalars and 0-d arrays in turn, and tuples as named tuples."""
+    """Returns numbers as Python numbers, NumPy scalars and 0-d arrays in turn, and tuples as named tuples."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(

@@ -1,7 +1,7 @@
-"""An env of any spaces: it shows seeded samples, and echoes each action with its type, dtype and bytes.
+"""An env of any spaces: it returns seeded samples, and echoes each action with its type, dtype and bytes.
 
-Two of them with the same arguments, seeds and actions return the same data, whoever runs them: that is what differential
-tests compare.
+Two such envs with the same arguments, seeds and actions return the same data in every engine, which differential tests
+compare.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ INFO_DRAWS: dict[Any, Draw] = {
     "": lambda rng: float(rng.normal()),
     "_hidden": lambda rng: int(rng.integers(9)),
 }
-"""What a `SampledEnv` may put into its infos, by key; `mixed` has a type of its own each time."""
+"""The values that a `SampledEnv` may put into its infos, by key. `mixed` has a different type each time."""
 
 
 class SampledEnv(gymnasium.Env[Any, Any]):
-    """Shows seeded samples of `observation_space`; ends episodes at random; fills infos at random.
+    """Returns seeded samples of `observation_space`, ends episodes at random, and fills infos at random.
 
-    `info["echo"]` describes the action that a step was given, and, after a reset, the options. Everything is drawn from one
-    RNG that a reset with a seed starts again; before the first such reset it is seeded with `base_seed`.
+    `info["echo"]` describes the action of a step, and the options of a reset. Everything is drawn from one RNG, which a reset
+    with a seed restarts; before the first such reset it is seeded with `base_seed`.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Unity envs that follow a script, of both generations of ML-Agents' API. They need no mlagents_envs.
+"""Unity envs that follow a script, for both generations of ML-Agents' API. They do not need mlagents_envs.
 
-A script says by behaviour which agents have news at each step, the first of them after a reset; the last one stays:
+For each behaviour a script lists the agents that need a decision after the reset and after each step. The last entry repeats:
 
-    {"walk": [[1, 2], [2], [2, 3]],       agent 1 ends its episode in the second step, agent 3 begins one in the third
+    {"walk": [[1, 2], [2], [2, 3]],       agent 1 ends its episode in the first step, agent 3 begins one in the second
      "fly": [None, [7], [7]]}             a behaviour that appears later
 
-All numbers that an agent sees are its id; its reward is its id, too.
+Every number in an agent's observation is its id, and so is its reward.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ BRANCHES = (3, 2)
 
 
 class _ScriptedEnv:
-    """What both generations share.
+    """The base of the envs of both generations.
 
     Args:
-        script: which agents have news, by behaviour and step.
-        shape: of the one observation that an agent has.
-        side_channels: which are served: `sent` is what came for the env, `says` what it says at each step.
-        hooks: by (phase, count from 1) what happens there; phases are "init", "reset", "step" and "close".
-        says: by step, counted over all resets from 1, packed messages to the channels.
-        interrupts: agents whose episode ends by a limit.
-        is_discrete: whether actions are discrete, with a mask that forbids every agent the first choice.
+        script: the agents that need a decision, by behaviour and step.
+        shape: the shape of the one observation of each agent.
+        side_channels: the channels that the env serves. Messages to the env are recorded in `sent`.
+        hooks: functions to call, by (phase, count from 1). Phases are "init", "reset", "step" and "close".
+        says: packed messages of the env to the channels, by step. Steps are counted from 1, over all resets.
+        interrupts: agents whose episodes end because of a limit.
+        is_discrete: whether actions are discrete, with a mask that forbids the first choice to every agent.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class _ScriptedEnv:
         self.time = 0
         self.actions: dict[str, Any] = {}
         self.sent: list[bytes] = []
-        self._pass("init")
+        self._enter_phase("init")
 
-    def _pass(self, phase: str) -> None:
+    def _enter_phase(self, phase: str) -> None:
         self.counts[phase] += 1
         hook = self.hooks.get((phase, self.counts[phase]))
         if hook is not None:
@@ -70,18 +70,18 @@ class _ScriptedEnv:
 
     def reset(self) -> None:
         self.time = 0
-        self._talk()
-        self._pass("reset")
+        self._exchange_messages()
+        self._enter_phase("reset")
 
     def step(self) -> None:
         self.time += 1
-        self._talk()
-        self._pass("step")
+        self._exchange_messages()
+        self._enter_phase("step")
 
     def close(self) -> None:
-        self._pass("close")
+        self._enter_phase("close")
 
-    def _talk(self) -> None:
+    def _exchange_messages(self) -> None:
         self.sent.append(bytes(self.channels.generate_side_channel_messages()))
         self.channels.process_side_channel_message(self.says.get(self.counts["step"] + 1, b""))
 
@@ -94,7 +94,7 @@ class _ScriptedEnv:
         return None if agents is None else list(agents)
 
     def _now(self, name: str) -> tuple[list[int], list[int]]:
-        """Agents that decide, and agents that were there before and are not any more."""
+        """Return the agents that need a decision, and the agents whose episode just ended."""
         now = self._agents_at(name, self.time) or []
         before = (self._agents_at(name, self.time - 1) if self.time else None) or []
         return now, [agent for agent in before if agent not in now]

@@ -1,4 +1,4 @@
-"""`check_frontend`: the executable contract of vector envs. `tests/contract/test_check_frontend.py` plants what it must find."""
+"""`check_frontend`: the executable contract of vector envs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from stepmill.testing.leaves import all_leaves_space
 from stepmill.testing.sampled import SampledEnv, describe
 
 _DIFFERS = "the front-end differs from gymnasium.vector.SyncVectorEnv"
-_FACE = ("num_envs", "observation_space", "single_observation_space", "action_space", "single_action_space")
+_ATTRIBUTES = ("num_envs", "observation_space", "single_observation_space", "action_space", "single_action_space")
 _OPTIONS = {"level": 3}
-_WHOLE_RESET_AT, _PARTIAL_RESET_AT = 13, 27  # steps after which all envs are reset, and one
+_WHOLE_RESET_AT, _PARTIAL_RESET_AT = 13, 27  # after these steps all envs are reset, and one env
 
 
 def check_frontend(
     make_vector_env: Callable[..., gymnasium.vector.VectorEnv[Any, Any, Any]], *, num_envs: int = 3
 ) -> None:
-    """Check that a `gymnasium.vector.VectorEnv` returns what Gymnasium's own in-line one does, in all autoreset modes.
+    """Check that a `gymnasium.vector.VectorEnv` returns the same data as Gymnasium's SyncVectorEnv, in all autoreset modes.
 
-    Observations, rewards, flags, infos, final observations; seeds and options of whole and partial resets; spaces and
-    autoreset mode. What it is given must stay as it is, and so must what it has returned. (Gymnasium's own takes the mask
-    out of the options that it is given, and would be refused for it.)
+    The check covers observations, rewards, flags, infos and final observations, seeds and options of whole and partial resets,
+    spaces and the autoreset mode. The vector env must change neither its arguments nor the results that it has returned.
+    (Gymnasium's SyncVectorEnv removes the mask from its options and would fail this part.)
 
     Args:
         make_vector_env: called as `make_vector_env(env_fns, autoreset_mode=mode)`.
         num_envs: how many envs to run, 2 or more.
 
     Raises:
-        CheckFailed: with the first element that differs.
+        CheckFailed: names the first element that differs.
     """
     space = all_leaves_space()
     env_fns = [partial(SampledEnv, space, space, base_seed=i) for i in range(num_envs)]
@@ -44,23 +44,23 @@ def check_frontend(
         ours = make_vector_env(env_fns, autoreset_mode=mode)
         theirs = gymnasium.vector.SyncVectorEnv(env_fns, autoreset_mode=mode)
         try:
-            _check_face(ours, theirs)
+            _check_attributes(ours, theirs)
             _Pair(ours, theirs, is_manual=mode is AutoresetMode.DISABLED).run()
         finally:
             ours.close()
             theirs.close()
 
 
-def _check_face(ours: Any, theirs: Any) -> None:
-    for name in _FACE:
+def _check_attributes(ours: Any, theirs: Any) -> None:
+    for name in _ATTRIBUTES:
         left, right = getattr(ours, name), getattr(theirs, name)
-        fail_if(None if left == right else f"{left} against {right}", f"{_DIFFERS} in its {name}")
+        fail_if(None if left == right else f"{left} versus {right}", f"{_DIFFERS} in its {name}")
     mine, wanted = (env.metadata.get("autoreset_mode") for env in (ours, theirs))
     fail_if(find_difference(mine, wanted, "metadata['autoreset_mode']"), _DIFFERS)
 
 
 class _Pair:
-    """Drives both with the same calls; keeps what the one under test returned."""
+    """Drives both vector envs with the same calls, and keeps the results of the one under test."""
 
     def __init__(self, ours: Any, theirs: Any, *, is_manual: bool) -> None:
         self._ours, self._theirs, self._is_manual = ours, theirs, is_manual
@@ -68,7 +68,7 @@ class _Pair:
         self._held: list[tuple[str, Any, Any]] = []
 
     def run(self) -> None:
-        """Reset, step, and reset in all ways there are."""
+        """Reset, step, and reset again in every way."""
         seeds = [None if i == 1 else 40 + i for i in range(self._num_envs)]
         over = np.zeros(self._num_envs, bool)
         self._call("the first reset", "reset", seed=3)
@@ -82,13 +82,15 @@ class _Pair:
                 options = {**_OPTIONS, "reset_mask": mask.copy()}
                 self._call(f"the partial reset after step {index}", "reset", seed=seeds, options=options)
         for where, result, then in self._held:
-            fail_if(find_difference(result, then, where), "what the front-end returned was changed by later calls")
+            fail_if(
+                find_difference(result, then, where), "a later call changed a result that the front-end had returned"
+            )
 
     def _call(self, where: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        given = copy.deepcopy((args, kwargs))
-        before = describe(given)
-        ours = getattr(self._ours, name)(*given[0], **given[1])
-        fail_if(None if describe(given) == before else where, "the front-end changed what it was given")
+        passed = copy.deepcopy((args, kwargs))
+        before = describe(passed)
+        ours = getattr(self._ours, name)(*passed[0], **passed[1])
+        fail_if(None if describe(passed) == before else where, "the front-end changed its arguments")
         theirs = getattr(self._theirs, name)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
         space = self._theirs.single_observation_space
         mine, wanted = ((*side[:-1], _with_plain_final_obs(side[-1], space)) for side in (ours, theirs))
@@ -98,7 +100,7 @@ class _Pair:
 
 
 def _with_plain_final_obs(info: Any, space: gymnasium.Space[Any]) -> dict[str, Any]:
-    """Return infos with the numbers in final_obs as arrays: a front-end may show them as scalars or as 0-d arrays."""
+    """Return infos with the numbers in final_obs as arrays: a front-end may return them as scalars or as 0-d arrays."""
     if "final_obs" not in info:
         return dict(info)
     plain = info["final_obs"].copy()

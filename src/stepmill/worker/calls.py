@@ -1,4 +1,4 @@
-"""What a slow request is, and what it does to an env. The same code serves every backend."""
+"""Slow requests: how they are made, and what they do to an env. All backends use this code."""
 
 from __future__ import annotations
 
@@ -9,58 +9,67 @@ from typing import Any, Protocol
 
 from stepmill import _native, timers
 from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import Outcome, Record, Reply, Request, RequestKind, Value, dump
-from stepmill.worker.records import Passes, describe, passes_none
+from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
+from stepmill.worker.messages import ErrorRecord, Outcome, Reply, Request, RequestKind, Value, dump
 
-RESERVED = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
-SETTING = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.KEEP_OPTIONS)
-CHANGING = (RequestKind.CALL, *SETTING)
+RESERVED_NAMES = {"reset": "reset()", "step": "step() or send()", "close": "close()"}
+SETTING_KINDS = (RequestKind.SET_ATTR, RequestKind.SET_PROPERTY, RequestKind.SET_RESET_OPTIONS)
+MODIFYING_KINDS = (RequestKind.CALL, *SETTING_KINDS)
 _PHASES = {RequestKind.RENDER: "render"}
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """Stands for a payload that could not be loaded: whoever does the request raises the cause."""
+class UnreadablePayload:
+    """Replaces a payload that could not be loaded. Serving the request raises the cause."""
 
     cause: BaseException
 
 
 class ServingLoop(Protocol):
-    """What serving a request asks of the native loop."""
+    """The methods of a native loop that serving a request needs."""
 
     def run_until(self, local: int, after_ticket: int) -> object: ...
     def refresh(self) -> object: ...
-    def begin_again(self, local: int) -> object: ...
-    def keep_options(self, local: int, options: bytes | None) -> object: ...
+    def restart_early_reset(self, local: int) -> object: ...
+    def set_default_options(self, local: int, options: bytes | None) -> object: ...
 
 
 # ---- making requests -------------------------------------------------------------------------------------------------
 
 
 def check_call(name: str | Callable[..., object]) -> None:
-    """Refuses names that would step an env behind the engine's back.
+    """Refuse methods of an env that only the pool may call.
 
     Raises:
-        UsageError: `name` is one of RESERVED.
+        UsageError: `name` is one of RESERVED_NAMES.
     """
-    if isinstance(name, str) and name in RESERVED:
+    if isinstance(name, str) and name in RESERVED_NAMES:
         raise UsageError(
-            f"call({name!r}) would bypass the engine, for every env; use {RESERVED[name]} of the pool instead"
+            f"call({name!r}) would bypass the engine, for every env; use {RESERVED_NAMES[name]} of the pool instead"
         )
 
 
 def call_payload(
     name: str | Callable[..., object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
 ) -> object:
-    """Returns the payload of a CALL request: the method `name`, or the attribute if it is not callable, or a function."""
+    """Return the payload of a CALL request.
+
+    Args:
+        name: a method of the env; an attribute that is not callable, whose value is then the outcome; or a function, which
+            is called with the env as its first argument.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    Raises:
+        UsageError: `name` is one of RESERVED_NAMES.
+    """
     check_call(name)
     return (name, tuple(args), dict(kwargs or {}))
 
 
 def set_payload(name: str | Callable[..., object], values: Sequence[object]) -> object:
-    """Returns the payload of a SET_ATTR, SET_PROPERTY or KEEP_OPTIONS request with one value per env of the request.
+    """Return the payload of a SET_ATTR, SET_PROPERTY or SET_RESET_OPTIONS request, with one value per env of the request.
 
-    The name of a SET_ATTR may be a function, to be called with the env and its value.
+    The name of a SET_ATTR may be a function, which is called with the env and its value.
     """
     return (name, tuple(values))
 
@@ -68,35 +77,37 @@ def set_payload(name: str | Callable[..., object], values: Sequence[object]) -> 
 # ---- serving them ----------------------------------------------------------------------------------------------------
 
 
-def answer(loop: ServingLoop, envs: Sequence[object], request: Request, *, passes: Passes = passes_none) -> Reply:
-    """Does a request: after the commands sent to its envs before it, and before those sent after.
+def serve_request(
+    loop: ServingLoop, envs: Sequence[object], request: Request, *, should_raise: RaisePredicate = raise_none
+) -> Reply:
+    """Serve a request, after the commands that were sent to its envs before it and before those that were sent after it.
 
     Args:
-        loop: the native loop of the worker, for commands that are still to be done.
+        loop: the native loop of the worker, which does the commands that come first.
         envs: all envs of the worker, by server.
         request: with its payload loaded.
-        passes: says which exceptions that come out of an env are raised here; all others become records.
+        should_raise: says which exceptions of an env are raised here. All others become records.
     """
     for server, ticket in zip(request.servers, request.after, strict=True):
         loop.run_until(server, ticket)
-        if request.kind in CHANGING:
-            loop.begin_again(server)
+        if request.kind in MODIFYING_KINDS:
+            loop.restart_early_reset(server)
     outcomes = tuple(
-        _outcome(loop, envs[server], request, place, passes) for place, server in enumerate(request.servers)
+        _outcome(loop, envs[server], request, index, should_raise) for index, server in enumerate(request.servers)
     )
     try:
         loop.refresh()
-    except Exception as exc:  # the request took an env's step or reset away
-        if passes(exc):
+    except Exception as exc:  # the request removed the `step` or `reset` of an env
+        if should_raise(exc):
             raise
-        return Reply(request.id, (describe(exc, _phase(request), passes=passes),) * len(outcomes))
+        return Reply(request.id, (describe_error(exc, _phase(request), should_raise=should_raise),) * len(outcomes))
     return Reply(request.id, outcomes)
 
 
-def obey(loop: ServingLoop, envs: Sequence[object], request: Request) -> tuple[Record | None, ...]:
-    """Does a request before the loop serves; returns, per env of the request, what it raised."""
+def apply_request(loop: ServingLoop, envs: Sequence[object], request: Request) -> tuple[ErrorRecord | None, ...]:
+    """Do a request before the loop serves; return, per env of the request, the record of what it raised, or None."""
     outcomes = (
-        _outcome(loop, envs[server], request, place, passes_none) for place, server in enumerate(request.servers)
+        _outcome(loop, envs[server], request, index, raise_none) for index, server in enumerate(request.servers)
     )
     return tuple(None if isinstance(outcome, Value) else {**outcome, "phase": "restore"} for outcome in outcomes)
 
@@ -105,21 +116,21 @@ def _phase(request: Request) -> str:
     return _PHASES.get(request.kind, "call")
 
 
-def _outcome(loop: ServingLoop, env: object, request: Request, place: int, passes: Passes) -> Outcome:
+def _outcome(loop: ServingLoop, env: object, request: Request, index: int, should_raise: RaisePredicate) -> Outcome:
     try:
-        if request.kind is RequestKind.KEEP_OPTIONS:
-            _keep_options(loop, request, place)
+        if request.kind is RequestKind.SET_RESET_OPTIONS:
+            _set_reset_options(loop, request, index)
             return Value(None)
-        return Value(_perform(env, request, place))
-    except BaseException as exc:  # SystemExit and the like are the env's doing, too, and must not end the worker
-        if passes(exc):
+        return Value(_perform(env, request, index))
+    except BaseException as exc:  # an env may also raise SystemExit, which must not end the worker
+        if should_raise(exc):
             raise
-        return describe(exc, _phase(request), passes=passes)
+        return describe_error(exc, _phase(request), should_raise=should_raise)
 
 
-def _perform(env: object, request: Request, place: int) -> object:
+def _perform(env: object, request: Request, index: int) -> object:
     payload = request.payload
-    if isinstance(payload, Unreadable):
+    if isinstance(payload, UnreadablePayload):
         raise payload.cause
     if request.kind is RequestKind.RENDER:
         return get_attr(env, "render")()  # type: ignore[operator]
@@ -131,7 +142,7 @@ def _perform(env: object, request: Request, place: int) -> object:
         return get_attr(env, payload)
     if request.kind in _SETTERS and isinstance(payload, tuple):
         name, values = payload
-        _SETTERS[request.kind](env, name, values[place])
+        _SETTERS[request.kind](env, name, values[index])
         return None
     if request.kind is RequestKind.CALL and isinstance(payload, tuple):
         name, args, kwargs = payload
@@ -143,9 +154,9 @@ def _perform(env: object, request: Request, place: int) -> object:
 
 
 def get_attr(env: object, name: str | Callable[[object], object]) -> object:
-    """Returns an attribute of an env, looked for through its wrappers where the env offers that.
+    """Return an attribute of an env, searched through its wrappers if the env supports that.
 
-    "engine.gravity" is the attribute of an attribute. A function reads what it likes itself.
+    "engine.gravity" is an attribute of the attribute `engine`. A function is called with the env.
     """
     if callable(name):
         return name(env)
@@ -156,7 +167,7 @@ def get_attr(env: object, name: str | Callable[[object], object]) -> object:
 
 
 def set_attr(env: object, name: str | Callable[[object, object], object], value: object) -> None:
-    """Sets an attribute of an env, on the wrapper that has it where the env offers that; a function does it itself."""
+    """Set an attribute of an env, on the wrapper that has it if the env supports that. A function is called instead."""
     if callable(name):
         name(env, value)
         return
@@ -168,7 +179,7 @@ def set_attr(env: object, name: str | Callable[[object, object], object], value:
 
 
 def set_property(env: object, name: str, value: object) -> None:
-    """Gives an env a property: by its method `set_property`, or else in the dict `properties` of the innermost env."""
+    """Set a property of an env, by its method `set_property` or else in the dict `properties` of the innermost env."""
     hook = _hook(env, "set_property")
     if hook is not None:
         hook(name, value)
@@ -177,7 +188,7 @@ def set_property(env: object, name: str, value: object) -> None:
 
 
 def get_properties(env: object) -> dict[str, object]:
-    """Returns a copy of an env's properties: of its method `get_properties`, or else of its dict."""
+    """Return a copy of an env's properties, from its method `get_properties` or else from its dict `properties`."""
     hook = _hook(env, "get_properties")
     return dict(_properties_of(env) if hook is None else hook())
 
@@ -198,16 +209,16 @@ def _properties_of(env: object) -> MutableMapping[str, object]:
         set_attr(inner, "properties", found)
     if not isinstance(found, MutableMapping):
         raise TypeError(
-            f"{inner} has an attribute `properties` that is no dict; give the env a method set_property(name, value)"
+            f"the attribute `properties` of {inner} is not a dict; give the env a method set_property(name, value)"
         )
     return found
 
 
-def _keep_options(loop: ServingLoop, request: Request, place: int) -> None:
-    if isinstance(request.payload, Unreadable):
+def _set_reset_options(loop: ServingLoop, request: Request, index: int) -> None:
+    if isinstance(request.payload, UnreadablePayload):
         raise request.payload.cause
-    options = request.payload[1][place]  # type: ignore[index]  # made by set_payload
-    loop.keep_options(request.servers[place], None if options is None else _native.encode(options, dump))
+    options = request.payload[1][index]  # type: ignore[index]  # made by set_payload
+    loop.set_default_options(request.servers[index], None if options is None else _native.encode(options, dump))
 
 
 _SETTERS: dict[RequestKind, Callable[[object, str, object], None]] = {

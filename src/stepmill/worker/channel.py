@@ -1,14 +1,14 @@
 """Messages between two processes of a pool, over a Unix stream socket on which no send ever blocks.
 
     frame:  magic u32 | number of descriptors u32 | number of bytes u64 | bytes
-                                                                        descriptors ride on the header (SCM_RIGHTS)
+            descriptors are sent together with the header (SCM_RIGHTS)
 
-What the socket does not take at once goes to a backlog, which a thread empties; the thread lives only as long as the
-backlog. So two ends that send 100 MB to each other at the same time both get through, and a worker whose reply nobody
-reads yet goes on stepping: the learner may wait for its step, not for the reply.
+What the socket does not accept at once goes to a backlog, which a thread sends; the thread ends when the backlog is empty.
+So two ends can send 100 MB to each other at the same time, and a worker goes on stepping while its reply is unread, which
+the learner may need before it reads the reply.
 
-Every wait has a deadline, and ends when the peer is gone: by end of file, or by a descriptor that polls readable when the
-peer is dead (a pidfd), since a grandchild may hold a copy of the peer's end and keep the end of file away.
+Every wait has a deadline, and ends when the peer is gone. That is known by end of file, or by a pidfd of the peer: a process
+that the peer forked may hold a copy of the peer's end of the socket, and then there is no end of file.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ NO_FD = -1
 
 
 class ChannelClosed(Exception):
-    """The other end is gone: nothing more will come, and nothing can be sent."""
+    """The peer is gone: nothing more can be received or sent."""
 
 
 class ChannelGarbled(ChannelClosed):
-    """The other end sends what is no frame: whatever it is now, there is no talking to it."""
+    """The peer sent bytes that are not a frame. The channel cannot be used any more."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One received message. It owns its descriptors: those that the receiver does not keep are closed with it.
+    """One received message. It owns its descriptors: they are closed with it unless the receiver stores them.
 
-    `fds` is empty if this process could not take all of them, because it may open no more files.
+    `fds` is empty if this process could not receive all of them because of its limit of open files.
     """
 
     data: bytes | bytearray
@@ -62,7 +62,9 @@ class Channel:
     """One end of a socket pair. Any thread may send; one thread at a time receives."""
 
     def __init__(self, sock: socket.socket, *, use_thread: bool = True) -> None:
-        """Takes the socket over. Without `use_thread` the code that polls the channel must call `push` when it is writable."""
+        """`sock` belongs to the channel from now on. Without `use_thread` the caller polls the channel, and must call `push`
+        when it is writable.
+        """
         sock.setblocking(False)
         self._sock = sock
         self._use_thread = use_thread
@@ -79,9 +81,9 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """Returns our end, and the socket to hand to the peer."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return cls(ours), theirs
+        """Return a channel, and the socket for the channel of the peer."""
+        own, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(own), peer
 
     @property
     def fd(self) -> int:
@@ -90,16 +92,16 @@ class Channel:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something that was sent has not left this process yet."""
+        """Whether something that was passed to `send` has not left this process yet."""
         return bool(self._backlog)
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends one frame without ever waiting. The caller keeps its descriptors and may close them at once.
+        """Send one frame without waiting. `fds` remain the caller's, who may close them at once.
 
         Raises:
-            ChannelClosed: the peer is gone, as far as is known now.
+            ChannelClosed: the peer is known to be gone.
             OSError: a descriptor cannot be duplicated. Nothing is sent.
         """
         header = HEADER.pack(MAGIC, len(fds), len(data))
@@ -117,12 +119,12 @@ class Channel:
                 self._pusher = pusher
 
     def push(self) -> None:
-        """Sends what the socket takes now of the backlog."""
+        """Send as much of the backlog as the socket accepts now."""
         with self._lock:
             self._push_backlog()
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was sent has left this process. Returns False if it has not in time."""
+        """Wait until the backlog is empty. Return False if it is not in time."""
         deadline = time.monotonic() + timeout_s
         while self._backlog and not self._is_broken and not self._is_closed:
             if time.monotonic() >= deadline:
@@ -178,11 +180,11 @@ class Channel:
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 
-    def take(self) -> Frame | None:
-        """Returns the next frame that is here already, or None.
+    def poll_frame(self) -> Frame | None:
+        """Return the next frame if it has arrived whole, else None. Never waits.
 
         Raises:
-            ChannelClosed: the peer is gone and every frame it sent whole has been taken.
+            ChannelClosed: the peer is gone, and every frame that it sent whole has been returned.
         """
         try:
             return self._read_frame()
@@ -192,16 +194,16 @@ class Channel:
             raise ChannelClosed from exc
 
     def receive(self, deadline: float | None, *, peer_fd: int = NO_FD) -> Frame | None:
-        """Waits for the next frame; None at the deadline (of time.monotonic, in seconds; None waits on).
+        """Wait for the next frame; return None at the deadline.
 
         Args:
-            deadline: when to give up.
-            peer_fd: polls readable once the peer is dead; NO_FD if there is none.
+            deadline: on the clock of time.monotonic, in seconds; None waits without limit.
+            peer_fd: a descriptor that polls readable once the peer is dead, or NO_FD.
         Raises:
-            ChannelClosed: the peer is gone and every frame it sent whole has been taken.
+            ChannelClosed: the peer is gone, and every frame that it sent whole has been returned.
         """
         while True:
-            frame = self.take()
+            frame = self.poll_frame()
             if frame is not None:
                 return frame
             if deadline is not None and time.monotonic() >= deadline:
@@ -245,13 +247,13 @@ class Channel:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def shut(self) -> None:
-        """Ends the conversation at once and wakes every thread that waits on it, here and at the peer. Frees nothing."""
+        """Shut the connection down and wake every thread that waits for it, here and at the peer. Closes no descriptor."""
         with contextlib.suppress(OSError):
-            # By shutdown and not only by close: processes forked by others may hold copies of our end.
+            # Closing alone may not end the connection: other processes may have inherited copies of this end.
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Shuts, and frees every descriptor. Idempotent."""
+        """Shut the connection down and close every descriptor. Idempotent."""
         with self._lock:
             self._is_closed = True
             self._drop_backlog()
@@ -259,10 +261,10 @@ class Channel:
         self.shut()
         if pusher is not None and pusher is not threading.current_thread():
             pusher.join(timeout=1.0)
-        self.release()
+        self.close_local_copy()
 
-    def release(self) -> None:
-        """Closes this process's copy of the descriptors and leaves the conversation to other processes that hold one."""
+    def close_local_copy(self) -> None:
+        """Close the descriptors in this process only. Other processes that inherited them can go on using the connection."""
         self._is_closed = True
         self._sock.close()
         for fd in self._fds:
@@ -271,9 +273,9 @@ class Channel:
 
 
 def wait_ready(wanted: dict[int, int], deadline: float | None) -> set[int]:
-    """Waits until a descriptor is ready for its poll events, has an error or hangs up; returns the ready ones.
+    """Wait until a descriptor is ready for its poll events, has an error or hangs up; return those that are ready.
 
-    Sleeps in slices of POLL_SLICE_S, and may return an empty set after one: ask again. NO_FD is passed over.
+    Waits POLL_SLICE_S at most, and may then return an empty set. NO_FD is ignored.
     """
     poller = select.poll()
     for fd, events in wanted.items():

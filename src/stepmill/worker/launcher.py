@@ -1,11 +1,12 @@
-"""The small process that starts the workers of one pool, and tells the learner how they end.
+"""The launcher: the process that starts the workers of one pool, and reports to the learner how they end.
 
-    forkserver   a fresh interpreter that loads what every worker needs, then forks workers
-    spawn        a fresh interpreter that starts each worker as one more fresh interpreter
-    fork         a fork of the learner, made when the pool is made, before any thread of ours: workers are forks of that image
+    forkserver   a fresh interpreter that imports what every worker needs, and then forks workers
+    spawn        a fresh interpreter that starts each worker as another fresh interpreter
+    fork         a fork of the learner, made at the start of the pool before stepmill has threads; workers are forks of it
 
-It is the parent of the workers, so the learner never forks later, when it may have threads and a GPU, and needs no signal
-handler for its children. It runs one thread, sleeps in one poll, and ends when the learner closes its channel or is gone.
+The launcher is the parent of the workers. So the learner need not fork later, when it may have threads and a GPU, and needs
+no signal handler for child processes. The launcher has one thread, which waits in one poll; it ends when the learner closes
+the channel or is gone.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from importlib import import_module
 from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.spec.options import Context
-from stepmill.worker import settle
-from stepmill.worker.boot import Start, start_interpreter
+from stepmill.worker import process_setup
 from stepmill.worker.channel import Channel, ChannelClosed
+from stepmill.worker.fresh_interpreter import InterpreterStart, start_interpreter
 from stepmill.worker.messages import Exited, Launched, LaunchFailed, LaunchWorker, Quit, WorkerPlan, dump, load
 
-_REAP_S = 0.3  # how long a leaving launcher waits for workers it has killed
+_REAP_S = 0.3  # how long the launcher waits at its end for workers that it has killed
 _EVENTS = select.POLLIN
 
 
@@ -41,10 +42,10 @@ class _Child:
     worker: int
     pid: int
     pidfd: OwnedFd
-    interpreter: subprocess.Popen[bytes] | None  # how it was started, if afresh
+    interpreter: subprocess.Popen[bytes] | None  # None if the child is a fork
 
     def reap(self) -> int | None:
-        """Returns the exit code of a child that has ended, or None if somebody else has reaped it."""
+        """Wait for the end of the child; return its exit code, or None if other code in this process has reaped it."""
         if self.interpreter is not None:
             return self.interpreter.wait()
         try:
@@ -53,57 +54,57 @@ class _Child:
             return None
 
 
-def _own_child(worker: int, pid: int, interpreter: subprocess.Popen[bytes] | None) -> _Child:
-    """Return a process that has just been started as a child; kill it if no descriptor of it can be opened."""
+def _make_child(worker: int, pid: int, interpreter: subprocess.Popen[bytes] | None) -> _Child:
+    """Return the child for a process that was just started. If its pidfd cannot be opened, kill the process and raise."""
     try:
         return _Child(worker, pid, OwnedFd.pidfd(pid), interpreter)
     except OSError:
-        os.kill(pid, signal.SIGKILL)  # it is not reaped, so the number is still its own
+        os.kill(pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this pid
         _Child(worker, pid, OwnedFd(), interpreter).reap()
         raise
 
 
-def main(fd: int, facts: Mapping[str, object]) -> None:
-    """Begins in a fresh interpreter. `fd` is the launcher's end of its channel."""
-    settle.settle_signals()
-    preload, learner = facts["preload"], facts["learner"]
+def main(fd: int, arguments: Mapping[str, object]) -> None:
+    """Run a launcher in a fresh interpreter. `fd` is the socket of its channel."""
+    process_setup.reset_signal_handlers()
+    preload, learner = arguments["preload"], arguments["learner"]
     if not isinstance(preload, list) or not isinstance(learner, int):
-        raise TypeError(f"these are not the facts a launcher needs: {facts}")
+        raise TypeError(f"the launcher got wrong arguments: {arguments}")
     _load(preload)
     gc.freeze()
     channel = Channel(socket.socket(fileno=fd), use_thread=False)
-    _run_and_leave(Launcher(channel, learner, Context(facts["context"]), {}))
+    _run_and_leave(Launcher(channel, learner, Context(arguments["context"]), {}))
 
 
 @dataclass(frozen=True)
-class Inheritance:
-    """What a launcher that is a fork of the learner finds in its memory."""
+class InheritedState:
+    """What a launcher that is a fork of the learner inherits in memory."""
 
     plans: Sequence[WorkerPlan]
     environ: Mapping[str, str]
     preload: Sequence[str]
 
 
-def main_forked(channel: Channel, learner: int, inheritance: Inheritance) -> None:
-    """Begins in a fork of the learner. Never returns."""
+def main_forked(channel: Channel, learner: int, inheritance: InheritedState) -> None:
+    """Run a launcher in a fork of the learner. Never returns."""
     try:
-        settle.settle_fork()
-        settle.settle_signals()
-        settle.settle_stdin()
+        process_setup.forget_parent_cleanup()
+        process_setup.reset_signal_handlers()
+        process_setup.detach_stdin()
         os.environ.update(inheritance.environ)
         _load(inheritance.preload)
         launcher = Launcher(channel, learner, Context.FORK, {plan.worker: plan for plan in inheritance.plans})
     except BaseException:
         traceback.print_exc()
-        settle.leave(1)
+        process_setup.exit_process(1)
     else:
         _run_and_leave(launcher)
 
 
 def _load(names: Sequence[str]) -> None:
-    """Loads once what each forked worker would load again."""
+    """Import modules once in the launcher, so that forked workers need not import them."""
     for name in names:
-        # What cannot be loaded here fails again in the worker that needs it, and is reported there.
+        # A module that cannot be imported here fails again in the worker that needs it, which reports the error.
         with contextlib.suppress(Exception):
             import_module(name)
 
@@ -116,11 +117,11 @@ def _run_and_leave(launcher: Launcher) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        settle.leave(code)
+        process_setup.exit_process(code)
 
 
 class Launcher:
-    """Starts workers when told to, and reaps them. Runs in a process of its own."""
+    """Starts workers on request, and reaps them."""
 
     def __init__(self, channel: Channel, learner: int, context: Context, plans: Mapping[int, WorkerPlan]) -> None:
         self._channel = channel
@@ -130,7 +131,7 @@ class Launcher:
         self._children: dict[int, _Child] = {}  # by pidfd
 
     def run(self) -> None:
-        """Serves until the learner says so or is gone; kills the workers that are left then."""
+        """Serve until the learner sends Quit or is gone, then kill the remaining workers."""
         try:
             while self._run_once():
                 pass
@@ -150,33 +151,33 @@ class Launcher:
             for pidfd in ready & self._children.keys():
                 self._reap(self._children.pop(pidfd))
             self._channel.push()
-            return self._channel.fd not in ready or self._obey_all()
+            return self._channel.fd not in ready or self._apply_messages()
         except ChannelClosed:
             return False
 
-    def _obey_all(self) -> bool:
-        while (frame := self._channel.take()) is not None:
-            order = load(frame.data)
-            if isinstance(order, Quit):
+    def _apply_messages(self) -> bool:
+        while (frame := self._channel.poll_frame()) is not None:
+            message = load(frame.data)
+            if isinstance(message, Quit):
                 return False
-            if not isinstance(order, LaunchWorker):
-                raise TypeError(f"a launcher launches and quits, it cannot {type(order).__name__}")
-            self._launch(order.worker, frame.fds)
+            if not isinstance(message, LaunchWorker):
+                raise TypeError(f"the launcher got a {type(message).__name__}; it accepts LaunchWorker and Quit")
+            self._launch(message.worker, frame.fds)
         return True
 
     # ---- starting -------------------------------------------------------------------------------------------------
 
     def _launch(self, worker: int, fds: Sequence[OwnedFd]) -> None:
-        """Start a worker. `fds` has the worker's end of its channel, or nothing if there was no room for it here."""
+        """Start a worker. `fds` has the socket of its channel, or is empty if this process may open no more files."""
         try:
             if not fds:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            start = self._start_afresh if self._context is Context.SPAWN else self._fork
+            start = self._start_fresh if self._context is Context.SPAWN else self._fork
             child = start(worker, fds[0])
         except Exception as exc:  # no memory, too many processes, too many open files
             self._channel.send(dump(LaunchFailed(worker, f"{type(exc).__name__}: {exc}")))
             return
-        # The descriptor is opened before the child is reaped, so it can never be another process of the same number.
+        # The pidfd is opened before the child is reaped, so it cannot refer to a later process with the same pid.
         self._children[child.pidfd.fileno()] = child
         try:
             self._channel.send(dump(Launched(worker, child.pid)), [child.pidfd.fileno()])
@@ -184,36 +185,36 @@ class Launcher:
             self._end_child(child)
             self._channel.send(dump(LaunchFailed(worker, f"{type(exc).__name__}: {exc}")))
 
-    def _start_afresh(self, worker: int, fd: OwnedFd) -> _Child:
-        facts = {"learner": self._learner}
-        start = Start("stepmill.worker.work:main", facts, (self._learner,), os.environ)
+    def _start_fresh(self, worker: int, fd: OwnedFd) -> _Child:
+        arguments = {"learner": self._learner}
+        start = InterpreterStart("stepmill.worker.main:main", arguments, (self._learner,), os.environ)
         process = start_interpreter(start, fd.fileno())
-        return _own_child(worker, process.pid, process)
+        return _make_child(worker, process.pid, process)
 
     def _fork(self, worker: int, fd: OwnedFd) -> _Child:
-        pid = settle.fork()
+        pid = process_setup.fork()
         if pid == 0:
-            self._become_worker(worker, fd)
-        return _own_child(worker, pid, None)
+            self._run_as_worker(worker, fd)
+        return _make_child(worker, pid, None)
 
-    def _become_worker(self, worker: int, fd: OwnedFd) -> None:
+    def _run_as_worker(self, worker: int, fd: OwnedFd) -> None:
         try:
-            from stepmill.worker import work  # not before a fork: a launcher that spawns needs none of it
+            from stepmill.worker.main import run_worker  # imported here because a launcher that spawns does not need it
 
-            self._channel.release()
+            self._channel.close_local_copy()
             for child in self._children.values():
                 child.pidfd.close()
-            settle.settle_faults()
-            work.live(Channel(socket.socket(fileno=fd.release())), self._learner, self._plans.get(worker))
+            process_setup.enable_crash_traceback()
+            run_worker(Channel(socket.socket(fileno=fd.release())), self._learner, self._plans.get(worker))
         except BaseException:
             traceback.print_exc()
         finally:
-            settle.leave(1)
+            process_setup.exit_process(1)
 
     # ---- ending ---------------------------------------------------------------------------------------------------
 
     def _end_child(self, child: _Child) -> None:
-        """Kill a worker that the learner has not heard of."""
+        """Kill a worker that was not reported to the learner."""
         del self._children[child.pidfd.fileno()]
         with contextlib.suppress(ProcessLookupError):
             _native.pidfd_send_signal(child.pidfd.fileno(), signal.SIGKILL)

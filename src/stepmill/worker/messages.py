@@ -1,4 +1,4 @@
-"""What travels between a pool, its launcher and its workers: frozen dataclasses, as cloudpickle bytes.
+"""The messages between a pool, its launcher and its workers: frozen dataclasses, sent as cloudpickle bytes.
 
 learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
 launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
@@ -8,10 +8,10 @@ worker ──► learner     Building · Ready · Failed · Attached · Reply ·
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import cloudpickle
 
@@ -19,42 +19,42 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import AutoresetMode, Context, Seeding
 from stepmill.worker.program_state import ProgramState
 
-Record: TypeAlias = Mapping[str, str]
+ErrorRecord: TypeAlias = Mapping[str, str]
 """An exception as text, with the keys phase, type, message and traceback."""
 
 EnvFn: TypeAlias = Callable[[], object]
 
 
 def dump(message: object) -> bytes:
-    """Returns a message, or any value, as bytes that another process of this pool can load."""
+    """Return a message, or any other value, as bytes that another process of this pool can load."""
     data: bytes = cloudpickle.dumps(message)
     return data
 
 
 def load(data: bytes | bytearray) -> object:
-    """Returns the message behind bytes made by a process of this pool. Never give it bytes from elsewhere."""
+    """Return the message of bytes from a process of this pool. Loading bytes from elsewhere could run any code."""
     message: object = cloudpickle.loads(data)
     return message
 
 
-# ---- what a pool decides once --------------------------------------------------------------------------------------
+# ---- settings and plans ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What every worker of a pool must know.
+    """The settings that are the same for all workers of a pool.
 
     Attributes:
-        entropy: seeds the global generators of the workers, together with the worker's number.
-        worker_env: environment variables on top of the learner's.
-        worker_threads: threads of numeric libraries in a worker; None leaves them alone.
-        affinity: cores that the workers may use; None leaves that alone.
-        timers_every: measure one in so many of the outermost timers of `stepmill.timers`; 0 is none.
-        overlap_resets: with nothing else to do, begin the next episode of an env that ended its last.
-        start_serially: one worker after the other.
-        reset_retries, reset_retry_wait_s: how often a reset that raised is tried again by the worker, and how long after.
+        entropy: together with the worker's number it seeds the worker's global random generators.
+        worker_env: environment variables in addition to the learner's.
+        worker_threads: threads of numeric libraries in a worker; None does not limit them.
+        affinity: cores that the workers may use; None does not limit them.
+        timers_every: measure every Nth outermost timer of `stepmill.timers`; 0 measures none.
+        overlap_resets: an idle worker begins the next episode of an env whose episode is over, before it is asked to.
+        start_serially: start one worker after the other.
+        reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
         start_timeout_s, call_timeout_s: None is no limit.
-        has_trace: a descriptor comes along with Build, into which a worker writes where it stood when it crashed or hung.
+        has_trace: Build comes with a descriptor to which a worker that crashes or hangs writes its traceback.
     """
 
     autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
@@ -83,9 +83,22 @@ class WorkerPlan:
     env_fns: tuple[EnvFn, ...]
 
 
+class ServerLocation(NamedTuple):
+    """Where a server is: its worker, and its index among the servers of that worker."""
+
+    worker: int
+    local_index: int
+
+
+def server_locations(plans: Sequence[WorkerPlan]) -> tuple[ServerLocation, ...]:
+    """Return the location of each server, in the order of servers."""
+    found = {server: ServerLocation(plan.worker, i) for plan in plans for i, server in enumerate(plan.env_ids)}
+    return tuple(found[server] for server in range(len(found)))
+
+
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker has built: one spec per env, in the order of the plan. Equal specs are one object."""
+    """The envs that a worker has built: one spec per env, in the order of the plan. Equal specs are one object."""
 
     worker: int
     pid: int
@@ -96,28 +109,28 @@ class WorkerReport:
 
 
 class RequestKind(IntEnum):
-    """What to do with each of the envs that a request names."""
+    """What a request does to each of its envs."""
 
     CALL = 1  # payload (name, args, kwargs)
     GET_ATTR = 2  # payload name
     SET_ATTR = 3  # payload (name, values), one value per env
     RENDER = 4  # payload None
-    KEEP_OPTIONS = 5  # payload ("options", values): what resets without options of their own are given; None forgets
+    SET_RESET_OPTIONS = 5  # payload ("options", values): for resets without options of their own; None removes them
     SET_PROPERTY = 6  # payload (name, values)
     GET_PROPERTIES = 7  # payload None
-    TIMERS = 8  # payload None: the timers of the worker, whichever env is named
+    TIMERS = 8  # payload None: the outcome is the timers of the worker, for any of its envs
 
 
 @dataclass(frozen=True)
 class Request:
-    """Something slow to do with some envs of one worker.
+    """A slow request to some envs of one worker.
 
     Attributes:
-        id: of this request, unique within the pool.
+        id: unique within the pool.
         kind: what to do.
-        servers: which envs, as places in the worker's plan (0 is its first env).
-        after: per env, the ticket of the command last sent to it: the request runs after that one.
-        payload: what `kind` says; between processes as bytes made by `dump`.
+        servers: the envs, as local indices in the worker (0 is the first env of its plan).
+        after: per env, the ticket of the command last sent to it. The request runs after that command.
+        payload: see `kind`; between processes as bytes made by `dump`.
     """
 
     id: int
@@ -129,18 +142,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Value:
-    """What an env returned for a request; between processes as bytes made by `dump`."""
+    """The result of a request for one env; between processes as bytes made by `dump`."""
 
     value: object
 
 
-Outcome: TypeAlias = "Value | Record"
-"""What a request brought for one env: a value, or the record of what it raised."""
+Outcome: TypeAlias = "Value | ErrorRecord"
+"""The outcome of a request for one env: a value, or the record of what the env raised."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request brought, one outcome per env of the request."""
+    """The reply to a request, with one outcome per env of the request."""
 
     id: int
     outcomes: tuple[Outcome, ...]
@@ -154,8 +167,8 @@ class Build:
     """Build these envs.
 
     Attributes:
-        plan: WorkerPlan as bytes, or None in a fork, which has inherited it.
-        program: what the worker takes over from the learner's program; None in a fork, which has it.
+        plan: a WorkerPlan as bytes; None for a fork of the learner, which has inherited it.
+        program: the state of the learner's program; None for a fork, which has inherited it.
     """
 
     settings: WorkerSettings
@@ -170,16 +183,16 @@ class Attach:
     """Serve this slab.
 
     Attributes:
-        plan: where everything lies in it. The slab's descriptor and this worker's own two come along.
+        plan: of the slab's layout. The descriptors of the slab and of this worker's two memory files come with the message.
         num_workers: of the pool.
-        num_requests: how many requests the pool had posted to this worker's predecessors; they are not for it.
-        orders: requests to be done before the worker serves.
+        num_requests: how many requests were posted to this worker's predecessors.
+        settings_requests: requests to do before the worker serves.
     """
 
     plan: Mapping[str, object]
     num_workers: int
     num_requests: int
-    orders: tuple[Request, ...] = ()
+    settings_requests: tuple[Request, ...] = ()
 
 
 # ---- worker to learner ----------------------------------------------------------------------------------------------
@@ -187,25 +200,25 @@ class Attach:
 
 @dataclass(frozen=True)
 class Building:
-    """The worker has begun to construct this env, so that a death or a hang in there can be blamed."""
+    """The worker begins to construct this env. If it then dies or hangs, the error names the env."""
 
     env_id: int
 
 
 @dataclass(frozen=True)
 class Ready:
-    """All envs are built. Env i has the spec `distinct[which[i]]`; the specs are bytes made by `dump`."""
+    """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`; specs are bytes made by `dump`."""
 
     pid: int
-    distinct: tuple[bytes, ...]
-    which: tuple[int, ...]
+    distinct_specs: tuple[bytes, ...]
+    spec_indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The worker cannot serve: (env_id, record) for each env to blame; no env_id if it is none's fault."""
+    """The worker cannot serve: (env_id, record) for each env that failed; env_id is None if the reason is not an env."""
 
-    faults: tuple[tuple[int | None, Record], ...]
+    faults: tuple[tuple[int | None, ErrorRecord], ...]
 
 
 @dataclass(frozen=True)
@@ -215,9 +228,9 @@ class Attached:
 
 @dataclass(frozen=True)
 class Closed:
-    """The worker has closed its envs and ends now: (env_id, record) for each that raised in close()."""
+    """The worker has closed its envs and ends now: (env_id, record) for each env that raised in close()."""
 
-    faults: tuple[tuple[int | None, Record], ...]
+    faults: tuple[tuple[int | None, ErrorRecord], ...]
 
 
 # ---- learner and launcher -------------------------------------------------------------------------------------------
@@ -225,19 +238,19 @@ class Closed:
 
 @dataclass(frozen=True)
 class LaunchWorker:
-    """Start a process for this worker. Its end of the channel comes along."""
+    """Start a process for this worker. The socket of its channel comes with the message."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Quit:
-    """Kill the workers that are left, and end."""
+    """Kill the remaining workers, and end."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A worker's process runs. Its pidfd comes along."""
+    """A worker's process has been started. Its pidfd comes with the message."""
 
     worker: int
     pid: int
@@ -245,7 +258,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class LaunchFailed:
-    """A worker's process could not be started; the text says why."""
+    """A worker's process could not be started."""
 
     worker: int
     reason: str
@@ -253,7 +266,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker's process is gone and reaped. `code` is the exit status, or minus the signal's number."""
+    """A worker's process has ended. `code` is its exit status, or the negative number of the signal that ended it."""
 
     worker: int
     pid: int

@@ -1,8 +1,8 @@
-"""What a worker process takes over from the learner's program, beside its environment variables, directory and sys.path.
+"""State of the learner's program that a fresh worker process does not inherit: warnings filters and registered envs.
 
     learner   ProgramState.read()  ──► Build ──►  worker   apply_filters(), load_registries()
 
-A fork of the learner has all of it already.
+A fork of the learner inherits it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
-# Library whose registry a program may have changed → the module that dumps and loads it. Names: this layer imports neither.
+# Library with a registry of envs → the module that dumps and loads it. By name, because this package imports neither.
 _REGISTRIES = {"gymnasium": "stepmill.envs.gymnasium_registry"}
 
 _Action = Literal["default", "error", "ignore", "always", "module", "once"]
@@ -30,7 +30,7 @@ class _RegistryModule(Protocol):
 
 @dataclass(frozen=True)
 class WarningFilter:
-    """One entry of `warnings.filters`, as texts and numbers. `category` is a module and a name in it."""
+    """One entry of `warnings.filters`, as strings and numbers. `category` is a module and the name of a class in it."""
 
     action: str
     message: str
@@ -41,14 +41,14 @@ class WarningFilter:
 
 @dataclass(frozen=True)
 class ProgramState:
-    """The warnings filters of a program, and what it has registered with libraries, by the name of the library."""
+    """The warnings filters of a program, and the registries of libraries, by the name of the library."""
 
     filters: tuple[WarningFilter, ...]
     registries: Mapping[str, bytes]
 
     @classmethod
     def read(cls) -> ProgramState:
-        """Returns the state of this process. Of libraries that it has not loaded there is none."""
+        """Return the state of this process, with the registries of the libraries that it has imported."""
         filters = [
             WarningFilter(action, _pattern(message), (each.__module__, each.__qualname__), _pattern(module), lineno)
             for action, message, category, module, lineno in warnings.filters
@@ -62,9 +62,9 @@ class ProgramState:
         return cls(tuple(filters), dumped)
 
     def apply_filters(self) -> None:
-        """Replaces the warnings filters of this process.
+        """Replace the warnings filters of this process.
 
-        A filter for a category of a module that is not loaded is left out, since loading it may take seconds.
+        Filters whose category is in a module that is not imported are left out, since importing it may take seconds.
         """
         warnings.resetwarnings()
         for each in self.filters:
@@ -74,7 +74,7 @@ class ProgramState:
                 warnings.filterwarnings(action, each.message, category, each.module, each.lineno, append=True)
 
     def load_registries(self) -> Callable[[], None]:
-        """Returns a function that registers everything in this process. Call it before each env is built."""
+        """Return a function that updates the registries of this process. Call it before each env is built."""
         loaded = [
             cast("_RegistryModule", import_module(_REGISTRIES[library])).load_registry(data)
             for library, data in self.registries.items()

@@ -1,8 +1,8 @@
-"""When signal handlers of the user's program may run, since they may raise, as that of Ctrl-C does.
+"""Defers signal handlers of the user's program, which may raise, like that of Ctrl-C.
 
-    with defer_signals():               no handler runs: what is acquired here is stored before anything can raise
+    with defer_signals():               no handler runs, so that a resource is stored before anything can raise
         pool.fd = OwnedFd.eventfd()
-        with allow_signals():           handlers run here and raise here: a wait, or code of the user
+        with allow_signals():           handlers run here, and may raise: for waits and code of the user
             poller.poll()
 
 Python runs handlers in the main thread, between two byte codes. In other threads both blocks do nothing.
@@ -31,11 +31,11 @@ Handler = Callable[[int, "FrameType | None"], object]
 
 
 class _Deferral:
-    """Stands in for the handlers of signals and collects those that arrive.
+    """Replaces the handlers of signals, and collects the signals that arrive.
 
-    The handlers are exchanged because blocking the signals in this thread would only let another thread receive them. A
-    handler that raises can interrupt the exchange itself, which is then done once more. A deferral that is over and still
-    installed calls the handler.
+    Handlers are replaced because signals that are blocked in this thread would be delivered to another one. A handler that
+    raises can interrupt the replacement itself, which is then repeated. A deferral that is over but still installed calls
+    the original handler.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class _Deferral:
             self._arrived.append(number)
 
     def begin(self) -> None:
-        _do_again_if_interrupted(self._install)
+        _retry_if_interrupted(self._install)
 
     def end(self) -> None:
         """Put the handlers back, and let them run for the signals that have arrived."""
         try:
-            _do_again_if_interrupted(self._uninstall)
+            _retry_if_interrupted(self._uninstall)
         finally:
             while self._arrived:
                 signal.raise_signal(self._arrived.pop(0))
@@ -77,7 +77,7 @@ class _Deferral:
                 signal.signal(number, handler)
 
 
-def _do_again_if_interrupted(exchange: Callable[[], None]) -> None:
+def _retry_if_interrupted(exchange: Callable[[], None]) -> None:
     try:
         exchange()
     except BaseException:
@@ -85,58 +85,45 @@ def _do_again_if_interrupted(exchange: Callable[[], None]) -> None:
         raise
 
 
-class _DeferredBlock:
-    """Not a generator: the end of one that is left in `__enter__` would run whenever its traceback is forgotten."""
+class _SignalBlock:
+    """A class and not a generator: if `__enter__` of a generator is interrupted, its end runs when the traceback is freed."""
 
-    def __init__(self, deferral: _Deferral) -> None:
-        self._deferral = deferral
-
-    def __enter__(self) -> None:
-        try:
-            self._deferral.begin()
-        except BaseException:
-            self._deferral.end()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._deferral.end()
-
-
-class _AllowedBlock:
-    def __init__(self, deferral: _Deferral) -> None:
-        self._deferral = deferral
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin = begin
+        self._end = end
 
     def __enter__(self) -> None:
         try:
-            self._deferral.end()
+            self._begin()
         except BaseException:
-            self._deferral.begin()
+            self._end()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._deferral.begin()
+        self._end()
 
 
 def defer_signals() -> contextlib.AbstractContextManager[None]:
-    """Postpone signal handlers to the end of the block, where they may raise. Blocks may be nested.
+    """Defer signal handlers to the end of the block, where they may raise. Blocks may be nested.
 
-    Keep it short, or let it wait in `allow_signals` only: a program that does not answer to Ctrl-C is broken.
+    Keep the block short, and wait only in `allow_signals`, so that the program reacts to Ctrl-C.
     """
     if not _is_main_thread() or _find_deferral() is not None:
         return contextlib.nullcontext()
-    return _DeferredBlock(_Deferral())
+    deferral = _Deferral()
+    return _SignalBlock(deferral.begin, deferral.end)
 
 
 def allow_signals() -> contextlib.AbstractContextManager[None]:
-    """Let signal handlers run, and raise, in a part of `defer_signals`, of every one that is open."""
+    """Let signal handlers run, and raise, in this part of all enclosing blocks of `defer_signals`."""
     deferral = _find_deferral() if _is_main_thread() else None
-    return contextlib.nullcontext() if deferral is None else _AllowedBlock(deferral)
+    return contextlib.nullcontext() if deferral is None else _SignalBlock(deferral.end, deferral.begin)
 
 
 def wait_event(event: threading.Event, seconds: float) -> bool:
-    """Wait for an event, at most so long; return whether it is set. Signal handlers run when the wait is over.
+    """Wait at most `seconds` for an event; return whether it is set. Signal handlers run when the wait is over.
 
-    An exception in the middle of Event.wait can leave the event's lock held, and then whoever sets it waits for ever.
+    An exception inside of Event.wait could leave the event's lock held, and a thread that sets the event would block.
     """
     with defer_signals():
         is_set = event.wait(seconds)

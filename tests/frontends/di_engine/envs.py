@@ -1,4 +1,4 @@
-"""Envs in the shape of DI-engine's, without DI-engine: every answer is known beforehand, and they fail on command."""
+"""Envs in the shape of DI-engine's, without DI-engine: every result is known beforehand, and they fail on command."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class DingEnv:
 
     def _act(self, name: str) -> None:
         if name == "error":
-            raise RuntimeError(f"env {self.identity} was told to fail")
+            raise RuntimeError(f"env {self.identity} fails on purpose")
         if name == "odd":
             raise OddSignatureError(7, detail="odd")
         if name == "even" and len(self.resets) % 2 == 0:

@@ -1,4 +1,4 @@
-"""DI-engine's managers: the way to the envs' attributes and methods, frames, replays."""
+"""DI-engine's managers: attributes and methods of envs, frames, replays."""
 
 from __future__ import annotations
 

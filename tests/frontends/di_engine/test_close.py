@@ -33,7 +33,7 @@ def test_close_ends_all_processes_at_once_also_those_that_hang(make_manager: Mak
         began = time.monotonic()
         with pytest.warns(RuntimeWarning, match="did not stop within"):
             manager.close()
-        assert time.monotonic() - began < 5  # and not five seconds for each
+        assert time.monotonic() - began < 12  # five seconds for each of them would be more
     assert not any(process.is_running() for process in processes)
 
 

@@ -1,4 +1,4 @@
-"""DI-engine's managers: their life, states, seeds, resets, and the way to the envs' attributes and methods."""
+"""DI-engine's managers: launch and close, states, seeds, resets, and the envs' attributes and methods."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_an_env_is_in_reset_until_its_first_observation_is_here(
         assert list(manager.ready_obs) == [1]
         with pytest.raises(AssertionError, match="please check whether the requested env is in reset or done"):
             manager.step({0: 1})
-        opener = threading.Timer(0.2, gate.open, [2])  # long enough for a wait to be told
+        opener = threading.Timer(0.2, gate.open, [2])  # long enough for the log to name the wait
         opener.start()
         manager.reset({0: {}})
         opener.join()

@@ -129,7 +129,7 @@ def test_the_end_of_an_episode_and_a_failed_step_reset_their_env(supervise: Any,
     timesteps = envs.step(["error", 1, "abnormal"])
     info = timesteps[0].info
     assert bool(info.abnormal)
-    assert "told to fail" in str(info.err)
+    assert "fails on purpose" in str(info.err)
     assert bool(timesteps[2].info.abnormal)
     assert envs.ready_obs.tolist() == [[0, 1, 0], [1, 0, 1], [2, 1, 0]]
     timesteps = envs.step([1, 1, 1])
@@ -162,7 +162,7 @@ def test_a_reset_that_fails_is_tried_again(supervise: Any, kind: Any, retry_type
 
 def test_a_reset_that_always_fails_closes_the_supervisor(supervise: Any, kind: Any) -> None:
     envs = supervise(kind, 2, max_retry=2)
-    with pytest.raises(RuntimeError, match=r"Env 1 reset has exceeded max_try\(2\).*told to fail"):
+    with pytest.raises(RuntimeError, match=r"Env 1 reset has exceeded max_try\(2\).*fails on purpose"):
         envs.launch({0: {}, 1: {"stat": "error"}})
     assert envs.closed
     envs.launch()

@@ -97,7 +97,7 @@ def test_seeds_are_for_all_envs_or_none():
         first = pool.reset(seed=7).obs
         np.testing.assert_array_equal(pool.reset(seed=7).obs, first)
         np.testing.assert_array_equal(pool.reset(seed=[10, 8, 9, 7]).obs[[3, 1, 2]], first[[0, 1, 2]])
-        with pytest.raises(stepmill.EnvError, match="only seed all of its 4 envs at once"):
+        with pytest.raises(stepmill.EnvError, match="only seed all envs at once"):
             pool.reset(seed={1: 5}, env_ids=[1])
         pool.reset()
         with pytest.raises(stepmill.EnvError, match="32 bits"):
@@ -105,7 +105,7 @@ def test_seeds_are_for_all_envs_or_none():
 
 
 @pytest.mark.parametrize("batch_size", [4, 2])
-def test_a_pool_that_exists_is_taken_as_it_is_or_made_anew_if_it_hands_out_blocks(batch_size):
+def test_a_pool_that_exists_is_used_or_made_again_if_it_returns_blocks(batch_size):
     given = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, batch_size=batch_size, seed=5, num_threads=2)
     maker = GivenEnvPool(given)
     with stepmill.Pool([maker] * maker.num_envs, backend="envpool") as pool:
@@ -121,11 +121,11 @@ def test_a_pool_that_exists_is_taken_as_it_is_or_made_anew_if_it_hands_out_block
 def test_what_cannot_be_run_says_so():
     with pytest.raises(stepmill.EnvError, match="EnvPool has no task 'Nonsense-v0'"):
         make_pool("Nonsense-v0")
-    with pytest.raises(stepmill.EnvError, match="num_envs of an EnvPoolTask is chosen by the pool"):
+    with pytest.raises(stepmill.EnvError, match="EnvPoolTask got num_envs, which the pool chooses"):
         stepmill.Pool([EnvPoolTask("CartPole-v1", {"num_envs": 3})] * 2, backend="envpool")
     with pytest.raises(stepmill.EnvError, match="env_type='gymnasium'"):
         stepmill.Pool([GivenEnvPool(envpool.make_dm("CartPole-v1", num_envs=2))] * 2, backend="envpool")
-    with pytest.raises(stepmill.EnvError, match="has 2 envs, and 3 are wanted"):
+    with pytest.raises(stepmill.EnvError, match="has 2 envs, and got 3 env functions"):
         stepmill.Pool([GivenEnvPool(envpool.make_gymnasium("CartPole-v1", num_envs=2))] * 3, backend="envpool")
     with pytest.raises(stepmill.EnvError, match="backend='envpool'"):
         stepmill.Pool([EnvPoolTask("CartPole-v1")], backend="serial")
@@ -143,7 +143,7 @@ def test_a_vector_env_is_made_by_the_name_of_the_task():
     assert info["elapsed_step"].tolist() == [1, 1, 1]
     assert envs.get_attr("num_envs") == (3, 3, 3)
     envs.close()
-    with pytest.raises(stepmill.UsageError, match="cannot be wrapped one by one"):
+    with pytest.raises(stepmill.UsageError, match="EnvPool cannot be wrapped"):
         stepmill.make_vec("CartPole-v1", 2, backend="envpool", wrappers=[gymnasium.Wrapper])
 
 

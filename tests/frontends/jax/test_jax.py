@@ -127,5 +127,5 @@ def test_what_xla_cannot_hold_is_refused(pool_of):
             super().__init__()
             self.action_space = gymnasium.spaces.Text(5)
 
-    with pytest.raises(UsageError, match="no fixed size"):
+    with pytest.raises(UsageError, match="without a fixed size"):
         pool_of([Text]).xla()

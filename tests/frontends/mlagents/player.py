@@ -64,7 +64,7 @@ class Player:
         info = AgentInfoProto(id=agent, reward=float(agent), done=agent == 1 and self.time % 3 == 2)
         info.max_step_reached = info.done
         observation = info.observations.add(shape=[3], compression_type=0)
-        # What it was told to do comes back to be seen.
+        # The observation shows the action that it got.
         observation.float_data.data.extend([agent, self.time, sum(self.actions)])
         return info
 
@@ -125,7 +125,7 @@ def _packed(channel_id: uuid.UUID, message: bytes) -> bytes:
     return channel_id.bytes_le + struct.pack("<i", len(message)) + message
 
 
-def play(arguments: argparse.Namespace) -> None:
+def play(arguments: argparse.Namespace, make: type[Player] = Player) -> None:
     """Connect to the trainer and do what it says, until it or the connection ends."""
     with grpc.insecure_channel(f"localhost:{arguments.port}") as channel:
         grpc.channel_ready_future(channel).result(timeout=30)
@@ -139,7 +139,7 @@ def play(arguments: argparse.Namespace) -> None:
         if not IS_OLD:
             greeting.capabilities.baseRLCapabilities = True
         trainer.Exchange(hello)
-        player = Player(arguments)
+        player = make(arguments)
         message = unity_message_pb2.UnityMessageProto()
         message.header.status = 200
         while True:

@@ -1,4 +1,4 @@
-"""What the player of the tests and the tests themselves know of each other."""
+"""Names that the tests and their Unity player share."""
 
 from __future__ import annotations
 

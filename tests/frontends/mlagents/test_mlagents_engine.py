@@ -73,7 +73,7 @@ def measuring(worker_id, channels):
     return env
 
 
-@pytest.mark.covers("U-10", "U-B5", "G-17")
+@pytest.mark.covers("U-10/tree", "U-B5", "G-17")
 def test_timers_and_gauges_of_all_workers_are_merged_and_travel_only_when_asked_for(manager_of):
     manager = manager_of(measuring, 2, is_deterministic=True)
     manager.set_policy("walk", Policy())
@@ -103,13 +103,13 @@ def test_observations_lie_in_shared_memory_and_pass_through_no_pipe_and_no_pickl
         raise AssertionError("an observation was pickled")
 
     manager = manager_of(lambda worker_id, channels: script(WALK, shape=(84, 84, 3)), 2, is_deterministic=True)
-    manager.reset()  # specs are told once, as pickles
+    manager.reset()  # specs are sent once, as pickles
     monkeypatch.setattr(pickle, "loads", refuse)
     monkeypatch.setattr(cloudpickle, "loads", refuse)
     for step in manager.get_steps():
         agents = step.current_all_step_result["walk"]
         assert (agents[0] if isinstance(agents, tuple) else agents).obs[0].shape[1:] == (84, 84, 3)
-    overflows = [os.fstat(fd).st_size for fd in manager._pool._running.slab.fds[2::2]]
+    overflows = [os.fstat(fd).st_size for fd in manager._pool._runtime.slab.fds[2::2]]
     assert overflows == [0, 0]
 
 

@@ -27,7 +27,7 @@ from stepmill.frontends.mlagents import (
     UnityTimeOutException,
 )
 from stepmill.frontends.mlagents.channels import EngineConfig, RawBytesChannel
-from stepmill.frontends.mlagents.originals import load
+from stepmill.frontends.mlagents.optional_imports import load
 from tests.frontends.mlagents import protocol
 from tests.frontends.mlagents.parts import Policy, deciding, ended
 
@@ -228,7 +228,7 @@ def test_a_manager_that_waits_for_a_hung_player_uses_no_processor(manager_of, tm
     assert used / wall < 0.1
 
 
-@pytest.mark.covers("U-10")
+@pytest.mark.covers("U-10/tree")
 def test_the_librarys_own_timers_are_added_up(manager_of):
     manager = manager_of(2, is_deterministic=True)
     manager.reset()

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's vector env over stepmill: what SB3's own classes do, and where ours is meant to differ."""
+"""Stable-Baselines3's vector env over stepmill: it behaves as SB3's own classes, apart from intended differences."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_too_few_actions_are_refused():
     envs.reset()
     with pytest.raises(UsageError, match="1 actions for 2 envs"):
         envs.step([NESTS["dict"].sample()])
-    with pytest.raises(UsageError, match="lacks a part of the action space: KeyError"):
+    with pytest.raises(UsageError, match="does not have the structure of the action space: KeyError"):
         envs.step([{"push": np.zeros(2)}] * 2)
     envs.close()
 
@@ -282,7 +282,7 @@ def test_a_killed_worker_is_an_error_and_under_truncate_a_marked_end_of_the_epis
     envs.close()
 
 
-def test_misuse_is_told(sb3_env_of):
+def test_misuse_is_refused(sb3_env_of):
     with pytest.raises(UsageError, match="Disabled"):
         sb3_env_of(make(2), options=PoolOptions(autoreset_mode="Disabled"))
     with pytest.raises(UsageError, match="observation space"):

@@ -107,7 +107,7 @@ def test_attributes_are_read_and_set_by_id(envs_of):
         envs.reset()
 
 
-def test_async_steps_return_who_is_done_and_keep_the_rest():
+def test_async_steps_return_the_envs_that_are_done_and_keep_the_rest():
     with Gate() as gate:
         fns = [partial(GateEnv, gate.path)] * 4
         envs = StepmillVectorEnv(fns, wait_num=3, backend="process", num_workers=4, options=PoolOptions(context="fork"))
@@ -187,7 +187,7 @@ def test_a_killed_worker_is_named_and_a_reset_brings_its_envs_back():
     envs.close()
 
 
-def test_misuse_is_told(envs_of):
+def test_misuse_is_refused(envs_of):
     with pytest.raises(AssertionError, match="wait_num"):
         envs_of([Counter] * 2, wait_num=3)
     with pytest.raises(AssertionError, match="timeout"):

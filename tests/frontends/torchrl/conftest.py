@@ -1,4 +1,4 @@
-"""TorchRL warns of its own deprecations while it is imported; here that happens once, before the tests' filters count."""
+"""Imports TorchRL once, before the tests' warning filters apply: it warns of its own deprecations."""
 
 import warnings
 

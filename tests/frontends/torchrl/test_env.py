@@ -177,7 +177,8 @@ def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
 def test_the_same_seed_gives_the_same_rollout_and_another_another():
     def rollout(seed):
         env = StepmillEnv(
-            [stepmill.envs.gymnasium.EnvMaker(__import__("gymnasium").spec("CartPole-v1"))] * 2, backend="serial"
+            [stepmill.envs.gymnasium.GymnasiumEnvMaker(__import__("gymnasium").spec("CartPole-v1"))] * 2,
+            backend="serial",
         )
         env.set_seed(seed)
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Keyword arguments of `StepmillEnv`: options, EnvBase's own, and what is neither."""
+"""Keyword arguments of `StepmillEnv`: options, EnvBase's own, and unknown ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_options_are_keywords():
 
 
 def test_mistakes_are_answered_in_words():
-    with pytest.raises(UsageError, match="num_worker is no option of stepmill; did you mean num_workers"):
+    with pytest.raises(UsageError, match="num_worker is not an option of stepmill; did you mean num_workers"):
         StepmillEnv([make] * 2, num_worker=2)
     with pytest.raises(UsageError, match=r"env_fns is a function; give a list .*\[make_env\] \* 8"):
         StepmillEnv(make)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:U
 
 
 class Keeping(CountingEnv):
-    """Has a level, which it adds to rewards and saves; a step raises, or ends the process, if it is told to."""
+    """Has a level, which it adds to rewards and saves; a step raises, or ends the process, on command."""
 
     def __init__(self, identity: int = 0, length: int = 50, *, level: int = 0, tags: Any = ()) -> None:
         super().__init__(identity, length)
@@ -154,7 +154,7 @@ def test_a_worker_that_is_started_again_is_given_what_was_loaded(on_fault):
     env.load_state_dict({"worker0": {"Keeping": {"level": 7}}}, strict=False)  # in the middle of an episode
     assert act(env, td, 1, 1)["reward"].flatten().tolist() == [7001, 3001]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # under replay it dies of it again, which is told
+        warnings.simplefilter("ignore", RuntimeWarning)  # under replay it dies again, which causes a warning
         assert act(env, td, DIE, 1)["truncated"].flatten().tolist() == [True, False]
     assert levels(env) == [7, 3]
     env.close()

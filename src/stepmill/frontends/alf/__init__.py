@@ -1,6 +1,16 @@
-"""stepmill for ALF's users: `FastParallelEnvironment` and `ProcessEnvironment`, in the place of its own.
+"""stepmill for ALF's users: `FastParallelEnvironment` and `ProcessEnvironment`, in place of its own.
 
 Where ALF can be imported, `FastParallelEnvironment` is an `AlfEnvironment` and is registered as configurable.
+
+    parallel       `FastParallelEnvironment`
+    process        `ProcessEnvironment`
+    handles        one env of a parallel environment: its methods as promises, its attributes by name
+    registration   joins `FastParallelEnvironment` to ALF's base class and configuration
+    arguments      the keyword arguments of these classes
+    nests          nests of arrays to nests of tensors and back
+    tensors        arrays as torch tensors
+    specs          ALF's specs of an env, and whether they are equal in all envs
+    errors         errors that are also RuntimeErrors, as in ALF
 """
 
 from __future__ import annotations
@@ -29,17 +39,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'stepmill.frontends.alf' has no attribute {name!r}")
     value = getattr(import_module(home), name)
     if name == "FastParallelEnvironment":
-        value = _registered(value)
+        value = import_module("stepmill.frontends.alf.registration").joined_to_alf(value, __name__)
     globals()[name] = value
     return value
-
-
-def _registered(cls: type) -> Any:
-    """Return a class as ALF knows it, or as it is where there is no ALF."""
-    try:
-        import alf  # type: ignore[import-not-found]  # ALF is not on PyPI
-        from alf.environments.alf_environment import AlfEnvironment  # type: ignore[import-not-found]
-    except ImportError:
-        return cls
-    joined = type(cls.__name__, (cls, AlfEnvironment), {"__module__": __name__, "__doc__": cls.__doc__})
-    return alf.configurable(joined)

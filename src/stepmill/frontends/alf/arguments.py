@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from stepmill.frontends.alf import errors
-from stepmill.spec.options import BackendName, Context, PoolOptions, merge_options
+from stepmill.spec.options import BackendName, Context, EngineKeywords, PoolOptions, merge_options
 
 CONTEXTS = ("fork", "spawn", "forkserver")
+
+
+class AlfKeywords(EngineKeywords, total=False):
+    """The fields of `Chosen` and of PoolOptions as keyword arguments."""
+
+    start_method: Literal["fork", "spawn", "forkserver"]
+    as_tensors: bool | None
+    device: object
+    name: str
+    options: PoolOptions | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepmill.envs.alf import PROGRESS, AlfMaker
+from stepmill.envs.alf import PROGRESS, AlfEnvMaker
 from stepmill.frontends.alf import errors, tensors
-from stepmill.frontends.alf.arguments import Chosen
+from stepmill.frontends.alf.arguments import AlfKeywords, Chosen
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, known_here, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
@@ -21,7 +21,7 @@ from stepmill.spec.options import PoolOptions
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from stepmill.frontends.alf.nests import Convert
 
@@ -65,28 +65,42 @@ class FastParallelEnvironment(HasSpecs):
         flatten: bool = True,
         num_spare_envs_for_reload: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        **keywords: Any,
+        **keywords: Unpack[AlfKeywords],
     ) -> None:
         own = Chosen.read(keywords)
-        makers = [AlfMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
+        makers = [AlfEnvMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
         wanted = 0 if own.options is None else own.options.spare_envs
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
+        self._num_spares_for_reload = num_spare_envs_for_reload
         self._current_time_step: Any = None
+        self._is_started = self._is_closed = False
         self._is_tensor_based = tensors.is_torch_here() if own.as_tensors is None else own.as_tensors
         # What needs torch comes before the processes do.
-        as_leaf = tensors.to_tensor() if self._is_tensor_based else None
+        self._as_leaf = tensors.to_tensor() if self._is_tensor_based else None
         device = tensors.default_device() if own.device is None else own.device
-        move = tensors.mover(device) if self._is_tensor_based else None
-        options = own.pool_options(
+        self._move_leaf = tensors.mover(device) if self._is_tensor_based else None
+        self._makers = makers
+        self._options = own.pool_options(
             num_threads=torch_num_threads_per_env, start_serially=start_serially, num_spares=self._num_spares
         )
-        self._pool, self._all_specs = _start(makers, options, num_spare_envs_for_reload)
+        self.start()
+
+    def start(self) -> None:
+        """Start the processes, and wait until all envs are built. The constructor calls it; a second call is refused.
+
+        Raises:
+            NotStartedError: it is started.
+            UsageError, EnvError: as the constructor's.
+        """
+        if self._is_started:
+            raise errors.NotStartedError("Cannot start() FastParallelEnvironment multiple times; make another one")
+        self._pool, self._all_specs = _start(self._makers, self._options, self._num_spares_for_reload)
+        self._is_started = True
         self._specs = self._all_specs[0]
         self._num_rows = self._pool.num_rows
         self._envs = [EnvHandle(self._pool, i, self._all_specs[i]) for i in range(self._pool.num_envs)]
-        self._prepare(as_leaf, move)
+        self._prepare(self._as_leaf, self._move_leaf)
         self._step_obs = self._pool.step_obs
-        self._is_closed = False
 
     def _prepare(self, as_leaf: Convert | None, move: Convert | None) -> None:
         """Have TimeSteps made as they are returned: `as_leaf` of each array; `move` puts a tensor on another device."""
@@ -113,12 +127,16 @@ class FastParallelEnvironment(HasSpecs):
         Raises:
             EnvError, WorkerDied: an env could not be reset; also a RuntimeError.
         """
+        self._current_time_step = time_step = self._reset()
+        return time_step
+
+    def _reset(self) -> Any:
+        """Do what `reset` does, without storing the TimeStep; to be overridden, as in ALF."""
         try:
             time_step = self._pool.reset().obs
         except StepmillError as error:
             raise errors.as_runtime_error(error, self._fields) from error
-        self._current_time_step = time_step = time_step if self._move is None else self._moved(time_step)
-        return time_step
+        return time_step if self._move is None else self._moved(time_step)
 
     def step(self, action: Any) -> Any:
         """Step all envs and wait for all; before the first `reset`, do that instead. Hot path.
@@ -134,12 +152,16 @@ class FastParallelEnvironment(HasSpecs):
         """
         if self._current_time_step is None:
             return self.reset()
+        self._current_time_step = time_step = self._step(action)
+        return time_step
+
+    def _step(self, action: Any) -> Any:
+        """Do what `step` does after the first `reset`, without storing the TimeStep; to be overridden, as in ALF."""
         try:
             time_step = self._step_obs(action if type(action) is np.ndarray else self._to_arrays(action))
         except (StepmillError, LookupError, TypeError, ValueError) as error:
             raise self._explained(error, action) from error
-        self._current_time_step = time_step = time_step if self._move is None else self._moved(time_step)
-        return time_step
+        return time_step if self._move is None else self._moved(time_step)
 
     def current_time_step(self) -> Any:
         """Return the newest TimeStep; before there is one, reset."""
@@ -273,7 +295,7 @@ class FastParallelEnvironment(HasSpecs):
         self.close()
 
 
-def _start(makers: Sequence[AlfMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
+def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
     """Start the pool, check the specs of all envs, and tell of it as ALF does; `num_reload`: of the spares, ALF's."""
     logger.info("Spawning all processes.")
     if not options.start_serially:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepmill.backends.process import ProcessBackend
-from stepmill.envs.alf import PROGRESS, AlfMaker
+from stepmill.envs.alf import PROGRESS, AlfEnvMaker, NotAlfEnvError
 from stepmill.frontends.alf import errors, tensors
-from stepmill.frontends.alf.arguments import Chosen
-from stepmill.frontends.alf.handles import Promise, call_one, get_one
+from stepmill.frontends.alf.arguments import AlfKeywords, Chosen
+from stepmill.frontends.alf.handles import Once, Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
 from stepmill.pool.pool import Pool
@@ -19,7 +19,7 @@ from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.errors import StepmillError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 
 class ProcessEnvironment(HasSpecs):
@@ -44,12 +44,12 @@ class ProcessEnvironment(HasSpecs):
         fast: bool = False,
         num_envs: int = 0,
         torch_num_threads_per_env: int | None = 1,
-        **keywords: Any,
+        **keywords: Unpack[AlfKeywords],
     ) -> None:
         self._options = replace(Chosen.read(keywords), num_workers=1).pool_options(
             num_threads=torch_num_threads_per_env
         )
-        self._maker = AlfMaker(env_constructor, env_id)
+        self._maker = AlfEnvMaker(env_constructor, env_id)
         self._backend: ProcessBackend | None = None
         self._pool: Pool | None = None
         self._failure: StepmillError | None = None
@@ -76,13 +76,17 @@ class ProcessEnvironment(HasSpecs):
             self.wait_start()
 
     def wait_start(self) -> None:
-        """Wait until the env is built.
+        """Wait until the env is built. Whether it has the methods of an ALF env is first asked when it is used, as in ALF.
 
         Raises:
             NotStartedError: it was not started.
             EnvError: the constructor raised; also a RuntimeError.
         """
-        self._started()
+        try:
+            self._started()
+        except StepmillError as error:
+            if not getattr(error, "error_type", "").endswith(NotAlfEnvError.__qualname__):
+                raise
 
     def close(self) -> None:
         """Close the env and end its process, in about two seconds at most. Idempotent."""
@@ -185,7 +189,7 @@ class ProcessEnvironment(HasSpecs):
             raise errors.as_runtime_error(error, self._fields) from error
 
     def _promised(self, blocking: bool) -> Any:
-        self._pending = Promise(_Once(self._fetch))
+        self._pending = Promise(Once(self._fetch))
         return self._pending() if blocking else self._pending
 
     def _fetch(self) -> Any:
@@ -195,26 +199,6 @@ class ProcessEnvironment(HasSpecs):
         except StepmillError as error:
             raise errors.as_runtime_error(error, self._fields) from error
         return nest if self._is_batched else self._first(nest)
-
-
-class _Once:
-    """Calls a function once, and gives its result, or raises its error, each time it is called."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function: Callable[[], Any] | None = function
-        self._value: Any = None
-        self._error: StepmillError | None = None
-
-    def __call__(self) -> Any:
-        if self._function is not None:
-            function, self._function = self._function, None
-            try:
-                self._value = function()
-            except StepmillError as error:
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return self._value
 
 
 def _do_nothing() -> None:

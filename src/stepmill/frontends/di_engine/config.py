@@ -6,6 +6,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from stepmill.frontends.di_engine.errors import ManagerUsageError
+from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, merge_options
+
 BASE: dict[str, Any] = {
     "episode_num": float("inf"),  # episodes per env
     "max_retry": 1,  # attempts at a reset; at a step, too, in line
@@ -59,3 +62,41 @@ def default_config(config: Mapping[str, Any], class_name: str) -> Any:
 def complete(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Config:
     """Return the user's settings, with the class's where there are none."""
     return Config({**copy.deepcopy(dict(config)), **dict(cfg or {})})
+
+
+# Options of a pool for which the managers have names of their own.
+_SETTING_OF_OPTION = {
+    "context": "context",
+    "copy": "copy_on_get",
+    "linger_s": "linger",
+    "num_episodes": "episode_num",
+    "num_workers": "num_workers",
+    "reset_timeout_s": "reset_timeout",
+    "step_timeout_s": "step_timeout",
+}
+# Options that say how an episode begins, ends and fails, and where envs run: a manager chooses them itself.
+_CHOSEN_BY_MANAGER = (
+    *("autoreset_mode", "backend", "envs_per_worker", "episode_stats", "max_env_errors", "on_fault", "on_raise"),
+    *("overlap_resets", "persist_options", "replay_log_bytes", "reset_retries", "reset_retry_in", "reset_retry_wait_s"),
+    *("seeding", "spare_envs"),
+)
+
+
+def settings_in(keywords: OptionKeywords) -> dict[str, Any]:
+    """Return those options of a pool that are settings of a manager, by the names that they have there.
+
+    Raises:
+        UsageError: a keyword is no option; names the nearest one.
+        ManagerUsageError: a manager chooses the option itself.
+    """
+    check_option_names(keywords)
+    refused = [name for name in _CHOSEN_BY_MANAGER if name in keywords]
+    if refused:
+        raise ManagerUsageError(f"{', '.join(refused)}: a manager chooses this itself, by its class and its settings")
+    given: dict[str, Any] = {**keywords}
+    return {setting: given[name] for name, setting in _SETTING_OF_OPTION.items() if name in given}
+
+
+def options_in(keywords: OptionKeywords) -> PoolOptions:
+    """Return the options of a pool for which a manager has no setting; what `settings_in` has checked."""
+    return merge_options(None, {name: value for name, value in keywords.items() if name not in _SETTING_OF_OPTION})

@@ -9,14 +9,14 @@ send_steps, send_reset ──► pool ──► receive ──► Answer(env_id,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
 
-from stepmill.envs.di_managed import EnvMaker, ManagedSettings
+from stepmill.envs.di_engine_managed import ManagedEnvMaker, ManagedSettings
 from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.forms import Reader
 from stepmill.pool.pool import Pool
@@ -57,10 +57,12 @@ class DeskSettings:
 
     Attributes:
         is_inplace: an env that ends its episode is reset in its worker, at once.
+        options: of the engine; what is named beside it goes over it.
     """
 
     backend: BackendName
     managed: ManagedSettings
+    options: PoolOptions = field(default_factory=PoolOptions)
     num_workers: int | None = None
     context: str = "fork"
     copy: bool = True
@@ -76,7 +78,8 @@ class DeskSettings:
             own = {"envs_per_worker": 1} if self.num_workers is None else {"num_workers": self.num_workers}
         if self.backend is BackendName.PROCESS:
             own["context"] = self.context
-        return PoolOptions(
+        return replace(
+            self.options,
             backend=self.backend,
             autoreset_mode=AutoresetMode.SAME_STEP if self.is_inplace else AutoresetMode.DISABLED,
             copy=self.copy,
@@ -101,7 +104,7 @@ class Desk:
         self.envs: dict[int, object] = {}
         is_inline = settings.backend is BackendName.SERIAL
         makers = [
-            EnvMaker(env_fn, env_id, settings.managed, self.envs if is_inline else None)
+            ManagedEnvMaker(env_fn, env_id, settings.managed, self.envs if is_inline else None)
             for env_id, env_fn in enumerate(env_fns)
         ]
         self.pool = Pool(makers, options=settings.pool_options())
@@ -168,7 +171,7 @@ class Desk:
         if not self._is_alone:
             return self.send_reset(env_id, {**told, "renew": True})
         try:
-            self.pool.revive([env_id], wait=False, anew=True)
+            self.pool.revive([env_id], wait=False, restart_living=True)
         except StepmillError as error:
             return Answer(env_id, Kind.FAULT, error, Kind.RESET)
         return self.send_reset(env_id, told)
@@ -246,7 +249,7 @@ class Desk:
     def _forget_interrupted(self) -> None:
         """After Ctrl-C: an env that ran in line has a fault now, and is pending no more."""
         for env_id, state in enumerate(self.pool.states):
-            if state in (EnvState.FAULTED, EnvState.IDLE):
+            if state in (EnvState.FAULTED, EnvState.IDLE, EnvState.NEEDS_RESET):
                 self.pending.pop(env_id, None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.envs.di_engine import timestep_class
-from stepmill.envs.di_managed import CARGO, Form
+from stepmill.envs.di_engine_managed import TIMESTEP_KEY, TimestepFormat
 from stepmill.frontends.di_engine.errors import TornError
 from stepmill.pool.infos import OMITTED, rows_of
 from stepmill.spec.batch import Batch
@@ -25,8 +25,8 @@ class Reader:
 
     def __init__(self, observation: Node) -> None:
         self._observation = observation
-        self._forms: dict[int, Form] = {}
-        self._common: Form | None = None  # of all envs that have told theirs
+        self._forms: dict[int, TimestepFormat] = {}
+        self._common: TimestepFormat | None = None  # of all envs that have told theirs
         self._is_common = False
 
     def read_obs(self, batch: Batch) -> list[Any]:
@@ -81,7 +81,7 @@ class Reader:
         dones = batch.terminated.tolist() if form[1] is bool else list(batch.terminated)
         return [cls(obs, reward, done, {}) for obs, reward, done in zip(observations, rewards, dones, strict=True)]
 
-    def _learn(self, env_id: int, form: Form) -> None:
+    def _learn(self, env_id: int, form: TimestepFormat) -> None:
         self._forms[env_id] = form
         self._is_common = all(other == form for other in self._forms.values())
         self._common = form
@@ -116,7 +116,7 @@ def _sort(batch: Batch) -> tuple[dict[int, Any], dict[int, Any]]:
 
 def _cargo_of(info: Mapping[str, Any]) -> Any:
     """Return what the env sent along, or the error that kept it from being read."""
-    return info[OMITTED][0] if CARGO not in info and OMITTED in info else info.get(CARGO)
+    return info[OMITTED][0] if TIMESTEP_KEY not in info and OMITTED in info else info.get(TIMESTEP_KEY)
 
 
 def _torn(env_id: int, cause: Exception) -> TornError:
@@ -135,12 +135,12 @@ def is_torn(error: BaseException) -> bool:
     return isinstance(error, TornError) or (isinstance(error, BadOutput) and error.phase == "info")
 
 
-def _class_of(form: Form) -> type[Any]:
+def _class_of(form: TimestepFormat) -> type[Any]:
     cls: type[Any] = form[0] or timestep_class()
     return cls
 
 
-def _reward_maker(form: Form) -> MakeRewards:
+def _reward_maker(form: TimestepFormat) -> MakeRewards:
     """Return the function that gives rewards their class, dtype and shape back."""
     _, _, reward_class, dtype, shape = form
     if dtype is None:

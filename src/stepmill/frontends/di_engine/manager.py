@@ -6,10 +6,10 @@ import logging
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepmill.envs.di_engine import as_ding_env
-from stepmill.envs.di_managed import ManagedSettings
+from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.calls import EnvCalls
 from stepmill.frontends.di_engine.desk import Desk, DeskSettings, Kind, replay_paths
@@ -17,7 +17,10 @@ from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsage
 from stepmill.frontends.di_engine.states import EnvState
 from stepmill.frontends.di_engine.turns import Turns
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import BackendName
+from stepmill.spec.options import BackendName, OptionKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ResetParam = Mapping[int, "dict[str, Any] | None"]
 
@@ -34,14 +37,22 @@ class Manager(Turns, EnvCalls):
         env_fn: functions that make the envs; each runs in the worker that owns the env. DI-engine's envs, or
             Gymnasium's.
         cfg: settings; what is missing has the class's default.
+        **keywords: fields of PoolOptions by name; one that is a setting by another name (`step_timeout_s`, `linger_s`,
+            `copy`) goes over `cfg`. Those that a manager chooses itself are refused.
     """
 
     config: dict[str, Any] = settings.BASE
 
-    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        env_fn: Sequence[Callable[[], Any]],
+        cfg: Mapping[str, Any] | None = None,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
         self._desk = None
         self._closed = True
-        self._cfg = settings.complete(cfg, self.config)
+        self._cfg = settings.complete({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
+        self._options = settings.options_in(keywords)
         self._env_fn = list(env_fn)
         if not self._env_fn:
             raise UsageError("a manager needs at least one env; env_fn is empty")
@@ -71,6 +82,7 @@ class Manager(Turns, EnvCalls):
         """Return how the envs run: in line."""
         return DeskSettings(
             backend=BackendName.SERIAL,
+            options=self._options,
             managed=ManagedSettings(
                 shared_memory=False,
                 step_tries=self._max_retry,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepmill.envs.di_managed import ManagedSettings
+from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine.desk import DeskSettings, Kind
 from stepmill.frontends.di_engine.errors import ManagerUsageError, closing
@@ -19,7 +19,10 @@ from stepmill.frontends.di_engine.forms import is_torn
 from stepmill.frontends.di_engine.manager import Manager
 from stepmill.frontends.di_engine.trees import TreeManager
 from stepmill.spec.errors import StepmillError, WorkerDied, join_errors
-from stepmill.spec.options import BackendName
+from stepmill.spec.options import BackendName, OptionKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class AsyncSubprocessEnvManager(Manager):
@@ -38,8 +41,13 @@ class AsyncSubprocessEnvManager(Manager):
     config: dict[str, Any] = settings.ASYNC
     _marks_abnormal = True
 
-    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(env_fn, cfg)
+    def __init__(
+        self,
+        env_fn: Sequence[Callable[[], Any]],
+        cfg: Mapping[str, Any] | None = None,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        super().__init__(env_fn, cfg, **keywords)
         self._shared_memory = self._cfg.shared_memory
         self._copy_on_get = self._cfg.copy_on_get
         self._context = self._cfg.context
@@ -58,6 +66,7 @@ class AsyncSubprocessEnvManager(Manager):
         limits = [limit for limit in (self._reset_timeout, self._connect_timeout) if limit is not None]
         return DeskSettings(
             backend=BackendName.PROCESS,
+            options=self._options,
             managed=ManagedSettings(shared_memory=self._shared_memory),
             num_workers=self._cfg.num_workers,
             context=self._context,

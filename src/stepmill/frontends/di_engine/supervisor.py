@@ -6,16 +6,17 @@ import logging
 import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from stepmill.envs.di_managed import ManagedSettings
+from stepmill.envs.di_engine_managed import ManagedSettings
+from stepmill.frontends.di_engine.config import options_in, settings_in
 from stepmill.frontends.di_engine.desk import Desk, DeskSettings, replay_paths
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, SeedTypeError
 from stepmill.frontends.di_engine.payloads import ChildType, RecvPayload, SendPayload
 from stepmill.frontends.di_engine.states import EnvState
 from stepmill.frontends.di_engine.supervised import SLICE_S, Supervised
 from stepmill.spec.errors import RecvTimeout, UsageError
-from stepmill.spec.options import BackendName
+from stepmill.spec.options import BackendName, OptionKeywords, pop_options
 
 logger = logging.getLogger("stepmill.di_engine")
 
@@ -36,6 +37,7 @@ class EnvSupervisor(Supervised):
         reset_timeout, step_timeout: seconds.
         retry_waiting_time: seconds before another attempt.
         shared_memory, copy_on_get: as for the managers.
+        **kwargs: these last, `episode_num`, `context`, and fields of PoolOptions by name, as for the managers.
     """
 
     def __init__(
@@ -56,6 +58,11 @@ class EnvSupervisor(Supervised):
         self._retry_type = getattr(retry_type, "value", retry_type)
         self._max_try = max_try or max_retry or 1
         self._auto_reset = auto_reset
+        of_pool = cast("OptionKeywords", pop_options(kwargs))
+        kwargs |= settings_in(of_pool)
+        self._options = options_in(of_pool)
+        self._num_workers: int | None = kwargs.pop("num_workers", None)
+        self._linger: float = kwargs.pop("linger", 0.0)
         self._reset_timeout: float | None = kwargs.pop("reset_timeout", None)
         self._step_timeout: float | None = kwargs.pop("step_timeout", None)
         self._retry_waiting_time: float | None = kwargs.pop("retry_waiting_time", None)
@@ -76,7 +83,10 @@ class EnvSupervisor(Supervised):
             is_process = self._type is ChildType.PROCESS
             settings = DeskSettings(
                 backend=BackendName.PROCESS if is_process else BackendName.THREAD,
+                options=self._options,
                 managed=ManagedSettings(shared_memory=self._shared_memory, is_process=is_process),
+                num_workers=self._num_workers,
+                linger_s=self._linger,
                 context=self._context,
                 copy=self._copy_on_get,
                 step_timeout_s=self._step_timeout,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from stepmill.envs.di_engine import timestep_class
-from stepmill.envs.di_managed import is_abnormal
+from stepmill.envs.di_engine_managed import is_abnormal
 from stepmill.frontends.di_engine.desk import Answer, Desk, Kind
 from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, RetriesError
 from stepmill.frontends.di_engine.forms import is_torn

@@ -1,4 +1,12 @@
-"""stepmill for Gymnasium: `VectorEnv` and `make_vec`, in the place of Gymnasium's own."""
+"""The front-end for Gymnasium: `VectorEnv` and `make_vec`, in place of Gymnasium's own.
+
+vector         `VectorEnv`, a gymnasium.vector.VectorEnv on top of `Pool`
+make           `make_vec`
+arguments      checks of the arguments of `VectorEnv` and of its `reset`
+env_keywords   the constructor arguments of known envs, for type checkers
+spaces         the spaces of many envs as the spaces of one vector env
+errors         errors that are both stepmill's and Gymnasium's
+"""
 
 from stepmill.frontends.gymnasium.make import make_vec
 from stepmill.frontends.gymnasium.vector import VectorEnv

@@ -1,4 +1,4 @@
-"""Reads what users give to `VectorEnv` and its `reset`; never changes it."""
+"""Checks of the arguments of `VectorEnv` and of its `reset`. They change no argument."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _WITHOUT_EFFECT = ("shared_memory", "daemon")
 
 
 class VectorKeywords(OptionKeywords, total=False):
-    """The fields of PoolOptions, and what `gymnasium.vector.AsyncVectorEnv` takes beside them.
+    """The fields of PoolOptions, and further arguments of `gymnasium.vector.AsyncVectorEnv`.
 
     Attributes:
-        shared_memory, daemon: taken and not needed: observations always lie in shared memory, whatever their space, and
-            workers may start processes and end with the program.
-        worker: refused, unless it is None.
+        shared_memory, daemon: accepted without effect: observations are always in shared memory, and workers may always
+            start processes and always end with the program.
+        worker: must be None.
     """
 
     shared_memory: bool
@@ -30,32 +30,45 @@ class VectorKeywords(OptionKeywords, total=False):
 
 
 VECTOR_NAMES = (*OPTION_NAMES, *_WITHOUT_EFFECT, "worker", "observation_mode", "options")
-"""What `VectorEnv` takes by name."""
+"""The keywords of `VectorEnv`."""
+
+
+def check_positions(env_fns: object, misplaced: tuple[object, ...]) -> None:
+    """Refuse arguments that follow `env_fns` by position.
+
+    Raises:
+        ArgumentTypeError: there are some.
+    """
+    if misplaced and not callable(env_fns):  # a function in place of the list has an error of its own
+        raise ArgumentTypeError(
+            f"VectorEnv got {', '.join(map(repr, misplaced))} by position after env_fns; give options by name, such as "
+            "VectorEnv(env_fns, num_workers=4); the number of envs is the length of env_fns"
+        )
 
 
 def read_keywords(keywords: VectorKeywords) -> dict[str, Any]:
-    """Return the fields of PoolOptions out of the keyword arguments of a `VectorEnv`.
+    """Return the fields of PoolOptions among the keyword arguments of a `VectorEnv`.
 
     Raises:
         UsageError: a worker function is given.
     """
     if keywords.get("worker") is not None:
         raise UsageError(
-            "stepmill runs its own loop in its workers and takes no worker; reach into the envs by call(), get_attr() and "
-            "set_attr(), or wrap them"
+            "stepmill's workers run a loop of their own, which `worker` cannot replace; use call(), get_attr() and set_attr() "
+            "to reach the envs, or wrap them"
         )
     read = {name: value for name, value in keywords.items() if name not in (*_WITHOUT_EFFECT, "worker")}
-    if read.get("context", "") is None:  # Gymnasium's default, which leaves it to multiprocessing
+    if read.get("context", "") is None:  # Gymnasium's default; stepmill has its own
         del read["context"]
     return read
 
 
 def read_options(options: object, num_envs: int) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:
-    """Return the reset mask out of the options of a reset, and the options without it.
+    """Return the reset mask in the options of a reset, and the other options.
 
     Raises:
-        ArgumentTypeError: they are no mapping, or the mask is no array of bools.
-        UsageError: the mask has another shape than [N], or nothing is to be reset.
+        ArgumentTypeError: the options are not a mapping, or the mask is not an array of bools.
+        UsageError: the shape of the mask is not [N], or the mask has no True.
     """
     if options is None:
         return None, None
@@ -69,21 +82,23 @@ def read_options(options: object, num_envs: int) -> tuple[NDArray[np.bool_] | No
 
 
 def read_mask(mask: object, num_envs: int) -> NDArray[np.bool_]:
-    """Return a reset mask, checked.
+    """Check a reset mask and return it as an array.
 
     Raises:
-        ArgumentTypeError: it is no array of bools.
-        UsageError: it has another shape than [N], or nothing is to be reset.
+        ArgumentTypeError: the mask is not an array of bools.
+        UsageError: its shape is not [N], or it has no True.
     """
-    wanted = f"options['reset_mask'] must be an array or a list of bools, of shape ({num_envs},) with at least one True"
+    expected = (
+        f"options['reset_mask'] must be an array or a list of bools, of shape ({num_envs},) with at least one True"
+    )
     if isinstance(mask, (list, tuple)) and all(isinstance(each, (bool, np.bool_)) for each in mask):
         mask = np.array(mask, np.bool_)
     if not isinstance(mask, np.ndarray):
-        raise ArgumentTypeError(f"{wanted}, and is a {type(mask).__name__}")
+        raise ArgumentTypeError(f"{expected}; got a {type(mask).__name__}")
     if mask.shape != (num_envs,):
-        raise UsageError(f"{wanted}, and has shape {mask.shape}")
+        raise UsageError(f"{expected}; got shape {mask.shape}")
     if mask.dtype != np.bool_:
-        raise ArgumentTypeError(f"{wanted}, and has dtype {mask.dtype}")
+        raise ArgumentTypeError(f"{expected}; got dtype {mask.dtype}")
     if not mask.any():
-        raise UsageError(f"{wanted}, and has none")
+        raise UsageError(f"{expected}; got no True")
     return mask

@@ -1,4 +1,4 @@
-"""Errors that are stepmill's and Gymnasium's at the same time: code written for either catches them."""
+"""Errors that are both stepmill's and Gymnasium's, so that code written for either library catches them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import multiprocessing
 
 from gymnasium import error
 
-from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, UsageError
+from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, SpecMismatch, UsageError
 
 
 class PendingCallError(BusyEnvError, error.AlreadyPendingCallError):
-    """Something was asked of the envs while they are at work on something else."""
+    """A method was called while the result of another one is pending."""
 
     def __init__(self, message: str, name: str) -> None:
         BusyEnvError.__init__(self, message)
@@ -18,7 +18,7 @@ class PendingCallError(BusyEnvError, error.AlreadyPendingCallError):
 
 
 class NothingPendingError(UsageError, error.NoAsyncCallError):
-    """A result was waited for that had not been asked for."""
+    """A `..._wait` method was called while no such result is pending."""
 
     def __init__(self, message: str, name: str) -> None:
         UsageError.__init__(self, message)
@@ -30,11 +30,15 @@ class ClosedVectorEnvError(ClosedPoolError, error.ClosedEnvironmentError):
 
 
 class WaitTimeout(RecvTimeout, multiprocessing.TimeoutError):
-    """The envs are not done in time. Nothing is lost: wait again."""
+    """The envs did not finish in time. No result is lost; wait again."""
 
 
 class SpaceMismatchError(UsageError, RuntimeError):
     """The envs' spaces cannot be batched in this observation mode."""
+
+
+class SpecMismatchError(SpecMismatch, SpaceMismatchError):
+    """The envs' spaces differ in structure, shapes or dtypes, so the envs cannot share a pool."""
 
 
 class ArgumentTypeError(UsageError, TypeError):

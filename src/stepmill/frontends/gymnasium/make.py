@@ -1,13 +1,14 @@
-"""`make_vec`: vector envs from ids in Gymnasium's registry."""
+"""`make_vec`: makes vector envs from ids in Gymnasium's registry, EnvPool's task ids, and the names of kernels."""
 
 from __future__ import annotations
 
+import difflib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from gymnasium import Env, VectorizeMode, logger
 from gymnasium import spec as find_spec
@@ -15,12 +16,14 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
 from stepmill.envs.envpool import EnvPoolTask
-from stepmill.envs.gymnasium import EnvMaker
+from stepmill.envs.gymnasium import GymnasiumEnvMaker
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
+from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.spec.errors import EnvError, UsageError
+from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, nearest_option
 
 if TYPE_CHECKING:
@@ -30,8 +33,8 @@ Wrappers: TypeAlias = "Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] | None
 Mode: TypeAlias = "VectorizeMode | Literal['sync', 'async'] | None"
 
 _BACKEND_OF_MODE = {VectorizeMode.SYNC: BackendName.SERIAL, VectorizeMode.ASYNC: BackendName.PROCESS}
-_MAKE_NAMES = ("max_episode_steps", "disable_env_checker")  # what gymnasium.make takes beside the env's own arguments
-# Envs of Gymnasium's whose step takes 8 us or less: so few of them are faster in line, on however many cores.
+_MAKE_NAMES = ("max_episode_steps", "disable_env_checker")  # arguments of gymnasium.make itself
+# Gymnasium's envs whose step takes 8 us or less: up to _MAX_TINY_ENVS of them are faster on the serial backend.
 _TINY_ENVS = frozenset(
     {
         "gymnasium.envs.classic_control.cartpole:CartPoleEnv",
@@ -44,46 +47,22 @@ _TINY_ENVS = frozenset(
     }
 )
 _MAX_TINY_ENVS = 16
-# Arguments that say nothing about where envs run. Any other one may be there for the sake of processes.
+# Arguments that do not depend on where envs run. Another argument may be meant for workers.
 _NEUTRAL_NAMES = frozenset(
     {"autoreset_mode", "copy", "daemon", "episode_stats", "observation_mode", "seeding", "shared_memory"}
 )
 _OWN_NAMES = (*VECTOR_NAMES, *_MAKE_NAMES, "num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "env_kwargs")
+_MIN_SIMILARITY = 0.85  # of 1, as difflib measures it: names that differ in a letter or two
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-class MakeKeywords(VectorKeywords, total=False):
-    """What `make_vec` takes by name beside its own arguments and those of the env."""
+class MakeKeywords(VectorKeywords, EnvKeywords, total=False):
+    """The keywords of `make_vec` that type checkers know: those of `VectorEnv`, and of Gymnasium's and ale-py's envs."""
 
     observation_mode: Any
     options: PoolOptions | None
-    max_episode_steps: int | None
-    disable_env_checker: bool | None
-    render_mode: str | None
 
 
-@overload
-def make_vec(
-    id: str | GymnasiumSpec,
-    num_envs: int = 1,
-    vectorization_mode: Mode = None,
-    vector_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Wrappers = None,
-    *,
-    env_kwargs: Mapping[str, Any] | None = None,
-    **kwargs: Unpack[MakeKeywords],
-) -> VectorEnv: ...
-@overload
-def make_vec(
-    id: str | GymnasiumSpec,
-    num_envs: int = 1,
-    vectorization_mode: Mode = None,
-    vector_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Wrappers = None,
-    *,
-    env_kwargs: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> VectorEnv: ...
 def make_vec(
     id: str | GymnasiumSpec,  # noqa: A002  Gymnasium's name
     num_envs: int = 1,
@@ -92,31 +71,33 @@ def make_vec(
     wrappers: Wrappers = None,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    **kwargs: Any,
+    **keywords: Unpack[MakeKeywords],
 ) -> VectorEnv:
     """Make a vector env of registered envs, as `gymnasium.make_vec` does.
 
-    The id is looked up here, once. With `backend="envpool"` it is one of EnvPool's tasks, and `**kwargs` go to
-    `envpool.make`.
+    With `backend="envpool"` the id is one of EnvPool's tasks, and `**keywords` go to `envpool.make`; with
+    `backend="kernel"` it is one of `stepmill.kernels.names()`.
 
     Args:
-        id: an id, "module:id" to import a module that registers it, or Gymnasium's EnvSpec.
-        num_envs: how many envs.
-        vectorization_mode: "sync" is backend="serial", "async" is backend="process"; None leaves it to the options. If
-            they say nothing of it either, up to 16 of Gymnasium's tiny envs, such as CartPole, run in line.
-        vector_kwargs: arguments of `VectorEnv`; another way to give them than by name.
-        wrappers: put around every env, the first one innermost.
-        env_kwargs: arguments of the env's constructor that are called like an argument of `VectorEnv`.
-        **kwargs: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which are
-            all fields of PoolOptions, too; all others go to the env's constructor.
+        id: an id, "module:id" to import the module that registers it, or Gymnasium's EnvSpec.
+        num_envs: the number of envs.
+        vectorization_mode: "sync" is backend="serial", "async" is backend="process"; None uses the options. If they do not
+            name a backend, up to 16 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
+        vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
+        wrappers: applied to each env, the first one innermost.
+        env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or that
+            type checkers do not know.
+        **keywords: max_episode_steps and disable_env_checker as for `gymnasium.make`; the arguments of `VectorEnv`, which
+            include all fields of PoolOptions; all others are passed to the env's constructor.
 
     Raises:
-        UsageError: an argument makes no sense.
-        gymnasium.error.Error: there is no such id; near names are suggested.
+        UsageError: an argument is invalid.
+        gymnasium.error.Error: the id is not registered; the message suggests similar ids.
     """
+    kwargs: dict[str, Any] = {**keywords}
     arguments = {**(vector_kwargs or {})}
-    if kwargs.get("backend", arguments.get("backend")) == BackendName.ENVPOOL:
-        return _make_envpool(id, _count(num_envs), wrappers, arguments, {**kwargs, **(env_kwargs or {})})
+    if (make_other := _MAKE_OTHER.get(kwargs.get("backend", arguments.get("backend")))) is not None:
+        return make_other(id, _count(num_envs), wrappers, arguments, {**kwargs, **(env_kwargs or {})})
     spec = _find(id)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id} has no entry point for a single env; it can only be made by gymnasium.make_vec")
@@ -128,72 +109,79 @@ def make_vec(
     single_kwargs = {**stored, **_merge_once(kwargs, env_kwargs or {})}
     make_env = _env_maker(spec, wrappers, single_kwargs)
     is_tiny = num_envs <= _MAX_TINY_ENVS and _is_tiny(make_env) and arguments.keys() <= _NEUTRAL_NAMES
-    chosen = (
-        {**arguments, "backend": BackendName.SERIAL} if mode is None and is_tiny else _with_backend(mode, arguments)
-    )
+    chosen = _with_backend(VectorizeMode.SYNC if mode is None and is_tiny else mode, arguments)
     envs = _open([make_env] * (num_envs + _count_spares(arguments)), chosen, kwargs)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments, mode))
     return envs
 
 
 def _pop_named(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take the arguments of `VectorEnv` out of keyword arguments, and return them."""
+    """Remove the arguments of `VectorEnv` from keyword arguments, and return them."""
     return {name: kwargs.pop(name) for name in VECTOR_NAMES if name in kwargs}
 
 
 def _merge_once(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     twice = sorted(arguments.keys() & others.keys())
     if twice:
-        raise UsageError(f"{', '.join(twice)} came both by name and in vector_kwargs or env_kwargs; give it once")
+        raise UsageError(f"got {', '.join(twice)} both as a keyword and in vector_kwargs or env_kwargs; give it once")
     return {**arguments, **others}
 
 
-def _env_maker(spec: GymnasiumSpec, wrappers: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EnvMaker:
-    """Return the env function; of `kwargs` some are for `gymnasium.make`, the others for the env's constructor."""
+def _env_maker(spec: GymnasiumSpec, wrappers: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GymnasiumEnvMaker:
+    """Return the env function. Its `kwargs` are for `gymnasium.make` and for the env's constructor."""
     for_env = {name: value for name, value in kwargs.items() if name not in _MAKE_NAMES}
     for_make = {name: kwargs[name] for name in _MAKE_NAMES if name in kwargs}
-    return EnvMaker(portable_spec(replace(spec, kwargs=for_env)), wrappers, **for_make)
+    return GymnasiumEnvMaker(portable_spec(replace(spec, kwargs=for_env)), wrappers, **for_make)
 
 
-def _open(env_fns: Sequence[EnvMaker], arguments: Mapping[str, Any], unknown: Mapping[str, Any]) -> VectorEnv:
-    """Return the vector env. If the envs refuse an argument that is nearly the name of an option, the error says so."""
+def _open(env_fns: Sequence[GymnasiumEnvMaker], arguments: Mapping[str, Any], unknown: Mapping[str, Any]) -> VectorEnv:
+    """Return the vector env. Name the option that an unknown argument resembles, in the env's error or in a warning."""
     try:
-        return VectorEnv(env_fns, **arguments)
+        envs = VectorEnv(env_fns, **arguments)
     except EnvError as exc:
         for fault in (exc, *exc.others):
-            refused = _UNEXPECTED.search(fault.message)
-            near = nearest_option(refused[1], _OWN_NAMES) if refused and refused[1] in unknown else None
+            found = _UNEXPECTED.search(fault.message)
+            near = nearest_option(found[1], _OWN_NAMES) if found and found[1] in unknown else None
             if near is not None:
                 fault.message += f"; did you mean {near}?"
                 fault.args = (fault.message,)
         raise
+    for name in unknown.keys() - set(_OWN_NAMES):
+        near_names = difflib.get_close_matches(name, _OWN_NAMES, n=1, cutoff=_MIN_SIMILARITY)
+        if near_names:
+            warn(
+                f"{name} is passed to the constructor of the envs; if you meant stepmill's {near_names[0]}, correct the name; if "
+                f"not, use env_kwargs={{{name!r}: ...}}",
+                UserWarning,
+            )
+    return envs
 
 
-def _is_tiny(make_env: EnvMaker) -> bool:
-    """Whether it is known that the env's step costs less than waking a worker. Decision 18."""
+def _is_tiny(make_env: GymnasiumEnvMaker) -> bool:
+    """Return whether the env's step is known to cost less than waking a worker. Decision 19."""
     spec = make_env.spec
     has_wrappers = make_env.wrappers or spec.additional_wrappers
     return spec.entry_point in _TINY_ENVS and not has_wrappers and "render_mode" not in spec.kwargs
 
 
 def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the backend that Gymnasium's vectorization mode stands for."""
+    """Return the arguments with the backend that corresponds to Gymnasium's vectorization mode."""
     if mode is None:
         return arguments
     try:
         known = VectorizeMode(mode)
     except ValueError:
-        raise UsageError(f"vectorization_mode={mode!r} is neither 'sync' nor 'async'") from None
+        raise UsageError(f"vectorization_mode={mode!r} is invalid; give 'sync', 'async' or None") from None
     if known not in _BACKEND_OF_MODE:
         raise UsageError(
-            f"vectorization_mode={known.value!r} is for vector envs that make themselves; use gymnasium.make_vec, or "
+            f"vectorization_mode={known.value!r} is for envs that are vector envs already; use gymnasium.make_vec, or "
             "stepmill.VectorEnv([make_vector_env]) with a function that makes one"
         )
     backend = arguments.get("backend", _BACKEND_OF_MODE[known])
     if backend != _BACKEND_OF_MODE[known]:
         raise UsageError(
-            f"vectorization_mode={known.value!r} is backend={_BACKEND_OF_MODE[known].value!r}, and backend={backend!r} is "
-            "given, too; give one of them"
+            f"vectorization_mode={known.value!r} means backend={_BACKEND_OF_MODE[known].value!r}, which contradicts "
+            f"backend={backend!r}; give one of the two"
         )
     return {**arguments, "backend": backend}
 
@@ -201,12 +189,41 @@ def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:
 def _make_envpool(
     task_id: object, num_envs: int, wrappers: Wrappers, arguments: dict[str, Any], kwargs: dict[str, Any]
 ) -> VectorEnv:
-    if not isinstance(task_id, str):
-        raise ArgumentTypeError(f"id={task_id!r} is a {type(task_id).__name__}; EnvPool's tasks are named by a text")
-    if wrappers:
-        raise UsageError("EnvPool's envs cannot be wrapped one by one; wrap the vector env, or leave wrappers out")
+    name = _check_other(task_id, wrappers, wanted="the id of an EnvPool task", owner="EnvPool")
     arguments |= _pop_named(kwargs)
-    return VectorEnv([EnvPoolTask(task_id, kwargs)] * num_envs, **arguments)
+    return VectorEnv([EnvPoolTask(name, kwargs)] * num_envs, **arguments)
+
+
+def _make_kernel(
+    kernel_id: object, num_envs: int, wrappers: Wrappers, arguments: dict[str, Any], kwargs: dict[str, Any]
+) -> VectorEnv:
+    """Return a vector env of a kernel that is part of stepmill."""
+    name = _check_other(kernel_id, wrappers, wanted="the name of a kernel", owner="a kernel")
+    arguments |= _pop_named(kwargs)
+    if kwargs:
+        raise UsageError(
+            f"a kernel takes no arguments, and got {', '.join(sorted(kwargs))}; use another backend, or write a kernel of "
+            "your own"
+        )
+    # Imported here: programs without kernels do not wait for the import.
+    kernel = import_module("stepmill.kernels").find(name)
+    return VectorEnv([kernel] * num_envs, **arguments)
+
+
+def _check_other(id_: object, wrappers: Wrappers, *, wanted: str, owner: str) -> str:
+    """Return the id, of an env that is not in Gymnasium's registry, if it is a str and no env is to be wrapped."""
+    if not isinstance(id_, str):
+        raise ArgumentTypeError(f"id={id_!r} is a {type(id_).__name__}; give {wanted}, a str")
+    if wrappers:
+        raise UsageError(f"single envs of {owner} cannot be wrapped; wrap the vector env, or leave wrappers out")
+    return id_
+
+
+# Backends whose ids are not in Gymnasium's registry.
+_MAKE_OTHER: dict[object, Callable[[object, int, Wrappers, dict[str, Any], dict[str, Any]], VectorEnv]] = {
+    BackendName.ENVPOOL: _make_envpool,
+    BackendName.KERNEL: _make_kernel,
+}
 
 
 def _count_spares(arguments: Mapping[str, Any]) -> int:
@@ -216,7 +233,7 @@ def _count_spares(arguments: Mapping[str, Any]) -> int:
 
 
 def _remembered(num_envs: int, wrappers: tuple[Any, ...], arguments: dict[str, Any], mode: object) -> dict[str, Any]:
-    """Return what a spec says beside the env's own arguments, where Gymnasium's make_vec says it."""
+    """Return the arguments of `make_vec` that `VectorEnv.spec` stores, as Gymnasium's make_vec stores them."""
     remembered: dict[str, Any] = {"num_envs": num_envs} if num_envs != 1 else {}
     if wrappers:
         remembered["wrappers"] = wrappers
@@ -238,11 +255,11 @@ def _count(num_envs: object) -> int:
 
 
 def _find(id: str | GymnasiumSpec) -> GymnasiumSpec:  # noqa: A002  Gymnasium's name
-    """Return the spec behind an id, with Gymnasium's warnings about versions."""
+    """Return the spec of an id, with Gymnasium's warnings about versions."""
     if isinstance(id, GymnasiumSpec):
         return id
     if not isinstance(id, str):
-        raise ArgumentTypeError(f"id={id!r} is a {type(id).__name__}; give an env's id or a gymnasium EnvSpec")
+        raise ArgumentTypeError(f"id={id!r} is a {type(id).__name__}; give the id of an env or a gymnasium EnvSpec")
     module, _, name = id.rpartition(":")
     if module:
         _import(module)
@@ -261,6 +278,6 @@ def _import(module: str) -> None:
         import_module(module)
     except ModuleNotFoundError as exc:
         raise MissingModuleError(
-            f"module {module!r}, which should register the env, cannot be imported: {exc}; check its name, "
-            "and that its package is installed"
+            f"cannot import module {module!r}, which should register the env: {exc}; check its name, and that its package "
+            "is installed"
         ) from exc

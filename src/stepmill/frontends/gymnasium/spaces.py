@@ -18,7 +18,7 @@ SpacePair: TypeAlias = tuple[Space[Any], Space[Any]]
 
 
 def read_spaces(env_specs: Sequence[EnvSpec]) -> list[SpacePair]:
-    """Return (observation space, action space) of each env; envs whose spaces came as the same bytes share them."""
+    """Return (observation space, action space) of each env. Envs with equal pickled spaces share the objects."""
     known: dict[bytes, SpacePair] = {}
     for spec in env_specs:
         if spec.spaces not in known:
@@ -33,7 +33,7 @@ def batch_observations(
 
     Args:
         spaces: one per row.
-        observation_mode: "same", "different", or the result.
+        observation_mode: "same", "different", or the two spaces to return.
     """
     if observation_mode == "same":
         return batch_space(spaces[0], len(spaces)), spaces[0]
@@ -41,25 +41,25 @@ def batch_observations(
         return batch_differing_spaces(list(spaces)), spaces[0]
     if not isinstance(observation_mode, tuple) or len(observation_mode) != 2:
         raise UsageError(
-            f"observation_mode={observation_mode!r} is neither 'same', nor 'different', nor a tuple of "
-            "(batched observation space, single observation space)"
+            f"observation_mode={observation_mode!r} is invalid; give 'same', 'different', or a tuple (batched observation "
+            "space, single observation space)"
         )
     if not all(isinstance(space, Space) for space in observation_mode):
         types = " and ".join(type(space).__name__ for space in observation_mode)
-        raise ArgumentTypeError(f"observation_mode is a tuple of {types}; give two Spaces, the batched one first")
+        raise ArgumentTypeError(f"observation_mode is a tuple of {types}; give two Spaces, the batched space first")
     return observation_mode
 
 
 def check_spaces(pairs: Sequence[SpacePair], single: Space[Any], *, is_same: bool) -> None:
-    """Check every env's spaces against those that the vector env shows.
+    """Check every env's spaces against those of the vector env.
 
     Args:
         pairs: (observation space, action space) of each env.
         single: the single observation space.
-        is_same: whether observation spaces must be equal, or only of one structure, shape and dtype.
+        is_same: whether observation spaces must be equal; if not, only structure, shapes and dtypes must be.
 
     Raises:
-        SpaceMismatchError: an env's differ.
+        SpaceMismatchError: an env's spaces differ.
     """
     checked: set[int] = set()
     for env_id, (observation, action) in enumerate(pairs):
@@ -68,15 +68,15 @@ def check_spaces(pairs: Sequence[SpacePair], single: Space[Any], *, is_same: boo
         checked.add(id(observation))
         if is_same and observation != single:
             raise SpaceMismatchError(
-                f"env {env_id} has the observation space {observation}, env 0 {single}; "
-                "make all envs alike, or use observation_mode='different' if only bounds differ"
+                f"env {env_id} has the observation space {observation}, but env 0 has {single}; make the spaces equal, or use "
+                "observation_mode='different' if only the bounds differ"
             )
         if not is_same and not is_space_dtype_shape_equiv(observation, single):
             raise SpaceMismatchError(
-                f"env {env_id} has the observation space {observation}, which has not the structure, shape and dtype "
-                f"of the vector env's {single}; make all envs alike in these"
+                f"env {env_id} has the observation space {observation}, which differs in structure, shape or dtype from the "
+                f"vector env's {single}; make these equal in all envs"
             )
         if action != pairs[0][1]:
             raise SpaceMismatchError(
-                f"env {env_id} has the action space {action}, env 0 {pairs[0][1]}; make all envs' action spaces equal"
+                f"env {env_id} has the action space {action}, but env 0 has {pairs[0][1]}; make all action spaces equal"
             )

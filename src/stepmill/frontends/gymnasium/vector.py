@@ -1,7 +1,7 @@
 """`VectorEnv`: Gymnasium's vector env on top of `Pool`.
 
-What differs from `gymnasium.vector.AsyncVectorEnv` 1.4, on purpose: no env is built in the parent; `options` is never
-changed; a wait that timed out can be waited for again; errors are stepmill's, and Gymnasium's at the same time.
+Intended differences from `gymnasium.vector.AsyncVectorEnv` 1.4: no env is built in the parent; `options` is never changed;
+after a timeout the wait can be repeated; errors are both stepmill's and Gymnasium's.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from stepmill.frontends.gymnasium.arguments import VectorKeywords, read_keywords, read_options
+from stepmill.frontends.gymnasium.arguments import VectorKeywords, check_positions, read_keywords, read_options
 from stepmill.frontends.gymnasium.errors import (
+    ArgumentTypeError,
     ClosedVectorEnvError,
     NothingPendingError,
     PendingCallError,
+    SpecMismatchError,
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.frontends.rows import take_rows
+from stepmill.frontends.rows import select_rows
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.pool.stats import PoolStats
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import RecvTimeout, UsageError
+from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Never, Self, Unpack
 
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -41,7 +43,7 @@ _ENV_API = frozenset({"reset", "step", "close"})
 
 
 class _Waiting(Enum):
-    """What the envs were asked for and not yet waited for. Moves: NOTHING to any other and back; anything to CLOSED."""
+    """What a `..._wait` method must be called for. Moves: NOTHING to any other and back; anything to CLOSED."""
 
     NOTHING = "default"
     RESET = "reset"
@@ -51,7 +53,8 @@ class _Waiting(Enum):
 
 
 _PENDING = (EnvState.BUSY, EnvState.READY)
-_NOTHING = _Waiting.NOTHING  # an enum's member is slow to look up, and `step` asks each time
+_NOT_STEPPING = (EnvState.IDLE, EnvState.NEEDS_RESET)
+_NOTHING = _Waiting.NOTHING  # looking up an enum's member is slow, and each `step` needs it
 
 
 class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
@@ -63,8 +66,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         observation_mode: "same", "different" (same shapes and dtypes, other bounds), or a tuple (batched observation
             space, single observation space).
         options: how the envs are run.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it: backend, num_workers,
-            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and all others; and those of `AsyncVectorEnv`.
+        **keywords: fields of PoolOptions by name, in place of `options` or in addition: backend, num_workers,
+            autoreset_mode (stepmill's or Gymnasium's), copy, on_fault and all others; and arguments of `AsyncVectorEnv`.
 
     Raises:
         EnvError: a constructor raised.
@@ -74,19 +77,22 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], Any]],
-        *,
+        *misplaced: Never,
         observation_mode: str | SpacePair = "same",
         options: PoolOptions | None = None,
         **keywords: Unpack[VectorKeywords],
     ) -> None:
+        check_positions(env_fns, misplaced)
         chosen = merge_options(options, read_keywords(keywords), episode_stats=False)
         self.env_fns = env_fns
         self.copy = chosen.copy
         self.observation_mode = observation_mode
         self.autoreset_mode = GymnasiumAutoreset(chosen.autoreset_mode.value)
         self._waiting = _Waiting.CLOSED
-        self._read_call: Callable[..., Sequence[Any]] = tuple  # gives the results of the call that is pending
-        self._pool = Pool(env_fns, options=chosen)
+        self._read_call: Callable[..., Sequence[Any]] = tuple  # returns the results of the pending call
+        # [N] bool, while the rest of a failed step is pending: rows whose results of that step are kept.
+        self._kept: NDArray[np.bool_] | None = None
+        self._pool = self._open(env_fns, chosen)
         try:
             self._describe(self._pool.spec, self._pool.env_specs)
         except BaseException:
@@ -95,17 +101,24 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self._step_fast = self._pool.step_fast
         self._waiting = _Waiting.NOTHING
 
+    @staticmethod
+    def _open(env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> Pool:
+        try:
+            return Pool(env_fns, options=options)
+        except SpecMismatch as exc:
+            raise SpecMismatchError(exc.message, specs=exc.specs) from None
+
     def _describe(self, spec: EnvSpec, env_specs: Sequence[EnvSpec]) -> None:
-        """Set what Gymnasium's users read from a vector env."""
+        """Set the public attributes of a Gymnasium vector env."""
         own_mode = spec.metadata.get("autoreset_mode")
         if spec.is_batched and own_mode != self.autoreset_mode.value:
             raise UsageError(
-                f"the batched envs reset themselves with autoreset_mode={own_mode!r}, and "
-                f"{self.autoreset_mode.value!r} was asked for; make them with that mode, or ask for theirs"
+                f"the batched envs have autoreset_mode={own_mode!r}, but the vector env has "
+                f"autoreset_mode={self.autoreset_mode.value!r}; give both the same mode"
             )
         if spec.agents:
             raise UsageError(
-                f"the envs have {len(spec.agents)} agents, and a Gymnasium vector env has one; use stepmill.Pool"
+                f"the envs have {len(spec.agents)} agents, but a Gymnasium vector env has one; use stepmill.Pool"
             )
         self.num_envs = self._pool.num_envs * spec.batch_size
         self.metadata = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
@@ -120,10 +133,11 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     # ---- stepping and resetting ------------------------------------------------------------------------------------
 
     def step(self, actions: Any) -> StepResult:
-        """Step all envs. Hot path: everything that can be is done natively.
+        """Step all envs. Hot path.
 
-        If an env fails, the results of the others are kept. Bring it back by `reset(options={"reset_mask": mask})`; the next
-        step then returns those results, and steps only the envs that have none: give it the same actions again.
+        If an env fails, the results of the others are kept. Repair it with `reset(options={"reset_mask": mask})`. The next step
+        returns the kept results, and steps only the envs that have none. In its `infos["kept"]`, a bool array [N], kept results
+        are True: they belong to the actions of the step that failed, and the new actions of these envs are not used.
 
         Args:
             actions: an element of `action_space`.
@@ -137,10 +151,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             return self._step_fast(actions)
         except UsageError as exc:
             self._step_rest(actions, exc)
-            return self._pool.step_wait()
+            return self._read_step()
 
     def step_async(self, actions: Any) -> None:
-        """Begin to step all envs; `step_wait` gives the results.
+        """Begin to step all envs; `step_wait` returns the results.
 
         Args:
             actions: an element of `action_space`.
@@ -153,16 +167,18 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self._waiting = _Waiting.STEP
 
     def _step_rest(self, actions: Any, error: UsageError) -> None:
-        """Step the envs that have no result of a step that failed; raise `error` if no step has."""
+        """Step the envs that have no result of a failed step; raise `error` if no step has failed."""
         states = self._pool.states
         failed = [env_id for env_id, state in enumerate(states) if state is EnvState.FAULTED]
         if failed:
             raise UsageError(
-                f"envs {failed} have failed; bring them back by reset(options={{'reset_mask': mask}}), which keeps the "
-                "results of the others for the next step, or reset()"
+                f"envs {failed} have failed; repair them with reset(options={{'reset_mask': mask}}), which keeps the results "
+                "of the others for the next step, or reset all with reset()"
             ) from error
-        idle = [env_id for env_id, state in enumerate(states) if state is EnvState.IDLE]
+        idle = [env_id for env_id, state in enumerate(states) if state in _NOT_STEPPING]
         if not any(state in _PENDING for state in states):
+            if np.isscalar(actions):
+                raise ArgumentTypeError(f"actions={actions!r} is a single number; give one action per env") from error
             raise error
         if not idle:
             raise PendingCallError(
@@ -170,32 +186,43 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             ) from error
         size = self._pool.spec.batch_size
         rows = [row for env_id in idle for row in range(env_id * size, (env_id + 1) * size)]
-        self._pool.send(take_rows(self._pool.spec.action, actions, rows, self.num_envs), idle)
+        self._pool.send(select_rows(self._pool.spec.action, actions, rows, self.num_envs), idle)
+        self._kept = np.ones(self.num_envs, np.bool_)
+        self._kept[rows] = False
+
+    def _read_step(self, timeout_s: float | None = None) -> StepResult:
+        """Wait for the results of a step; mark those that are kept from a failed step."""
+        obs, reward, terminated, truncated, infos = self._pool.step_wait(timeout_s=timeout_s)
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            infos = {**infos, "kept": kept, "_kept": kept.copy()}
+        return obs, reward, terminated, truncated, infos
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Return the results of `step_async`, or of a `step` that Ctrl-C interrupted; see `step`.
 
         Args:
-            timeout: seconds; None waits while something live is at work.
+            timeout: seconds; None waits as long as an env is stepping in a worker that is alive.
 
         Raises:
-            WaitTimeout: too slow. Nothing is lost; call step_wait() again.
+            WaitTimeout: the envs did not finish in time. No result is lost; call step_wait() again.
         """
-        result: StepResult = self._wait(_Waiting.STEP, self._pool.step_wait, timeout)
+        result: StepResult = self._wait(_Waiting.STEP, self._read_step, timeout)
         return result
 
     def reset(self, *, seed: Seed = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of a mask.
 
         Args:
-            seed: an int s seeds env i with s + i; a list has one seed, or None, per env; None seeds nothing.
-            options: given to every env's reset, without its "reset_mask": a bool array [N], True for the envs to
-                reset. The others keep their last observation.
+            seed: an int s seeds env i with s + i; a list has one seed, or None, per env; None does not seed.
+            options: passed to every env's reset, except for "reset_mask": a bool array [N], True for the envs to reset. The
+                other envs keep their last observation.
 
         Returns:
             observations [N, ...] and infos.
         """
         self._check_idle("reset")
+        self._kept = None
         mask, rest = read_options(options, self.num_envs)
         if mask is not None:
             return self._pool.reset_rows(mask, seed, rest)
@@ -203,8 +230,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return batch.obs, batch.info
 
     def reset_async(self, seed: Seed = None, options: Mapping[str, Any] | None = None) -> None:
-        """Begin to reset envs; `reset_wait` gives the results. See `reset` for the arguments."""
+        """Begin to reset envs; `reset_wait` returns the results. See `reset` for the arguments."""
         self._check_idle("reset_async")
+        self._kept = None
         mask, rest = read_options(options, self.num_envs)
         self._pool.reset_async(seed=seed, options=rest, mask=mask)
         self._waiting = _Waiting.RESET
@@ -213,10 +241,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Return the results of `reset_async`: observations [N, ...] and infos.
 
         Args:
-            timeout: seconds; None waits while something live is at work.
+            timeout: seconds; None waits as long as an env is being reset in a worker that is alive.
 
         Raises:
-            WaitTimeout: too slow. Nothing is lost; call reset_wait() again.
+            WaitTimeout: the envs did not finish in time. No result is lost; call reset_wait() again.
         """
         result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._pool.reset_wait, timeout)
         return result
@@ -224,24 +252,18 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     # ---- everything slow -------------------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or read an attribute that is no method, through wrappers.
+        """Call a method of every env with the same arguments, through wrappers; return one result per env.
 
-        Args:
-            name: of the method.
-            *args: for every env.
-            **kwargs: for every env.
-
-        Returns:
-            One result per env.
+        An attribute that is not a method is read.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Begin a `call`; `call_wait` gives the results."""
+        """Begin a `call`; `call_wait` returns the results."""
         self._check_idle("call_async")
         if name in _ENV_API:
-            raise UsageError(f"{name} of all envs cannot be reached by call(); use {name}() of the vector env")
+            raise UsageError(f"call() cannot call {name} of the envs; use {name}() of the vector env")
         if self._pool.spec.is_batched:
             name, args = "call", (name, *args)
         self._read_call = self._pool.call_async(name, *args, **kwargs).result
@@ -254,29 +276,29 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             timeout: seconds; None waits as long as `call_timeout_s` allows.
 
         Raises:
-            WaitTimeout: too slow. Nothing is lost; call call_wait() again.
+            WaitTimeout: the envs did not answer in time. No result is lost; call call_wait() again.
         """
         results = self._wait(_Waiting.CALL, self._read_call, timeout)
         self._read_call = tuple
         return self._flat(tuple(results))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every env; as in Gymnasium, what is a method is called."""
+        """Return an attribute of every env; as in Gymnasium, a method is called."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env, on the wrapper that has it.
 
         Args:
-            name: of the attribute.
-            values: a list or tuple has one value per env; anything else is for all.
+            name: the name of the attribute.
+            values: a list or tuple has one value per env; any other value is set on all envs.
         """
         self._check_idle("set_attr")
         columns = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(columns) != self.num_envs:
             raise UsageError(
                 f"set_attr({name!r}) got {len(columns)} values for {self.num_envs} envs; "
-                "give one per env in a list or tuple, or one for all"
+                "give a list or tuple with one per env, or one value for all"
             )
         if not self._pool.spec.is_batched:
             self._pool.set_attr(name, columns)
@@ -287,7 +309,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             self._pool.call("set_attr", name, own, env_ids=[env_id])
 
     def render(self) -> tuple[Any, ...]:
-        """Return a frame, or what the render mode gives, per env."""
+        """Return what each env's `render` returns."""
         self._check_idle("render")
         return self._flat(self._pool.render())
 
@@ -308,7 +330,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         return self.get_attr("np_random")
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how each worker has spent its time since the start."""
         return self._pool.stats()
 
     def __enter__(self) -> Self:
@@ -318,29 +340,31 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self.close()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end the workers, within 2 s; in line, however long that takes. The arguments are Gymnasium's."""
+        """Close the envs and end the workers within 2 s; the serial backend has no limit. The arguments have no effect."""
         self._waiting = _Waiting.CLOSED
         self._read_call = tuple
         self._pool.close()
 
-    # ---- who waits for what ----------------------------------------------------------------------------------------
+    # ---- pending results -------------------------------------------------------------------------------------------
 
-    def _check_idle(self, asked: str) -> None:
+    def _check_idle(self, method: str) -> None:
         if self._waiting is not _Waiting.NOTHING:
-            self._refuse(asked)
+            self._refuse(method)
 
-    def _refuse(self, asked: str) -> NoReturn:
+    def _refuse(self, method: str) -> NoReturn:
         if self._waiting is _Waiting.CLOSED:
-            raise ClosedVectorEnvError(f"{asked}() came after close(); make a new VectorEnv")
+            raise ClosedVectorEnvError(f"{method}() was called after close(); make a new VectorEnv")
         pending = self._waiting.value
-        raise PendingCallError(f"{asked}() came while a {pending} is pending; call {pending}_wait() first", pending)
+        raise PendingCallError(
+            f"{method}() was called while a {pending} is pending; call {pending}_wait() first", pending
+        )
 
     def _wait(self, kind: _Waiting, wait: Callable[..., Any], timeout: float | None) -> Any:
         if self._waiting is _Waiting.CLOSED:
             self._refuse(f"{kind.value}_wait")
-        # An interrupted step() leaves results behind, too.
-        is_left = kind is _Waiting.STEP and self._waiting is _NOTHING and self._pool.has_results_of_all
-        if self._waiting is not kind and not is_left:
+        # An interrupted step() also has results to wait for.
+        was_interrupted = kind is _Waiting.STEP and self._waiting is _NOTHING and self._pool.has_results_of_all
+        if self._waiting is not kind and not was_interrupted:
             raise NothingPendingError(f"no {kind.value} is pending; begin one with {kind.value}_async()", kind.value)
         is_over = True
         try:

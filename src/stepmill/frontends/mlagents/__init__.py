@@ -1,6 +1,23 @@
-"""stepmill for Unity ML-Agents: managers of many envs in the place of ML-Agents' own, and what goes with them.
+"""stepmill for Unity ML-Agents: managers of many envs, in place of ML-Agents' own.
 
 The names are loaded on first use: a worker imports this package, too.
+
+    manager              the interface of every manager to a trainer
+    subprocess_manager   the manager of many envs, each in a process
+    simple               the manager of one env in this process
+    supervisor           sends commands to workers, and handles failures and restarts
+    workers              the state of each worker, and its restart quota
+    worker               runs one env, in a process of its own
+    players              the programs that envs have started
+    alive                which agents are in the middle of an episode
+    steps, actions       results of agents; actions as they are sent
+    batching             agents of several workers as one batch
+    specs                specs of behaviours
+    channels, messages   side channels; their bytes
+    settings             engine settings, restart quotas, parameters of the env
+    timing               timers of the learner and the workers
+    failures             exceptions of an env, and ML-Agents' classes for them
+    optional_imports     the only import of mlagents_envs
 """
 
 from importlib import import_module

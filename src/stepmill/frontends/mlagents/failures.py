@@ -13,9 +13,9 @@ from typing import Any
 
 import cloudpickle
 
-from stepmill.frontends.mlagents.originals import load
+from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied
-from stepmill.worker.records import describe, env_error
+from stepmill.worker.error_records import describe_error, env_error
 
 MAX_PICKLE_BYTES = 1 << 20  # an exception that drags more along is told by its text
 
@@ -77,7 +77,7 @@ def overdue(error: EnvTimeout) -> UnityWorkerTimeout:
 def pack(exc: BaseException, phase: str) -> Failure:
     """Return what travels of an exception. Never raises, whatever the exception does."""
     names = [cls.__name__ for cls in type(exc).__mro__]
-    return {**describe(exc, phase), "names": names, "pickled": _pickled(exc), "cls": _dump(type(exc))}
+    return {**describe_error(exc, phase), "names": names, "pickled": _pickled(exc), "cls": _dump(type(exc))}
 
 
 def _pickled(exc: BaseException) -> bytes | None:

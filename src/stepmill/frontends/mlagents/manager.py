@@ -110,6 +110,12 @@ class EnvManager(ABC):
         """Ask the policies for the actions of one worker."""
         return self._take_steps([last_step])[0]
 
+    def _decisions(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
+        """Ask for the actions of several workers: `_take_step` of each worker if a subclass overrides it, else all at once."""
+        if type(self)._take_step is not EnvManager._take_step:
+            return [self._take_step(step) for step in last_steps]
+        return self._take_steps(last_steps)
+
     def _take_steps(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
         """Ask the policies for the actions of several workers: once for all, where a policy offers that."""
         with timers.timed(f"{type(self).__name__}._take_step"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from stepmill.envs.unity import PAYLOAD_BYTES
 from stepmill.frontends.mlagents.channels import EngineConfig, check_resolution
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import Context
+from stepmill.spec.options import Context, check_option_names
 
 NO_LIMIT = -1
 
@@ -38,9 +38,28 @@ class OnCrash(str, Enum):
     RESET_ALL = "reset_all"  # all episodes are dropped and all envs reset, as in the original
 
 
+class ManagerKeywords(TypedDict, total=False):
+    """The fields of `ManagerOptions` as keyword arguments."""
+
+    restarts: RestartLimits | None
+    on_crash: OnCrash | Literal["go_on", "reset_all"]
+    is_deterministic: bool
+    seed: int | None
+    channel_factory: Callable[[int], Sequence[Any]] | None
+    context: Context | Literal["forkserver", "fork", "spawn"]
+    step_timeout_s: float | None
+    reset_timeout_s: float | None
+    start_timeout_s: float
+    leave_timeout_s: float
+    drain_timeout_s: float
+    close_timeout_s: float
+    payload_bytes: int
+    timers_every: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions:
-    """How a manager runs its workers.
+    """How a manager runs its workers. What makes a manager takes each of them by keyword, too.
 
     Attributes:
         restarts: quotas; None takes those of the run options, or the defaults.
@@ -77,6 +96,17 @@ class ManagerOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_crash", OnCrash(self.on_crash))
+        object.__setattr__(self, "context", Context(self.context))
+
+
+def merge_manager_options(options: ManagerOptions | None, keywords: ManagerKeywords) -> ManagerOptions:
+    """Return options with keywords put in; a keyword goes over `options`.
+
+    Raises:
+        UsageError: a keyword is no field of ManagerOptions; names the nearest one.
+    """
+    check_option_names(keywords, [each.name for each in fields(ManagerOptions)])
+    return replace(options or ManagerOptions(), **keywords)  # type: ignore[arg-type]  # its __post_init__ makes enums
 
 
 @dataclass(frozen=True)

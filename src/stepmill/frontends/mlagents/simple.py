@@ -10,14 +10,14 @@ from stepmill.envs.unity import (
     Generation,
     behavior_names,
     generation_of,
-    give_actions,
     read_results,
     read_spec,
+    set_agent_actions,
 )
+from stepmill.frontends.mlagents.actions import plain_actions
 from stepmill.frontends.mlagents.manager import EnvManager
 from stepmill.frontends.mlagents.settings import checked_parameters
 from stepmill.frontends.mlagents.steps import EnvironmentStep, unpack
-from stepmill.frontends.mlagents.transit import plain_actions
 
 
 class SimpleEnvManager(EnvManager):
@@ -38,7 +38,7 @@ class SimpleEnvManager(EnvManager):
 
     def _step(self) -> list[EnvironmentStep]:
         self.previous_all_action_info = self._take_step(self.previous_step)
-        give_actions(self.env, plain_actions(self.previous_all_action_info, self.previous_step))
+        set_agent_actions(self.env, plain_actions(self.previous_all_action_info, self.previous_step))
         with timers.timed("env.step"):
             self.env.step()
         self.previous_step = EnvironmentStep(self._results(), 0, self.previous_all_action_info, {})

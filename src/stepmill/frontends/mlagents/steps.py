@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.envs.unity import Agents, Results
+from stepmill.frontends.mlagents.optional_imports import load
 
 Array: TypeAlias = NDArray[Any]
 
@@ -51,6 +52,16 @@ class StepResult(NamedTuple):
     max_step: bool
     agent_id: int
     action_mask: list[Array] | None
+
+
+def _one_agent(ours: type[Any]) -> Any:
+    """Return the class for one agent: mlagents_envs' own where it has the same fields, since trainers ask isinstance()."""
+    theirs = load("base_env", ours.__name__)
+    return theirs if getattr(theirs, "_fields", ()) == getattr(ours, "_fields", None) else ours
+
+
+_DECISION_STEP = _one_agent(DecisionStep)
+_TERMINAL_STEP = _one_agent(TerminalStep)
 
 
 # ---- the agents of a behaviour ---------------------------------------------------------------------------------------
@@ -116,11 +127,11 @@ class DecisionSteps(_Agents):
         self.group_id = _column(group_id, len(agent_id), np.int32)
         self.group_reward = _column(group_reward, len(agent_id), np.float32)
 
-    def __getitem__(self, agent_id: int) -> DecisionStep:
+    def __getitem__(self, agent_id: int) -> Any:
         row = self._row_of(agent_id)
         mask = None if self.action_mask is None else [branch[row] for branch in self.action_mask]
         obs = [array[row] for array in self.obs]
-        return DecisionStep(obs, self.reward[row], agent_id, mask, self.group_id[row], self.group_reward[row])
+        return _DECISION_STEP(obs, self.reward[row], agent_id, mask, self.group_id[row], self.group_reward[row])
 
     @staticmethod
     def empty(spec: Any) -> DecisionSteps:
@@ -152,16 +163,22 @@ class TerminalSteps(_Agents):
         self.group_id = _column(group_id, len(agent_id), np.int32)
         self.group_reward = _column(group_reward, len(agent_id), np.float32)
 
-    def __getitem__(self, agent_id: int) -> TerminalStep:
+    def __getitem__(self, agent_id: int) -> Any:
         row = self._row_of(agent_id)
         obs = [array[row] for array in self.obs]
         group = self.group_id[row], self.group_reward[row]
-        return TerminalStep(obs, self.reward[row], self.interrupted[row], agent_id, *group)
+        return _TERMINAL_STEP(obs, self.reward[row], self.interrupted[row], agent_id, *group)
 
     @staticmethod
     def empty(spec: Any) -> TerminalSteps:
         """Return no agents of a behaviour."""
         return TerminalSteps(_no_obs(spec), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.int32))
+
+
+for _ours in (DecisionSteps, TerminalSteps):
+    _theirs = load("base_env", _ours.__name__)
+    if _theirs is not None:
+        _theirs.register(_ours)
 
 
 class BatchedStepResult(_Agents):

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepmill.frontends.mlagents.actions import plain_actions
 from stepmill.frontends.mlagents.failures import UnityStuckError
 from stepmill.frontends.mlagents.manager import EnvManager, logger
 from stepmill.frontends.mlagents.players import end_players
-from stepmill.frontends.mlagents.settings import ManagerOptions, OnCrash, checked_parameters, read_settings
+from stepmill.frontends.mlagents.settings import (
+    ManagerKeywords,
+    ManagerOptions,
+    OnCrash,
+    checked_parameters,
+    merge_manager_options,
+    read_settings,
+)
 from stepmill.frontends.mlagents.specs import unpack_spec
 from stepmill.frontends.mlagents.steps import EnvironmentStep, unpack
 from stepmill.frontends.mlagents.supervisor import Supervisor
-from stepmill.frontends.mlagents.timing import timer_tree
-from stepmill.frontends.mlagents.transit import plain_actions
+from stepmill.frontends.mlagents.timing import publish_timers, timer_tree
 from stepmill.frontends.mlagents.worker import WorkerMaker
 from stepmill.frontends.mlagents.workers import UnityEnvWorker, WorkerState
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import RecvTimeout, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, PoolOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SubprocessEnvManager(EnvManager):
@@ -45,7 +55,9 @@ class SubprocessEnvManager(EnvManager):
         n_env: how many workers.
         run_options: another name of engine_configuration, as in the second generation.
         options: everything else.
+        **keywords: fields of ManagerOptions by name, in place of `options` or over it.
     Raises:
+        UsageError: a keyword is no option; names the nearest one.
         UnitySideChannelException: a width without a height, or the other way round.
     """
 
@@ -57,6 +69,7 @@ class SubprocessEnvManager(EnvManager):
         *,
         run_options: Any = None,
         options: ManagerOptions | None = None,
+        **keywords: Unpack[ManagerKeywords],
     ) -> None:
         super().__init__()
         if n_env < 1:
@@ -64,7 +77,7 @@ class SubprocessEnvManager(EnvManager):
         if engine_configuration is not None and run_options is not None:
             raise UsageError("engine_configuration and run_options are two names of one argument; give one of them")
         given = run_options if engine_configuration is None else engine_configuration
-        self.options = options or ManagerOptions()
+        self.options = merge_manager_options(options, keywords)
         settings = read_settings(given, self.options.restarts)
         makers = [
             WorkerMaker(
@@ -115,7 +128,7 @@ class SubprocessEnvManager(EnvManager):
         ready = self._in(WorkerState.READY)
         if not ready:
             return
-        decided = self._take_steps([worker.previous_step for worker in ready])
+        decided = self._decisions([worker.previous_step for worker in ready])
         for worker, infos in zip(ready, decided, strict=True):
             worker.previous_all_action_info = infos
         self._supervisor.step({w.worker_id: plain_actions(w.previous_all_action_info, w.previous_step) for w in ready})
@@ -249,7 +262,12 @@ class SubprocessEnvManager(EnvManager):
 
     def close(self) -> None:
         """Close the envs, at the same time, in `close_timeout_s` at most; idempotent. Who takes longer is ended, and told."""
-        late = [] if self._is_closed else self._supervisor.shut(self.options.close_timeout_s)
+        late: list[int] = []
+        if not self._is_closed:
+            idle = [worker.worker_id for worker in self._in(WorkerState.NEW, WorkerState.READY)]
+            deadline = time.monotonic() + self.options.close_timeout_s
+            publish_timers(self._pool, idle, self.options.close_timeout_s / 2)
+            late = self._supervisor.shut(deadline - time.monotonic())
         self._is_closed = True
         if late:
             logger.error("workers %s did not close their envs in time; their processes are ended", late)

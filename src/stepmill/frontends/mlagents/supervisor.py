@@ -17,7 +17,7 @@ from typing import Any
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import StatsAggregationMethod
 from stepmill.frontends.mlagents.manager import logger
-from stepmill.frontends.mlagents.originals import load
+from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.frontends.mlagents.players import end_players
 from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits
 from stepmill.frontends.mlagents.steps import AllStepResult, EnvironmentStep
@@ -75,10 +75,10 @@ class Supervisor:
             self._end_episodes(worker)  # its answer was received, and not taken in
             self.reset(worker)
         elif is_pending and worker.state is WorkerState.READY:
-            worker.take_luggage()
+            worker.take_pending_updates()
             worker.move(WorkerState.STEPPING)
         elif is_pending and worker.state is WorkerState.NEW:
-            worker.take_luggage()
+            worker.take_pending_updates()
             worker.move(WorkerState.RESETTING)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
@@ -88,8 +88,8 @@ class Supervisor:
         todo = dict(actions)
         while todo:
             try:
-                luggage = [(self._workers[each].parameters, self._workers[each].calls) for each in todo]
-                orders = [(action, *bags) for action, bags in zip(todo.values(), luggage, strict=True)]
+                updates = [(self._workers[each].parameters, self._workers[each].calls) for each in todo]
+                orders = [(action, *pending) for action, pending in zip(todo.values(), updates, strict=True)]
                 self._pool.send(orders, list(todo))
             except WorkerDied as error:
                 for worker_id in error.env_ids:
@@ -97,7 +97,7 @@ class Supervisor:
                 self._on_death(error, "send")
                 continue
             for worker_id in todo:
-                self._workers[worker_id].take_luggage()
+                self._workers[worker_id].take_pending_updates()
                 self._workers[worker_id].is_fresh = False
                 self._workers[worker_id].move(WorkerState.STEPPING)
             todo.clear()
@@ -107,7 +107,7 @@ class Supervisor:
         """Command a reset. An env that was made anew and has done nothing since needs none."""
         if worker.is_fresh and not worker.parameters and not worker.calls:
             return
-        parameters, calls = worker.take_luggage()
+        parameters, calls = worker.take_pending_updates()
         worker.alive.clear()
         worker.previous_all_action_info = {}
         worker.move(WorkerState.RESETTING)
@@ -134,7 +134,7 @@ class Supervisor:
         worker.is_gone = False
         worker.is_fresh = True
         worker.parameters = dict(self.parameters)
-        _, calls = worker.take_luggage()
+        _, calls = worker.take_pending_updates()
         worker.previous_all_action_info = {}
         self._pool.revive([worker.worker_id], wait=False)
         options = {"parameters": dict(self.parameters), "calls": calls}

@@ -30,13 +30,13 @@ from stepmill.envs.unity import (
     UnityEnv,
     behavior_names,
     generation_of,
-    give_actions,
     read_results,
     read_spec,
+    set_agent_actions,
 )
 from stepmill.frontends.mlagents import channels
 from stepmill.frontends.mlagents.failures import pack
-from stepmill.frontends.mlagents.originals import load
+from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.frontends.mlagents.players import find_players
 from stepmill.frontends.mlagents.specs import pack_spec
 
@@ -161,7 +161,7 @@ class UnityWorker(UnityEnv):
 
     def _do(self, phase: str, actions: Mapping[str, Any]) -> None:
         if phase == "step":
-            give_actions(self.env, actions)
+            set_agent_actions(self.env, actions)
             self.env.step()
         else:
             self.env.reset()

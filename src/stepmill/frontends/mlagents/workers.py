@@ -88,11 +88,11 @@ class UnityEnvWorker:
             )
         self._state = state
 
-    def take_luggage(self) -> tuple[dict[str, Any], list[tuple[str, tuple[Any, ...]]]]:
+    def take_pending_updates(self) -> tuple[dict[str, Any], list[tuple[str, tuple[Any, ...]]]]:
         """Return parameters and calls that go along with the next command, once."""
-        luggage = self.parameters, self.calls
+        pending = self.parameters, self.calls
         self.parameters, self.calls = {}, []
-        return luggage
+        return pending
 
     def __repr__(self) -> str:
         return f"UnityEnvWorker({self.worker_id}, {self._state.name})"

@@ -1,4 +1,9 @@
-"""stepmill for actorcritic's users: `MultiEnv`, `SubprocessEnv` and `create_subprocess_envs`, in the place of its own."""
+"""stepmill for actorcritic's users: `MultiEnv`, `SubprocessEnv` and `create_subprocess_envs`, in place of its own.
+
+multi         `MultiEnv`
+remote        `SubprocessEnv`, `create_subprocess_envs`
+shared_pool   the pool that runs the envs of several SubprocessEnvs
+"""
 
 from stepmill.frontends.multi_env.multi import MultiEnv, StepApi
 from stepmill.frontends.multi_env.remote import LifeCycleError, SubprocessEnv, create_subprocess_envs

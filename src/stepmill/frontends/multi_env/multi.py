@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from stepmill.frontends.multi_env.fleet import Answer, Fleet
 from stepmill.frontends.multi_env.remote import SubprocessEnv, restart_info
+from stepmill.frontends.multi_env.shared_pool import Answer, SharedPool
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
 from stepmill.spec.options import BackendName, PoolOptions
 
@@ -30,16 +30,16 @@ class StepApi(str, Enum):
 
 @dataclass(frozen=True)
 class _Lane:
-    """The envs of one fleet. `places[i]`: which env of the MultiEnv has number `ids[i]` in the fleet."""
+    """The envs of one shared pool. `places[i]`: which env of the MultiEnv has number `ids[i]` in the shared pool."""
 
-    fleet: Fleet
+    shared: SharedPool
     ids: tuple[int, ...]
     places: dict[int, int]
-    is_whole: bool  # all envs of the fleet, in its order, and nothing else
+    is_whole: bool  # all envs of the shared pool, in its order, and nothing else
 
     def leave(self) -> None:
         """Close these envs."""
-        self.fleet.leave_all(self.ids)
+        self.shared.leave_all(self.ids)
 
 
 class MultiEnv:
@@ -115,8 +115,8 @@ class MultiEnv:
         seeds = self._spread("seed", [seed + place for place in places] if isinstance(seed, int) else seed, places)
         arguments = self._spread("kwargs", kwargs, places)
         for place, own_seed, own in zip(places, seeds, arguments, strict=True):
-            fleet, index = self._members[place].place
-            fleet.send_reset(index, own_seed, own or {})
+            shared, index = self._members[place].place
+            shared.send_reset(index, own_seed, own or {})
         chosen = set(places)
         lanes = [lane for lane in self._lanes if chosen & set(lane.places.values())]
         rows = self._collect(lanes)
@@ -143,7 +143,7 @@ class MultiEnv:
         skips = any(action is None for action in actions)
         lanes = self._lanes
         if len(lanes) == 1 and lanes[0].is_whole and not skips:
-            lanes[0].fleet.send(actions, None, is_driven=True)
+            lanes[0].shared.send(actions, None, is_driven=True)
             return self._columns(self._collect(lanes))
         sent: list[_Lane] = []
         refusals: list[StepmillError] = []
@@ -151,7 +151,7 @@ class MultiEnv:
             ids = [env_id for env_id in lane.ids if actions[lane.places[env_id]] is not None]
             try:
                 if ids:
-                    lane.fleet.send([actions[lane.places[env_id]] for env_id in ids], ids, is_driven=True)
+                    lane.shared.send([actions[lane.places[env_id]] for env_id in ids], ids, is_driven=True)
                     sent.append(lane)
             except StepmillError as refusal:  # the other lanes go on: what they were given must be received
                 refusals.append(_at_place(refusal, lane))
@@ -181,7 +181,7 @@ class MultiEnv:
         rows = [_SKIPPED] * len(self._envs)
         errors = list(refusals)
         for lane in lanes:
-            answers, faults, failures = lane.fleet.recv()
+            answers, faults, failures = lane.shared.recv()
             places, last_obs = lane.places, self._last_obs
             for env_id, (is_step, value) in answers.items():
                 place = places[env_id]
@@ -257,7 +257,7 @@ def _as_pair(end: Any, info: Any) -> tuple[Any, Any]:
 
 
 def _at_place(error: StepmillError, lane: _Lane) -> StepmillError:
-    """Return an error with the env's place in the MultiEnv, where that is not its number in its fleet."""
+    """Return an error with the env's place in the MultiEnv, where that is not its number in its shared pool."""
     env_id = getattr(error, "env_id", None)
     if isinstance(env_id, int) and lane.places.get(env_id, env_id) != env_id:
         place = lane.places[env_id]
@@ -269,16 +269,16 @@ def _at_place(error: StepmillError, lane: _Lane) -> StepmillError:
 
 
 def _lanes(members: Sequence[SubprocessEnv]) -> list[_Lane]:
-    places: dict[Fleet, dict[int, int]] = {}
+    places: dict[SharedPool, dict[int, int]] = {}
     for place, member in enumerate(members):
-        fleet, index = member.place
-        own = places.setdefault(fleet, {})
+        shared, index = member.place
+        own = places.setdefault(shared, {})
         if index in own:
             raise UsageError(f"envs {own[index]} and {place} are one and the same env; give each env once")
         own[index] = place
     return [
-        _Lane(fleet, tuple(sorted(own)), own, list(own.items()) == [(i, i) for i in range(fleet.num_envs)])
-        for fleet, own in places.items()
+        _Lane(shared, tuple(sorted(own)), own, list(own.items()) == [(i, i) for i in range(shared.num_envs)])
+        for shared, own in places.items()
     ]
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from stepmill.frontends.multi_env.fleet import Answer, Fleet
+import gymnasium
+
+from stepmill.frontends.multi_env.shared_pool import Answer, SharedPool
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
 from stepmill.spec.options import OptionKeywords, PoolOptions, merge_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    class _OldEnv:
+        """Old gym's Env."""
+
+else:
+    _OldEnv = getattr(
+        sys.modules.get("gym"), "Env", object
+    )  # importing it costs seconds and warns; the user has, or has not
 
 
 class LifeCycleError(UsageError):
@@ -25,8 +36,11 @@ class _Phase(Enum):
     CLOSED = "closed"
 
 
-class SubprocessEnv:
+class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     """Runs one env in a process of its own: `start` begins that, `initialize` waits for it, then use it as an env.
+
+    It is a `gymnasium.Env`, and an env of old gym's where gym was imported before this module; wrappers go around it.
+    `metadata`, `spec`, `render_mode` and `reward_range` are the env's own from `initialize` on.
 
     `step`, `reset` and `render` return what the env returns, as it is: four values or five, any observation. There is
     no autoreset. A crash of the process ends the episode: `step` returns the last observation, reward 0, a terminal
@@ -48,15 +62,16 @@ class SubprocessEnv:
     ) -> None:
         if not callable(env_fn):
             raise UsageError(f"env_fn is a {type(env_fn).__name__}; give a function that makes the env")
-        self._join(Fleet([env_fn], merge_options(options, keywords)), 0)
+        self._join(SharedPool([env_fn], merge_options(options, keywords)), 0)
 
-    def _join(self, fleet: Fleet, index: int) -> None:
-        self._fleet = fleet
+    def _join(self, shared: SharedPool, index: int) -> None:
+        self._shared = shared
         self._index = index
         self._phase = _Phase.NEW
         self._spaces: tuple[object, object] = (None, None)
         self._is_gymnasium = False
         self._last_obs: Any = None
+        self.reward_range: tuple[float, float] = (-float("inf"), float("inf"))
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
@@ -68,23 +83,25 @@ class SubprocessEnv:
         """
         self._check_open()
         if self._phase is _Phase.NEW:
-            self._fleet.launch()
+            self._shared.launch()
             self._phase = _Phase.STARTED
 
     def initialize(self) -> None:
-        """Wait until the env is built, and fetch its spaces. Idempotent.
+        """Wait until the env is built, and fetch its spaces. Idempotent. A process that dies meanwhile is made anew.
 
         Raises:
             LifeCycleError: it was not started, or was closed.
             EnvError: the constructor raised (M-B5: told at once).
-            EnvTimeout, WorkerDied: it took too long, or the process ended.
+            EnvTimeout, WorkerDied: it took too long, or the process ended once more than `max_restarts`.
         """
         self._check_open()
         if self._phase is _Phase.NEW:
             raise LifeCycleError("The subprocess is not started yet. Call 'start()' before 'initialize()'.")
         if self._phase is _Phase.STARTED:
-            self._spaces = self._fleet.spaces(self._index)
-            self._is_gymnasium = self._fleet.is_gymnasium(self._index)
+            self._spaces = self._shared.spaces(self._index)
+            self._is_gymnasium = self._shared.is_gymnasium(self._index)
+            for name, value in self._shared.description(self._index).items():
+                setattr(self, name, value)
             self._phase = _Phase.READY
 
     def close(self) -> None:
@@ -94,24 +111,25 @@ class SubprocessEnv:
         """
         if self._phase is not _Phase.CLOSED:
             self._phase = _Phase.CLOSED
-            self._fleet.leave(self._index)
+            self._shared.leave(self._index)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, *failure: object) -> Literal[False]:
         self.close()
+        return False
 
     # ---- what an env has ----------------------------------------------------------------------------------------
 
     @property
-    def observation_space(self) -> Any:
+    def observation_space(self) -> Any:  # type: ignore[override]
         """The env's own, fetched once; reading it never waits."""
         self._check_ready("observation_space")
         return self._spaces[0]
 
     @property
-    def action_space(self) -> Any:
+    def action_space(self) -> Any:  # type: ignore[override]
         """The env's own, fetched once; reading it never waits."""
         self._check_ready("action_space")
         return self._spaces[1]
@@ -123,40 +141,46 @@ class SubprocessEnv:
             EnvError: the env raised.
             WorkerDied: the process ended once more than the restarts that `options` allow.
         """
-        self._check_ready("step")
-        with self._fleet.lock:
-            self._fleet.send([action], [self._index], is_driven=False)
+        self._check_ready("step()")
+        with self._shared.lock:
+            self._shared.send([action], [self._index], is_driven=False)
             answer = self._recv()
         return self._as_step(answer)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env with these keyword arguments and return what it returns."""
-        self._check_ready("reset")
-        with self._fleet.lock:
-            self._fleet.send_reset(self._index, None, kwargs)
+        self._check_ready("reset()")
+        with self._shared.lock:
+            self._shared.send_reset(self._index, None, kwargs)
             answer = self._recv()
         self._last_obs = self._first_obs(answer.value)
         return answer.value
 
     def render(self, mode: str = "human") -> Any:
-        """Render the env; an env whose `render` takes no mode is not given one. "human" is drawn there: None."""
-        self._check_ready("render")
-        with self._fleet.lock:
-            return self._fleet.pool.call("render_as", mode, env_ids=[self._index])[0]
+        """Return what the env's `render(mode)` returns; an env whose `render` takes no mode is not given one.
+
+        Raises:
+            EnvError: the env raised.
+            WorkerDied: the process ended. That is raised, and not repaired in silence as in actorcritic, since the episode
+                is over: the next `step` tells so, and the one after it begins another.
+        """
+        self._check_ready("render()")
+        with self._shared.lock:
+            return self._shared.pool.call("render_as", mode, env_ids=[self._index])[0]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env, or read an attribute that is no method."""
         self._check_ready(name)
-        with self._fleet.lock:
-            return self._fleet.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]
+        with self._shared.lock:
+            return self._shared.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]
 
     # ---- for MultiEnv -------------------------------------------------------------------------------------------
 
     @property
-    def place(self) -> tuple[Fleet, int]:
-        """The fleet that runs the env, and the env's number there."""
-        self._check_ready("step")
-        return self._fleet, self._index
+    def place(self) -> tuple[SharedPool, int]:
+        """The shared pool that runs the env, and the env's number there."""
+        self._check_ready("step()")
+        return self._shared, self._index
 
     @property
     def has_reset_info(self) -> bool:
@@ -173,7 +197,7 @@ class SubprocessEnv:
         return value[0] if self._is_gymnasium else value
 
     def _recv(self) -> Answer:
-        answers, faults, errors = self._fleet.recv()
+        answers, faults, errors = self._shared.recv()
         if errors:
             raise join_errors(errors)
         return Answer(*answers[self._index], faults.get(self._index))
@@ -234,19 +258,19 @@ def create_subprocess_envs(
     for index, env_fn in enumerate(functions):
         if not callable(env_fn):
             raise UsageError(f"env_fns[{index}] is a {type(env_fn).__name__}; give a function that makes the env")
-    fleet = Fleet(functions, merge_options(options, keywords))
-    envs = [_member(fleet, index) for index in range(len(functions))]
+    shared = SharedPool(functions, merge_options(options, keywords))
+    envs = [_member(shared, index) for index in range(len(functions))]
     try:
         for env in envs:
             env.start()
             env.initialize()
     except StepmillError:
-        fleet.close()
+        shared.close()
         raise
     return envs
 
 
-def _member(fleet: Fleet, index: int) -> SubprocessEnv:
+def _member(shared: SharedPool, index: int) -> SubprocessEnv:
     env = SubprocessEnv.__new__(SubprocessEnv)
-    env._join(fleet, index)
+    env._join(shared, index)
     return env

@@ -3,9 +3,21 @@
     StepmillEnv              any envs, on any backend: in place of ParallelEnv
     AsyncStepmillEnv         the same, some envs at a time: in place of AsyncEnvPool
     MultiThreadedEnv         EnvPool's envs by name, or Gymnasium's: in place of TorchRL's class of that name
-    MultiThreadedEnvWrapper  an EnvPool pool, or a stepmill.Pool, that is there already
+    MultiThreadedEnvWrapper  an EnvPool pool, or a stepmill.Pool, that exists already
 
 The names are loaded on first use; without TorchRL that raises `MissingExtraError`.
+
+    env            `StepmillEnv`
+    asynchronous   `AsyncStepmillEnv`
+    threaded       `MultiThreadedEnv`, `MultiThreadedEnvWrapper`
+    engine         rows in NumPy, for all of these
+    specs          Gymnasium's spaces as TorchRL's specs
+    views          `env[2:]`
+    fanout         `env.attr` and `env.method()` of all envs
+    states         `state_dict` and `load_state_dict`
+    layers         the state of an env, read and written in its worker
+    makers         env functions with keyword arguments
+    errors         errors that are also of the classes that TorchRL's users catch
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""What the user gets after a fault: one module per policy.
+"""The fault policies: what the user gets after a fault.
 
-base: the protocol, and what the policies are told · raise_errors: an error, once · truncate: the episode is cut short ·
-replay: the episode is played again · call_log: the calls that a replay repeats · replayer: one replay, step by step.
+base      the protocol of policies, their arguments, and limits
+basic     the policies "raise" and "truncate"
+replay    the policy "replay": which episodes are replayed, and when a replay is given up
+replayer  carries out replays
+call_log  the calls that replays repeat
 """

@@ -1,4 +1,4 @@
-"""The protocol of fault policies, and what they are told."""
+"""The protocol of fault policies, and the arguments of its methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepmill.pool.faults import FaultKind, fault_info
+from stepmill.pool.faults import FaultKind
 from stepmill.pool.workers import DEAD, RepairLimit, WorkerSupervisor
 from stepmill.spec.errors import EnvError, StepmillError
 from stepmill.spec.options import PoolOptions
@@ -17,13 +17,13 @@ class EnvFault:
     """A pending command that ended in a fault.
 
     Attributes:
-        env_id: whose command.
-        kind: of the fault; None for a number that no worker of ours writes.
+        env_id: the env of the command.
+        kind: of the fault; None for an unknown number, which means that a worker has overwritten it.
         record: encoded description of the exception, or None.
-        worker: that was to carry it out.
+        worker: the worker of the env.
         ticket: number of the command.
         begins_episode: whether the command begins an episode.
-        was_resetting: whether the env was in `reset`, which it may be in a step as well.
+        was_resetting: whether the env was in `reset`; a step may call `reset`, too.
     """
 
     env_id: int
@@ -37,13 +37,13 @@ class EnvFault:
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """A worker that is gone or was given up.
+    """A worker that has ended or was given up.
 
     Attributes:
         worker: its number.
-        faults: commands that were lost with it.
-        error: describes it.
-        is_new: False if these commands belong to a death that was dealt with before.
+        faults: pending commands that were lost.
+        error: describes the death.
+        is_new: False if the death was handled before, and these are further commands of it.
     """
 
     worker: int
@@ -53,7 +53,7 @@ class WorkerDeath:
 
 
 class FaultPolicy(Protocol):
-    """Decides what becomes of a fault. Called by the pool's thread, between two waits; no method waits."""
+    """Decides how a fault is handled. The pool's thread calls it between two waits; no method waits."""
 
     @property
     def reports_deaths(self) -> bool:
@@ -61,19 +61,19 @@ class FaultPolicy(Protocol):
 
     @property
     def death_hint(self) -> str:
-        """What an error says of the envs that a death cost."""
+        """The last part of the text of WorkerDied errors: what happens to the envs."""
 
     def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
-        """Deal with an env that raised or returned something wrong while its worker goes on; return errors to raise."""
+        """Handle an env that raised or returned an invalid value, and whose worker continues; return errors to raise."""
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
-        """Deal with the death of a worker; return errors to raise."""
+        """Handle the death of a worker; return errors to raise."""
 
     def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
-        """Restart a worker, dead or alive, and deal with what its envs lose."""
+        """Restart a worker, dead or alive, and handle the lost episodes of its envs."""
 
     def on_restarted(self, worker: int) -> None:
-        """Let a restarted worker serve, and bring its envs back to where the user believes they are."""
+        """Let a restarted worker serve, and restore its envs if the policy does so."""
 
     def repeats_settings(self, server: int) -> bool:
         """Whether the replay of an env object repeats its settings, so that its restart need not re-apply them."""
@@ -87,56 +87,24 @@ class EnvErrorLimits:
         self._limits: dict[int, RepairLimit] = {}
 
     def allow(self, env_id: int, error: StepmillError) -> int | None:
-        """Count an error; return its number in the window, or None, with `error` extended, if it is one too many."""
+        """Count an error; return its number in the window. Over the limit, return None and extend the text of `error`."""
         max_errors, window_s = self._options.max_env_errors, self._options.restart_window_s
-        number = self._limits.setdefault(env_id, RepairLimit(max_errors, window_s)).take()
+        number = self._limits.setdefault(env_id, RepairLimit(max_errors, window_s)).count()
         if number is None:
             error.message = (
                 f"{error.message}; env {env_id} has failed more than {max_errors} times in {window_s:g} s "
-                "(max_env_errors), so it is not reset by itself any more"
+                "(max_env_errors), so it is no longer reset automatically; call reset()"
             )
             error.args = (error.message,)
         return number
 
 
-def truncate_all(workers: WorkerSupervisor, faults: Sequence[EnvFault], error: StepmillError) -> None:
-    """Cut short the episodes whose commands were lost; a reset is tried again."""
-    for fault in faults:
-        kind = "died" if fault.kind is None else fault.kind.name.lower()
-        workers.state.truncate(fault.env_id, fault_info(kind, error))
-
-
-def restart_and_truncate(workers: WorkerSupervisor, death: WorkerDeath, delay_s: float) -> None:
-    """Restart a worker; the episodes of all its envs are cut short."""
-    state, worker = workers.state, death.worker
-    state.lose_envs(state.envs_of(worker), fault_info("neighbour", death.error))
-    workers.begin_restart(worker, delay_s)
-    truncate_all(workers, death.faults, death.error)
-
-
 def fail_death(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillError]:
     """Report a death: its envs are FAULTED until reset() or revive()."""
-    if workers.state_of(death.worker) in DEAD:  # also if a call has reported it, which leaves the envs as they are
+    if workers.state_of(death.worker) in DEAD:  # also if a call has reported it, which does not change the envs
         workers.report(death.worker)
     workers.state.fail([fault.env_id for fault in death.faults])
-    if death.is_new and isinstance(
-        death.error, EnvError
-    ):  # of a constructor: it names one env, and all of the worker are lost
+    # The error of a constructor names one env, but all envs of the worker are lost.
+    if death.is_new and isinstance(death.error, EnvError):
         return [death.error, workers.worker_died_error(death.worker)]
     return [death.error]
-
-
-class WithoutReplays:
-    """What policies have in common that replay nothing: a worker that is replaced costs its envs their episodes."""
-
-    def __init__(self, workers: WorkerSupervisor) -> None:
-        self._workers = workers
-
-    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
-        restart_and_truncate(self._workers, death, delay_s)
-
-    def on_restarted(self, worker: int) -> None:
-        self._workers.serve(worker)
-
-    def repeats_settings(self, server: int) -> bool:
-        return False

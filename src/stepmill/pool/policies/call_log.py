@@ -1,9 +1,9 @@
-"""The calls that a replay repeats, and where in an env's episodes each was made.
+"""The calls that a replay repeats, and where in the episodes of an env each was made.
 
-The pool state logs actions and results. Here is what else changes an env: `call` and `set_attr`, each with its place.
+The pool state logs actions and results. This log has what else changes an env, `call` and `set_attr`, each with its place:
 
-    construction ─ call ─ reset ─ step ─ call ─ step ─┊─ call      ┊ the newest result received
-                   place 0        place 2                place 3: after the command under way
+    construction ─ call ─ reset ─ step ─ call ─ step ─┊─ call      ┊ the newest received result
+                   place 0        place 2                place 3: after the pending command
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from stepmill import _native
 from stepmill.backends.base import Future
-from stepmill.worker.calls import SETTING
+from stepmill.worker.calls import SETTING_KINDS
 from stepmill.worker.messages import Request, RequestKind, Value, dump
 
-_LOOKS = 4  # at calls that had no reply yet, with each that is added
+_NUM_CHECKS = 4  # of calls without a reply, for each call that is added
 
 
 @dataclass(eq=False, slots=True)
@@ -25,11 +25,11 @@ class LoggedCall:
     """One call of one env.
 
     Attributes:
-        name: of the method or attribute, or the very function that was given: loaded anew it would be another.
-        payload: of the request, for this env alone, pickled: the caller may change the arguments afterwards.
-        episode, place: after so many commands of that episode, which may be the one under way then.
-        future, position: holds the outcome, and where in it; None once the outcome is known, since a reply may be large.
-        has_raised: whether the env raised; None as long as that is not known.
+        name: of the method or attribute, or the function object itself, since a pickled copy would not be equal to it.
+        payload: of the request for this env alone, pickled, because the caller may change the arguments afterwards.
+        episode, place: the call comes after this many commands of this episode, the pending one included.
+        future, position: the future of the outcome, and the index in it; None once the outcome is known, to free the reply.
+        has_raised: whether the env raised; None while that is not known.
     """
 
     kind: RequestKind
@@ -42,7 +42,7 @@ class LoggedCall:
     has_raised: bool | None = None
 
     def update(self) -> bool:
-        """Take what is needed of the reply, if it is here; return whether it is known that the call did not happen."""
+        """Store the outcome if the reply has arrived; return whether it is known that the call did not happen."""
         if self.future is None:
             return False
         outcomes = self.future.peek()
@@ -53,21 +53,22 @@ class LoggedCall:
         return False
 
     def replaces(self, old: LoggedCall) -> bool:
-        """Whether nothing is left of an older call. Until this one is known to have been done, something may be."""
-        is_setting = self.kind is old.kind and self.kind in SETTING
+        """Whether this call has overwritten the effect of an older one. It must be known to have succeeded."""
+        is_setting = self.kind is old.kind and self.kind in SETTING_KINDS
         is_there = (self.episode, self.place) == (old.episode, old.place)
         return is_setting and is_there and self.has_raised is False and self.name == old.name
 
 
 @dataclass(frozen=True)
 class EpisodePosition:
-    """Where an env object stands, as `log_place` of the pool state says.
+    """The position of an env object in its episodes, from `log_position` of the pool state.
 
     Attributes:
-        episode, length: the episode, and how many of its results were received; `length_before`: of the one before.
-        is_pending: whether a command of it is under way.
-        is_between: whether that command begins an episode, or it waits for one that does.
-        is_staged: whether its next episode was begun ahead of its time.
+        episode, length: number of the episode, and how many of its results were received.
+        length_before: the length of the previous episode.
+        is_pending: whether a command is pending.
+        is_between: whether the pending command begins an episode, or the next command will.
+        is_staged: whether its next episode was begun in advance.
     """
 
     episode: int
@@ -78,9 +79,9 @@ class EpisodePosition:
     is_staged: bool
 
     @classmethod
-    def of(cls, state: _native.Ledger, server: int) -> EpisodePosition:
-        """Return the position of an env object now."""
-        return cls(*state.log_place(server))
+    def of(cls, state: _native.PoolState, server: int) -> EpisodePosition:
+        """Return the current position of an env object."""
+        return cls(*state.log_position(server))
 
     @property
     def next_place(self) -> int:
@@ -89,44 +90,44 @@ class EpisodePosition:
 
     @property
     def first(self) -> int:
-        """Up to which place calls come before the part to be replayed: a reset that is under way, or the episode's."""
+        """The last place before the part to be replayed, which begins with a pending reset or the reset of the episode."""
         return self.length if self.is_between else 0
 
     @property
     def is_reset_ahead(self) -> bool:
-        """Whether a reset is under way or staged: calls with a place come after it."""
+        """Whether a reset is pending or staged: placed calls come after it."""
         return self.is_between and (self.is_pending or self.is_staged)
 
     def place(self, call: LoggedCall) -> int:
-        """Return after how many commands of the episode a call comes; 0 is before its reset."""
+        """Return after how many commands of the episode a call was made; 0 is before its reset."""
         if call.episode == self.episode:
             return call.place
-        # Made while the command was under way that has begun this episode.
+        # Made while the command that began this episode was pending.
         return 1 if call.episode == self.episode - 1 and call.place > self.length_before else 0
 
 
 class CallLog:
-    """The calls and settings that each env object was given since it was constructed, within a bound of memory."""
+    """The calls and settings that each env object got since it was constructed, within a limit of memory."""
 
     def __init__(self, num_servers: int, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._calls: list[list[LoggedCall]] = [[] for _ in range(num_servers)]
-        self._open: deque[tuple[int, LoggedCall]] = deque()  # calls whose reply was not here yet
-        self._lost: set[int] = set()
+        self._open: deque[tuple[int, LoggedCall]] = deque()  # calls without a reply yet
+        self._incomplete: set[int] = set()
         self.size_bytes = 0
 
     def is_whole(self, server: int) -> bool:
-        """Whether all calls of the object are here."""
-        return server not in self._lost
+        """Whether the log has all calls of the object."""
+        return server not in self._incomplete
 
     def calls_of(self, server: int) -> Sequence[LoggedCall]:
-        """Return the object's calls, in order, but for those that are known not to have happened."""
+        """Return the object's calls in order, without those that are known not to have happened."""
         for call in list(self._calls[server]):
             self._update(server, call)
         return list(self._calls[server])
 
-    def placed(self, state: _native.Ledger, server: int) -> tuple[EpisodePosition, list[tuple[int, LoggedCall]]]:
-        """Return where the object stands, and its calls with their places there."""
+    def placed(self, state: _native.PoolState, server: int) -> tuple[EpisodePosition, list[tuple[int, LoggedCall]]]:
+        """Return the position of the object, and its calls with their places."""
         position = EpisodePosition.of(state, server)
         return position, [(position.place(call), call) for call in self.calls_of(server)]
 
@@ -136,16 +137,16 @@ class CallLog:
             return
         try:
             payload = dump(_payload_of_one(request, position))
-        except Exception:  # in a thread a call may take what cannot be kept
-            self.lose(server)
+        except Exception:  # a call of an env in a thread may have arguments that cannot be pickled
+            self.mark_incomplete(server)
             return
         self._add(server, LoggedCall(request.kind, _name_of(request), payload, *at, future, position))
         if self.size_bytes > self._limit_bytes:
-            self.lose(server)
+            self.mark_incomplete(server)
 
     def _add(self, server: int, call: LoggedCall) -> None:
-        for _ in range(min(len(self._open), _LOOKS)):
-            self._look(*self._open.popleft())
+        for _ in range(min(len(self._open), _NUM_CHECKS)):
+            self._check_reply(*self._open.popleft())
         calls = self._calls[server]
         if len(calls) > 1:
             self._update(server, calls[-1])
@@ -153,9 +154,9 @@ class CallLog:
             self.size_bytes -= len(calls.pop(-2).payload)
         calls.append(call)
         self.size_bytes += len(call.payload)
-        self._look(server, call)
+        self._check_reply(server, call)
 
-    def _look(self, server: int, call: LoggedCall) -> None:
+    def _check_reply(self, server: int, call: LoggedCall) -> None:
         self._update(server, call)
         if call.future is not None:
             self._open.append((server, call))
@@ -164,32 +165,32 @@ class CallLog:
         if not call.update():
             return
         call.future = None
-        if call in self._calls[server]:  # and was not replaced before that was known
+        if call in self._calls[server]:  # and no later call has replaced it
             self._calls[server].remove(call)
             self.size_bytes -= len(call.payload)
 
-    def lose(self, server: int) -> None:
-        """Forget an object's calls for good: it cannot be replayed any more."""
+    def mark_incomplete(self, server: int) -> None:
+        """Clear an object's calls for good: it can no longer be replayed."""
         self.clear(server)
-        self._lost.add(server)
+        self._incomplete.add(server)
 
     def clear(self, server: int) -> None:
-        """Forget the calls of an object that is about to be replaced by another, which is not to be given them."""
+        """Clear the calls of an object that is about to be replaced by one that does not get them."""
         self.size_bytes -= sum(len(call.payload) for call in self._calls[server])
         self._calls[server].clear()
         self._open = deque(entry for entry in self._open if entry[0] != server)
-        self._lost.discard(server)
+        self._incomplete.discard(server)
 
 
 def _name_of(request: Request) -> object:
     name = request.payload[0] if isinstance(request.payload, tuple) else ""
-    if request.kind in SETTING or isinstance(name, str):
+    if request.kind in SETTING_KINDS or isinstance(name, str):
         return name
-    return getattr(name, "__qualname__", type(name).__name__)  # for error texts alone
+    return getattr(name, "__qualname__", type(name).__name__)  # only for error texts
 
 
 def _payload_of_one(request: Request, position: int) -> object:
-    if request.kind in SETTING and isinstance(request.payload, tuple):
+    if request.kind in SETTING_KINDS and isinstance(request.payload, tuple):
         name, values = request.payload
         return (name, (values[position],))
     return request.payload

@@ -1,4 +1,4 @@
-"""The policy "replay": an env's episode is played again in a rebuilt env, as if nothing had happened."""
+"""The policy "replay": after a fault, the episode is replayed in a rebuilt env, so that it continues without a difference."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stepmill.pool.policies.replayer import CallDiffers, EpisodeReplay, EpisodeR
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied
 
-MAX_PLAYS = 3  # of one episode in which something fails that did not fail before
-ENOUGH = 2  # failures of the same kind at the same place: another replay does not help
-ENOUGH_FROM_OUTSIDE = 3  # an env does not send itself these signals: it may be chance, or memory that runs out there
-_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
+MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
+MAX_SAME_FAILURES = 2  # of one kind in one step: another replay would fail, too
+MAX_SAME_SIGNALS = 3  # the same for signals from outside, which may be a coincidence
+_SIGNALS_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 
 
 class ReplayPolicy:
-    """Replays episodes. What cannot be replayed is cut short, with the reason in `info["fault"]`."""
+    """Replays episodes. Those that cannot be replayed are cut short, with the reason in `info["fault"]`."""
 
     reports_deaths = False
-    death_hint = "their episodes are played again"
+    death_hint = "their episodes are replayed"
 
     def __init__(
         self,
@@ -32,16 +32,16 @@ class ReplayPolicy:
         replayer: EpisodeReplayer,
         *,
         replaces_workers: bool,
-        on_reset_given: Callable[[int], None],
+        on_reset_repeated: Callable[[int], None],
         warn: Callable[[str], None],
     ) -> None:
-        """`replaces_workers`: deaths are dealt with by this policy, too. `on_reset_given(env_id)`: a reset was repeated."""
+        """`replaces_workers`: this policy also handles deaths. `on_reset_repeated(env_id)`: called after a reset was repeated."""
         self._warn = warn
         self._workers = workers
         self._limits = limits
         self._replayer = replayer
         self._replaces_workers = replaces_workers
-        self._on_reset_given = on_reset_given
+        self._on_reset_repeated = on_reset_repeated
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}
         self._repeated: list[RepeatedCalls] = []  # calls of envs that are not held, to be verified
@@ -53,7 +53,7 @@ class ReplayPolicy:
         if self._limits.allow(env_id, error) is None:
             state.fail([env_id])
             return [error]
-        self._note_failure(env_id, error)
+        self._record_failure(env_id, error)
         if self._needs_new_worker(env_id):
             self._replace(fault.worker, error, 0.0)
         else:
@@ -68,13 +68,12 @@ class ReplayPolicy:
             if self._workers.state_of(death.worker) is WorkerState.SERVING:
                 self._begin_held(death.worker, death.error)
             return []
-        delay_s = self._workers.take_repair(death.worker)
+        delay_s = self._workers.count_repair(death.worker)
         if delay_s is None:
-            self.drop(death.worker)
             return fail_death(self._workers, death)
-        culprit = self._culprit_of(death)
-        if culprit is not None:
-            self._note_failure(culprit, death.error)
+        env_id = self._running_env_of(death)
+        if env_id is not None:
+            self._record_failure(env_id, death.error)
         self.replace_worker(death, delay_s)
         return []
 
@@ -85,12 +84,12 @@ class ReplayPolicy:
         self.drop(worker)
         open_calls = self._replayer.open_calls(worker)
 
-        def wait_for_calls() -> None:  # of a worker that lives: their results need not be lost
+        def wait_for_calls() -> None:  # a living worker can still reply to them
             for future in open_calls:
                 with contextlib.suppress(StepmillError):
                     future.result()
 
-        self._workers.note_cause(worker, error)
+        self._workers.record_cause(worker, error)
         self._workers.begin_restart(worker, delay_s, is_replayed=True, before=wait_for_calls)
 
     def on_restarted(self, worker: int) -> None:
@@ -106,10 +105,10 @@ class ReplayPolicy:
         return self._replaces_workers and self._replayer.log.is_whole(server)
 
     def is_ready_for_call(self, worker: int) -> bool:
-        """Whether a call reaches envs that are where the user believes they are."""
+        """Whether the envs of a worker are restored, so that they can be called."""
         if self._replaces_workers:
             dead = (WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING)
-            if self._workers.ask_process(worker) in dead:
+            if self._workers.ask_process(worker).state in dead:
                 return False
         return not any(self._workers.state.is_held(env_id) for env_id in self._workers.state.envs_of(worker))
 
@@ -125,7 +124,7 @@ class ReplayPolicy:
         server = self._workers.state.server_of(env_id)
         replay = EpisodeReplay(server, env_id=env_id, info=info, is_new=is_new)
         self._replays[env_id] = replay
-        reason = self._failures.take_reason(env_id)
+        reason = self._failures.pop_reason(env_id)
         if reason is None:
             self._play(replay)
         else:
@@ -135,13 +134,13 @@ class ReplayPolicy:
         reason = self._replayer.begin(replay)
         if reason is not None:
             self._fail(replay, reason)
-        elif not self._workers.state.is_held(replay.env_id):  # its reset was given again
+        elif not self._workers.state.is_held(replay.env_id):  # its reset was repeated
             del self._replays[replay.env_id]
-            self._on_reset_given(replay.env_id)
+            self._on_reset_repeated(replay.env_id)
             self._repeated.append(replay)
 
     def on_event(self, env_id: int, event: int, step: int) -> None:
-        """Deal with an event of the pool state: a replay has come to a place, to its end, or failed."""
+        """Handle an event of the pool state: a replay has reached a place or its end, or has failed."""
         replay = self._replays.get(env_id)
         if replay is None:
             return
@@ -152,19 +151,18 @@ class ReplayPolicy:
             self._finish(replay)
         elif event == _native.REPLAY_DIFFERS:
             self._fail(replay, f"step {step} gave another result than before")
-        elif self._workers.ask_process(self._workers.state.worker_of(env_id)) is WorkerState.SERVING:
-            self._play_once_more(replay)  # of a dead worker all envs are replayed after its restart
+        elif self._workers.ask_process(self._workers.state.worker_of(env_id)).state is WorkerState.SERVING:
+            self._replay_again(replay)  # else all envs are replayed after the restart of the worker
 
-    def _play_once_more(self, replay: EpisodeReplay) -> None:
+    def _replay_again(self, replay: EpisodeReplay) -> None:
         env_id = replay.env_id
         if replay.num_plays >= MAX_PLAYS:
-            self._fail(replay, "it raised in between")  # which need not happen again
+            self._fail(replay, "it raised in between")  # at steps that had not failed before
         elif self._needs_new_worker(env_id):
-            self._failures.ignore_next(env_id)
             worker = self._workers.state.worker_of(env_id)
             self._replace(worker, self._workers.worker_died_error(worker), 0.0)
         else:
-            replay.is_new = False  # the object has the calls from before the episode by now
+            replay.is_new = False  # the calls from before the episode have been repeated
             self._play(replay)
 
     def _finish(self, replay: EpisodeReplay) -> None:
@@ -178,7 +176,7 @@ class ReplayPolicy:
         del self._replays[replay.env_id]
 
     def check_calls(self) -> None:
-        """Look again at repeated calls whose replies were not here."""
+        """Verify repeated calls whose replies have arrived since the last look."""
         for replay in [replay for replay in self._replays.values() if replay.is_played]:
             self._finish(replay)
         waiting, self._repeated = self._repeated, []
@@ -191,10 +189,10 @@ class ReplayPolicy:
                     self._repeated.append(repeated)
             except (CallDiffers, StepmillError) as failure:
                 self._workers.reapply_settings(worker, [repeated.server])
-                self._warn(f"env object {repeated.server} was rebuilt and is not as it was: {failure}")
+                self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {failure}")
 
     def _fail(self, replay: EpisodeReplay, reason: str) -> None:
-        """Cut an episode short that cannot be replayed."""
+        """Cut short an episode that cannot be replayed."""
         env_id, state = replay.env_id, self._workers.state
         has_log = state.can_replay(env_id)
         self._replayer.give_up(replay)
@@ -208,74 +206,67 @@ class ReplayPolicy:
             self._warn(f"env {env_id} is not replayable: {reason}; its episode is cut short")
 
     def drop(self, worker: int) -> None:
-        """Forget the replays of a worker that is about to be replaced, or stays dead."""
+        """Drop the replays of a worker that is about to be replaced, or stays dead."""
         for env_id in self._workers.state.envs_of(worker):
             self._replays.pop(env_id, None)
         self._repeated = [each for each in self._repeated if self._workers.worker_of_server(each.server) != worker]
 
-    # ---- failures that come again -----------------------------------------------------------------------------------
+    # ---- repeated failures ------------------------------------------------------------------------------------------
 
     def _needs_new_worker(self, env_id: int) -> bool:
-        """Whether calls have changed an env that lives on, which no reset undoes but a new worker does."""
+        """Whether a living env must be rebuilt, because calls have changed it and a reset would not undo that."""
         can_replace = self._replaces_workers and self._workers.can_replace_living
         return can_replace and self._replayer.was_modified(env_id)
 
-    def _culprit_of(self, death: WorkerDeath) -> int | None:
-        """Return which env a worker was at when it died; None if it was at none, or could not be started."""
+    def _running_env_of(self, death: WorkerDeath) -> int | None:
+        """Return the env that a worker was running when it died; None if it ran none, or could not be started."""
         running = self._workers.state.running_env(death.worker)
-        if isinstance(death.error, EnvTimeout):  # a worker that was stopped took no command: the culprit is not known
+        if isinstance(death.error, EnvTimeout):  # a worker that was stopped took no command: the env_id is not known
             return running if running == death.error.env_id else None
         return running if isinstance(death.error, WorkerDied) and running >= 0 else None
 
-    def _note_failure(self, env_id: int, error: StepmillError) -> None:
-        """Count an env's failure in a step. A reset is given again, not replayed."""
-        state = self._workers.state
-        if not state.is_pending(env_id):
+    def _record_failure(self, env_id: int, error: StepmillError) -> None:
+        """Count a failure of an env in a step, also in a replayed one. Resets are repeated, not replayed."""
+        state, replay = self._workers.state, self._replays.get(env_id)
+        if replay is None and not state.is_pending(env_id):
             return
         server = state.server_of(env_id)
         position = EpisodePosition.of(state, server)
         if not position.is_between:
-            self._failures.note(env_id, (server, position.episode, position.length), state.ticket_of(env_id), error)
+            step = position.length if replay is None else self._replayer.step_of(replay)
+            self._failures.record(env_id, (server, position.episode, step), state.ticket_of(env_id), error)
 
 
 class RepeatedFailures:
-    """Counts each env's failures of one kind at one place in a row."""
+    """Counts, per env, consecutive failures of one kind in one step."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[tuple[int, ...], str, int]] = {}
         self._tickets: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
-        self._ignored: set[int] = set()
 
-    def note(self, env_id: int, place: tuple[int, ...], ticket: int, error: StepmillError) -> None:
-        """Count a failure in a step; `place` (env object, episode, results so far) is the same only if it got no further.
+    def record(self, env_id: int, place: tuple[int, ...], ticket: int, error: StepmillError) -> None:
+        """Count a failure at a place, which is (env object, episode, step).
 
-        A failure is found again, with the same ticket, if its worker died before the env could be replayed.
+        If a worker dies before its env is replayed, the failure is found a second time, with the same ticket.
         """
         if self._tickets.get(env_id) == ticket:
             return
         self._tickets[env_id] = ticket
-        if env_id in self._ignored:
-            self._ignored.remove(env_id)
-            return
         what = _kind_of(error)
         last_place, last_what, count = self._last.get(env_id, ((), "", 0))
         count = count + 1 if (last_place, last_what) == (place, what) else 1
-        if count >= (ENOUGH_FROM_OUTSIDE if what in _FROM_OUTSIDE else ENOUGH):
-            self._reasons[env_id] = f"step {place[-1]} failed in the same way when it was played again ({what})"
+        if count >= (MAX_SAME_SIGNALS if what in _SIGNALS_FROM_OUTSIDE else MAX_SAME_FAILURES):
+            self._reasons[env_id] = f"step {place[-1]} failed in the same way when it was replayed ({what})"
         self._last[env_id] = place, what, count
 
-    def ignore_next(self, env_id: int) -> None:
-        """The failure of this env that is counted next happened elsewhere: while it was replayed."""
-        self._ignored.add(env_id)
-
-    def take_reason(self, env_id: int) -> str | None:
-        """Return why another replay does not help, once; None if it may."""
+    def pop_reason(self, env_id: int) -> str | None:
+        """Return, once, why another replay would not help; None if it may."""
         return self._reasons.pop(env_id, None)
 
 
 def _kind_of(error: StepmillError) -> str:
-    """Return what two errors of the same cause have in common: not the texts, which may contain times and addresses."""
+    """Return what errors of the same cause have in common. Not the text, which may contain times and addresses."""
     if isinstance(error, EnvError):
         return error.error_type
     if isinstance(error, WorkerDied):

@@ -1,10 +1,10 @@
-"""Replays of single envs: repeats their calls, lets the pool state play their logs, and compares.
+"""Carries out replays: repeats the calls of an env, lets the pool state play its log, and compares the results.
 
     begin ─► calls before the episode ─► begin_replay ─► PLACE: calls after this step ─► ... ─► PLAYED ─► verify ─► finish
                                                     └► DIFFERS, FAULT: the policy decides
 
-No method waits. Requests to a worker are carried out in the order of their posting, between the commands that the pool
-state gives meanwhile; whether they raised as they did before is compared when the log was played.
+No method waits. A worker handles requests in the order in which they were posted, between the commands of the pool state.
+Whether they raised as before is compared after the log was played.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from stepmill.pool.policies.call_log import CallLog, EpisodePosition, LoggedCall
 from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
-from stepmill.worker.calls import CHANGING, SETTING
+from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
 from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, load
 
-NOT_WHOLE = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
+TICKETS = 1 << 32  # they wrap around
+INCOMPLETE_LOG = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
 
 
 class CallDiffers(Exception):
-    """A repeated call raised where it did not before, or the other way round."""
+    """A repeated call raised and had not raised before, or the other way round."""
 
 
 @dataclass(eq=False)
 class RepeatedCalls:
-    """Calls that were posted to one env object and whose outcomes are to be compared.
+    """Calls that were repeated on one env object, to be compared with the first time.
 
     Attributes:
         server: the env object.
-        posted: calls with the futures of their repetition.
-        staged: calls that are to be repeated after the reset of the object's next episode.
-        num_verified: how many of them did again what they did.
-        is_awaited: a thread waits for the futures, and notifies the pool's thread.
+        posted: the calls, and the futures of their repetition.
+        staged: calls to be repeated after the reset of the object's next episode.
+        num_verified: how many of `posted` had the same outcome.
+        is_awaited: whether a thread waits for the futures, to notify the pool's thread.
     """
 
     server: int
@@ -55,11 +56,12 @@ class EpisodeReplay(RepeatedCalls):
 
     Attributes:
         env_id: the env that the object serves.
-        info: what `info["fault"]` will say if the episode cannot be replayed.
-        is_new: the object was rebuilt, so that calls from before the episode are repeated, too.
+        info: `info["fault"]`, in case the episode cannot be replayed.
+        is_new: whether the object was rebuilt, so that calls from before the episode are repeated, too.
         placed: calls with their places, from the first command of the log on.
-        num_plays: how often it was begun.
-        is_played: the log was played to its end.
+        num_plays: how often the replay was begun.
+        first_ticket: ticket of the reset that began the last play.
+        is_played: whether the log was played to its end.
     """
 
     env_id: int = 0
@@ -67,6 +69,7 @@ class EpisodeReplay(RepeatedCalls):
     is_new: bool = False
     placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
     num_plays: int = 0
+    first_ticket: int = 0
     is_played: bool = False
 
 
@@ -81,7 +84,7 @@ class EpisodeReplayer:
         self._limit_bytes = options.replay_log_bytes
         self._locations = {env: (plan.worker, place) for plan in plans for place, env in enumerate(plan.env_ids)}
         self._plans = plans
-        self._ids = itertools.count(-1, -1)  # of our own requests; those of the user count upwards
+        self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
         self.log = CallLog(len(self._locations), options.replay_log_bytes // 2)
 
     # ---- the log ----------------------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ class EpisodeReplayer:
     def add_request(self, servers: Sequence[int], future: Future) -> None:
         """Log a request that was posted for these env objects, if it may change them."""
         request = future.request
-        if request.kind not in CHANGING:
+        if request.kind not in MODIFYING_KINDS:
             return
         for position, server in enumerate(servers):
             at = EpisodePosition.of(self._workers.state, server)
@@ -97,21 +100,21 @@ class EpisodeReplayer:
         self._share_memory()
 
     def forget(self, worker: int) -> None:
-        """Clear the calls of a worker whose envs are about to be rebuilt and not replayed: they get its settings alone."""
+        """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
         servers = self._plans[worker].env_ids
         for server in servers:
             self.log.clear(server)
-        for request in self._workers.requests_for(worker):
+        for request in self._workers.settings_of(servers[0]).requests(servers):
             for position, place in enumerate(request.servers):
                 self.log.add(servers[place], request, None, position, (-1, 0))
         self._share_memory()
 
     def _share_memory(self) -> None:
-        """Leave to the episodes' logs what the calls do not take."""
+        """Let the logs of episodes use the memory that the calls do not use."""
         self._workers.state.limit_logs(max(self._limit_bytes - self.log.size_bytes, 0))
 
     def was_modified(self, env_id: int) -> bool:
-        """Whether an env that lives on was given calls or settings since its episode began, which no reset undoes."""
+        """Whether a living env got calls or settings since its episode began, which a reset does not undo."""
         position, placed = self.log.placed(self._workers.state, self._workers.state.server_of(env_id))
         return any(place > position.first for place, _ in placed)
 
@@ -120,10 +123,10 @@ class EpisodeReplayer:
         calls = [call for server in self._plans[worker].env_ids for call in self.log.calls_of(server)]
         return [call.future for call in calls if call.future is not None]
 
-    # ---- envs that play no episode now ------------------------------------------------------------------------------
+    # ---- envs without an episode ------------------------------------------------------------------------------------
 
     def repeat_waiting(self, worker: int) -> list[RepeatedCalls]:
-        """Repeat the calls of the restarted worker's env objects whose episode is not replayed: spares, envs never reset."""
+        """Repeat the calls of a restarted worker's env objects that have no episode to replay: spares, and envs never reset."""
         state = self._workers.state
         held = {state.server_of(env_id) for env_id in state.held_envs()}
         waiting = [server for server in self._plans[worker].env_ids if server not in held]
@@ -141,7 +144,7 @@ class EpisodeReplayer:
         return repeated
 
     def post_staged_calls(self, repeated: RepeatedCalls) -> None:
-        """Repeat calls that came after the reset of an episode that was begun ahead of its time. The worker serves."""
+        """Repeat calls that came after the reset of an episode that was begun in advance. The worker serves."""
         for call in repeated.staged:
             self._post(repeated.server, call, self._workers.state.ticket_of_server(repeated.server))
 
@@ -150,7 +153,7 @@ class EpisodeReplayer:
     def begin(self, replay: EpisodeReplay) -> str | None:
         """Begin a replay of a held env; return why it cannot be replayed, or None.
 
-        If its pending command is a reset, that is given again, and the replay is over: the env is not held any more.
+        If its pending command is a reset, the reset is repeated and the replay is over: the env is no longer held.
         """
         state, server = self._workers.state, replay.server
         replay.num_plays += 1
@@ -161,35 +164,42 @@ class EpisodeReplayer:
         if reason is not None:
             return reason
         for place, call in placed:
-            is_undone = not position.is_between and call.kind in SETTING  # set to something else later on
+            is_undone = (
+                not position.is_between and call.kind in SETTING_KINDS
+            )  # it may have been set to another value later
             if place <= position.first and (replay.is_new or is_undone):
                 self._repeat(replay, call)
         since = [(place, call) for place, call in placed if place > position.first]
         if position.is_between and not replay.is_new:
-            for _, call in since:  # the object had them before the reset that is given again
+            for _, call in since:  # the object got them before the reset that is repeated
                 call.place = position.length
             since = []
         replay.placed = since
         if not state.begin_replay(replay.env_id, sorted({place for place, _ in since})):
             self._post_later_calls(replay)
+        replay.first_ticket = state.ticket_of(replay.env_id)
         return None
+
+    def step_of(self, replay: EpisodeReplay) -> int:
+        """Return the number of the last command of a replay; that of its reset is 0."""
+        return (self._workers.state.ticket_of(replay.env_id) - replay.first_ticket) % TICKETS
 
     def _why_not(
         self, replay: EpisodeReplay, position: EpisodePosition, placed: Sequence[tuple[int, LoggedCall]]
     ) -> str | None:
         if not self.log.is_whole(replay.server):
-            return NOT_WHOLE
+            return INCOMPLETE_LOG
         if position.is_between:
             return None
         if not self._workers.state.can_replay(replay.env_id):
-            return "its log is not whole: too long, cut short before, or with actions of no fixed size"
+            return "its log is incomplete: it was too long or cut short, or the actions have no fixed size"
         is_called = any(place > position.first and call.kind is RequestKind.CALL for place, call in placed)
         if is_called and not replay.is_new:
-            return "it was called since its episode began, and lives on: only a worker process can be replaced"
+            return "it was called since its episode began, and only a worker process could be replaced"
         return None
 
     def continue_at(self, replay: EpisodeReplay, place: int) -> None:
-        """Repeat the calls of a place, and let the log be played on."""
+        """Repeat the calls of a place, and continue to play the log."""
         state = self._workers.state
         for each, call in replay.placed:
             if each == place:
@@ -197,7 +207,7 @@ class EpisodeReplayer:
         state.continue_replay(replay.env_id)
 
     def finish(self, replay: EpisodeReplay) -> None:
-        """Release an env that is where the user believes it is, and give it what is pending."""
+        """Release an env that is restored, and send it its pending commands."""
         self._workers.state.finish_replay(replay.env_id)
         self._post_later_calls(replay)
 
@@ -205,11 +215,11 @@ class EpisodeReplayer:
         state = self._workers.state
         length = EpisodePosition.of(state, replay.server).length
         for place, call in replay.placed:
-            if place > length:  # it came after what is under way again
+            if place > length:  # it came after the pending command, which was sent again
                 self._post(replay.server, call, state.ticket_of(replay.env_id))
 
     def give_up(self, replay: EpisodeReplay) -> None:
-        """Release an env that cannot be replayed. It gets the calls that it lacks, so that its next episode can be."""
+        """Release an env that cannot be replayed. Its missing calls are made, so that its next episode can be replayed."""
         state = self._workers.state
         state.fail_replay(replay.env_id)
         made = {id(call) for call, _ in replay.posted}
@@ -219,12 +229,12 @@ class EpisodeReplayer:
         self._workers.reapply_settings(self._locations[replay.server][0], [replay.server])
 
     def verify(self, repeated: RepeatedCalls) -> bool:
-        """Compare the outcomes of repeated calls; return whether all are here.
+        """Compare the outcomes of repeated calls; return whether all have arrived.
 
-        If one is not, a thread waits for it and then ends the pool's wait.
+        If one has not, a thread waits for it and then ends the pool's wait.
 
         Raises:
-            CallDiffers: a call raised, or no longer did.
+            CallDiffers: a call raised and had not raised before, or the other way round.
         """
         while repeated.num_verified < len(repeated.posted):
             call, future = repeated.posted[repeated.num_verified]
@@ -234,11 +244,11 @@ class EpisodeReplayer:
                 self._await(repeated)
                 return False
             except WorkerDied:
-                return False  # its replay begins again after the next restart
+                return False  # the replay is repeated after the next restart
             call.update()
             if call.has_raised is not None and isinstance(outcome, Value) is call.has_raised:
                 raise CallDiffers(
-                    f"a call could not be repeated: {call.name!r} of it raised, or no longer did, when it was called again"
+                    f"the call of {call.name!r} {'succeeded' if call.has_raised else 'raised'} when it was repeated, unlike before"
                 )
             repeated.num_verified += 1
         return True

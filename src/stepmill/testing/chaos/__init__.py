@@ -1,9 +1,17 @@
-"""Breaks the workers of pools at random, and checks every delivered transition against what a counting env must say.
+"""Injects random faults into pools, and checks every transition that they deliver.
 
-`python -m stepmill.testing.chaos --seconds 60` does it from the command line; its exit status is 1 if anything was wrong.
-Each kind of round (`kinds.py`) comes by turns, the one time with `step`, the next with `send` and `recv`, under every
-start method: all three autoreset modes and policies, envs of one row and of several, spares, budgets of episodes, and
-envs in processes, in threads and in line.
+`python -m stepmill.testing.chaos --seconds 60` runs it from the command line; its exit status is 1 if anything was wrong.
+The kinds of rounds take turns, alternately with `step` and with `send` and `recv`, under every start method. They cover all
+autoreset modes and fault policies, envs of one row and of several, spares, episode budgets, and all backends.
+
+    kinds            the kinds of rounds: pool options, and the faults to inject
+    envs             envs that count their steps, and fail on demand
+    rounds           one pool, driven by `step` or by `send` and `recv` while faults are injected
+    starts           pools whose construction is interrupted by Ctrl-C
+    fault_injection  signals, traps, breaking actions, calls and Ctrl-C
+    results          batches and errors, converted for the checks
+    oracle           the expected results, and the checks against them
+    report           counters and complaints of a run
 """
 
 from __future__ import annotations
@@ -18,12 +26,13 @@ from stepmill.testing.chaos.envs import HANG, KILL, RAISE, ChaosEnv
 from stepmill.testing.chaos.kinds import KINDS, Kind
 from stepmill.testing.chaos.report import ChaosReport
 from stepmill.testing.chaos.rounds import Round
+from stepmill.testing.chaos.starts import StartRound, join_threads
 
 __all__ = ["HANG", "KILL", "RAISE", "ChaosEnv", "ChaosReport", "run_chaos"]
 
 CONTEXTS = ("fork", "forkserver", "spawn")
 MAX_GROWTH_BYTES = 16 << 20
-MIN_ROUND_S = 0.2  # of a turn that a slow machine has left no time for
+MIN_ROUND_S = 0.2  # even if earlier rounds have used up the time
 
 
 def run_chaos(
@@ -32,23 +41,23 @@ def run_chaos(
     *,
     round_s: float = 10.0,
     kinds: Sequence[Kind] = KINDS,
-    tell: Callable[[ChaosReport], object] = lambda report: None,
+    on_pass: Callable[[ChaosReport], object] = lambda report: None,
 ) -> ChaosReport:
-    """Break workers of pools of every kind by turns, each pool for up to `round_s` seconds, and report.
+    """Inject faults into pools of every kind in turn, each pool for up to `round_s` seconds, and return a report.
 
-    The process must be the only one to signal those workers; what it breaks is drawn from `seed`, when it strikes depends
-    on the machine. `tell` hears of the report when each kind has had its turn.
+    No other process may signal the workers. The faults are drawn from `seed`; their timing depends on the machine.
+    `on_pass` is called with the report after each pass over all kinds.
     """
     report = ChaosReport(seed)
     rng = random.Random(seed)
     begin = time.monotonic()
-    held = Holdings()
+    resources = ResourceCheck()
     for number in itertools.count():
         now = time.monotonic()
         report.seconds = now - begin
         if number % len(kinds) == 0 and number != 0:
-            held.compare(report, number // len(kinds) % 2)
-            tell(report)
+            resources.compare(report, number // len(kinds) % 2)
+            on_pass(report)
         if now >= begin + seconds and number >= len(kinds):
             break
         turn, place = divmod(number, len(kinds))
@@ -56,25 +65,29 @@ def run_chaos(
         context = CONTEXTS[turn // 2 % len(CONTEXTS)]
         report.now = f"round {number}, {kind.name}, {'sync' if is_sync else 'async'}, {context}"
         report.rounds[kind.name] += 1
-        # What one round takes too long the others go without, so that each has its turn.
+        # If one round takes too long, the rounds after it are shorter, so that each kind has its turn.
         length_s = min(round_s, max((begin + seconds - now) / max(len(kinds) - number, 1), MIN_ROUND_S))
-        Round(report, rng, kind, is_sync=is_sync, context=context).run(length_s)
+        if kind.interrupts_starts:
+            StartRound(report, rng, kind, context=context).run(length_s)
+        else:
+            Round(report, rng, kind, is_sync=is_sync, context=context).run(length_s)
     return report
 
 
-class Holdings:
-    """What this process holds between two rounds, when no pool is there: it must not grow from pass to pass."""
+class ResourceCheck:
+    """Checks that memory, descriptors and threads of this process do not grow from pass to pass."""
 
     def __init__(self) -> None:
         self._first: dict[int, tuple[int, int, int]] = {}
 
-    def compare(self, report: ChaosReport, form: int) -> None:
-        """Complain of what has grown since the first time after turns of this form."""
+    def compare(self, report: ChaosReport, parity: int) -> None:
+        """Report what has grown since the first pass of this parity. Call it while no pool exists."""
+        join_threads()
         with open("/proc/self/statm") as file:
             num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         now = num_bytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
         report.held_mib.append(num_bytes >> 20)
-        first = self._first.setdefault(form, now)
+        first = self._first.setdefault(parity, now)
         limits = (first[0] + MAX_GROWTH_BYTES, first[1], first[2])
         for what, count, limit in zip(("bytes of memory", "descriptors", "threads"), now, limits, strict=True):
             if count > limit:

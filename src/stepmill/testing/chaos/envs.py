@@ -1,4 +1,4 @@
-"""Envs that count their steps, so that any transition that is lost, doubled or another env's shows; and that break on demand."""
+"""Envs that count their steps, which shows transitions that are lost, doubled or of another env; and that fail on demand."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KILL, RAISE, HANG = 10, 11, 12
 """Actions that break a `ChaosEnv`; those below 10 are harmless."""
 NUM_ACTIONS = 13
 SCRIBBLE = 13
-"""A way to break an env that only traps have: native code of it writes over memory of other workers."""
+"""A fault that only traps cause: native code of the env overwrites memory of other workers."""
 UNREADABLE = 9
-"""The action whose info cannot be read, of an env that is to have such infos."""
+"""The action after which an env with `has_unreadable` returns an info that cannot be unpickled."""
 HANG_S = 600.0
 LENGTH = 12
 IDENTITY, TAG, CLOCK, ACTION, LEVEL, BUMPS = range(6)
-"""What the columns of an observation say; a `ChaosEnv` has the first four."""
+"""The columns of an observation; a `ChaosEnv` has the first four."""
 
 Obs = NDArray[np.int64]
 
@@ -50,32 +50,32 @@ class ChaosEnv(gymnasium.Env[Obs, np.int64]):
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         if action >= KILL:
-            break_down(int(action), self._hang_s)
+            fail(int(action), self._hang_s)
         self._clock += 1
         self._action = int(action)
         return self._observe(), float(self._clock), False, self._clock >= self._length, {}
 
     def locate(self) -> int:
-        """Return the identity, as a remote call."""
+        """Return the identity; for remote calls."""
         return self.identity
 
     def _observe(self) -> Obs:
         return np.array([self.identity, self._tag, self._clock, self._action], np.int64)
 
 
-def break_down(how: int, hang_s: float = HANG_S) -> None:
-    """Do what one of the breaking actions says. An env that hangs returns in the end: in a thread that was given up."""
+def fail(how: int, hang_s: float = HANG_S) -> None:
+    """Kill the process, raise, scribble or hang, as the action says. A hang ends after `hang_s`, because threads cannot be killed."""
     if how == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == RAISE:
-        raise ValueError("this env was told to raise")
+        raise ValueError("this env raises, as its action says")
     if how == SCRIBBLE:
         scribble()
     time.sleep(hang_s)
 
 
 def scribble() -> None:
-    """Fill the slab with zeros from the first byte on that belongs to other workers, as a stray pointer would."""
+    """Write zeros to the parts of the slab that belong to other workers, as a stray pointer could."""
     faulthandler.disable()  # it would print a page to stderr
     with open("/proc/self/maps", encoding="utf-8") as file:
         parts = [line.split()[:2] for line in file if "memfd:stepmill-slab" in line]
@@ -83,11 +83,11 @@ def scribble() -> None:
         start, stop = (int(address, 16) for address in addresses.split("-"))
         if "w" not in permissions:
             ctypes.memset(start, 0, stop - start)
-    raise RuntimeError("this process can write everywhere in the slab, or was not ended for doing so")
+    raise RuntimeError("this process can write to the whole slab, or was not ended for a write that is not allowed")
 
 
 class Unreadable:
-    """A value that can be pickled, and raises when it is unpickled."""
+    """A value that can be pickled and that raises when it is unpickled."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -102,20 +102,20 @@ def _refuse(number: int) -> None:
 
 
 class Traps:
-    """Files that each break one env once, in whatever process: a step, reset or call that finds its trap takes it away, and fails."""
+    """Files that each make one env fail once, in any process: a step, reset or call removes its trap, and fails."""
 
     def __init__(self, folder: str, hang_s: float = HANG_S) -> None:
         self._folder = Path(folder)
         self._hang_s = hang_s
 
-    def lay(self, where: str, identity: int, how: int, times: int = 1) -> None:
-        """Break the next so many of "step", "reset", "call" or "build" of that env object."""
+    def set(self, where: str, identity: int, how: int, times: int = 1) -> None:
+        """Make the next `times` steps, resets, calls or builds (`where`) of an env object fail."""
         fresh = self._folder / "fresh"
         fresh.write_text(f"{how} {times}")
         fresh.rename(self._folder / f"{where}-{identity}")
 
-    def spring(self, where: str, identity: int) -> None:
-        """Break down if there is a trap."""
+    def trigger(self, where: str, identity: int) -> None:
+        """Fail if there is a trap."""
         trap = self._folder / f"{where}-{identity}"
         try:
             how, times = map(int, trap.read_text().split())
@@ -125,14 +125,14 @@ class Traps:
             trap.write_text(f"{how} {times - 1}")
         else:
             trap.unlink()
-        break_down(how, self._hang_s)
+        fail(how, self._hang_s)
 
 
 class TrappedEnv(ChaosEnv):
-    """Springs traps, and has a memory that calls change; obs [6]: two columns more, the attribute `level` and the bumps.
+    """Triggers traps, and has state that calls change; obs [6]: two more columns, the attribute `level` and the bumps.
 
-    Its infos say `at` [3]: the first three columns of the observation that they come with. With `has_unreadable` the action
-    UNREADABLE adds a value that cannot be unpickled.
+    Its infos have `at` [3]: the first three columns of the same observation. With `has_unreadable` the action UNREADABLE adds
+    a value that cannot be unpickled.
     """
 
     observation_space = gymnasium.spaces.Box(-1, 2**62, (6,), np.int64)
@@ -145,12 +145,12 @@ class TrappedEnv(ChaosEnv):
         self._bumps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        self._traps.spring("reset", self.identity)
+        self._traps.trigger("reset", self.identity)
         obs, _ = super().reset(seed=seed, options=options)
         return obs, {"at": obs[: CLOCK + 1]}
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        self._traps.spring("step", self.identity)
+        self._traps.trigger("step", self.identity)
         obs, reward, terminated, truncated, _ = super().step(action)
         info: dict[str, Any] = {"at": obs[: CLOCK + 1]}
         if self._has_unreadable and action == UNREADABLE:
@@ -158,19 +158,19 @@ class TrappedEnv(ChaosEnv):
         return obs, reward, terminated, truncated, info
 
     def bump(self) -> tuple[int, int]:
-        """Count a call; return the identity, and how many there were. No reset takes them back."""
-        self._bumps += 1  # before it may fail: what is called again must come to the same
-        self._traps.spring("call", self.identity)
+        """Count a call; return the identity and the count. A reset does not change the count."""
+        self._bumps += 1  # before it may fail, so that a repeated call has the same effect
+        self._traps.trigger("call", self.identity)
         return self.identity, self._bumps
 
     def stumble(self) -> None:
-        """Count a call, and fail, whenever it is made."""
+        """Count a call, and raise."""
         self._bumps += 1
         raise ValueError("this call fails")
 
     def render(self) -> Obs:
-        """Return what was observed last."""
-        self._traps.spring("call", self.identity)
+        """Return the newest observation."""
+        self._traps.trigger("call", self.identity)
         return self._observe()
 
     def _observe(self) -> Obs:
@@ -178,7 +178,7 @@ class TrappedEnv(ChaosEnv):
 
 
 def length_of(row: int, rows_each: int = 1, *, is_ragged: bool = False) -> int:
-    """How long the episodes of a row of the env objects are: rows of one end together, unless they are ragged."""
+    """Return the episode length of a row. The rows of an env object have the same length unless they are ragged."""
     return 8 + (row if is_ragged else row // rows_each) % 5
 
 
@@ -195,15 +195,15 @@ def make_env(
     """Make env object `identity`, with one row, or with several: row k is number `identity * rows_each + k`.
 
     Args:
-        folder: of the traps.
+        folder: where the traps are.
         identity: number of the object.
         rows_each: how many rows it has.
-        mode: of autoreset, which objects with several rows see to themselves.
-        hang_s: how long one that hangs does so.
+        mode: autoreset mode, for objects with several rows, which reset themselves.
+        hang_s: how long a hang lasts.
         is_ragged: whether its rows end at different times.
-        has_unreadable: whether some infos have a value that cannot be unpickled; of objects with one row.
+        has_unreadable: whether some infos have a value that cannot be unpickled; for objects with one row.
     """
-    Traps(folder, hang_s).spring("build", identity)
+    Traps(folder, hang_s).trigger("build", identity)
     if rows_each == 1:
         return TrappedEnv(folder, identity, length_of(identity), hang_s, has_unreadable=has_unreadable)
     rows = range(identity * rows_each, (identity + 1) * rows_each)

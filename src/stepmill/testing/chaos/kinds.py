@@ -1,4 +1,4 @@
-"""The kinds of rounds: what the pool is set to do, and what is done to it."""
+"""The kinds of rounds: the options of the pool, and the faults that are injected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepmill.testing.chaos.envs import HANG, HANG_S, KILL, RAISE, SCRIBBLE
 
 STEP_TIMEOUT_S = 0.4
 CALL_TIMEOUT_S = 3.0
-THREAD_HANG_S = 0.7  # longer than the deadline, and shorter than close() waits
+THREAD_HANG_S = 0.7  # longer than the deadline, shorter than close() waits
 NUM_ROWS = 8
 MAX_FAILED_BUILDS = 3
 
@@ -20,16 +20,16 @@ class Kind:
     """One kind of round.
 
     Attributes:
-        options: of the pool, beyond those that all rounds have.
-        fatal: actions that break an env whenever it is given them. Under replay there are none: playing again helps only
-            against what does not happen again.
-        steps, resets, calls: how traps break a step, a reset, or a call, once.
-        builds: how traps break constructors after a death, up to MAX_FAILED_BUILDS times.
+        options: pool options in addition to those of all rounds.
+        fatal: actions that make an env fail each time. None under replay, which cannot repair a fault that repeats.
+        steps, resets, calls: how traps make a step, reset or call fail once.
+        builds: how traps make constructors fail after a death, up to MAX_FAILED_BUILDS times.
         is_interrupted: whether Ctrl-C interrupts calls that send and receive.
+        interrupts_starts: whether the round only makes pools, and Ctrl-C interrupts their construction.
         has_unreadable: whether some infos have a value that cannot be unpickled.
-        rows_each, is_ragged: rows of each env object, and whether they end at different times.
-        backend: only processes are signalled; who hangs in a thread goes on after a while.
-        has_capsules: whether a crash capsule of each fault is written, and read.
+        rows_each, is_ragged: rows of each env object, and whether their episodes end at different times.
+        backend: only processes get signals; a hang in a thread ends after `hang_s`.
+        has_capsules: whether a crash capsule of each fault is written and read.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Kind:
     calls: tuple[int, ...] = (RAISE,)
     builds: tuple[int, ...] = ()
     is_interrupted: bool = False
+    interrupts_starts: bool = False
     has_unreadable: bool = False
     rows_each: int = 1
     is_ragged: bool = False
@@ -49,12 +50,12 @@ class Kind:
 
     @property
     def policy(self) -> OnFault:
-        """What becomes of faults."""
+        """The fault policy."""
         return OnFault(self.options.get("on_fault", OnFault.TRUNCATE))
 
     @property
     def is_replayed(self) -> bool:
-        """Whether no episode may be broken."""
+        """Whether episodes are replayed, so that none may be broken."""
         return self.policy is OnFault.REPLAY
 
     @property
@@ -64,17 +65,17 @@ class Kind:
 
     @property
     def budget(self) -> int | None:
-        """After how many episodes an env is exhausted."""
+        """How many episodes each env plays; None is no limit."""
         return self.options.get("num_episodes")
 
     @property
     def hang_s(self) -> float:
-        """How long an env hangs that does."""
+        """How long a hang lasts."""
         return HANG_S if self.backend == "process" else THREAD_HANG_S
 
     @property
     def num_spares(self) -> int:
-        """How many objects there are more than envs."""
+        """How many spare env objects there are."""
         return int(self.options.get("spare_envs", 0))
 
     @property
@@ -109,7 +110,7 @@ _REPLAY = {"on_fault": "replay"}
 
 
 def _replayed(name: str, *, ways: tuple[int, ...] = _ONCE, **fields: Any) -> Kind:
-    # Calls that fail once, and not again, cannot be repeated.
+    # A call that fails once and succeeds when it is repeated cannot be replayed.
     return Kind(name=name, fatal=(), steps=ways, resets=ways, calls=(), **fields)
 
 
@@ -167,6 +168,10 @@ _WITH_CTRL_C = (
         "ctrl-c, threads, replay", backend="thread", options=_REPLAY, ways=(RAISE, RAISE, HANG), is_interrupted=True
     ),
 )
+_INTERRUPTED_STARTS = tuple(
+    Kind(name=f"ctrl-c in a start, {backend}", backend=backend, fatal=(), calls=(), interrupts_starts=True)
+    for backend in ("process", "thread", "serial")
+)
 _REBUILT = (
     Kind(name="failing rebuilds", builds=_FAILING_BUILDS),
     Kind(name="failing rebuilds, raise", options=_RAISE, builds=_FAILING_BUILDS),
@@ -179,10 +184,10 @@ _UNREADABLE = (
 _SCRIBBLED = (
     Kind(name="scribbles", steps=_STRAY),
     Kind(name="scribbles, raise", options=_RAISE, steps=_STRAY),
-    # In steps alone: a crash in a reset, while a step is replayed that crashed, counts as another crash of that step.
+    # Only in steps: a crash in the reset of a replay counts as another crash of the step that is replayed.
     Kind(name="scribbles, replay", fatal=(), steps=_STRAY, resets=(RAISE,), calls=(), options=_REPLAY),
 )
-_ELSEWHERE = (
+_OTHER_BACKENDS = (
     Kind(name="threads", backend="thread", fatal=(RAISE, HANG), resets=_IN_THREADS, calls=_IN_THREADS),
     Kind(
         name="threads, same step",
@@ -217,8 +222,9 @@ KINDS = (
     *_RAISED,
     *_REPLAYED,
     *_WITH_CTRL_C,
+    *_INTERRUPTED_STARTS,
     *_REBUILT,
     *_UNREADABLE,
     *_SCRIBBLED,
-    *_ELSEWHERE,
+    *_OTHER_BACKENDS,
 )

@@ -1,4 +1,4 @@
-"""What a run of chaos has inflicted, and what came of it."""
+"""The report of a chaos run: counters of injected faults and checked results, and complaints."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ MAX_COMPLAINTS = 20
 
 @dataclass
 class ChaosReport:
-    """What was inflicted and what came of it. `wrong` has the first complaints, in words; empty if all was well.
+    """Counters of a run, and complaints.
 
     Attributes:
-        transitions: delivered, and each of them checked.
-        broken: episodes that were cut short, or steps that raised; `kinds` says why.
-        calls, calls_failed: of all kinds; those that failed were told so.
-        rounds: how many there were of each kind.
-        replays: transitions that were checked where none may be broken.
-        held_mib: memory of this process each time that all kinds have had their turn.
+        transitions: number of transitions that were delivered and checked.
+        broken: number of episodes that were cut short and steps that raised; `kinds` counts them by cause.
+        calls, calls_failed: number of calls of envs, and of those that raised an error.
+        rounds: number of rounds of each kind.
+        inflicted: number of injected faults of each kind.
+        replays: number of transitions that were checked under the policy "replay", which may break none.
+        held_mib: memory of this process after each pass over all kinds.
+        num_wrong, wrong: number of complaints, and the texts of the first ones.
     """
 
     seed: int
@@ -41,7 +43,7 @@ class ChaosReport:
     now: str = ""
 
     def complain(self, text: str) -> None:
-        """Count something wrong, and keep the words of the first."""
+        """Count a wrong result, and store the text if it is among the first MAX_COMPLAINTS."""
         self.num_wrong += 1
         if len(self.wrong) < MAX_COMPLAINTS:
             self.wrong.append(f"{self.now}: {text}")
@@ -50,8 +52,8 @@ class ChaosReport:
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s, rounds: {dict(self.rounds)}",
             f"inflicted: {dict(self.inflicted)}",
-            f"workers restarted: {self.restarts}; revivals asked for: {self.revivals}; episodes ended: {self.episodes}; broken: {self.broken} {dict(self.kinds)}",
-            f"calls: {self.calls}, of which told that they failed: {self.calls_failed}; capsules read: {self.capsules}",
+            f"workers restarted: {self.restarts}; revivals: {self.revivals}; episodes ended: {self.episodes}; broken: {self.broken} {dict(self.kinds)}",
+            f"calls: {self.calls}, of which failed: {self.calls_failed}; capsules read: {self.capsules}",
             f"MiB held after each pass: {self.held_mib}",
             f"transitions checked: {self.transitions}, under replay: {self.replays}; wrong: {self.num_wrong}",
             *self.wrong,

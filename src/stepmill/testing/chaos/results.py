@@ -1,4 +1,4 @@
-"""What a pool says, taken apart: one result per row of a batch, and the envs that an error names."""
+"""Converts what a pool delivers for the checks: one result per row of a batch, and the envs that an error names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Result:
     """One row of a batch.
 
     Attributes:
-        at: what the info says, which belongs to the observation.
-        final_obs, final_at: with SAME_STEP of the episode that ended.
+        fault: the kind of the fault in `info`; None if there is none.
+        why: the whole fault entry, as text.
+        at: the columns of the observation that the info repeats.
+        final_obs, final_at: with SAME_STEP, those of the episode that ended.
         episode: return and length of an episode that ended.
-        omitted: env and place of each value of the info that could not be read.
-        fault: what kind it was.
-        why: what else is said of it.
+        omitted: env and leaf of each value of the info that could not be read.
     """
 
     row: int
@@ -43,7 +43,7 @@ class Result:
 
 
 def _entry(info: Mapping[str, Any], key: str, i: int) -> Any:
-    """What a merged info says of a row under a key; None if it says nothing."""
+    """Return the value of row `i` under a key of a merged info; None if the row has none."""
     mask = info.get(f"_{key}")
     if mask is None or not mask[i]:
         return None
@@ -52,7 +52,7 @@ def _entry(info: Mapping[str, Any], key: str, i: int) -> Any:
 
 
 def results_of(batch: Batch, rows_each: int) -> Iterator[Result]:
-    """Take a batch apart."""
+    """Yield one result per row of a batch."""
     info: Mapping[str, Any] = batch.info
     finals: Mapping[str, Any] = info.get("final_info", {})
     for i in range(len(batch.env_id)):
@@ -76,7 +76,7 @@ def results_of(batch: Batch, rows_each: int) -> Iterator[Result]:
 
 
 def named_in(error: StepmillError) -> set[int]:
-    """The envs that an error names, with those of the errors that came together with it."""
+    """Return the envs that an error names, and those that the errors in its `others` name."""
 
     def each(one: StepmillError) -> Iterator[int]:
         yield from getattr(one, "env_ids", ())

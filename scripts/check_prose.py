@@ -1,0 +1,81 @@
+"""Check the spelling of all files, and refuse the words and phrases that scripts/prose.ini bans.
+
+Spelling is checked by codespell. Banned phrases are regular expressions, matched line by line without regard to case.
+"""
+
+import configparser
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "scripts" / "prose.ini"
+GENERATED = ("constraints.txt", "src/stepmill/_native.pyi")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The content of prose.ini: accepted words, banned patterns with advice, and paths whose phrases are not checked."""
+
+    accepted: tuple[str, ...]
+    banned: Mapping[re.Pattern[str], str]
+    unchecked: tuple[str, ...]
+
+
+def read_rules(text: str) -> Rules:
+    parser = configparser.RawConfigParser(delimiters=("=>",), comment_prefixes=("#",), allow_no_value=True)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # keys are patterns and keep their case
+    parser.read_string(text)
+    banned = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in parser.items("banned")}
+    return Rules(tuple(parser.options("accepted")), banned, tuple(parser.options("unchecked")))
+
+
+def find_banned(text: str, banned: Mapping[re.Pattern[str], str]) -> Iterator[tuple[int, str, str]]:
+    """Yield (line number, the words found, advice) for each banned phrase."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, advice in banned.items():
+            found = pattern.search(line)
+            if found:
+                yield number, found[0], advice
+
+
+def is_unchecked(name: str, unchecked: Sequence[str]) -> bool:
+    """Return whether a path is one of the unchecked paths or lies below one."""
+    return any(name == path or name.startswith(f"{path}/") for path in unchecked)
+
+
+def find_files() -> list[str]:
+    """Return the text files that git does not ignore, as paths relative to the root."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    names = sorted({name for name in listed.split("\0") if name} - {*GENERATED})
+    return [name for name in names if (ROOT / name).is_file() and b"\0" not in (ROOT / name).read_bytes()]
+
+
+def misspelt(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
+    """Return what codespell reports, one line per word."""
+    words = ",".join(word.lower() for word in accepted)
+    command = [sys.executable, "-m", "codespell_lib", "--ignore-words-list", words, *names]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout.splitlines()
+
+
+def main() -> int:
+    """Print each misspelt word and each banned phrase. The exit status is 1 if there is one."""
+    rules = read_rules(RULES.read_text(encoding="utf-8"))
+    names = find_files()
+    problems = misspelt(names, rules.accepted)
+    rules_name = str(RULES.relative_to(ROOT))
+    for name in names:
+        if name == rules_name or is_unchecked(name, rules.unchecked):
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8")
+        problems += [f"{name}:{line}: {found!r}: {advice}" for line, found, advice in find_banned(text, rules.banned)]
+    print("\n".join([*problems, f"prose: {len(problems)} problems" if problems else "prose: no problems"]))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

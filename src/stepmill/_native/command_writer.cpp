@@ -1,0 +1,152 @@
+#define NO_IMPORT_ARRAY
+#include "command_writer.hpp"
+
+#include <algorithm>
+
+#include "blobs.hpp"
+#include "reaper.hpp"
+
+namespace stepmill {
+
+CommandWriter::CommandWriter(Slab& slab, PyObject* pickler)
+    : slab_(slab), tickets_(slab.server_locations.size()), is_restarting_(slab.workers.size()), has_new_commands_(slab.workers.size()), num_posted_(slab.workers.size()), encoder_(pickler) {
+    for (std::uint32_t w = 0; w < slab.workers.size(); ++w) blobs_.emplace_back(slab.command_fds.at(w), slab.plan.servers[w].size());
+}
+
+void CommandWriter::attach_loop(nb::object loop) {
+    loop_ = nb::cast<Loop*>(loop);
+    loop_object_ = std::move(loop);
+}
+
+void CommandWriter::attach_helper(nb::object helper) { helper_ = std::move(helper); }
+
+void CommandWriter::clear() {
+    loop_ = nullptr;
+    loop_object_.reset(), helper_.reset();
+}
+
+int CommandWriter::traverse(visitproc visit, void* arg) const {
+    Py_VISIT(loop_object_.ptr());
+    Py_VISIT(helper_.ptr());
+    Py_VISIT(encoder_.pickler());
+    return 0;
+}
+
+void CommandWriter::write_blob(std::uint32_t server, PyObject* blob) {
+    const ServerLocation location = slab_.server_locations[server];
+    const ServerWords& words = slab_.words[location.worker];
+    buffer_.clear();
+    if (!encoder_.encode(blob, buffer_)) throw nb::python_error();
+    if (!write_small_blob(slab_, server, buffer_)) {
+        OverflowRef ref;
+        const int error = blobs_[location.worker].write(location.local, buffer_.data(), buffer_.size(), ref);
+        if (error != 0 && !set_os_error(error)) throw nb::python_error();
+        words.blob_offset[location.local] = ref.offset;
+        words.blob_bytes[location.local] = ref.size;
+        words.blob_generation[location.local] = ref.generation;
+    }
+    words.flags[location.local] |= FLAG_BLOB;
+}
+
+void CommandWriter::deliver() {
+    if (helper_) helper_(false);
+    if (has_workers()) {
+        for (std::uint32_t w = 0; w < has_new_commands_.size(); ++w) {
+            if (has_new_commands_[w]) ring_worker(*slab_.workers[w]);
+        }
+        for (std::uint32_t w = 0; w < has_new_commands_.size(); ++w) {
+            if (has_new_commands_[w]) check_deaths_of(w);
+        }
+    }
+    std::ranges::fill(has_new_commands_, std::uint8_t{0});
+}
+
+void CommandWriter::ring(std::uint32_t worker) {
+    if (!has_workers()) return;
+    ring_worker(*slab_.workers[worker]);
+    check_deaths_of(worker);
+}
+
+void CommandWriter::issue(std::uint32_t server) {
+    publish(slab_.server_locations[server], ++tickets_[server].newest);
+    ring(slab_.server_locations[server].worker);
+}
+
+void CommandWriter::reserve_ticket(std::uint32_t server) { ++tickets_[server].newest, ++tickets_[server].num_reserved; }
+
+void CommandWriter::issue_reserved(std::uint32_t server) {
+    --tickets_[server].num_reserved;
+    publish(slab_.server_locations[server], published(server));
+    ring(slab_.server_locations[server].worker);
+}
+
+// If a worker died before its tickets were written, the reaper did not see them: condemn them here. The reaper writes `dead` and then
+// reads the tickets; with the fence, either it sees these tickets or this function sees `dead`.
+void CommandWriter::check_deaths_of(std::uint32_t worker) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (is_restarting_[worker] || slab_.workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
+    condemn_worker(slab_, worker, Fault::DIED);
+}
+
+void CommandWriter::post_request(std::uint32_t worker) {
+    WorkerControl& control = *slab_.workers.at(worker);
+    control.requests.store(++num_posted_[worker], std::memory_order_release);
+    ring_worker(control);
+}
+
+// ---- workers that are replaced ----------------------------------------------------------------------------------
+
+void CommandWriter::begin_restart(std::uint32_t worker) {
+    num_restarting_ += is_restarting_.at(worker) == 0;
+    is_restarting_[worker] = 1;
+    for (const std::uint32_t server : slab_.plan.servers[worker]) tickets_[server].at_restart = published(server);
+}
+
+void CommandWriter::end_restart(std::uint32_t worker) {
+    if (!is_restarting(worker)) return;
+    is_restarting_[worker] = 0;
+    --num_restarting_;
+    for (const std::uint32_t server : slab_.plan.servers[worker]) publish(slab_.server_locations[server], published(server));
+    ring_worker(*slab_.workers[worker]);
+}
+
+// Rewrites the words of a worker that is gone, which it may have overwritten, from what the pool knows. Commands given before its
+// restart began are done or lost. Commands given since then belong to its successor.
+void CommandWriter::rewrite_control_words(std::uint32_t worker, bool is_closed) {
+    WorkerControl& control = *slab_.workers.at(worker);
+    const ServerWords& words = slab_.words[worker];
+    control.requests.store(num_posted_[worker], std::memory_order_relaxed);
+    control.stop.store(is_closed, std::memory_order_relaxed);
+    control.parked.store(0, std::memory_order_relaxed);
+    control.serving.store(0, std::memory_order_relaxed);
+    control.current.store(NO_SERVER, std::memory_order_relaxed);
+    const std::vector<std::uint32_t>& servers = slab_.plan.servers[worker];
+    for (std::uint32_t local = 0; local < servers.size(); ++local) {
+        const std::uint32_t ticket = published(servers[local]);
+        const bool is_done = is_published_done(servers[local]);
+        const bool is_lost = !is_done && (!is_restarting_[worker] || ticket == tickets_[servers[local]].at_restart);
+        const std::uint32_t last = is_done || is_lost ? ticket : ticket - 1;
+        words.ticket[local].store(is_restarting_[worker] ? last : ticket, std::memory_order_relaxed);
+        if (is_lost) {
+            words.clear_result(local);
+            words.fault[local].store(static_cast<std::uint32_t>(Fault::DIED), std::memory_order_relaxed);
+        }
+        words.state[local].store(state_word(last, Phase::IDLE), std::memory_order_relaxed);
+        words.done[local].store(last, std::memory_order_release);
+    }
+    ring_pool(*slab_.pool);
+}
+
+// A dead worker may have overwritten its own words. Rewrites the words of this server from what the pool knows, and condemns its
+// command. Returns whether a command was outstanding.
+bool CommandWriter::condemn_outstanding(std::uint32_t server) {
+    const ServerLocation location = slab_.server_locations[server];
+    if (is_published_done(server)) return false;
+    const ServerWords& words = slab_.words[location.worker];
+    words.ticket[location.local].store(published(server), std::memory_order_seq_cst);
+    words.state[location.local].store(state_word(published(server) - 1, Phase::IDLE), std::memory_order_seq_cst);
+    check_deaths_of(location.worker);
+    return true;
+}
+
+}  // namespace stepmill

@@ -1,0 +1,91 @@
+// A step of all envs of a kernel, where all are alike: no command is written, and no record of an env is touched.
+//
+//     uniform   every env is idle, has its newest result in one slot, and no step of it is special
+//     stale     the slots in the records are those of before; sync_records() writes them
+#define NO_IMPORT_ARRAY
+#include "columns.hpp"
+#include "kernel_loop.hpp"
+#include "tree_visit.hpp"
+
+namespace stepmill {
+
+void PoolState::attach_kernel(nb::object loop) {
+    kernel_ = nb::cast<KernelLoop*>(loop);
+    commands_.attach_helper(loop.attr("help"));
+    kernel_object_ = std::move(loop);
+    // What each step must tell apart by env leaves nothing to be gained.
+    may_be_uniform_ = autoreset_ == Autoreset::NEXT_STEP && budget_ == 0 && !tracks_episodes_ && !spares_.has_spares() && info_.leaves.empty();
+}
+
+// Asked when a batch of all envs was received.
+void PoolState::find_uniform_slot() {
+    uniform_slot_ = NO_SLOT;
+    if (!may_be_uniform_ || unclaimed_.is_any() || held_.is_any()) return;
+    for (const EnvRecord& env : envs_) {
+        if (env.status != EnvStatus::IDLE || env.needs_restore || env.is_lost || env.latest != envs_[0].latest) return;
+    }
+    uniform_slot_ = envs_[0].latest;
+}
+
+void PoolState::sync_records() {
+    for (EnvRecord& env : envs_) env.latest = static_cast<std::uint8_t>(uniform_slot_);
+    are_records_stale_ = false;
+}
+
+// Returns null where the step is to be made in the ordinary way.
+nb::object PoolState::step_uniform(nb::handle actions) {
+    const int target = is_copy_ ? leases_->find_private(slab_->plan.private_slots) : leases_->find_free(slab_->plan.private_slots);
+    if (target < 0 || unclaimed_.is_any() || !kernel_->is_soon_done()) return {};
+    write_all_actions(actions);
+    const auto slot = static_cast<std::uint32_t>(target);
+    if (!kernel_->step_all(slot)) return write_commands_after(slot), nb::none();
+    leases_->unpin(static_cast<std::uint32_t>(uniform_slot_), num_envs_);
+    leases_->pin(slot, num_envs_);
+    uniform_slot_ = target;
+    are_records_stale_ = true;
+    unclaimed_.remember(all_, {}, true);
+    nb::object obs = gather_obs(all_, nullptr);
+    nb::object reward = gather_rows(reward_, all_);
+    nb::object terminated = gather_rows(terminated_, all_);
+    nb::object truncated = gather_rows(truncated_, all_);
+    nb::object info = gather_info(all_, {});
+    return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
+}
+
+void PoolState::write_all_actions(nb::handle actions) {
+    std::vector<nb::object> arrays(action_.leaves.size());
+    auto leaf = [&](const Node& node, PyObject* value) {
+        const auto index = static_cast<std::size_t>(node.index);
+        arrays[index] = plain_actions(action_.leaves[index], value, static_cast<npy_intp>(num_envs_));
+        return true;
+    };
+    if (!visit_tree(action_.root, actions.ptr(), leaf, [](const Node&, PyObject*) { return false; })) {
+        nb::python_error cause;
+        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
+    }
+    for (std::size_t index = 0; index < arrays.size(); ++index) {
+        const Column& column = action_.leaves[index].column;
+        std::memcpy(slab_->base + column.at(0, 0), data_of<std::byte>(arrays[index]), column.row_bytes * num_envs_);
+    }
+}
+
+// An env has a fault. What was done becomes what was commanded: the faults are dealt with as after any other step.
+void PoolState::write_commands_after(std::uint32_t slot) {
+    if (are_records_stale_) sync_records();
+    uniform_slot_ = NO_SLOT;
+    for (const std::uint32_t id : all_) {
+        EnvRecord& env = envs_[id];
+        const ServerLocation location = slab_->server_locations[env.server];
+        env.status = EnvStatus::PENDING;
+        env.target = static_cast<std::uint8_t>(slot);
+        leases_->pin(slot);
+        pending_.push_back(id);
+        slab_->words[location.worker].flags[location.local] = 0;
+        commands_.write(location, row_of(id), Command::STEP, slot);
+        record_command(id, slab_->words[location.worker], location.local, Command::STEP);
+        commands_.add(env.server, location);
+    }
+    kernel_->finish_all();
+}
+
+}  // namespace stepmill

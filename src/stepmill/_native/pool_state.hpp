@@ -1,0 +1,313 @@
+// The state of a pool: the command of each env, which results are ready, and which slot has each env's newest result.
+// The hot path of Pool and VectorEnv: check, write, ring, wait and gather in one call.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "command_writer.hpp"
+#include "episode_log.hpp"
+#include "held_envs.hpp"
+#include "leases.hpp"
+#include "spare_queue.hpp"
+#include "tree.hpp"
+#include "unclaimed_results.hpp"
+
+namespace stepmill {
+
+class KernelLoop;
+class Reaper;
+
+// The learner's view of an env. A PENDING env is ready when its `done` word equals its ticket.
+// NEW: never reset, or rebuilt since. EXHAUSTED: it has played its budget of episodes.
+enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3, EXHAUSTED = 4 };
+// EVENT: pop_events() returns something.
+enum class WaitResult { READY, FAULT, TIMED_OUT, EVENT };
+
+// The pool's record of one env.
+struct alignas(CACHE_LINE) EnvRecord {
+    EnvStatus status = EnvStatus::NEW;  // the fields that every step reads come first
+    std::uint8_t latest = 0;     // slot of the newest result received
+    std::uint8_t target = 0;     // slot that the outstanding command writes to
+    bool is_lost = false;        // the env object is gone and the user does not know: the next step is cut short
+    bool needs_restore = false;  // the next step begins an episode
+    bool has_seed = false;       // of the last explicit reset
+    bool is_reset = false;       // the outstanding command begins an episode
+    bool is_own_reset = false;   // batched: the outstanding step begins an episode in each row
+    bool is_masked = false;      // exhausted, in a step of all envs: it gets no command and an empty row
+    bool uses_staged = false;    // the next result is the one that its server has staged
+    std::uint32_t server = 0;
+    const std::uint32_t* ticket = nullptr;  // of its server's newest command
+    const Word* done = nullptr;
+    const Word* fault = nullptr;
+    nb::object fault_info;       // the episode was cut short: the next result is marked truncated, and its info has this
+    nb::object final_obs;        // SAME_STEP: the last observation of the episode that was cut short
+    nb::object lost_info;        // if is_lost: the later fault_info
+    nb::object opaques;          // the newest opaque parts of the observation, a list
+    nb::object fault_record;     // of a fault that the pool found when it read the result of command `recorded_ticket`
+    std::uint32_t recorded_ticket = 0;
+    std::uint64_t num_ended = 0;  // episodes that ended, of the budget
+    std::uint64_t base_seed = 0;
+    std::uint64_t episode = 0;   // resets since then
+    nb::object reset_blob;       // seed and options of the outstanding explicit reset; null: none
+
+    bool has_blob_seed() const { return reset_blob && !nb::object(reset_blob[0]).is_none(); }  // a seed that does not fit the seed word
+    bool is_commanded() const noexcept { return status == EnvStatus::PENDING && !is_masked; }
+};
+
+// The form in which the user gets batches of observations.
+struct ObservationFormat {
+    Node root;                                   // the observation's tree, with tuple factories that the user chose
+    nb::object wrap;                             // wrap(array) replaces each array; null: arrays stay
+    std::vector<std::vector<std::byte>> given;   // by leaf: bytes that replace those of all rows; empty: the envs' own
+};
+
+// The payload of an env with opaque parts in its observation.
+struct OpaquePayload {
+    nb::object opaques, final_opaques;  // lists
+    nb::object info;                    // bytes, or null
+};
+
+// Connects the parts of a pool: commands, results, faults, replays. Owns the record of each env.
+// Used by one thread at a time; a second thread or a forked child gets an error. Needs the GIL, and releases it while it sleeps.
+class PoolState {
+   public:
+    PoolState(std::shared_ptr<Slab> slab, nb::dict settings);
+
+    void attach_inline(nb::object loop) { commands_.attach_loop(std::move(loop)); }
+    void attach_helper(nb::object helper) { commands_.attach_helper(std::move(helper)); }
+    void attach_kernel(nb::object loop);                          // a KernelLoop
+    nb::object step(nb::handle actions);                          // None: there is a fault
+    nb::object step_obs(nb::handle actions);                      // the same, but only the observation
+    void send(nb::handle actions, nb::handle env_ids);
+    void send_all(nb::handle actions);                            // skips exhausted envs
+    void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
+    int wait(std::uint32_t min_envs, nb::handle timeout_s);       // returns a WaitResult; for all pending envs
+    int wait_for(nb::handle env_ids, nb::handle timeout_s);
+    int wait_event(nb::handle timeout_s);                         // waits only for an event
+    // The next three return None if a result cannot be read; its env then has a fault.
+    nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // the fields of a Batch, longest-waiting envs first
+    nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and infos of the given envs at their rows
+    nb::object collect_ready();                                   // Gymnasium's five values if all envs are ready, else None
+    nb::list unclaimed() const { return unclaimed_.flag(); }
+    void restore_unclaimed();                                     // the last batch did not reach the user: its results become receivable again
+    nb::object observe(nb::handle env_ids);                       // newest observations, always copied
+    void set_observation_format(nb::handle program, nb::handle wrap, nb::dict given);
+    void discard(nb::handle env_ids);
+    void truncate(std::uint32_t env_id, nb::object fault_info);   // ends the episode of an env that has a fault
+    void lose_envs(nb::handle env_ids, nb::object fault_info);     // the next step of those that are idle is cut short
+    void mark_new(nb::handle env_ids);
+    nb::list read_faults();                                       // of pending envs: (env_id, kind, payload | None, worker, ticket, begins_episode, was_resetting)
+    void fail(nb::handle env_ids);                                // pending envs with a fault become FAULTED
+    // The replacement of a worker, in this order; another thread that holds the GIL may call the second.
+    void begin_replacement(std::uint32_t worker, bool is_replayed);  // commands for its envs wait for its successor, or for their replay
+    void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: condemns its commands
+    void finish_replacement(std::uint32_t worker, int pidfd);     // its successor serves the slab
+    void cancel_replacement(std::uint32_t worker);                // there is no successor: commands of its envs become faults
+    void fail_worker(std::uint32_t worker);                       // the same, and its idle envs become FAULTED
+    void attach_reaper(nb::object reaper);
+    void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
+    void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
+    nb::list pop_events();                                        // (env_id, ReplayEvent, step) since the last call
+    bool begin_replay(std::uint32_t env_id, nb::handle places);   // false: the pending command was a reset, which was given again; nothing to replay
+    void continue_replay(std::uint32_t env_id);
+    void finish_replay(std::uint32_t env_id);                     // the env is in the state that the user expects: gives its pending command
+    void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or lose_envs() must follow
+    void hold(std::uint32_t env_id);                              // holds an env that a replay is to repair
+    bool is_held(std::uint32_t env_id) const { return held_.find(env_id) != nullptr; }
+    std::vector<std::uint32_t> held_envs() const { return held_.ids(); }
+    nb::tuple log_position(std::uint32_t server) const;
+    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
+    bool died_in_request(std::uint32_t worker) const;
+    bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
+    bool can_replay(std::uint32_t env_id) const { return log_.of(env_id).is_whole; }
+    void limit_logs(std::uint64_t size_bytes);
+    std::uint64_t log_bytes() const { return log_.size_bytes(); }
+    nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
+    nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
+    int running_env(std::uint32_t worker) const;                  // the env whose command a worker ran last, or -1
+    std::vector<std::uint32_t> ready_ids();
+    std::vector<int> states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted, 5 needs a reset
+    std::vector<std::uint64_t> num_ended();
+    std::uint32_t num_pending();
+    std::uint32_t num_held() const { return leases_ ? leases_->num_held() : 0; }
+    std::uint32_t ticket_of(std::uint32_t env_id);
+    std::uint32_t ticket_of_server(std::uint32_t server);
+    std::uint32_t server_of(std::uint32_t env_id) const;
+    std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->server_locations.at(server_of(env_id)).worker; }
+    std::vector<std::uint32_t> envs_of(std::uint32_t worker) const;                 // the envs that its servers serve now
+    void restore_order();                                         // every env is served by the server of its number again
+    void claim_staged(nb::handle env_ids);                        // makes the staged episodes of these envs their next results
+    void stage_spares(nb::handle seeds);                          // resets all spares; one seed or None per spare
+    nb::tuple spare_counts() const { return nb::make_tuple(spares_.counts().first, spares_.counts().second); }
+    void post_request(std::uint32_t worker);
+    void set_eager(bool is_eager);
+    void close();                                                 // from any thread: wakes a waiter and refuses further use
+    void release();                                               // drops the slab and all Python objects as soon as no call runs
+    int traverse(visitproc visit, void* arg) const;
+
+   private:
+    friend class InUse;
+    void clear();
+    void check_open() const;
+    using Ids = std::vector<std::uint32_t>;
+
+    const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
+    enum class CommandKind { STEP, STEP_ALL, RESET };  // STEP_ALL skips exhausted envs
+    void check_idle(const Ids& ids, CommandKind kind) const;
+    void empty_row(std::uint32_t id);
+    std::vector<std::byte> copy_sums(std::uint32_t id) const;
+    template <typename Copy>
+    void visit_outcome(std::uint32_t id, Copy copy) const;
+    std::uint32_t num_unclaimed_ready() const;
+    void restore_sums(std::uint32_t id, const std::vector<std::byte>& sums);
+    void mask(std::uint32_t id);
+    bool is_last(const EnvRecord& env) const { return budget_ != 0 && env.num_ended + 1 >= budget_; }  // its current episode is the last, or it is exhausted
+    void check_workers(const Ids& ids, Command command) const;
+    void write_actions(nb::handle actions, const Ids& ids, std::vector<nb::list>& opaques);
+    nb::object plain_actions(const Leaf& leaf, PyObject* value, npy_intp rows) const;
+    void write_reset_seed(std::uint32_t id, ServerWords& words, std::uint32_t local, nb::handle seed) const;
+    void choose_slots(const Ids& ids);
+    void dispatch(const Ids& ids, Command command);
+    bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == *envs_[env_id].ticket; }
+    bool has_fault(std::uint32_t env_id) const { return envs_[env_id].fault->load(std::memory_order_relaxed) != 0; }
+    std::uint32_t scan(const Ids& ids, std::uint32_t need, bool& is_fault);
+    WaitResult wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    nb::object collect_all();
+    WaitResult wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    WaitResult wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    std::uint64_t deadline_of(nb::handle timeout_s) const;
+    bool condemn_commands_of_dead(const Ids& ids);
+    bool has_event();
+    bool was_at_reset(std::uint32_t env_id) const;
+    void free_overflow(std::uint32_t worker);
+    void hold_env(std::uint32_t id);
+    void release_env(std::uint32_t id);
+    void end_hold_with_fault(std::uint32_t id);
+    void dispatch_held(std::uint32_t id);
+    void advance_replays();
+    void issue_replayed(std::uint32_t id);
+    void wait_for_bell(std::uint32_t seen, std::uint64_t until_ns);
+    void mark_lost(const Ids& ids, const nb::object& fault_info);
+    void mark_lost_late(const Ids& ids);
+    static bool is_done_early(const EnvRecord& env, Command command) { return command == Command::STEP && env.fault_info && !env.final_obs; }
+    void store_final_obs(const Ids& ids);
+    void cut_short(std::uint32_t id);
+    void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
+    bool is_ended(std::uint32_t id) const;
+    bool resets_itself(std::uint32_t id, bool is_received = true) const;
+    bool have_all_ended(std::uint32_t id, bool is_received = true) const;  // of all rows of the env: in the newest result received, or in the next one
+    void record_command(std::uint32_t id, const ServerWords& words, std::uint32_t local, Command command);
+    void record_begin(std::uint32_t id, bool is_explicit, bool is_reset);
+    void record_result(std::uint32_t id, bool is_in_batch);
+    void retry_reset(std::uint32_t id);
+    void issue(std::uint32_t id, Command command, std::uint32_t slot);
+    void mark_truncated(std::uint32_t id);
+    void record_ended_rows(std::uint32_t id, bool is_cut);
+    void find_lost_replays();
+    nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
+    void mark_received(const Ids& ids, Ids rest, bool is_seen = true);    // makes the envs idle and their targets the latest slots; pending_ becomes `rest`
+    void receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads = true);
+    nb::object gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids);
+    bool read_opaques(std::uint32_t id, OpaquePayload& payload);
+    nb::object read_info(std::uint32_t id);
+    nb::object objects_of(std::uint32_t env_id) const;
+    nb::object make_info(const Payloads& payloads, nb::handle ended, std::size_t num_rows, nb::handle env_ids, nb::handle fixed) const;
+    nb::object gather_info(const Ids& ids, const Payloads& payloads);
+    bool gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloads);
+    void split_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
+    bool step_all(nb::handle actions);
+    // kernel_step.cpp
+    nb::object step_uniform(nb::handle actions);
+    void find_uniform_slot();
+    void sync_records();
+    void write_all_actions(nb::handle actions);
+    void write_commands_after(std::uint32_t slot);
+    nb::object gather_obs(const Ids& ids, const std::vector<nb::object>* outs);
+    nb::object gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease);
+    void gather_into(const Leaf& leaf, const Ids& ids, int common_slot, std::byte* target) const;
+    PyObject* wrapped(nb::object array) const;
+    void copy_given(std::size_t index, const Ids& ids, std::byte* target) const;
+    std::vector<nb::object> parse_out(const Ids& ids, nb::handle out) const;
+    nb::object row_ids(const Ids& ids) const;
+    void mark_faulted(std::uint32_t id);
+    nb::object opaque_column(const Ids& ids, int index) const;
+    nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);
+    nb::object gather_rows(const Leaf& leaf, const Ids& ids) const;  // of a leaf with one slot
+    nb::object fixed_info(const Ids& ids) const;
+    nb::object episodes(const Ids& ids) const;
+    bool is_all(const Ids& ids) const { return &ids == &all_; }
+    std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
+    std::uint32_t result_row(std::uint32_t id) const { return envs_[id].uses_staged ? (num_envs_ + envs_[id].server) * batch_size_ : row_of(id); }
+    bool is_over(std::uint32_t id) const;
+    void swap_in_spare(std::uint32_t id);
+    void attach(std::uint32_t id, std::uint32_t server);
+    void use_staged(std::uint32_t id);
+    void drop_staged(std::uint32_t id);
+    void flush_deferred_resets();
+    int common_slot(const Ids& ids) const;
+    std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
+    nb::bytes read_payload(std::uint32_t env_id);
+
+    std::shared_ptr<Slab> slab_;
+    std::shared_ptr<LeaseTable> leases_;
+    std::uint32_t num_envs_, batch_size_, num_workers_;
+    Tree obs_, action_, info_;
+    ObservationFormat format_;
+    Leaf reward_, terminated_, truncated_, alive_, over_, episode_return_, episode_length_;
+    std::vector<EnvRecord> envs_;
+    CommandWriter commands_;
+    SpareQueue spares_;
+    EpisodeLog log_;
+    HeldEnvs held_;
+    UnclaimedResults unclaimed_;
+    Ids all_, pending_;  // pending: in the order of send, then by env id
+    std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
+    std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received ended an episode
+    mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
+    Autoreset autoreset_;
+    Seeding seeding_;
+    std::uint64_t budget_ = 0;                     // episodes per env; 0: no limit
+    bool tracks_episodes_;                        // the episode numbers are needed
+    bool is_copy_, has_episodes_, holds_gil_, is_batched_;
+    std::size_t lease_bytes_;
+    std::uint64_t spin_ns_;
+    Patience patience_;
+    nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
+    Reaper* reaper_ = nullptr;
+    static constexpr int NO_SLOT = -1;
+    KernelLoop* kernel_ = nullptr;
+    nb::object kernel_object_;
+    bool may_be_uniform_ = false, are_records_stale_ = false;
+    int uniform_slot_ = NO_SLOT;                   // the slot of all envs' newest results if step_uniform() may be used
+    std::atomic<bool> is_notified_{false};
+    std::shared_ptr<LocalObjects> objects_;
+    std::vector<std::uint8_t> buffer_;
+    std::atomic<bool> is_in_use_{false}, is_closed_{false};
+    bool is_released_ = false;
+    std::uint32_t fork_generation_;
+};
+
+// Held during a call. Raises a UsageError for reentrant use, and for use from a second thread or a forked child.
+class InUse {
+   public:
+    enum class For { ANY, STEP_OF_ALL };  // STEP_OF_ALL reads env records only if it has to
+    explicit InUse(PoolState& state, For call = For::ANY);
+    ~InUse();
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+
+   private:
+    PoolState& state_;
+};
+
+// Error classes of stepmill.spec.errors, which stepmill.slab registers once.
+struct Errors {
+    nb::object usage, busy, closed, bug;
+    nb::object dead_workers;  // internal: nothing was sent because the workers in args[0] are dead
+};
+Errors& errors();
+[[noreturn]] void raise(const nb::object& error, const std::string& text);
+
+}  // namespace stepmill

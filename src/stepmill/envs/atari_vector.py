@@ -1,0 +1,147 @@
+"""ALE's own vector env, `ale_py.AtariVectorEnv`: Atari games in C++ threads of ALE's.
+
+    tasks = [AtariVectorTask("pong", {"frameskip": 4})] * 64
+    pool = stepmill.Pool(tasks, backend="envpool")
+
+It runs behind the same proxy as EnvPool's pools. What its own interface asks of its user is looked after here:
+
+- Its `send` names no envs: it is for those that were received last. Here all envs are stepped together, and a step of some
+  of them is refused. Resets may be of any envs, with a seed for each or none.
+- It is made with the NEXT_STEP autoreset mode; the pool's own mode is kept by resets.
+- A reset is done when it is begun, and its result waits here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.envs.gymnasium import pickle_spaces, tree_of
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import MissingExtraError, UsageError
+
+_CHOSEN = frozenset({"num_envs", "batch_size", "autoreset_mode", "game"})
+_LARGEST_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class AtariVectorTask:
+    """Stands for each env function of `Pool(..., backend="envpool")`: one vector env of ALE's serves all of them.
+
+    Attributes:
+        game: name of the ROM, as "pong" or "ms_pacman".
+        kwargs: other arguments of `ale_py.AtariVectorEnv`, without `num_envs`, `batch_size` and `autoreset_mode`.
+    """
+
+    game: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_async(self) -> bool:
+        """Envs do not answer one by one."""
+        return False
+
+    def make_pool(self, num_envs: int) -> tuple[AtariVectorDriver, EnvSpec]:
+        """Make the vector env.
+
+        Raises:
+            MissingExtraError: ale_py is not installed.
+            UsageError: an argument is the pool's to choose.
+        """
+        chosen = sorted(_CHOSEN & set(self.kwargs))
+        if chosen:
+            raise UsageError(f"{', '.join(chosen)} of an AtariVectorTask is chosen by the pool; leave it out")
+        try:
+            vector_env = import_module("ale_py.vector_env")
+        except ModuleNotFoundError as exc:
+            raise MissingExtraError(module="ale_py", extra="atari") from exc
+        envs = vector_env.AtariVectorEnv(self.game, num_envs, **self.kwargs)
+        observation, action = envs.single_observation_space, envs.single_action_space
+        spec = EnvSpec(
+            observation=tree_of(observation, "observation_space"),
+            action=tree_of(action, "action_space"),
+            metadata={"render_modes": []},
+            spaces=pickle_spaces(observation, action, None),
+        )
+        return AtariVectorDriver(envs), spec
+
+    def __call__(self) -> object:
+        """Refuse: the task is no env.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"ALE's vector env of {self.game!r} is run by its own threads; use backend='envpool'")
+
+
+class AtariVectorDriver:
+    """Drives one vector env for the proxy; see `stepmill.backends.foreign.ForeignPool` for the methods."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self._num_envs = int(envs.num_envs)
+        self._done: deque[tuple[Any, ...]] = deque()  # results of resets
+        self._is_at_work = False
+        self._is_stale = False  # what is at work is nobody's any more
+
+    def send(self, servers: NDArray[np.int32], actions: Any) -> None:
+        """Begin a step of all envs."""
+        if len(servers) != self._num_envs:
+            raise UsageError(
+                f"ALE's vector env steps all of its {self._num_envs} envs together, and {len(servers)} were sent actions; "
+                "send to all, or use Gymnasium's Atari envs"
+            )
+        self._drop_stale()
+        order = np.argsort(servers)
+        self._envs.send(np.ascontiguousarray(np.asarray(actions)[order]))
+        self._is_at_work = True
+
+    def reset(self, orders: Sequence[tuple[int, Any, Any]]) -> None:
+        """Reset envs; the results can be received."""
+        if any(options for _, _, options in orders):
+            raise UsageError("ALE's vector env takes no reset options; give them to AtariVectorTask instead")
+        large = [seed for _, seed, _ in orders if seed is not None and seed > _LARGEST_SEED]
+        if large:
+            raise UsageError(f"ALE's seeds have 31 bits, and {large[0]} has more; give smaller ones")
+        self._drop_stale()
+        servers = np.array([server for server, _, _ in orders])
+        seeds = np.array([-1 if seed is None else seed for _, seed, _ in orders])
+        order = np.argsort(servers)
+        obs, info = self._envs.ale.reset(servers[order], seeds[order])
+        self._done.append((servers, obs[servers], None, None, None, {key: info[key][servers] for key in _infos(info)}))
+
+    def recv(self) -> tuple[Any, ...]:
+        """Return results: of resets first."""
+        if self._done:
+            return self._done.popleft()
+        obs, reward, terminated, truncated, info = self._envs.recv()
+        self._is_at_work = False
+        return info["env_id"], obs, reward, terminated, truncated, {key: info[key] for key in _infos(info)}
+
+    def env_handle(self, server: int) -> object:
+        """Return what calls on one env reach: the vector env."""
+        return self._envs
+
+    def close(self) -> None:
+        """Release the vector env, which ends its threads."""
+        self._envs = None
+
+    def drop(self) -> None:
+        """Forget what was begun and not received."""
+        self._done.clear()
+        self._is_stale, self._is_at_work = self._is_at_work, False
+
+    def _drop_stale(self) -> None:
+        if self._is_stale:
+            self._envs.recv()
+            self._is_stale = False
+
+
+def _infos(info: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in info.items() if key != "env_id" and isinstance(value, np.ndarray)]

@@ -1,0 +1,196 @@
+"""The pool behind one SubprocessEnv, or behind many that were made together."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from stepmill.backends.process import ProcessBackend
+from stepmill.envs.opaque import OpaqueEnvMaker
+from stepmill.pool.pool import Pool
+from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
+from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
+
+_AT_WORK = (EnvState.BUSY, EnvState.READY)
+
+
+class Answer(NamedTuple):
+    """What one env had to say.
+
+    Attributes:
+        is_step: False for a reset, be it asked for or the engine's own.
+        value: what the env returned, as it was.
+        fault: why the episode was cut short, by the engine, after `value`; None if it was not.
+    """
+
+    is_step: bool
+    value: Any
+    fault: Mapping[str, str] | None
+
+
+class SharedPool:
+    """Runs envs that were made together. Used by one thread at a time, which its lock sees to."""
+
+    def __init__(self, env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> None:
+        """Check the options. Nothing runs before `launch`.
+
+        Args:
+            env_fns: one per env.
+            options: of the pool. What is left at its default is chosen for envs that may crash: a process for each
+                env, crashes are repaired and told, exceptions are raised.
+        """
+        self.lock = threading.RLock()
+        self.num_envs = len(env_fns)
+        self._makers = [OpaqueEnvMaker(env_fn) for env_fn in env_fns]
+        self._options = _with_defaults(options)
+        self._backend: ProcessBackend | None = None
+        self._pool: Pool | None = None
+        self._failure: StepmillError | None = None
+        self._open_ids = set(range(len(env_fns)))
+        self._abandon: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
+
+    def launch(self) -> None:
+        """Start the workers and return at once; they build their envs. Idempotent."""
+        if self._backend is not None or self._options.backend is not BackendName.PROCESS:
+            return
+        self._backend = ProcessBackend(worker_settings(self._options))
+        self._backend.begin(plan_workers(self._makers, self._options))
+        self._abandon = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool, once all envs are built, which the first reader waits for.
+
+        Raises:
+            EnvError, EnvTimeout, WorkerDied: an env could not be built.
+        """
+        with self.lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._pool is None:
+                try:
+                    self._pool = self._built()
+                except StepmillError as failure:
+                    self._failure = failure
+                    raise
+            return self._pool
+
+    def _built(self) -> Pool:
+        """Return the pool; if a process dies while envs are built, all are built anew, `max_restarts` times at most."""
+        for num_left in range(self._options.max_restarts, -1, -1):
+            self.launch()
+            self._abandon.detach()  # the pool closes it from here on
+            options = self._options if self._backend is None else replace(self._options, backend=self._backend)
+            try:
+                return Pool(self._makers, options=options)
+            except WorkerDied:
+                self._backend = None
+                if not num_left:
+                    raise
+        raise EngineBug("a negative number of restarts is allowed; please report this")
+
+    def spaces(self, index: int) -> tuple[object, object]:
+        """Return an env's observation space and action space; None for what it does not have."""
+        pair: tuple[object, object] = pickle.loads(self.pool.env_specs[index].spaces)
+        return pair
+
+    def description(self, index: int) -> Mapping[str, Any]:
+        """Return what an env says of itself beside its spaces, by the names that Gymnasium and gym have for it."""
+        found: Mapping[str, Any] = self.pool.call(_describe, env_ids=[index])[0]
+        return found
+
+    def is_gymnasium(self, index: int) -> bool:
+        """Whether an env returns (observation, info) from `reset`."""
+        return bool(self.pool.env_specs[index].metadata["is_gymnasium"])
+
+    def send(self, actions: Sequence[Any], env_ids: Sequence[int] | None, *, is_driven: bool) -> None:
+        """Give envs their actions; with `is_driven` the engine resets those whose episode is over instead."""
+        self.pool.send([(is_driven, action) for action in actions], env_ids)
+
+    def send_reset(self, index: int, seed: int | None, kwargs: Mapping[str, Any]) -> None:
+        """Begin to reset an env with these keyword arguments."""
+        self.pool.reset_async(seed={index: seed}, options=dict(kwargs) or None, env_ids=[index])
+
+    def recv(self) -> tuple[dict[int, tuple[bool, Any]], dict[int, Mapping[str, str]], list[StepmillError]]:
+        """Wait for all that is pending. Hot path: what an env returned is handed on as it came.
+
+        Returns:
+            By env: whether it was stepped, and what it returned; and of those whose episode was cut short, the fault. Then
+            the errors of those that have nothing to tell.
+        """
+        errors: list[StepmillError] = []
+        pool = self.pool
+        while not errors or any(state in _AT_WORK for state in pool.states):
+            try:
+                batch = pool.recv()
+            except StepmillError as error:
+                errors.append(error)
+                continue
+            env_ids = batch.env_id.tolist()
+            faults = _faults_of(batch, env_ids) if batch.truncated.any() else {}
+            return dict(zip(env_ids, batch.obs, strict=True)), faults, errors
+        return {}, {}, errors
+
+    def leave(self, index: int) -> None:
+        """Close one env; with the last one the pool goes, within about two seconds. Idempotent."""
+        with self.lock:
+            if index not in self._open_ids:
+                return
+            self._open_ids.discard(index)
+            if not self._open_ids:
+                self.close()
+            elif self._pool is not None:
+                self._pool.call("close_env", env_ids=[index])
+
+    def leave_all(self, indices: Sequence[int]) -> None:
+        """Close several envs together."""
+        with self.lock:
+            leaving = sorted(self._open_ids & set(indices))
+            self._open_ids -= set(leaving)
+            if not self._open_ids:
+                self.close()
+            elif leaving and self._pool is not None:
+                self._pool.call("close_env", env_ids=leaving)
+
+    def close(self) -> None:
+        """Close all envs and end their processes. Idempotent."""
+        self._open_ids.clear()
+        if self._pool is not None:
+            self._pool.close()
+        self._abandon()
+
+
+def _describe(env: Any) -> dict[str, Any]:
+    own = env.env
+    names = ("metadata", "spec", "render_mode", "reward_range")
+    return {name: getattr(own, name) for name in names if hasattr(own, name)}
+
+
+def _with_defaults(options: PoolOptions) -> PoolOptions:
+    default = PoolOptions()
+    chosen: dict[str, Any] = {"episode_stats": False}
+    if options.backend is BackendName.AUTO:
+        chosen["backend"] = BackendName.PROCESS
+    if options.num_workers is None and options.envs_per_worker is None:
+        chosen["envs_per_worker"] = 1
+    if options.on_fault is default.on_fault and options.on_raise is None:
+        chosen["on_fault"], chosen["on_raise"] = OnFault.TRUNCATE, OnFault.RAISE
+    return replace(options, **chosen)
+
+
+def _faults_of(batch: Batch, env_ids: Sequence[int]) -> dict[int, Mapping[str, str]]:
+    """Return what cut episodes short, by env."""
+    columns = {key: column for key, column in batch.info.get("fault", {}).items() if not key.startswith("_")}
+    rows = batch.truncated.nonzero()[0].tolist() if columns else []
+    told = {env_ids[row]: {key: column[row] for key, column in columns.items()} for row in rows}
+    return {env_id: fault for env_id, fault in told.items() if fault.get("kind") is not None}
+
+
+def _do_nothing() -> None:
+    """Stand for a backend that was never started."""

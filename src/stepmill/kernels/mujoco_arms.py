@@ -1,0 +1,153 @@
+"""The functions of Gymnasium's MuJoCo tasks, version 5, in which something is to be held or reached: pendulums, Reacher, Pusher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from stepmill.kernels.mujoco_model import F32, Model, clip, sum_squares
+
+
+def inverted_pendulum(model: Model) -> Callable[..., tuple[float, bool]]:
+    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
+        is_finite = math.isfinite(sim.qpos[0]) and math.isfinite(sim.qpos[1])
+        is_finite = is_finite and math.isfinite(sim.qvel[0]) and math.isfinite(sim.qvel[1])
+        terminated = not is_finite or abs(sim.qpos[1]) > 0.2
+        return (0.0 if terminated else 1.0), terminated
+
+    return outcome
+
+
+# ---- InvertedDoublePendulum --------------------------------------------------------------------------------------------
+
+
+def observe_double_pendulum(sim: Any, obs: Any) -> None:
+    obs[0] = sim.qpos[0]
+    for place in range(2):
+        obs[1 + place] = math.sin(sim.qpos[1 + place])
+        obs[3 + place] = math.cos(sim.qpos[1 + place])
+    for place in range(3):
+        obs[5 + place] = clip(sim.qvel[place], -10.0, 10.0)
+    obs[8] = clip(sim.qfrc_constraint[0], -10.0, 10.0)
+
+
+def double_pendulum(model: Model) -> Callable[..., tuple[float, bool]]:
+    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
+        x, y = sim.site_xpos[0, 0], sim.site_xpos[0, 2]
+        terminated = y <= 1.0
+        distance = 0.01 * (x * x) + (y - 2.0) * (y - 2.0)
+        speed = 1e-3 * (sim.qvel[1] * sim.qvel[1]) + 5e-3 * (sim.qvel[2] * sim.qvel[2])
+        return (0.0 if terminated else 10.0) - distance - speed, terminated
+
+    return outcome
+
+
+# ---- Reacher and Pusher ------------------------------------------------------------------------------------------------
+
+
+def _distance_function() -> Callable[..., float]:
+    """Return the distance of two bodies, as `np.linalg.norm` has it: its sum of products is rounded once per product."""
+    fma = import_module("stepmill.kernels.numba_memory").fma
+
+    def distance(sim: Any, first: int, second: int) -> float:
+        x = sim.xpos[first, 0] - sim.xpos[second, 0]
+        y = sim.xpos[first, 1] - sim.xpos[second, 1]
+        z = sim.xpos[first, 2] - sim.xpos[second, 2]
+        return math.sqrt(fma(z, z, fma(y, y, x * x)))
+
+    return distance
+
+
+def reset_reacher(model: Model) -> Callable[..., None]:
+    qpos, qvel = model.qpos, model.qvel
+
+    def reset(sim: Any, rng: Any) -> None:
+        for place in range(len(sim.qpos)):
+            sim.qpos[place] = rng.uniform(-0.1, 0.1) + qpos[place]
+        x = rng.uniform(-0.2, 0.2)
+        y = rng.uniform(-0.2, 0.2)
+        while math.sqrt(x * x + y * y) >= 0.2:
+            x = rng.uniform(-0.2, 0.2)
+            y = rng.uniform(-0.2, 0.2)
+        sim.qpos[2] = x
+        sim.qpos[3] = y
+        for place in range(2):
+            sim.qvel[place] = qvel[place] + rng.uniform(-0.005, 0.005)
+            sim.qvel[2 + place] = 0.0
+
+    return reset
+
+
+def observe_reacher(model: Model) -> Callable[..., None]:
+    fingertip, target = model.bodies["fingertip"], model.bodies["target"]
+
+    def observe(sim: Any, obs: Any) -> None:
+        for place in range(2):
+            obs[place] = math.cos(sim.qpos[place])
+            obs[2 + place] = math.sin(sim.qpos[place])
+            obs[4 + place] = sim.qpos[2 + place]
+            obs[6 + place] = sim.qvel[place]
+            obs[8 + place] = sim.xpos[fingertip, place] - sim.xpos[target, place]
+
+    return observe
+
+
+def reacher(model: Model) -> Callable[..., tuple[float, bool]]:
+    fingertip, target, distance = model.bodies["fingertip"], model.bodies["target"], _distance_function()
+
+    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
+        return -distance(sim, fingertip, target) - np.float64(sum_squares(action)), False
+
+    return outcome
+
+
+def reset_pusher(model: Model) -> Callable[..., None]:
+    qpos, qvel = model.qpos, model.qvel
+
+    def reset(sim: Any, rng: Any) -> None:
+        num_qpos, num_qvel = len(sim.qpos), len(sim.qvel)
+        for place in range(num_qpos):
+            sim.qpos[place] = qpos[place]
+        x = rng.uniform(-0.3, 0.0)
+        y = rng.uniform(-0.2, 0.2)
+        while math.sqrt(x * x + y * y) <= 0.17:
+            x = rng.uniform(-0.3, 0.0)
+            y = rng.uniform(-0.2, 0.2)
+        sim.qpos[num_qpos - 4] = x
+        sim.qpos[num_qpos - 3] = y
+        sim.qpos[num_qpos - 2] = 0.0
+        sim.qpos[num_qpos - 1] = 0.0
+        for place in range(num_qvel):
+            sim.qvel[place] = qvel[place] + rng.uniform(-0.005, 0.005) if place < num_qvel - 4 else 0.0
+
+    return reset
+
+
+def observe_pusher(model: Model) -> Callable[..., None]:
+    tip, thing, goal = model.bodies["tips_arm"], model.bodies["object"], model.bodies["goal"]
+
+    def observe(sim: Any, obs: Any) -> None:
+        for place in range(7):
+            obs[place] = sim.qpos[place]
+            obs[7 + place] = sim.qvel[place]
+        for axis in range(3):
+            obs[14 + axis] = sim.xpos[tip, axis]
+            obs[17 + axis] = sim.xpos[thing, axis]
+            obs[20 + axis] = sim.xpos[goal, axis]
+
+    return observe
+
+
+def pusher(model: Model) -> Callable[..., tuple[float, bool]]:
+    tip, thing, goal = model.bodies["tips_arm"], model.bodies["object"], model.bodies["goal"]
+    distance = _distance_function()
+
+    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
+        effort = np.float64(F32(0.1) * sum_squares(action))
+        return -distance(sim, thing, goal) - effort - distance(sim, thing, tip) * 0.5, False
+
+    return outcome

@@ -1,0 +1,167 @@
+"""Kernels in Python: `@stepmill.kernel`, compiled by Numba when a pool first needs them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from stepmill.kernels.env import KernelEnv, Memory, native_calls, python_calls
+from stepmill.kernels.rows import describe_spaces, row_layout
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.kernel import KernelProgram
+
+_ARGUMENTS = {"reset": ("state", "rng", "obs"), "step": ("state", "action", "rng", "obs")}
+
+
+def kernel(
+    *,
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    state: Any,
+    max_episode_steps: int | None = None,
+    debug: bool = False,
+) -> Callable[[type], PythonKernel]:
+    """Make a kernel of a class that holds functions.
+
+        @stepmill.kernel(observation_space=..., action_space=..., state=np.dtype([("x", "f8")]))
+        class Walk:
+            def reset(state, rng, obs): ...
+            def step(state, action, rng, obs): ...  # returns (reward, terminated, truncated)
+            def set_x(state, x): ...                # a method: pool.call("set_x", 1.0)
+
+    `reset` and `step` are compiled; they may call other functions that are decorated with `numba.njit`. `obs` is the
+    row of the batch: write all of it. All that an env remembers is in `state`, whose fields are attributes, and in
+    `rng`: global variables are constants. All other functions of the class are methods, which stay Python.
+
+    Args:
+        observation_space, action_space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of those.
+        state: a structured dtype, or what `np.dtype` makes one of; zeros before the first reset.
+        max_episode_steps: after this many steps an episode is truncated; None is no limit.
+        debug: check the bounds of array indices, which costs time.
+    Raises:
+        UsageError: a function is missing, or has other arguments.
+    """
+    dtype = np.dtype(state)
+    if dtype.names is None or dtype.hasobject:
+        raise UsageError(
+            f"the state {dtype} of a kernel is no structured dtype of numbers; give np.dtype([('x', 'f8'), ...])"
+        )
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise UsageError(f"max_episode_steps={max_episode_steps} must be 1 or more, or None")
+
+    def make(body: type) -> PythonKernel:
+        spaces = observation_space, action_space
+        return PythonKernel(body, spaces, np.dtype(dtype, align=True), max_episode_steps or 0, is_debug=debug)
+
+    return make
+
+
+class PythonKernel:
+    """A kernel in Python. Give it to a pool once for each env: `Pool([kernel] * 64, backend="kernel")`.
+
+    On other backends it is an env function: each call returns a Gymnasium env.
+
+    Attributes:
+        name: of its class.
+        observation_space, action_space: of its envs.
+        state: dtype of what an env remembers.
+        max_episode_steps: after this many steps an episode is truncated; 0 is no limit.
+        is_debug: whether compiled code checks the bounds of array indices.
+        reset, step: the functions, in Python.
+        methods: the other functions of the class, by name.
+    """
+
+    def __init__(
+        self,
+        body: type,
+        spaces: tuple[Space[Any], Space[Any]],
+        state: np.dtype[Any],
+        max_episode_steps: int,
+        *,
+        is_debug: bool,
+    ) -> None:
+        self.name = body.__name__
+        self.__doc__ = body.__doc__
+        self.__module__ = body.__module__
+        self.observation_space, self.action_space = spaces
+        self.state = state
+        self.max_episode_steps = max_episode_steps
+        self.is_debug = is_debug
+        functions = {name: item for name, item in vars(body).items() if inspect.isfunction(item)}
+        for name, wanted in _ARGUMENTS.items():
+            _check_arguments(self.name, name, functions.get(name), wanted)
+        self.reset, self.step = functions.pop("reset"), functions.pop("step")
+        self.methods: Mapping[str, Callable[..., Any]] = functions
+        self._program: KernelProgram | None = None
+
+    def __repr__(self) -> str:
+        return f"<stepmill.kernel {self.name}>"
+
+    def __call__(self, *, compiled: bool = True) -> KernelEnv:
+        """Return one env, for any backend but "kernel".
+
+        Args:
+            compiled: False runs the functions as Python, for a debugger; results are the same.
+        """
+        memory = Memory(self.state, row_layout(self._spec.observation, "observation_space"), self._action_layout)
+        run = native_calls(self.compile(), memory) if compiled else python_calls(self.reset, self.step, memory)
+        spaces = self.observation_space, self.action_space
+        return KernelEnv(self._spec, spaces, memory, self.max_episode_steps, dict(self.methods), run)
+
+    def describe(self) -> EnvSpec:
+        """Return what each of its envs says of itself."""
+        return self._spec
+
+    def compile(self) -> KernelProgram:
+        """Compile it, or load what was compiled before; the second time the program is here.
+
+        Raises:
+            MissingExtraError: Numba is not installed.
+            UsageError: Numba refuses a function, or it allocates memory.
+        """
+        if self._program is None:
+            import_numba()
+            compiler = import_module("stepmill.kernels.compiler")
+            self._program = compiler.compile_kernel(
+                self, row_layout(self._spec.observation, "observation_space"), self._action_layout
+            )
+        return self._program
+
+    @cached_property
+    def _spec(self) -> EnvSpec:
+        return describe_spaces(self.observation_space, self.action_space)
+
+    @property
+    def _action_layout(self) -> Any:
+        return row_layout(self._spec.action, "action_space")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the compiled program behind: its addresses are of this process."""
+        return {**self.__dict__, "_program": None}
+
+
+def import_numba() -> None:
+    """Import Numba.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import_module("numba")
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(module="numba", extra="numba") from exc
+
+
+def _check_arguments(kernel: str, name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:
+    if function is None:
+        raise UsageError(f"the kernel {kernel} has no function {name}; give it {name}({', '.join(wanted)})")
+    names = tuple(inspect.signature(function).parameters)
+    if len(names) != len(wanted):
+        raise UsageError(f"{name}({', '.join(names)}) of the kernel {kernel} must be {name}({', '.join(wanted)})")

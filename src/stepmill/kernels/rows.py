@@ -1,0 +1,85 @@
+"""Rows of observations and actions as kernels see them, and back to values as Gymnasium's spaces have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from stepmill.envs.gymnasium import pickle_spaces, tree_of
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import UsageError
+from stepmill.spec.kernel import RowLayout
+from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
+
+
+def describe_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> EnvSpec:
+    """Return what an env with these spaces says of itself."""
+    return EnvSpec(
+        observation=tree_of(observation, "observation_space"),
+        action=tree_of(action, "action_space"),
+        spaces=pickle_spaces(observation, action, None),
+    )
+
+
+def row_layout(node: Node, name: str) -> RowLayout:
+    """Return how a kernel sees one row.
+
+    Raises:
+        UsageError: the space has parts of no fixed size, or a Dict or Tuple within another.
+    """
+    if isinstance(node, Leaf):
+        return RowLayout(dtype=node.dtype, shape=node.shape, offsets=(0,))
+    items: tuple[tuple[Any, Node], ...] = ()
+    if isinstance(node, DictNode):
+        items = node.items
+    elif isinstance(node, TupleNode):
+        items = tuple((f"f{place}", child) for place, child in enumerate(node.children))
+    if not items or not all(isinstance(child, Leaf) and isinstance(key, str) for key, child in items):
+        raise UsageError(
+            f"{name} is no Box, Discrete, MultiDiscrete or MultiBinary, nor a Dict or Tuple of those; a kernel needs one"
+        )
+    fields = [(key, child.dtype, child.shape) for key, child in items if isinstance(child, Leaf)]
+    dtype = np.dtype(fields, align=True)
+    offsets = tuple(int(dtype.fields[key][1]) for key, _ in items) if dtype.fields else ()
+    return RowLayout(dtype=dtype, shape=(), offsets=offsets)
+
+
+def make_row(layout: RowLayout) -> NDArray[Any]:
+    """Return zeroed memory for a row: an array of its shape, or of shape [1] if it is a single number or a record."""
+    return np.zeros(layout.shape or (1,), layout.dtype)
+
+
+def row_argument(layout: RowLayout, row: NDArray[Any], *, is_action: bool) -> Any:
+    """Return what a kernel's function gets for a row: an array, a record, or for an action of one number that."""
+    if layout.dtype.names is not None:
+        return row.view(np.recarray)[0]
+    return row[0] if is_action and not layout.shape else row
+
+
+def read_row(node: Node, row: NDArray[Any]) -> Any:
+    """Return a copy of a row as the value of its space."""
+    if isinstance(node, Leaf):
+        return row[0] if not node.shape else row.copy()
+    if isinstance(node, DictNode):
+        return {key: _copy(row[0][str(key)]) for key, _ in node.items}
+    assert isinstance(node, TupleNode)
+    return tuple(_copy(row[0][f"f{place}"]) for place in range(len(node.children)))
+
+
+def write_row(node: Node, row: NDArray[Any], value: Any) -> None:
+    """Write a value of a space into a row."""
+    if isinstance(node, Leaf):
+        row[...] = value
+    elif isinstance(node, DictNode):
+        for key, _ in node.items:
+            row[0][str(key)] = value[key]
+    elif isinstance(node, TupleNode):
+        for place, part in enumerate(value):
+            row[0][f"f{place}"] = part
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -1,0 +1,83 @@
+"""The policies "raise" and "truncate"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepmill.pool.faults import fault_info
+from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_death
+from stepmill.pool.workers import WorkerSupervisor
+from stepmill.spec.errors import StepmillError
+
+
+class WithoutReplays:
+    """The common part of policies without replays: the envs of a replaced worker lose their episodes."""
+
+    def __init__(self, workers: WorkerSupervisor) -> None:
+        self._workers = workers
+
+    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
+        restart_and_truncate(self._workers, death, delay_s)
+
+    def on_restarted(self, worker: int) -> None:
+        self._workers.serve(worker)
+
+    def repeats_settings(self, server: int) -> bool:
+        return False
+
+
+class RaisePolicy(WithoutReplays):
+    """Raises each fault once. The user repairs the envs with reset() or revive()."""
+
+    reports_deaths = True
+    death_hint = "bring them back with reset() or revive(), or let on_fault='truncate' do it"
+
+    def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
+        self._workers.state.fail([fault.env_id])
+        return [error]
+
+    def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
+        return fail_death(self._workers, death)
+
+
+class TruncatePolicy(WithoutReplays):
+    """Truncates episodes. An env that raised is reset in its worker; a dead worker is restarted in the background."""
+
+    reports_deaths = False
+    death_hint = "their episodes are cut short"
+
+    def __init__(self, workers: WorkerSupervisor, limits: EnvErrorLimits) -> None:
+        super().__init__(workers)
+        self._limits = limits
+
+    def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
+        if self._limits.allow(fault.env_id, error) is None:
+            self._workers.state.fail([fault.env_id])
+            return [error]
+        self._workers.state.truncate(fault.env_id, fault_info("raised", error))
+        return []
+
+    def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
+        if not death.is_new:
+            truncate_all(self._workers, death.faults, death.error)
+            return []
+        delay_s = self._workers.count_repair(death.worker)
+        if delay_s is None:
+            return fail_death(self._workers, death)
+        restart_and_truncate(self._workers, death, delay_s)
+        return []
+
+
+def truncate_all(workers: WorkerSupervisor, faults: Sequence[EnvFault], error: StepmillError) -> None:
+    """Cut short the episodes of lost commands; a lost reset is repeated."""
+    for fault in faults:
+        kind = "died" if fault.kind is None else fault.kind.name.lower()
+        workers.state.truncate(fault.env_id, fault_info(kind, error))
+
+
+def restart_and_truncate(workers: WorkerSupervisor, death: WorkerDeath, delay_s: float) -> None:
+    """Restart a worker, and cut short the episodes of all its envs."""
+    state, worker = workers.state, death.worker
+    state.lose_envs(state.envs_of(worker), fault_info("neighbour", death.error))
+    workers.begin_restart(worker, delay_s)
+    truncate_all(workers, death.faults, death.error)

@@ -1,0 +1,90 @@
+"""Snapshots of kernel envs, whose state is plain memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.pool.requests import EnvRequests
+from stepmill.spec.errors import BusyEnvError, UsageError
+from stepmill.spec.options import BackendName, EnvState, PoolOptions
+from stepmill.worker.calls import call_payload
+from stepmill.worker.messages import RequestKind
+
+EnvIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
+
+
+@dataclass(frozen=True)
+class PoolSnapshot:
+    """The state of some envs at one time, with their random generators and positions in the episode. It can be pickled.
+
+    Attributes:
+        env_ids: the envs.
+        obs: their newest observations, [B, ...].
+        memory: the state of each env, opaque.
+    """
+
+    env_ids: tuple[int, ...]
+    obs: Any
+    memory: tuple[bytes, ...]
+
+
+class Snapshots:
+    """Takes and restores snapshots of a pool's envs."""
+
+    def __init__(self, state: _native.PoolState, requests: EnvRequests, options: PoolOptions) -> None:
+        self._state, self._requests, self._options = state, requests, options
+
+    def take(self, env_ids: EnvIds | None) -> PoolSnapshot:
+        """Return a snapshot of some envs, or all."""
+        ids = self._idle(env_ids)
+        memory = self._requests.send(RequestKind.GET_ATTR, ids, _read).result()
+        return PoolSnapshot(tuple(ids), self._state.observe(ids), memory)
+
+    def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None) -> Any:
+        """Restore the state of envs from a snapshot of the same or other envs; return its observations."""
+        ids = self._idle(snapshot.env_ids if env_ids is None else env_ids)
+        if len(ids) != len(snapshot.memory):
+            raise UsageError(
+                f"got {len(ids)} env_ids for a snapshot of {len(snapshot.memory)} envs; give one per env of the snapshot"
+            )
+        write: Callable[..., None] = _Write(dict(zip(ids, snapshot.memory, strict=True)))
+        self._requests.send(RequestKind.CALL, ids, call_payload(write)).result()
+        return snapshot.obs
+
+    def _idle(self, env_ids: EnvIds | None) -> list[int]:
+        if self._options.backend is not BackendName.KERNEL:
+            raise UsageError(
+                "only kernel envs have snapshots, because the state of other envs is not known to the pool; use "
+                "backend='kernel', or a method of the env"
+            )
+        ids = self._requests.checked_ids(env_ids)
+        states = self._state.states()
+        busy = [env_id for env_id in ids if states[env_id] != EnvState.IDLE]
+        if busy:
+            raise BusyEnvError(
+                f"envs {busy} are stepping, have results to be received, or need a reset; snapshots need idle envs: recv() "
+                "or reset() them first",
+                env_ids=busy,
+            )
+        return ids
+
+
+def _read(env: Any) -> bytes:
+    memory: bytes = env.snapshot()
+    return memory
+
+
+class _Write:
+    """Restores each env from its own memory."""
+
+    def __init__(self, memory: dict[int, bytes]) -> None:
+        self._memory = memory
+
+    def __call__(self, env: Any) -> None:
+        env.restore(self._memory[env.env_id])

@@ -1,0 +1,196 @@
+"""What every worker does, whether it is a process, a thread or the calling thread: build envs, make the native loop, serve
+it, close the envs.
+
+    build_envs(env_ids, env_fns)   returns BuiltEnvs: envs, specs, faults
+    make_loop(slab, …)             returns the native loop over those envs
+    apply_requests(…)              does requests that must come before the first command; returns faults
+    serve(loop, …)                 runs the loop, serves slow requests in between, returns when the pool says stop
+    close_envs(…)                  returns the faults of envs that raised in close()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from typing import Protocol, cast
+
+from stepmill import _native
+from stepmill.slab.memory import attach_worker
+from stepmill.spec.env import EnvSpec
+from stepmill.worker import calls
+from stepmill.worker.channel import NO_FD
+from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
+from stepmill.worker.messages import EnvFn, ErrorRecord, Reply, Request, WorkerSettings
+from stepmill.worker.native_settings import native_settings
+from stepmill.worker.signals import allow_signals
+
+Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and what was raised
+
+
+EXIT_STRAY_COPY = 67  # as in _native/forks.hpp
+REQUEST_COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
+
+
+class AdapterPackage(Protocol):
+    """The functions of `stepmill.envs`, which is imported by name: adapters import RL libraries, and this package does not."""
+
+    def describe(self, env: object, like: EnvSpec | None = None) -> EnvSpec: ...
+    def adapt(self, env: object) -> object: ...
+
+
+class Mailbox(Protocol):
+    """Receives slow requests and sends replies."""
+
+    def next(self) -> Request | None:
+        """Wait for the request that was announced; return None if the learner is gone."""
+
+    def reply(self, reply: Reply) -> None:
+        """Send a reply without waiting until it is read."""
+
+
+@dataclass
+class BuiltEnvs:
+    """The envs of one worker, all built if there are no faults. If there are faults, the envs are closed already."""
+
+    envs: list[object] = field(default_factory=list)
+    specs: list[EnvSpec] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def build_envs(
+    env_ids: Sequence[int],
+    env_fns: Sequence[EnvFn],
+    *,
+    on_begin: Callable[[int], None] = lambda _: None,
+    should_raise: RaisePredicate = raise_none,
+) -> BuiltEnvs:
+    """Build envs one after the other. Goes on after one that raises, so that all faults are reported at once.
+
+    Args:
+        env_ids: of the envs.
+        env_fns: their constructors.
+        on_begin: called with the env_id before each construction.
+        should_raise: says which exceptions are raised here, after closing the envs; all others become faults.
+    """
+    built = BuiltEnvs()
+    adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    for env_id, env_fn in zip(env_ids, env_fns, strict=True):
+        made: list[object] = []
+        try:
+            on_begin(env_id)
+            with allow_signals():
+                _native.append_result(made, env_fn)  # in one step: Ctrl-C cannot come between the env and the list
+                spec = adapters.describe(made[0], built.specs[-1] if built.specs else None)
+                env = adapters.adapt(made[0])
+            built.specs.append(spec)
+            built.envs.append(env)
+        except BaseException as exc:
+            close_envs((env_id,), made)
+            if should_raise(exc):
+                close_envs(env_ids, built.envs)
+                raise
+            built.faults.append((env_id, describe_error(exc, "construct", should_raise=should_raise)))
+    if built.faults:
+        close_envs(env_ids, built.envs)
+    return built
+
+
+def map_slab(
+    plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int], *, is_process: bool = False
+) -> _native.Slab:
+    """Map a slab for one worker, without the memory files of the other workers.
+
+    Args:
+        plan: of the slab.
+        num_workers: of the pool.
+        worker: the worker that uses the mapping.
+        fds: of the slab, of this worker's commands and of its results. They may be closed afterwards.
+        is_process: whether the worker is a process. Then the memory of other workers is read-only, and an env that writes
+            to it ends this process by a signal. A thread gets no protection, since such a signal would end the learner.
+    """
+    slab_fd, commands_fd, results_fd = fds
+    all_fds = [slab_fd] + [NO_FD] * (2 * num_workers)
+    all_fds[1 + 2 * worker], all_fds[2 + 2 * worker] = commands_fd, results_fd
+    return attach_worker(plan, all_fds, worker, is_protected=is_process)
+
+
+def make_loop(
+    slab: _native.Slab, worker: int, built: BuiltEnvs, settings: WorkerSettings, *, is_inline: bool
+) -> _native.Loop:
+    """Return the native loop over a worker's envs. `is_inline`: a thread of the learner runs it, on the serial backend."""
+    native = loop_settings(built.specs[0], settings)
+    if is_inline:
+        native |= {"inline": True, "describe": partial(describe_error, should_raise=_native.is_from_signal)}
+    return _native.Loop(slab, worker, built.envs, native)
+
+
+def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
+    """Return the settings of a native loop over envs of a spec."""
+    return {
+        **native_settings(spec, settings.autoreset, settings.seeding),
+        "time_step": spec.time_step,
+        "overlap": settings.overlap_resets,
+        "reset_retries": settings.reset_retries,
+        "retry_wait_ns": int(1e9 * settings.reset_retry_wait_s),
+        "describe": describe_error,
+    }
+
+
+def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
+    """Run the loop until the pool says stop. Return False if the learner is gone before.
+
+    Args:
+        loop: over `envs`.
+        envs: the worker's envs, by server.
+        mailbox: receives the requests that the slab announces.
+        num_requests: how many requests were announced to this worker's predecessors.
+    """
+    num_seen = num_requests
+    own_pid = os.getpid()
+    loop.requests_seen(num_seen)
+    while loop.run() == _native.LOOP_REQUEST:
+        request = mailbox.next()
+        if request is None:
+            return False
+        reply = calls.serve_request(loop, envs, request)
+        if os.getpid() != own_pid:  # the call forked, and this is the child: it must not send a second reply
+            os._exit(EXIT_STRAY_COPY)
+        num_seen = (num_seen + 1) & REQUEST_COUNTER_MASK
+        loop.requests_seen(num_seen)
+        mailbox.reply(reply)
+    return True
+
+
+def apply_requests(
+    loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], requests: Iterable[Request]
+) -> tuple[Fault, ...]:
+    """Do requests with new envs before the loop serves them; return the faults of envs that raised."""
+    faults: list[Fault] = []
+    for request in requests:
+        records = calls.apply_request(loop, envs, request)
+        faults += [(env_ids[server], record) for server, record in zip(request.servers, records, strict=True) if record]
+    return tuple(faults)
+
+
+def close_envs(env_ids: Sequence[int], envs: Sequence[object]) -> tuple[Fault, ...]:
+    """Close all envs that have a method `close`; return the faults of those that raised."""
+    faults = (_close_env(env_id, env) for env_id, env in zip(env_ids, envs, strict=False))
+    return tuple(fault for fault in faults if fault is not None)
+
+
+def _close_env(env_id: int, env: object) -> Fault | None:
+    try:
+        close: Callable[[], object] | None = getattr(env, "close", None)
+        if close is not None:
+            close()
+    except BaseException as exc:  # the other envs must be closed even if this one calls sys.exit
+        return env_id, describe_error(exc, "close")
+    return None
+
+
+def worker_fault(exc: BaseException, phase: str) -> tuple[Fault, ...]:
+    """Return the fault of a worker that cannot serve, for a reason that is not one of its envs."""
+    return ((None, describe_error(exc, phase)),)

@@ -1,0 +1,93 @@
+"""Starts a fresh Python process that runs a function of this package, with the sys.path of the starting process.
+
+The code on its command line reads sys.path and the function's name from a pipe. Before that it imports only modules that are
+built into the interpreter, so that a file `socket.py` in the working directory is not imported by mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from stepmill._native import OwnedFd
+from stepmill.spec.errors import UsageError
+from stepmill.worker.process_setup import block_signals
+
+_CODE = """\
+import sys, os, marshal
+with os.fdopen({pipe}, "rb") as pipe:
+    boot = marshal.loads(pipe.read())
+sys.path[:], sys.argv[:] = boot["path"], boot["argv"]
+from stepmill.worker.fresh_interpreter import run_entry
+run_entry(boot)
+"""
+
+
+@dataclass(frozen=True)
+class InterpreterStart:
+    """How to start a fresh interpreter.
+
+    Attributes:
+        entry: the function, as "module:name"; it is called with the descriptor of the channel's socket and `arguments`.
+        arguments: numbers, strings, and lists of them.
+        inherited_fds: descriptors that the process inherits under the same numbers, in addition to the socket.
+        environ: its environment variables.
+    """
+
+    entry: str
+    arguments: Mapping[str, object]
+    inherited_fds: Sequence[int]
+    environ: Mapping[str, str] = field(repr=False)
+
+
+def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[bytes]:
+    """Start a fresh interpreter, which inherits `fd`, the socket of its channel.
+
+    Raises:
+        UsageError: the path of the Python executable is not known, or the system refuses to start it.
+    """
+    if not sys.executable:
+        raise UsageError("this Python is embedded and has no executable to start workers with; use context='fork'")
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    read_end, write_end = map(OwnedFd, os.pipe())
+    with contextlib.closing(write_end):
+        try:
+            with contextlib.closing(read_end), block_signals():
+                process = subprocess.Popen(
+                    [sys.executable, *flags, "-c", _CODE.format(pipe=read_end.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    env=dict(start.environ),
+                    pass_fds=(fd, read_end.fileno(), *start.inherited_fds),
+                )
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
+            raise UsageError(
+                f"cannot start workers with {sys.executable}: {exc}; restore the executable, or use context='fork'"
+            ) from exc
+        # BrokenPipeError means that the process is dead already, which its pidfd reports.
+        with contextlib.suppress(BrokenPipeError), open(write_end.fileno(), "wb", closefd=False) as pipe:
+            pipe.write(_dump_setup(start, fd))
+    return process
+
+
+def _dump_setup(start: InterpreterStart, fd: int) -> bytes:
+    return marshal.dumps(
+        {
+            "path": [str(entry) for entry in sys.path],
+            "argv": [str(word) for word in getattr(sys, "argv", [])],
+            "entry": start.entry,
+            "fd": fd,
+            "arguments": dict(start.arguments),
+        }
+    )
+
+
+def run_entry(boot: Mapping[str, object]) -> None:
+    """Call the entry function. Runs in the fresh interpreter."""
+    module, _, name = str(boot["entry"]).partition(":")
+    getattr(import_module(module), name)(boot["fd"], boot["arguments"])

@@ -1,0 +1,87 @@
+"""A fault of a kernel is that of one env, and says what happened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepmill
+
+pytest.importorskip("numba")
+
+from tests.kernels.kernels import faulty
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [(1, "ZeroDivisionError"), (2, r"ValueError.*no such move \(kernels.py line \d+"), (3, "IndexError")],
+)
+def test_what_compiled_code_raises_is_an_error_of_its_env(action: int, text: str) -> None:
+    with stepmill.Pool([faulty] * 3, backend="kernel", num_workers=2) as pool:
+        pool.reset(seed=0)
+        pool.send(np.array([0, action, 0]))
+        with pytest.raises(stepmill.EnvError, match=f"env 1 raised {text}") as raised:
+            pool.recv(3)
+        assert raised.value.env_id == 1
+        assert pool.recv(2).env_id.tolist() == [0, 2]
+        assert pool.reset(env_ids=[1]).env_id.tolist() == [1]
+        assert pool.step(np.zeros(3, np.int64)).obs[:, 0].tolist() == [2.0, 1.0, 2.0]
+
+
+def test_an_episode_that_a_fault_ends_is_truncated_where_that_is_wanted() -> None:
+    with stepmill.Pool([faulty] * 2, backend="kernel", on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        batch = pool.step(np.array([0, 2]))
+        assert batch.truncated.tolist() == [False, True]
+        assert pool.step(np.zeros(2, np.int64)).obs[:, 0].tolist() == [2.0, 0.0]
+        assert pool.step(np.zeros(2, np.int64)).obs[:, 0].tolist() == [3.0, 1.0]
+
+
+def test_a_kernel_raises_in_python_what_it_raises_compiled() -> None:
+    env = faulty(compiled=False)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="no such move"):
+        env.step(2)
+
+
+_ENDLESS = """
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from gymnasium import spaces
+import stepmill
+
+@stepmill.kernel(
+    observation_space=spaces.Box(0.0, 1.0, (1,)), action_space=spaces.Discrete(2), state=np.dtype([("count", "i8")])
+)
+class endless:
+    def reset(state, rng, obs):
+        obs[0] = 0.0
+
+    def step(state, action, rng, obs):
+        while action == 1 and rng.random() < 2.0:
+            state.count += 1
+        obs[0] = 0.0
+        return 0.0, False, False
+
+pool = stepmill.Pool([endless] * 4, backend="kernel", num_workers=2, step_timeout_s=0.2)
+pool.reset()
+pool.step(np.zeros(4, np.int64))
+pool.step(np.array([0, 0, 1, 0]))
+"""
+
+
+def test_an_env_that_does_not_come_back_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "endless.py"
+    program.write_text(_ENDLESS)
+    with subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        line = run.stderr.readline()
+        run.kill()
+    assert "env 2 of the kernel endless has not come back" in line

@@ -1,0 +1,144 @@
+"""Kernels in Python: what is compiled, what is refused, and that both ways to run one give the same bits."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import stepmill
+from stepmill.kernels.rng import Rng, seed_words
+
+pytest.importorskip("numba")
+
+from tests.kernels.kernels import parts, walk
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+STATE = np.dtype([("x", "f8")])
+
+
+def _make(reset: Any, step: Any) -> Any:
+    body = type("made", (), {"reset": reset, "step": step})
+    return stepmill.kernel(observation_space=BOX, action_space=spaces.Discrete(2), state=STATE)(body)
+
+
+def _reset(state: Any, rng: Any, obs: Any) -> None:
+    obs[:] = 0.0
+
+
+def _helper(x: float) -> float:
+    return 2.0 * x
+
+
+@pytest.mark.parametrize("kernel", [walk, parts])
+def test_compiled_code_gives_the_bits_that_python_gives(kernel: Any) -> None:
+    compiled, python = kernel(), kernel(compiled=False)
+    assert repr(compiled.reset(seed=9)) == repr(python.reset(seed=9))
+    compiled.action_space.seed(0)
+    for _ in range(100):
+        action = compiled.action_space.sample()
+        assert repr(compiled.step(action)) == repr(python.step(action))
+
+
+def test_functions_may_call_plain_functions() -> None:
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        state.x = _helper(state.x + 1.0)
+        return state.x, False, False
+
+    env = _make(_reset, step)()
+    env.reset()
+    assert env.step(0)[1] == 2.0
+
+
+def test_what_numba_refuses_is_named_with_its_line() -> None:
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return state.x.no_such_thing(), False, False
+
+    with pytest.raises(stepmill.UsageError, match=r"cannot compile step of the kernel made, test_python.py line \d+"):
+        _make(_reset, step).compile()
+
+
+def test_code_that_allocates_memory_is_refused_each_time() -> None:
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        fresh = np.zeros(action + 2)
+        return fresh.sum(), False, False
+
+    for _ in range(2):
+        with pytest.raises(stepmill.UsageError, match="step of the kernel made allocates memory"):
+            _make(_reset, step).compile()
+
+
+def test_missing_functions_and_wrong_arguments_are_refused() -> None:
+    with pytest.raises(stepmill.UsageError, match="has no function step"):
+        _make(_reset, None)
+    with pytest.raises(stepmill.UsageError, match=r"step\(state\) of the kernel made must be"):
+        _make(_reset, lambda state: None)
+    with pytest.raises(stepmill.UsageError, match="no structured dtype"):
+        stepmill.kernel(observation_space=BOX, action_space=spaces.Discrete(2), state=np.float64)
+
+
+def test_spaces_of_no_fixed_size_are_refused() -> None:
+    kernel = stepmill.kernel(observation_space=spaces.Text(3), action_space=spaces.Discrete(2), state=STATE)
+    with pytest.raises(stepmill.UsageError, match="observation_space is no Box"):
+        kernel(type("made", (), {"reset": _reset, "step": walk.step}))()
+
+
+def test_a_kernel_travels_without_its_code() -> None:
+    walk.compile()
+    copy = pickle.loads(cloudpickle.dumps(walk))
+    assert copy.state == walk.state
+    assert repr(copy().reset(seed=1)) == repr(walk().reset(seed=1))
+
+
+def test_generators_are_seeded_and_draw_within_their_bounds() -> None:
+    words = np.zeros(4, np.uint64)
+    rng = Rng(words)
+    seed_words(words, 0)
+    first = [rng.random() for _ in range(1000)]
+    seed_words(words, 0)
+    assert [rng.random() for _ in range(1000)] == first
+    assert min(first) >= 0.0
+    assert max(first) < 1.0
+    assert {rng.integers(-1, 3) for _ in range(200)} == {-1, 0, 1, 2}
+    normals = [rng.normal() for _ in range(4000)]
+    assert abs(np.mean(normals)) < 0.1
+    assert abs(np.std(normals) - 1.0) < 0.1
+
+
+_COMPILE = """
+import sys
+import stepmill
+stepmill.kernels.find("Pendulum-v1").compile()
+print(sys.argv[1])
+"""
+
+
+def test_two_processes_may_compile_a_kernel_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", _COMPILE, str(n)], env=environment, stdout=subprocess.PIPE, text=True)
+        for n in range(2)
+    ]
+    assert [run.communicate(timeout=100)[0].strip() for run in runs] == ["0", "1"]
+    assert [run.returncode for run in runs] == [0, 0]
+    last = subprocess.run(
+        [sys.executable, "-c", _COMPILE, "2"], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert (last.stdout.strip(), last.returncode) == ("2", 0)
+    assert len(list(tmp_path.glob("*/entry.py"))) == 1
+    assert list(tmp_path.rglob("*.nbc"))
+
+
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "kernels" / "pursuit.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "million steps per second" in done.stdout

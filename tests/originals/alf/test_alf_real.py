@@ -1,0 +1,183 @@
+"""FastParallelEnvironment and ProcessEnvironment beside the real ALF: its base class, its configuration, its schedulers."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import stepmill
+from stepmill.frontends import alf as front_end
+
+HAS_ALF = importlib.util.find_spec("alf") is not None
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # those of ALF, and of what it imports
+    pytest.mark.skipif(not HAS_ALF, reason="ALF cannot be imported; make test-originals has it"),
+]
+CLASS = "FastParallelEnvironment"
+
+
+@pytest.fixture
+def alf() -> Iterator[Any]:
+    """ALF itself; what a test configures is reset."""
+    module = importlib.import_module("alf")
+    importlib.import_module("alf.environments.fast_parallel_environment")
+    importlib.import_module("alf.environments.random_alf_environment")
+    yield module
+    module.reset_configs()
+    importlib.import_module("gin").clear_config()
+
+
+@pytest.fixture
+def constructor(alf: Any) -> Any:
+    """Makes ALF's random env; episodes of two steps."""
+    torch = importlib.import_module("torch")
+    return functools.partial(
+        alf.environments.random_alf_environment.RandomAlfEnvironment,
+        alf.TensorSpec((3, 3), torch.float32),
+        alf.BoundedTensorSpec([7], torch.float32, minimum=-1.0, maximum=1.0),
+        episode_end_probability=0,
+        max_duration=2,
+    )
+
+
+@pytest.mark.covers("A-27/base")
+def test_it_is_an_alf_environment_with_nothing_abstract_left(alf: Any, constructor: Any) -> None:
+    base = alf.environments.alf_environment.AlfEnvironment
+    assert issubclass(front_end.FastParallelEnvironment, base)
+    missing = {name for name in base.__abstractmethods__ if name not in dir(front_end.FastParallelEnvironment)}
+    assert (missing, front_end.FastParallelEnvironment.__abstractmethods__) == (set(), frozenset())
+    with front_end.FastParallelEnvironment([constructor] * 2) as env:
+        assert isinstance(env, base)
+        assert env.reset().step_type.tolist() == [0, 0]
+
+
+@pytest.mark.covers("A-27/base")
+def test_methods_of_subclasses_are_called_as_alf_calls_them(constructor: Any) -> None:
+    calls = []
+
+    class Noted(front_end.FastParallelEnvironment):  # type: ignore[misc, unused-ignore]
+        def _step(self, action: Any) -> Any:
+            calls.append("step")
+            return super()._step(action)
+
+        def _reset(self) -> Any:
+            calls.append("reset")
+            return super()._reset()
+
+        def start(self) -> None:
+            calls.append("start")
+            super().start()
+
+    with Noted([constructor] * 2) as env:
+        env.step(env.reset().prev_action)
+        with pytest.raises(AssertionError, match="multiple times"):
+            env.start()
+    assert calls == ["start", "reset", "step", "start"]
+
+
+@pytest.mark.covers("A-27/config")
+def test_what_is_configured_for_alfs_class_is_configured_for_ours(alf: Any, constructor: Any) -> None:
+    alf.config(CLASS, start_method="thread", torch_num_threads_per_env=3)
+    with pytest.raises(AssertionError, match="Unrecognized start method 'thread'"):
+        front_end.FastParallelEnvironment([constructor])
+    with front_end.FastParallelEnvironment([constructor], start_method="fork") as env:
+        assert env.envs[0].call("reset")().step_type == 0
+
+
+def _pid(env: Any) -> int:
+    return os.getpid()
+
+
+@pytest.mark.covers("A-27/config")
+def test_our_own_keywords_are_configurable_by_the_same_name(alf: Any, constructor: Any) -> None:
+    alf.config(CLASS, num_workers=1, step_timeout_s=20.0)
+    with front_end.FastParallelEnvironment([constructor] * 2) as env:
+        assert len({handle.call(_pid)() for handle in env.envs}) == 1
+
+
+@pytest.mark.covers("A-27/config")
+def test_gin_files_that_name_the_class_stay_unambiguous(alf: Any, constructor: Any) -> None:
+    gin = importlib.import_module("gin")
+    gin.parse_config(f"{CLASS}.start_method = 'thread'")
+    with pytest.raises(AssertionError, match="Unrecognized start method 'thread'"):
+        front_end.FastParallelEnvironment([constructor])
+
+
+@pytest.mark.covers("A-9", "A-25")
+def test_the_default_device_is_alfs(alf: Any, constructor: Any) -> None:
+    torch = importlib.import_module("torch")
+    get_default_device = alf.get_default_device
+    alf.get_default_device = lambda: "meta"  # a device that every torch has
+    try:
+        with front_end.FastParallelEnvironment([constructor] * 2) as env:
+            time_step = env.reset()
+            assert (time_step.reward.device.type, time_step._cpu.reward.tolist()) == ("meta", [0, 0])
+            time_step = env.step(torch.zeros(2, 7))
+            assert time_step._cpu.step_type.tolist() == [1, 1]
+    finally:
+        alf.get_default_device = get_default_device
+
+
+@pytest.mark.covers("A-24", "A-25")
+def test_envs_compute_on_the_cpu_and_see_progress_once_it_is_synced(alf: Any) -> None:
+    torch = importlib.import_module("torch")
+    schedulers = importlib.import_module("alf.utils.schedulers")
+    base = importlib.import_module("alf.environments.random_alf_environment").RandomAlfEnvironment
+    spec = alf.TensorSpec((2,), torch.float32)
+
+    class Progress(base):  # type: ignore[misc, unused-ignore]
+        def _get_observation(self) -> Any:
+            numpy = importlib.import_module("numpy")
+            is_cpu = alf.get_default_device() == "cpu"
+            return numpy.array([is_cpu, schedulers.get_progress("global_counter")], numpy.float32)
+
+    make = functools.partial(Progress, spec, alf.BoundedTensorSpec([1], torch.float32, minimum=-1.0, maximum=1.0))
+    schedulers.update_progress("global_counter", 1)
+    with front_end.FastParallelEnvironment([make] * 2) as env:
+        time_step = env.reset()
+        for progress in (4, 9):
+            schedulers.update_progress("global_counter", progress)
+            env.sync_progress()
+            time_step = env.step(time_step.prev_action)
+            assert time_step.observation.tolist() == [[1, progress]] * 2
+
+
+@pytest.mark.covers("A-17", "A-18")
+def test_a_handle_steps_resets_calls_and_closes_its_env_alone(constructor: Any) -> None:
+    with front_end.FastParallelEnvironment([constructor] * 2) as env:
+        action = env.reset().prev_action[1].numpy()
+        handle = env.envs[1]
+        types = [int(handle.step(action).step_type) for _ in range(3)]
+        assert types == [1, 2, 0]
+        promise = handle.step(action, blocking=False)
+        assert promise().observation.shape == promise().observation.shape == (3, 3)
+        assert handle.reset().step_type == 0
+        assert handle.call("step", action)().env_id == 1
+        assert env.step(env.current_time_step().prev_action).step_type.tolist() == [
+            1,
+            0,
+        ]  # its last step ended its episode
+        handle.close()
+
+
+@pytest.mark.covers("A-22")
+def test_an_env_of_which_only_reset_is_there_fails_when_it_is_used() -> None:
+    class Bare:
+        def __init__(self, env_id: int | None) -> None: ...
+        def action_spec(self) -> list[Any]:
+            return []
+
+        def _reset(self) -> None:
+            raise RuntimeError
+
+    with front_end.ProcessEnvironment(Bare) as env:
+        env.start()
+        with pytest.raises(stepmill.StepmillError, match="is no ALF environment"):
+            env.reset()

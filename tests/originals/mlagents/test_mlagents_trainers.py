@@ -1,0 +1,101 @@
+"""SubprocessEnvManager beside the real trainers: what their own tests of their manager say of it, by behaviour."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
+from stepmill.testing.unity import ScriptedBehaviors
+
+HAS_TRAINERS = importlib.util.find_spec("mlagents") is not None
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # those of ML-Agents, and of what it imports
+    pytest.mark.skipif(not HAS_TRAINERS, reason="mlagents is not installed; make test-originals has it"),
+]
+
+
+@pytest.fixture
+def settings() -> Any:
+    return importlib.import_module("mlagents.trainers.settings")
+
+
+@pytest.fixture
+def manager_of(settings: Any) -> Iterator[Callable[..., Any]]:
+    """Makes managers of scripted envs from ML-Agents' own RunOptions."""
+    made = []
+
+    def make(num: int, cls: type[SubprocessEnvManager] = SubprocessEnvManager) -> Any:
+        made.append(cls(lambda worker_id, channels: ScriptedBehaviors(), settings.RunOptions(), num))
+        return made[-1]
+
+    yield make
+    for manager in made:
+        manager.close()
+
+
+@pytest.mark.covers("U-10/library", "U-B5")
+def test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed(manager_of: Any) -> None:
+    timers = importlib.import_module("mlagents_envs.timers")
+    timers.reset_timers()
+
+    class Timed(ScriptedBehaviors):
+        @timers.timed
+        def step(self) -> None:
+            super().step()
+
+    manager = SubprocessEnvManager(lambda worker_id, channels: Timed(), n_env=2, options=ManagerOptions(context="fork"))
+    manager.reset()
+    for _ in range(3):
+        manager.get_steps()
+    manager.close()
+    root = timers.get_timer_tree()["children"]["workers"]["children"]["worker_root"]
+    assert root["is_parallel"]
+    assert 3 <= sum(child["count"] for name, child in root["children"].items() if name.endswith("step")) <= 6
+
+
+@pytest.mark.covers("U-15")
+def test_a_take_step_of_a_subclass_is_called_for_each_worker(manager_of: Any) -> None:
+    asked = []
+
+    class Noted(SubprocessEnvManager):
+        def _take_step(self, last_step: Any) -> dict[str, Any]:
+            asked.append(last_step.worker_id)
+            return super()._take_step(last_step)
+
+    manager = manager_of(2, Noted)
+    manager.reset()
+    manager.get_steps()
+    assert sorted(asked) == [0, 1]
+
+
+@pytest.mark.covers("U-6")
+def test_a_reset_gives_one_step_per_worker_and_samplers_of_the_trainers_are_taken(
+    manager_of: Any, settings: Any
+) -> None:
+    manager = manager_of(3)
+    sampler = settings.UniformSettings(min_value=1.0, max_value=2.0)
+    manager.reset(config={"wind": sampler, "gravity": settings.ConstantSettings(seed=0, value=9.0)})
+    assert [step.worker_id for step in manager.first_step_infos] == [0, 1, 2]
+    assert all(step.brain_name_to_action_info == {} for step in manager.first_step_infos)
+    assert set(manager.training_behaviors) == set(manager.first_step_infos[0].current_all_step_result)
+
+
+@pytest.mark.covers("U-6")
+def test_steps_are_instances_of_mlagents_own_classes(manager_of: Any) -> None:
+    base_env = importlib.import_module("mlagents_envs.base_env")
+    manager = manager_of(1)
+    manager.reset()
+    results = manager.first_step_infos[0].current_all_step_result
+    for decision, terminal in results.values():
+        assert isinstance(decision, base_env.DecisionSteps)
+        assert isinstance(terminal, base_env.TerminalSteps)
+        for agent in decision:
+            assert isinstance(decision[agent], base_env.DecisionStep)
+    ended = type(terminal)([], *(importlib.import_module("numpy").zeros(1, kind) for kind in ("f4", "?", "i4")))
+    assert isinstance(ended[0], base_env.TerminalStep)

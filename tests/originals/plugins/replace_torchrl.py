@@ -1,0 +1,43 @@
+"""A pytest plugin: replaces TorchRL's ParallelEnv and MultiThreadedEnv with stepmill's envs, before its tests import them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torchrl.envs
+import torchrl.testing
+from torchrl.envs import batched_envs, set_gym_backend
+from torchrl.envs.libs import envpool
+from torchrl.testing import env_creators
+
+from stepmill.frontends.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper, StepmillEnv
+
+set_gym_backend("gymnasium").set()  # gym is looked for first, and is not here
+
+
+class ParallelStepmillEnv(StepmillEnv):
+    """Takes env functions as ParallelEnv does, which return TorchRL's GymEnv: the Gymnasium env in it is what is run."""
+
+    def __init__(self, num_workers: int, create_env_fn: Any, **keywords: Any) -> None:
+        functions: Sequence[Callable[..., Any]] = (
+            [create_env_fn] * num_workers if callable(create_env_fn) else list(create_env_fn)
+        )
+        super().__init__([_Inner(function) for function in functions], **keywords)
+
+
+class _Inner:
+    """Makes the Gymnasium env that is in a TorchRL env."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, **keywords: Any) -> Any:
+        return self._function(**keywords)._env
+
+
+for _home in (torchrl.envs, batched_envs):
+    _home.ParallelEnv = ParallelStepmillEnv
+for _home in (torchrl.envs, torchrl.envs.libs, envpool, torchrl.testing, env_creators):
+    _home.MultiThreadedEnv = MultiThreadedEnv
+    _home.MultiThreadedEnvWrapper = MultiThreadedEnvWrapper
