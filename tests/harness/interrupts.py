@@ -56,7 +56,8 @@ class LineInterrupt:
         return False
 
     def _enter_frame(self, frame: FrameType, event: str, arg: object) -> Any:
-        frame.f_trace_opcodes = frame.f_code.co_name in self._by_instruction
+        if frame.f_code.co_name in self._by_instruction:  # False for one frame would be False for all in CPython 3.13
+            frame.f_trace_opcodes = True
         return self._count if frame.f_code.co_filename.startswith(self._files) else None
 
     def _count(self, frame: FrameType, event: str, arg: object) -> Any:

@@ -48,7 +48,7 @@ def test_a_warning_given_by_a_finalizer_names_the_line_that_let_the_object_go():
 
 
 class ClosedByGymnasium(VectorEnv):
-    close_extras = functools.partial(warn, "closed")
+    close_extras = staticmethod(functools.partial(warn, "closed"))
 
 
 def test_a_warning_within_close_of_gymnasiums_base_class_names_the_line_that_closed():
