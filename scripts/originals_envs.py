@@ -71,6 +71,7 @@ TRAINERS_PACKAGES = (
     "h5py<3.12",
     "Pillow<11",
     "pyyaml",
+    "filelock",
 )
 
 
@@ -89,11 +90,23 @@ def make_environment(name: str, source: Path | None) -> tuple[Path, list[Path]]:
         _pip(python, [FRONTENDS_EXTRA])
         return python, []
     if name == "trainers":
-        return _install(name, [TRAINERS_FIRST, _without_dependencies(TRAINERS_ITSELF), TRAINERS_PACKAGES]), []
+        python = _install(name, [TRAINERS_FIRST, _without_dependencies(TRAINERS_ITSELF), TRAINERS_PACKAGES])
+        if source is not None:
+            _copy_trainers_tests(python, source)
+        return python, []
     assert name == "alf"
     assert source is not None
     python = _install(name, [ALF_FIRST, _without_dependencies(ALF_PACKAGES)])
     return python, [_build_alf(python, source)]
+
+
+def _copy_trainers_tests(python: Path, source: Path) -> None:
+    """Copy the trainers' tests, and the repository's conftest, into the installed package: they import one another by its name."""
+    library = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    target = python.parent.parent / "lib" / library / "site-packages" / "mlagents" / "trainers" / "tests"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source / "ml-agents" / "mlagents" / "trainers" / "tests", target)
+    shutil.copy(source / "conftest.py", target)
 
 
 def _without_dependencies(packages: Sequence[str]) -> tuple[str, ...]:

@@ -5,10 +5,8 @@ Where ALF can be imported, `FastParallelEnvironment` is an `AlfEnvironment` and 
     parallel       `FastParallelEnvironment`
     process        `ProcessEnvironment`
     handles        one env of a parallel environment: its methods as promises, its attributes by name
-    registration   joins `FastParallelEnvironment` to ALF's base class and configuration
-    arguments      the keyword arguments of these classes
-    nests          nests of arrays to nests of tensors and back
-    tensors        arrays as torch tensors
+    configuration  the keyword arguments of these classes; ALF's base class and configuration
+    nests          nests of arrays to nests of tensors and back; the only import of torch
     specs          ALF's specs of an env, and whether they are equal in all envs
     errors         errors that are also RuntimeErrors, as in ALF
 """
@@ -33,12 +31,12 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its file, once; the parallel environment joins ALF's classes, if there are any."""
+    """Load a public name from its module, once. Where ALF is installed, FastParallelEnvironment becomes an AlfEnvironment."""
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'stepmill.frontends.alf' has no attribute {name!r}")
     value = getattr(import_module(home), name)
     if name == "FastParallelEnvironment":
-        value = import_module("stepmill.frontends.alf.configuration").joined_to_alf(value, __name__)
+        value = import_module("stepmill.frontends.alf.configuration").join_to_alf(value, __name__)
     globals()[name] = value
     return value

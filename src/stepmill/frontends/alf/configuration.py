@@ -1,4 +1,9 @@
-"""The keyword arguments that ALF's classes take last, and those that are ours; and the pool's options that follow."""
+"""The keyword arguments of both classes, and how `FastParallelEnvironment` becomes part of ALF where ALF can be imported.
+
+`alf.config("FastParallelEnvironment", ...)` must stay unambiguous while ALF's own class of that name is registered. So the
+arguments that both classes have are configured once, for both, through ALF's class; only the arguments that ALF's class
+lacks are registered for ours.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ CONTEXTS = ("fork", "spawn", "forkserver")
 
 
 class AlfKeywords(EngineKeywords, total=False):
-    """The fields of `Chosen` and of PoolOptions as keyword arguments."""
+    """The fields of `Arguments` and of PoolOptions as keyword arguments."""
 
     start_method: Literal["fork", "spawn", "forkserver"]
     as_tensors: bool | None
@@ -27,16 +32,16 @@ class AlfKeywords(EngineKeywords, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """The keyword arguments, with defaults.
+class Arguments:
+    """The keyword arguments that are not PoolOptions, with defaults.
 
     Attributes:
         start_method: how processes start.
-        num_workers: processes to share the envs among; None gives each its own.
-        as_tensors: tensors or arrays; None is tensors where there is torch.
+        num_workers: the number of processes; None gives each env its own.
+        as_tensors: True for tensors, False for arrays; None is tensors if torch is installed.
         device: of tensors; None is ALF's default device.
         name: without effect.
-        options: of the engine.
+        options: of the pool.
     """
 
     start_method: str = "fork"
@@ -47,8 +52,8 @@ class Chosen:
     options: PoolOptions | None = None
 
     @classmethod
-    def read(cls, keywords: Mapping[str, Any]) -> Chosen:
-        """Return the keyword arguments of a class; those that are no field here are fields of PoolOptions."""
+    def read(cls, keywords: Mapping[str, Any]) -> Arguments:
+        """Return the arguments for keywords. Those that are not fields of this class are fields of PoolOptions."""
         names = {each.name for each in fields(cls)}
         own = {name: value for name, value in keywords.items() if name in names}
         of_pool = {name: value for name, value in keywords.items() if name not in names}
@@ -57,10 +62,10 @@ class Chosen:
     def pool_options(
         self, *, num_threads: int | None, start_serially: bool = False, num_spares: int = 0
     ) -> PoolOptions:
-        """Return a pool's options for ALF envs: a process for each env, resets begun early.
+        """Return the pool's options for ALF envs: a process for each env, and resets in the background.
 
         Raises:
-            StartMethodError: there is no such start method.
+            StartMethodError: an unknown start method.
         """
         if self.start_method not in CONTEXTS:
             raise errors.StartMethodError(
@@ -92,8 +97,8 @@ _ORIGINAL = "alf.environments.fast_parallel_environment"
 _GIN_SWITCH = "ALF_USE_GIN"
 
 
-def joined_to_alf(cls: Any, module: str) -> Any:
-    """Return a subclass of `cls` that is an AlfEnvironment and configurable; `cls` itself where there is no ALF."""
+def join_to_alf(cls: Any, module: str) -> Any:
+    """Return a subclass of `cls` that is a configurable AlfEnvironment; `cls` itself where ALF is not installed."""
     try:
         alf = import_module("alf")
         base = import_module("alf.environments.alf_environment").AlfEnvironment
@@ -117,9 +122,9 @@ def joined_to_alf(cls: Any, module: str) -> Any:
 
 
 def _full_signature(cls: Any) -> inspect.Signature:
-    """Return the constructor's signature with a parameter for each keyword that it takes."""
+    """Return the constructor's signature with a parameter for each of its keywords."""
     positional = [p for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    names = dict.fromkeys([field.name for field in (*fields(Chosen), *fields(PoolOptions))])
+    names = dict.fromkeys([field.name for field in (*fields(Arguments), *fields(PoolOptions))])
     taken = {p.name for p in positional}
     keywords = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names if name not in taken

@@ -1,4 +1,4 @@
-"""Errors that are stepmill's and, as ALF's users catch them, RuntimeErrors; with the words that ALF's own have."""
+"""Errors of stepmill that are also RuntimeErrors, as in ALF, and contain the texts of ALF's errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError,
 
 _INTERRUPTED = "ProcessEnvironment is interruptted"
 _STRUCTURE = "array structure mismatch."
-_NO_ARRAY = "It is likely that one of the field is not converted to numpy array or scalar."
+_NOT_AN_ARRAY = "It is likely that one of the field is not converted to numpy array or scalar."
 _PLACE = re.compile(r"^(?:env \d+ gave a wrong [^:]*: )?(?:leaf )?\[(\d+)\]")
 _WRONG_STRUCTURE = re.compile(r"must be a (dict|tuple)|lacks the key|has \d+ (keys|items)|must return a TimeStep")
 
 
 class InterruptedEnvError(EnvError, RuntimeError):
-    """An env raised; it says which, and where."""
+    """An env raised an exception. The text names the env and has the traceback."""
 
 
 class InterruptedWorkerError(WorkerDied, RuntimeError):
-    """A process ended (ALF waited for it for ever: A-B1)."""
+    """A process ended; ALF would wait without limit (A-B1)."""
 
 
 class EnvTimeoutError(EnvTimeout, RuntimeError):
-    """An env took longer than its deadline."""
+    """An env took longer than its time limit."""
 
 
 class TimeStepError(BadOutput, RuntimeError):
@@ -35,11 +35,11 @@ class ActionError(UsageError, RuntimeError):
 
 
 class SpareEnvError(UsageError, RuntimeError):
-    """Spare envs were asked for where there can be none."""
+    """Spare envs were requested beside batched envs."""
 
 
 class StartMethodError(UsageError, AssertionError):
-    """A way to start processes that there is not."""
+    """An unknown start method."""
 
 
 class NotStartedError(UsageError, AssertionError):
@@ -55,11 +55,11 @@ _RUNTIME: dict[type[StepmillError], type[StepmillError]] = {
 
 
 def as_runtime_error(error: StepmillError, fields: Sequence[str] = ()) -> StepmillError:
-    """Return an error as ALF's users expect it; one that is the caller's mistake as it is.
+    """Return an error of an env or a worker as a RuntimeError; other errors unchanged.
 
     Args:
         error: as the pool raised it.
-        fields: names of the fields of a TimeStep, to be told in the place of numbers.
+        fields: names of the fields of a TimeStep, which replace their numbers in the text.
     """
     cls = _RUNTIME.get(type(error))
     if cls is None:
@@ -77,32 +77,32 @@ def as_runtime_error(error: StepmillError, fields: Sequence[str] = ()) -> Stepmi
 
 
 def _explain(text: str, fields: Sequence[str]) -> str:
-    """Return what is said of a wrong TimeStep, with the field's name and ALF's words for its kind."""
+    """Return the text for a wrong TimeStep, with the field's name and ALF's text for this kind of error."""
 
     def name(match: re.Match[str]) -> str:
         index = int(match[1])
         return match[0].replace(f"[{index}]", fields[index]) if index < len(fields) else match[0]
 
-    head = _STRUCTURE if _WRONG_STRUCTURE.search(text) else _NO_ARRAY if "has dtype" in text else ""
+    head = _STRUCTURE if _WRONG_STRUCTURE.search(text) else _NOT_AN_ARRAY if "has dtype" in text else ""
     named = _PLACE.sub(name, text)
     return f"{head} {named}".strip()
 
 
 def wrong_structure(detail: str) -> ActionError:
-    """Return the error for actions that are another nest than the spec's."""
+    """Return the error for actions whose structure differs from the action spec."""
     return ActionError(f"{_STRUCTURE} {detail}; give actions in the structure of action_spec()")
 
 
 def wrong_batch(path: str, expected: int, got: int, shape: tuple[int, ...]) -> ActionError:
-    """Return the error for actions of another number of envs."""
+    """Return the error for actions for another number of envs."""
     return ActionError(f"Incorrect batch size. Expected: {expected}, got {got}, in {path} of shape {shape}")
 
 
 def wrong_array(path: str, expected: object, got: object, shape: tuple[int, ...]) -> ActionError:
     """Return the error for an array of another dtype or shape."""
-    return ActionError(f"{path} must be {expected}, and is {got} of shape {shape}; give actions that the spec allows")
+    return ActionError(f"{path} must be {expected}, but is {got} of shape {shape}; give actions that the spec allows")
 
 
-def no_array(path: str, value: object) -> ActionError:
-    """Return the error for what is no array."""
-    return ActionError(f"{_NO_ARRAY} {path} is a {type(value).__name__}; give a tensor or an array")
+def not_an_array(path: str, value: object) -> ActionError:
+    """Return the error for a value that is not an array."""
+    return ActionError(f"{_NOT_AN_ARRAY} {path} is a {type(value).__name__}; give a tensor or an array")

@@ -1,4 +1,4 @@
-"""One env of a parallel environment, from afar: its methods as promises, its attributes by name."""
+"""One env of a parallel environment: calls of its methods as promises, and its attributes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Value = TypeVar("Value")
 
 
 class Promise(Generic[Value]):
-    """A result to come. Call it to wait for it and get it; as often as you like, and in any order (A-B3)."""
+    """The future result of a call. Calling the promise waits for it; repeated calls return it again, in any order (A-B3)."""
 
     def __init__(self, fetch: Callable[[], Value]) -> None:
-        """`fetch()` waits for the result, and gives the same one each time."""
+        """`fetch()` waits for the result, and returns the same one each time."""
         self._fetch = fetch
 
     def __call__(self) -> Value:
@@ -27,7 +27,7 @@ class Promise(Generic[Value]):
 
         Raises:
             EnvError: the env raised, also a RuntimeError.
-            WorkerDied: its process is gone.
+            WorkerDied: its process ended.
         """
         try:
             return self._fetch()
@@ -36,15 +36,16 @@ class Promise(Generic[Value]):
 
 
 class EnvHandle(HasSpecs):
-    """The env that serves a slot at the time of the call, be it a spare (A-B6).
+    """The env of a slot, with the methods of ALF's ProcessEnvironment. With spares it is the env in the slot at the time of the
+    call (A-B6).
 
-    `step` and `reset` concern this env alone, and give TimeSteps of NumPy arrays without a batch dimension. The parallel
-    environment's own `step` is refused (BusyEnvError) until the promise of such a step was called.
-    Attributes that are not listed here are the env's own, fetched from its process.
+    `step` and `reset` run this env alone, and return TimeSteps of NumPy arrays without a batch dimension. The parallel
+    environment's own `step` is refused (BusyEnvError) until the promise of such a step is called. Other attributes are read
+    from the env in its process.
     """
 
     def __init__(self, pool: Pool, env_id: int, specs: AlfSpecs) -> None:
-        """Made by the parallel environment."""
+        """Created by the parallel environment."""
         self._pool = pool
         self._env_id = env_id
         self._specs = specs
@@ -54,7 +55,7 @@ class EnvHandle(HasSpecs):
 
         Raises:
             EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
-            BusyEnvError: its last step was not waited for.
+            BusyEnvError: the result of its last step was not received.
         """
         as_array = nests.to_array if self._specs.batched else lambda value: nests.to_array(value)[None]
         batch = converter(self._pool.spec.action, as_array)(action)
@@ -71,7 +72,7 @@ class EnvHandle(HasSpecs):
         Promise(self._pool.call_async(_close, env_ids=[self._env_id]).result)()
 
     def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Promise[Any]:
-        """Begin to call any method of the env, or a function of the env; the promise gives its result."""
+        """Start a call of a method of the env, or of a function that takes the env; return a promise of its result."""
         if name in ("step", "reset"):
             promise: Promise[Any] = getattr(self, name)(*args, blocking=False, **kwargs)
             return promise
@@ -82,7 +83,7 @@ class EnvHandle(HasSpecs):
             raise AttributeError(name)
         return get_one(self._pool, self._env_id, name)
 
-    def _known(self) -> AlfSpecs:
+    def _env_specs(self) -> AlfSpecs:
         return self._specs
 
     def render(self, mode: str = "human") -> Any:
@@ -110,7 +111,7 @@ class EnvHandle(HasSpecs):
 
 
 class Once(Generic[Value]):
-    """Calls a function once, and gives its result, or raises its error, each time it is called."""
+    """Calls a function on its first call, and returns its result, or raises its error, on every call."""
 
     def __init__(self, function: Callable[[], Value]) -> None:
         self._function: Callable[[], Value] | None = function
@@ -118,7 +119,7 @@ class Once(Generic[Value]):
         self._error: StepmillError | None = None
 
     def __call__(self) -> Value:
-        """Return what the first call returned, or raise what it raised."""
+        """Return the result of the first call, or raise its error."""
         if self._function is not None:
             function, self._function = self._function, None
             try:
@@ -135,7 +136,7 @@ def _close(env: Any) -> None:
 
 
 def call_one(pool: Pool, env_id: int, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Promise[Any]:
-    """Begin to call a method of one env."""
+    """Start a call of a method of one env."""
     future = pool.call_async(name, *args, env_ids=[env_id], **kwargs)
     return Promise(lambda: future.result()[0])
 
@@ -144,8 +145,8 @@ def get_one(pool: Pool, env_id: int, name: str) -> Any:
     """Return an attribute of one env.
 
     Raises:
-        AttributeError: it has none of that name.
-        EnvError: its getter raised, or the value does not travel.
+        AttributeError: the env has no such attribute.
+        EnvError: its getter raised, or the value cannot be pickled.
     """
     try:
         return pool.get_attr(name, env_ids=[env_id])[0]

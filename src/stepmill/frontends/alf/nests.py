@@ -1,4 +1,4 @@
-"""Nests of arrays to nests of tensors and back, by functions that are made once per structure."""
+"""Nests of arrays to nests of tensors and back, by functions that are built once per structure; the only import of torch."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ Convert = Callable[[Any], Any]
 
 
 def is_torch_here() -> bool:
-    """Whether torch can be imported, as far as can be told without doing so."""
+    """Whether torch is installed. Does not import it."""
     return sys.modules.get("torch") is not None or importlib.util.find_spec("torch") is not None
 
 
 def to_tensor() -> Convert:
-    """Return the function that makes an array a CPU tensor over the same memory.
+    """Return the function that makes a CPU tensor over the memory of an array.
 
     Raises:
-        MissingExtraError: there is no torch.
+        MissingExtraError: torch is not installed.
     """
-    convert: Convert = _torch().from_numpy  # the pool's arrays are writable: torch has nothing to warn of
+    convert: Convert = _torch().from_numpy  # torch does not warn: the pool's arrays are writable
     return convert
 
 
 def mover(device: object) -> Convert | None:
-    """Return the function that copies a tensor to a device; None if it is the CPU, where tensors are."""
+    """Return the function that copies a tensor to a device; None for the CPU."""
     target = _torch().device(device)
     return None if target.type == "cpu" else lambda tensor: tensor.to(target)
 
 
 def to_array(value: Any) -> Any:
-    """Return a tensor, of any device, as an array; what is none as it is. Hot path."""
+    """Return a tensor of any device as an array; other values unchanged. Hot path."""
     if not hasattr(value, "detach"):
         return value
     try:
-        return value.numpy()  # on the CPU, and no part of a graph: two calls less
+        return value.numpy()  # works for CPU tensors without gradients, and saves two calls
     except (TypeError, RuntimeError):
         return value.detach().cpu().numpy()
 
 
 def default_device() -> object:
-    """Return ALF's default device, if ALF is in use, else "cpu"."""
+    """Return ALF's default device if ALF is imported, else "cpu"."""
     get_device = getattr(sys.modules.get("alf"), "get_default_device", None)
     return "cpu" if get_device is None else get_device()
 
@@ -70,7 +70,7 @@ def converter(node: Node, leaf: Convert) -> Convert:
         return lambda nest: {key: convert(nest[key]) for key, convert in items}
     if isinstance(node, TupleNode):
         parts = [converter(child, leaf) for child in node.children]
-        factory = here(node.factory)
+        factory = local_class(node.factory)
         if factory is None:
             return lambda nest: tuple([convert(child) for convert, child in zip(parts, nest, strict=True)])
         return fields_converter(factory, parts)
@@ -87,26 +87,26 @@ def _unchanged(nest: Any) -> Any:
 
 
 def check_actions(node: Node, actions: Any, num_rows: int, path: str = "action") -> None:
-    """Say what is wrong with actions that the engine has refused.
+    """Raise an error that names the wrong part of actions that the engine has refused.
 
     Args:
         node: the structure of one row's action.
         actions: nest of arrays.
         num_rows: length of the leading dimension.
-        path: names the part in errors.
+        path: of `actions`, for errors.
     Raises:
-        ActionError: the first thing that is wrong.
+        ActionError: for the first wrong part.
     """
     if isinstance(node, DictNode):
         keys = [key for key, _ in node.items]
         if not isinstance(actions, Mapping) or set(actions) != set(keys):
             found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
-            raise errors.wrong_structure(f"{path} must be a dict with the keys {keys}, and is {found}")
+            raise errors.wrong_structure(f"{path} must be a dict with the keys {keys}, but is {found}")
         for key, child in node.items:
             check_actions(child, actions[key], num_rows, f"{path}[{key!r}]")
     elif isinstance(node, TupleNode):
         if not isinstance(actions, (tuple, list)) or len(actions) != len(node.children):
-            raise errors.wrong_structure(f"{path} must have {len(node.children)} parts, and is {_kind_of(actions)}")
+            raise errors.wrong_structure(f"{path} must have {len(node.children)} parts, but is {_kind_of(actions)}")
         for index, child in enumerate(node.children):
             check_actions(child, actions[index], num_rows, f"{path}[{index}]")
     elif isinstance(node, Leaf):
@@ -115,13 +115,13 @@ def check_actions(node: Node, actions: Any, num_rows: int, path: str = "action")
 
 def _check_leaf(leaf: Leaf, value: Any, num_rows: int, path: str) -> None:
     if isinstance(value, (Mapping, tuple)):
-        raise errors.wrong_structure(f"{path} must be one array, and is {_kind_of(value)}")
+        raise errors.wrong_structure(f"{path} must be one array, but is {_kind_of(value)}")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        raise errors.no_array(path, value) from None
+        raise errors.not_an_array(path, value) from None
     if array.dtype.kind not in "biufc":
-        raise errors.no_array(path, value)
+        raise errors.not_an_array(path, value)
     if array.ndim == 0 or len(array) != num_rows:
         raise errors.wrong_batch(path, num_rows, len(array) if array.ndim else 0, array.shape)
     if array.shape[1:] != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
@@ -133,10 +133,10 @@ def _kind_of(value: object) -> str:
     return f"a {type(value).__name__}{size}"
 
 
-def here(cls: Any) -> Any:
-    """Return the named tuple's class that this process knows by the name of `cls`, if it knows one with the same fields.
+def local_class(cls: Any) -> Any:
+    """Return the named tuple class of this process that has the name and the fields of `cls`; `cls` if there is none.
 
-    A class of a script comes from a worker by value, as another class than the script's own.
+    A class that a script defines is pickled by value: the class that comes from a worker differs from the script's own.
     """
     known = sys.modules.get(getattr(cls, "__module__", ""))
     for name in getattr(cls, "__qualname__", "").split("."):
@@ -145,17 +145,17 @@ def here(cls: Any) -> Any:
     return known if has_same_fields else cls
 
 
-def known_here(node: Node) -> Node:
-    """Return a tree whose named tuples are those that this process knows by their names."""
+def with_local_classes(node: Node) -> Node:
+    """Return a tree whose named tuples have the classes of this process."""
     if isinstance(node, DictNode):
-        return DictNode(tuple((key, known_here(child)) for key, child in node.items))
+        return DictNode(tuple((key, with_local_classes(child)) for key, child in node.items))
     if isinstance(node, TupleNode):
-        return TupleNode(tuple(map(known_here, node.children)), here(node.factory))
+        return TupleNode(tuple(map(with_local_classes, node.children)), local_class(node.factory))
     return node
 
 
 def with_attributes(cls: Any) -> Any:
-    """Return a named tuple's class whose instances take attributes: itself, or a subclass of the same name."""
+    """Return a named tuple class whose instances can have attributes: `cls`, or a subclass of the same name."""
     if cls is None or cls.__dictoffset__:
         return cls
     return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})

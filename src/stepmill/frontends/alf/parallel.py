@@ -10,9 +10,9 @@ import numpy as np
 
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker
 from stepmill.frontends.alf import errors, nests
-from stepmill.frontends.alf.configuration import AlfKeywords, Chosen
+from stepmill.frontends.alf.configuration import AlfKeywords, Arguments
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
-from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, known_here, with_attributes
+from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.pool.stats import PoolStats
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from stepmill.frontends.alf.nests import Convert
 
 logger = logging.getLogger("stepmill.frontends.alf")
-_TELL_EVERY = 100  # closed processes
+_LOG_EVERY = 100  # closed processes
 
 
 class FastParallelEnvironment(HasSpecs):
     """Steps N ALF environments together, each in a process of its own, and returns TimeSteps of tensors [N, ...].
 
     An env whose step was LAST is reset at once, in the background; the next `step` ignores its action and returns its
-    FIRST. With spare envs another one, which is reset already, takes the slot instead, in an order that depends on
+    FIRST. With spare envs another env, which is already reset, takes the slot instead, in an order that depends on
     the data alone. `env_id` of a TimeStep is always the slot, 0 to N-1.
 
-    Tensors are theirs to keep: their memory is not written while they live (ALF copies each step). An env that raises,
-    dies or hangs makes `step` raise a RuntimeError that names it; `reset` brings everything back (A-B1, A-B2).
+    Tensors stay valid: their memory is not written while they are referenced (ALF copies each step). If an env raises,
+    dies or hangs, `step` raises a RuntimeError that names it, and `reset` restarts what has failed (A-B1, A-B2).
 
     Args:
         env_constructors: called in the processes as `constructor(env_id=i)`, 0 to N + spares - 1.
         start_serially: build one env after the other. False builds all at once (ALF's default is True: A-B12).
         blocking, flatten: without effect, as in ALF.
-        num_spare_envs_for_reload: so many of the envs, the last ones, are spares. Beside batched envs it is refused, as in
-            ALF (A-7): each resets its own rows when they end. `spare_envs` of `options` is not (A-B11): a batched env all
-            of whose rows end in one step is relieved as a whole then.
-        torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None leaves them alone.
-        start_method: "fork", "spawn" or "forkserver"; by keyword, as what follows.
-        num_workers: processes to share the envs among; None gives each its own. Fewer are faster for envs that are fast.
-        as_tensors: True wants torch, False gives NumPy arrays; None gives tensors if torch is installed.
-        device: where tensors go, then with the CPU's copy as `time_step._cpu`; None is ALF's default device.
-        options: of the engine; what is named above goes over it.
+        num_spare_envs_for_reload: the number of spares, which are the last of the envs. Refused beside batched envs, as in
+            ALF (A-7): each resets its own rows when they end. `spare_envs` of `options` is allowed (A-B11): a spare replaces a
+            batched env if all rows of it end in one step.
+        torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None does not change them.
+        start_method: "fork", "spawn" or "forkserver"; by keyword, like the following.
+        num_workers: the number of processes; None gives each env its own. Fewer are faster for fast envs.
+        as_tensors: True for tensors, False for NumPy arrays; None is tensors if torch is installed.
+        device: of the tensors; `time_step._cpu` is then the copy on the CPU. None is ALF's default device.
+        options: of the pool; the arguments above take precedence.
     Raises:
-        UsageError: the envs' specs differ, in ALF's words (ValueError), or an argument is wrong.
-        EnvError: a constructor raised, also a RuntimeError, with the traceback (A-B8).
+        UsageError: the envs' specs differ (a ValueError with ALF's text), or an argument is wrong.
+        EnvError: a constructor raised; also a RuntimeError, with the traceback (A-B8).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FastParallelEnvironment(HasSpecs):
         torch_num_threads_per_env: int | None = 1,
         **keywords: Unpack[AlfKeywords],
     ) -> None:
-        own = Chosen.read(keywords)
+        own = Arguments.read(keywords)
         makers = [AlfEnvMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
         wanted = 0 if own.options is None else own.options.spare_envs
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
@@ -75,7 +75,7 @@ class FastParallelEnvironment(HasSpecs):
         self._current_time_step: Any = None
         self._is_started = self._is_closed = False
         self._is_tensor_based = nests.is_torch_here() if own.as_tensors is None else own.as_tensors
-        # What needs torch comes before the processes do.
+        # Errors of torch come before any process is started.
         self._as_leaf = nests.to_tensor() if self._is_tensor_based else None
         device = nests.default_device() if own.device is None else own.device
         self._move_leaf = nests.mover(device) if self._is_tensor_based else None
@@ -89,8 +89,8 @@ class FastParallelEnvironment(HasSpecs):
         """Start the processes, and wait until all envs are built. The constructor calls it; a second call is refused.
 
         Raises:
-            NotStartedError: it is started.
-            UsageError, EnvError: as the constructor's.
+            NotStartedError: it was started before.
+            UsageError, EnvError: as in the constructor.
         """
         if self._is_started:
             raise errors.NotStartedError("Cannot start() FastParallelEnvironment multiple times; make another one")
@@ -103,8 +103,8 @@ class FastParallelEnvironment(HasSpecs):
         self._step_obs = self._pool.step_obs
 
     def _prepare(self, as_leaf: Convert | None, move: Convert | None) -> None:
-        """Have TimeSteps made as they are returned: `as_leaf` of each array; `move` puts a tensor on another device."""
-        node = known_here(self._pool.spec.observation)
+        """Set how TimeSteps are built: `as_leaf` converts each array, and `move` copies a tensor to another device."""
+        node = with_local_classes(self._pool.spec.observation)
         assert isinstance(node, TupleNode)
         cls: Any = node.factory
         self._fields: tuple[str, ...] = cls._fields
@@ -122,7 +122,7 @@ class FastParallelEnvironment(HasSpecs):
     # ---- stepping -----------------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
-        """Reset all envs and spares, give each slot its own env back, and return the FIRST TimeSteps, [N, ...].
+        """Reset all envs and spares, return each env to its own slot, and return the FIRST TimeSteps, [N, ...].
 
         Raises:
             EnvError, WorkerDied: an env could not be reset; also a RuntimeError.
@@ -131,7 +131,7 @@ class FastParallelEnvironment(HasSpecs):
         return time_step
 
     def _reset(self) -> Any:
-        """Do what `reset` does, without storing the TimeStep; to be overridden, as in ALF."""
+        """Do what `reset` does, without storing the TimeStep. Subclasses may override it, as in ALF."""
         try:
             time_step = self._pool.reset().obs
         except StepmillError as error:
@@ -139,16 +139,16 @@ class FastParallelEnvironment(HasSpecs):
         return time_step if self._move is None else self._moved(time_step)
 
     def step(self, action: Any) -> Any:
-        """Step all envs and wait for all; before the first `reset`, do that instead. Hot path.
+        """Step all envs and wait for all; before the first `reset`, reset them instead. Hot path.
 
         Args:
             action: nest of tensors or arrays [N, ...], in the structure of `action_spec()`.
         Returns:
             TimeStep, [N, ...] in every leaf.
         Raises:
-            EnvError, WorkerDied, EnvTimeout: an env failed; also a RuntimeError. `reset` brings it back.
-            TimeStepError: an env returned what its specs do not allow.
-            ActionError: the action does not fit. Nothing was stepped.
+            EnvError, WorkerDied, EnvTimeout: an env failed; also a RuntimeError. `reset` restarts it.
+            TimeStepError: an env returned a TimeStep that its specs do not allow.
+            ActionError: the action does not fit the action spec. Nothing was stepped.
         """
         if self._current_time_step is None:
             return self.reset()
@@ -156,7 +156,7 @@ class FastParallelEnvironment(HasSpecs):
         return time_step
 
     def _step(self, action: Any) -> Any:
-        """Do what `step` does after the first `reset`, without storing the TimeStep; to be overridden, as in ALF."""
+        """Do what `step` does after the first `reset`, without storing the TimeStep. Subclasses may override it, as in ALF."""
         try:
             time_step = self._step_obs(action if type(action) is np.ndarray else self._to_arrays(action))
         except (StepmillError, LookupError, TypeError, ValueError) as error:
@@ -164,18 +164,18 @@ class FastParallelEnvironment(HasSpecs):
         return time_step if self._move is None else self._moved(time_step)
 
     def current_time_step(self) -> Any:
-        """Return the newest TimeStep; before there is one, reset."""
+        """Return the newest TimeStep; reset the envs if there is none."""
         return self.reset() if self._current_time_step is None else self._current_time_step
 
     def _moved(self, time_step: Any) -> Any:
-        """Return a TimeStep on the device, the CPU's at hand."""
+        """Return a TimeStep on the device, with the CPU's as its attribute `_cpu`."""
         assert self._move is not None
         moved = self._move(time_step)
         moved._cpu = time_step
         return moved
 
     def _explained(self, error: Exception, action: Any) -> Exception:
-        """Return what to raise for a step that could not be done."""
+        """Return the exception to raise for a step that failed."""
         is_refusal = not isinstance(error, StepmillError) or isinstance(error, UsageError)
         if is_refusal and not isinstance(error, (BusyEnvError, ClosedPoolError)):
             node = self._pool.spec.action
@@ -188,15 +188,15 @@ class FastParallelEnvironment(HasSpecs):
     # ---- calls --------------------------------------------------------------------------------------------------
 
     def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of each env, of all at the same time (A-B10); return the results by slot."""
+        """Call a method of all envs at the same time (A-B10); return the results by slot."""
         future = self._pool.call_async(func_name, *args, **kwargs)
         return list(Promise(future.result)())
 
     def seed(self, seeds: Sequence[Any]) -> list[Any]:
-        """Call `seed` of each env and each spare, all at the same time; return what they return.
+        """Call `seed` of all envs and spares at the same time; return the results.
 
         Raises:
-            UsageError: not as many seeds as envs and spares.
+            UsageError: the number of seeds differs from that of envs and spares.
         """
         if len(seeds) != len(self._all_specs):
             raise UsageError(
@@ -207,11 +207,11 @@ class FastParallelEnvironment(HasSpecs):
         return [promise() for promise in promises]
 
     def sync_progress(self, progress: Mapping[str, float] | None = None) -> None:
-        """Tell all envs, spares too, how far the learner is.
+        """Send the training progress to all envs and spares, and to envs that are restarted later.
 
         Args:
-            progress: numbers by name; None takes them from ALF's schedulers. ALF's schedulers in the processes get
-                them, and `update_all_progresses` of an env that has it. Restarted envs are told again.
+            progress: numbers by name; None takes them from ALF's schedulers. They are set in ALF's schedulers in the
+                processes, and passed to `update_all_progresses` of an env that has it.
         """
         if progress is None:
             from alf.utils.schedulers import get_all_progresses  # type: ignore[import-not-found]  # ALF is not on PyPI
@@ -220,24 +220,24 @@ class FastParallelEnvironment(HasSpecs):
         self._pool.set_attr(PROGRESS, dict(progress))
 
     def render(self, mode: str = "rgb_array") -> Any:
-        """Return what env 0's `render(mode)` gives."""
+        """Return the result of env 0's `render(mode)`."""
         return self._envs[0].render(mode)
 
-    # ---- what it is ---------------------------------------------------------------------------------------------
+    # ---- properties ---------------------------------------------------------------------------------------------
 
     @property
     def envs(self) -> list[EnvHandle]:
-        """A handle per slot."""
+        """The env of each slot."""
         return self._envs
 
     @property
     def num_envs(self) -> int:
-        """How many envs are stepped, without spares."""
+        """The number of envs without spares."""
         return len(self._envs)
 
     @property
     def num_spare_envs_for_reload(self) -> int:
-        """How many spares there are."""
+        """The number of spares."""
         return self._num_spares
 
     @property
@@ -247,12 +247,12 @@ class FastParallelEnvironment(HasSpecs):
 
     @property
     def batched(self) -> bool:
-        """True."""
+        """True: TimeSteps have a batch dimension."""
         return True
 
     @property
     def batch_size(self) -> int:
-        """N: envs times the batch size of each."""
+        """N: the number of envs times the batch size of each."""
         return self._num_rows
 
     @property
@@ -267,16 +267,16 @@ class FastParallelEnvironment(HasSpecs):
 
     @property
     def metadata(self) -> Any:
-        """Of env 0, fetched from it."""
+        """Of env 0, read from its process."""
         return self._envs[0].metadata
 
-    def _known(self) -> AlfSpecs:
+    def _env_specs(self) -> AlfSpecs:
         return self._specs
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
     def stats(self) -> PoolStats:
-        """Return where the time went since the start, per worker."""
+        """Return how the time since the start was spent, per worker."""
         return self._pool.stats()
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class FastParallelEnvironment(HasSpecs):
             self._is_closed = True
             logger.info("Closing all processes.")
             self._pool.close()
-            for num_closed in range(_TELL_EVERY, len(self._all_specs) + 1, _TELL_EVERY):
+            for num_closed in range(_LOG_EVERY, len(self._all_specs) + 1, _LOG_EVERY):
                 logger.info("Closed %d processes", num_closed)
 
     def __enter__(self) -> Self:
@@ -296,7 +296,7 @@ class FastParallelEnvironment(HasSpecs):
 
 
 def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
-    """Start the pool, check the specs of all envs, and tell of it as ALF does; `num_reload`: of the spares, ALF's."""
+    """Start the pool, check the specs of all envs, and log as ALF does. `num_reload` is num_spare_envs_for_reload."""
     logger.info("Spawning all processes.")
     if not options.start_serially:
         logger.info("Waiting for all processes to start.")
@@ -323,7 +323,7 @@ def _check_batches(all_specs: Sequence[AlfSpecs], num_reload: int) -> None:
         raise errors.SpareEnvError(
             "num_spare_envs != 0 is not supported when batch_size_per_env > 0. "
             f"batch_size_per_env={all_specs[0].batch_size}, num_spare_envs={num_reload}: batched envs reset their own "
-            f"rows; if all rows of an env end together, give options=PoolOptions(spare_envs={num_reload}) in its place"
+            f"rows; if all rows of an env end together, give options=PoolOptions(spare_envs={num_reload}) instead"
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker, NotAlfEnvError
 from stepmill.frontends.alf import errors, nests
-from stepmill.frontends.alf.configuration import AlfKeywords, Chosen
+from stepmill.frontends.alf.configuration import AlfKeywords, Arguments
 from stepmill.frontends.alf.handles import Once, Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
@@ -27,13 +27,13 @@ class ProcessEnvironment(HasSpecs):
 
     Args:
         env_constructor: called in the process as `constructor(env_id=env_id)`.
-        env_id: handed to it.
+        env_id: its argument.
         flatten, fast, num_envs, name: without effect.
         torch_num_threads_per_env, start_method, options: the last two by keyword; as for FastParallelEnvironment.
     Raises:
-        StartMethodError: there is no such start method.
+        StartMethodError: an unknown start method.
 
-    Attributes that are not listed here are the env's own, fetched from its process.
+    Other attributes are read from the env in its process.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ProcessEnvironment(HasSpecs):
         torch_num_threads_per_env: int | None = 1,
         **keywords: Unpack[AlfKeywords],
     ) -> None:
-        self._options = replace(Chosen.read(keywords), num_workers=1).pool_options(
+        self._options = replace(Arguments.read(keywords), num_workers=1).pool_options(
             num_threads=torch_num_threads_per_env
         )
         self._maker = AlfEnvMaker(env_constructor, env_id)
@@ -56,12 +56,12 @@ class ProcessEnvironment(HasSpecs):
         self._specs: AlfSpecs | None = None
         self._pending: Promise[Any] | None = None
         self._is_closed = False
-        self._abandon: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
+        self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
     def start(self, wait_to_start: bool = True) -> None:
-        """Start the process, which builds the env; wait for that unless told not to.
+        """Start the process, which builds the env; wait until it is built if `wait_to_start`.
 
         Raises:
             NotStartedError: it was started before.
@@ -71,19 +71,19 @@ class ProcessEnvironment(HasSpecs):
             raise errors.NotStartedError("Cannot start() ProcessEnvironment multiple times; make another one")
         self._backend = ProcessBackend(worker_settings(self._options))
         self._backend.begin(plan_workers([self._maker], self._options))
-        self._abandon = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
+        self._finalizer = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
         if wait_to_start:
             self.wait_start()
 
     def wait_start(self) -> None:
-        """Wait until the env is built. Whether it has the methods of an ALF env is first asked when it is used, as in ALF.
+        """Wait until the env is built. Missing methods of the env are reported when it is used, as in ALF.
 
         Raises:
             NotStartedError: it was not started.
             EnvError: the constructor raised; also a RuntimeError.
         """
         try:
-            self._started()
+            self._started_pool()
         except StepmillError as error:
             if not getattr(error, "error_type", "").endswith(NotAlfEnvError.__qualname__):
                 raise
@@ -93,7 +93,7 @@ class ProcessEnvironment(HasSpecs):
         self._is_closed = True
         if self._pool is not None:
             self._pool.close()
-        self._abandon()
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -101,13 +101,13 @@ class ProcessEnvironment(HasSpecs):
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def _started(self) -> Pool:
+    def _started_pool(self) -> Pool:
         if self._backend is None:
             raise errors.NotStartedError("Run ProcessEnvironment.start() first")
         if self._failure is not None:
             raise self._failure
         if self._pool is None:
-            self._abandon.detach()  # the pool closes it from here on
+            self._finalizer.detach()  # the pool closes the process from here on
             try:
                 self._pool = Pool([self._maker], options=replace(self._options, backend=self._backend))
             except StepmillError as error:
@@ -130,61 +130,61 @@ class ProcessEnvironment(HasSpecs):
         Raises:
             EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
         """
-        pool = self._settled()
-        self._refusing(lambda: pool.send(self._as_arrays(action) if self._is_batched else self._batch(action)))
+        pool = self._idle_pool()
+        self._begin(lambda: pool.send(self._as_arrays(action) if self._is_batched else self._batch(action)))
         return self._promised(blocking)
 
     def reset(self, blocking: bool = True) -> Any:
         """Reset the env; return its TimeStep, or a promise of it if not `blocking`."""
-        pool = self._settled()
-        self._refusing(pool.reset_async)
+        pool = self._idle_pool()
+        self._begin(pool.reset_async)
         return self._promised(blocking)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Promise[Any]:
-        """Begin to call any method of the env; the promise gives its result, in any order, as often as asked (A-B3)."""
+        """Start a call of a method of the env; return a promise of its result (A-B3)."""
         if name in ("step", "reset"):
             promise: Promise[Any] = getattr(self, name)(*args, blocking=False, **kwargs)
             return promise
-        return call_one(self._started(), 0, name, *args, **kwargs)
+        return call_one(self._started_pool(), 0, name, *args, **kwargs)
 
     def render(self, mode: str = "human") -> Any:
         """Render the env and wait for the frame."""
         return self.call("render", mode)()
 
     def sync_progress(self, progress: Mapping[str, float] | None = None) -> None:
-        """Tell the env how far the learner is; see `FastParallelEnvironment.sync_progress`."""
+        """Send the training progress to the env; see `FastParallelEnvironment.sync_progress`."""
         if progress is None:
             from alf.utils.schedulers import get_all_progresses  # type: ignore[import-not-found]  # ALF is not on PyPI
 
             progress = get_all_progresses()
-        self._started().set_attr(PROGRESS, dict(progress))
+        self._started_pool().set_attr(PROGRESS, dict(progress))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_backend" not in self.__dict__:
             raise AttributeError(name)
-        return get_one(self._started(), 0, name)
+        return get_one(self._started_pool(), 0, name)
 
-    # ---- inner --------------------------------------------------------------------------------------------------
+    # ---- internal -----------------------------------------------------------------------------------------------
 
-    def _known(self) -> AlfSpecs:
-        self._started()
+    def _env_specs(self) -> AlfSpecs:
+        self._started_pool()
         assert self._specs is not None
         return self._specs
 
-    def _settled(self) -> Pool:
-        """Return the pool once its last step is over: the env does one thing after the other."""
-        pool = self._started()
+    def _idle_pool(self) -> Pool:
+        """Wait for the last step or reset to finish, and return the pool."""
+        pool = self._started_pool()
         if self._pending is not None:
             try:
                 self._pending()
             except StepmillError:
-                pass  # whoever holds the promise is told
+                pass  # the promise raises it
             self._pending = None
         return pool
 
-    def _refusing(self, begin: Callable[[], object]) -> None:
+    def _begin(self, command: Callable[[], object]) -> None:
         try:
-            begin()
+            command()
         except StepmillError as error:
             raise errors.as_runtime_error(error, self._fields) from error
 
@@ -193,7 +193,7 @@ class ProcessEnvironment(HasSpecs):
         return self._pending() if blocking else self._pending
 
     def _fetch(self) -> Any:
-        pool = self._started()
+        pool = self._started_pool()
         try:
             nest = pool.recv(1).obs
         except StepmillError as error:
@@ -202,4 +202,4 @@ class ProcessEnvironment(HasSpecs):
 
 
 def _do_nothing() -> None:
-    """Stand for a process that was never started."""
+    """The finalizer while no process was started."""

@@ -1,8 +1,11 @@
-"""Side channels: data that travel beside observations and actions, to the env at its next step or reset, and back.
+"""Side channels: messages to the env, sent with its next step or reset, and messages from the env.
 
-They speak to `UnityEnvironment` of mlagents_envs as its own do, which asks three things of a channel: `channel_id`,
-`message_queue` and `on_message_received`. Where mlagents_envs is installed, workers use its channels instead, since the
+`UnityEnvironment` of mlagents_envs uses three attributes of a channel: `channel_id`, `message_queue` and
+`on_message_received`. These classes have them. Where mlagents_envs is installed, workers use its channels instead, since the
 bytes of one of them depend on its version.
+
+    packed messages   for each message: 16 bytes of the channel's UUID (little-endian fields), int32 length, the message
+    message           values one after the other, little-endian; a string is an int32 length and ASCII
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ logger = logging.getLogger("stepmill.mlagents")
 
 
 class IncomingMessage:
-    """A message of the env, read value by value in the order in which they were written."""
+    """A message from the env. Values are read in the order in which they were written."""
 
     def __init__(self, buffer: bytes, offset: int = 0) -> None:
         self.buffer = buffer
@@ -76,7 +79,7 @@ class IncomingMessage:
 
 
 class OutgoingMessage:
-    """A message to the env, written value by value."""
+    """A message to the env. Values are appended one by one."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -104,24 +107,20 @@ class OutgoingMessage:
         self.buffer += struct.pack("<i", len(data)) + data
 
     def set_raw_bytes(self, buffer: bytes | bytearray) -> None:
-        """Make the message these bytes, whatever was written before."""
+        """Replace the message by these bytes."""
         if self.buffer:
             logger.warning("set_raw_bytes replaces %d bytes that were written before", len(self.buffer))
         self.buffer = bytearray(buffer)
 
 
 class SideChannelManager:
-    """Packs what channels have queued, and hands messages of the env to the channel that each is for.
+    """Packs the messages that channels have queued, and passes messages from the env to their channels.
 
-    `UnityEnvironment` has a manager of its own; this one is for envs that have none.
+    `UnityEnvironment` has a manager of its own; this one is for envs without one.
     """
 
     def __init__(self, side_channels: Iterable[Any] = ()) -> None:
-        """Take channels.
-
-        Raises:
-            UnityEnvironmentException: two have the same id.
-        """
+        """Raise UnityEnvironmentException if two channels have the same id."""
         self._channels: dict[uuid.UUID, Any] = {}
         for channel in side_channels:
             if channel.channel_id in self._channels:
@@ -140,7 +139,7 @@ class SideChannelManager:
         return packed
 
     def process_side_channel_message(self, data: bytes) -> None:
-        """Hand out packed messages; one for an unknown channel is dropped with a warning.
+        """Pass packed messages to their channels; a message for an unknown channel is dropped with a warning.
 
         Raises:
             UnityEnvironmentException: the bytes end within a message.
@@ -173,7 +172,7 @@ def _unpack_one(data: bytes, offset: int) -> tuple[uuid.UUID, bytes, int]:
 
 
 class SideChannel(ABC):
-    """A way to and from the env, known by its UUID."""
+    """A channel to and from the env. Its UUID identifies it."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         self._channel_id = channel_id
@@ -181,20 +180,20 @@ class SideChannel(ABC):
 
     @property
     def channel_id(self) -> uuid.UUID:
-        """What the env knows the channel by; no two channels of an env have the same."""
+        """The channel's UUID, which is unique in an env."""
         return self._channel_id
 
     def queue_message_to_send(self, msg: Any) -> None:
-        """Send a message at the next step or reset."""
+        """Queue a message for the next step or reset."""
         self.message_queue.append(msg.buffer)
 
     @abstractmethod
     def on_message_received(self, msg: Any) -> None:
-        """Take in one message of the env. Called as often per step as there are messages."""
+        """Process one message from the env. Called once per message."""
 
 
 class _OutwardChannel(SideChannel):
-    """A channel on which the env has nothing to say."""
+    """A channel on which the env sends nothing."""
 
     def on_message_received(self, msg: Any) -> None:
         raise UnityCommunicationException(
@@ -203,19 +202,19 @@ class _OutwardChannel(SideChannel):
 
 
 class FloatPropertiesChannel(SideChannel):
-    """Named floats that both sides may set."""
+    """Floats by name, which the learner and the env may set."""
 
     def __init__(self, channel_id: uuid.UUID | None = None) -> None:
         super().__init__(channel_id or uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7"))
         self._values: dict[str, float] = {}
 
     def on_message_received(self, msg: Any) -> None:
-        """Take in a property that the env has set."""
+        """Store a property that the env has set."""
         name = msg.read_string()
         self._values[name] = msg.read_float32()
 
     def set_property(self, key: str, value: float) -> None:
-        """Set a property, here at once, in the env at its next step or reset."""
+        """Set a property here at once, and in the env at its next step or reset."""
         self._values[key] = value
         message = OutgoingMessage()
         message.write_string(key)
@@ -223,7 +222,7 @@ class FloatPropertiesChannel(SideChannel):
         self.queue_message_to_send(message)
 
     def get_property(self, key: str) -> float | None:
-        """Return a property; None if nobody has set it."""
+        """Return a property; None if it was not set."""
         return self._values.get(key)
 
     def list_properties(self) -> list[str]:
@@ -231,12 +230,12 @@ class FloatPropertiesChannel(SideChannel):
         return list(self._values)
 
     def get_property_dict_copy(self) -> dict[str, float]:
-        """Return all properties, as a copy."""
+        """Return a copy of all properties."""
         return dict(self._values)
 
 
 class EngineConfig(NamedTuple):
-    """How the engine runs; None leaves a setting as it is. The first generation has all but the last."""
+    """Settings of the engine; None leaves one unchanged. The first generation lacks capture_frame_rate."""
 
     width: int | None = 80
     height: int | None = 80
@@ -252,10 +251,10 @@ class EngineConfig(NamedTuple):
 
 
 class EngineConfigurationChannel(_OutwardChannel):
-    """Size of the window, quality, speed and frame rates."""
+    """Sends the window's size, quality, speed and frame rates."""
 
     class ConfigurationType(IntEnum):
-        """What a message sets."""
+        """The setting that a message changes."""
 
         SCREEN_RESOLUTION = 0
         QUALITY_LEVEL = 1
@@ -275,7 +274,7 @@ class EngineConfigurationChannel(_OutwardChannel):
         target_frame_rate: int | None = None,
         capture_frame_rate: int | None = None,
     ) -> None:
-        """Queue what is given.
+        """Queue the settings that are not None.
 
         Raises:
             UnitySideChannelException: a width without a height, or the other way round.
@@ -309,7 +308,7 @@ class EngineConfigurationChannel(_OutwardChannel):
 
 
 def check_resolution(width: int | None, height: int | None) -> None:
-    """Refuse half a resolution."""
+    """Raise UnitySideChannelException if only one of width and height is given."""
     if (width is None) is not (height is None):
         raise UnitySideChannelException(
             f"You cannot set the width/height of the screen resolution without also setting the height/width: "
@@ -318,16 +317,16 @@ def check_resolution(width: int | None, height: int | None) -> None:
 
 
 class EnvironmentParametersChannel(_OutwardChannel):
-    """Parameters of the env: constants, or samplers from which the env draws by itself."""
+    """Sends parameters of the env: constants, or samplers from which the env draws values."""
 
     class EnvironmentDataTypes(IntEnum):
-        """What a message holds."""
+        """The kind of a parameter."""
 
         FLOAT = 0
         SAMPLER = 1
 
     class SamplerTypes(IntEnum):
-        """How a sampler draws."""
+        """The distribution of a sampler."""
 
         UNIFORM = 0
         GAUSSIAN = 1
@@ -345,14 +344,14 @@ class EnvironmentParametersChannel(_OutwardChannel):
         self.queue_message_to_send(message)
 
     def set_uniform_sampler_parameters(self, key: str, min_value: float, max_value: float, seed: int) -> None:
-        """Queue a sampler that draws evenly from a range."""
+        """Queue a sampler with a uniform distribution over a range."""
         message = self._sampler(key, seed, self.SamplerTypes.UNIFORM)
         message.write_float32(min_value)
         message.write_float32(max_value)
         self.queue_message_to_send(message)
 
     def set_gaussian_sampler_parameters(self, key: str, mean: float, st_dev: float, seed: int) -> None:
-        """Queue a sampler that draws from a normal distribution."""
+        """Queue a sampler with a normal distribution."""
         message = self._sampler(key, seed, self.SamplerTypes.GAUSSIAN)
         message.write_float32(mean)
         message.write_float32(st_dev)
@@ -361,7 +360,7 @@ class EnvironmentParametersChannel(_OutwardChannel):
     def set_multirangeuniform_sampler_parameters(
         self, key: str, intervals: Sequence[tuple[float, float]], seed: int
     ) -> None:
-        """Queue a sampler that draws evenly from several ranges."""
+        """Queue a sampler with a uniform distribution over several ranges."""
         message = self._sampler(key, seed, self.SamplerTypes.MULTIRANGEUNIFORM)
         message.write_float32_list([bound for interval in intervals for bound in interval])
         self.queue_message_to_send(message)
@@ -376,7 +375,7 @@ class EnvironmentParametersChannel(_OutwardChannel):
 
 
 class StatsAggregationMethod(Enum):
-    """How the values of one name, within one period, become one."""
+    """How several values of a name are aggregated."""
 
     AVERAGE = 0
     MOST_RECENT = 1
@@ -385,25 +384,25 @@ class StatsAggregationMethod(Enum):
 
 
 class StatsSideChannel(SideChannel):
-    """Numbers that the env reports."""
+    """Receives numbers that the env reports."""
 
     def __init__(self) -> None:
         super().__init__(uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520"))
         self.stats: defaultdict[str, list[tuple[float, Any]]] = defaultdict(list)
 
     def on_message_received(self, msg: Any) -> None:
-        """Take in a value, and how it is to be aggregated."""
+        """Store a value and its aggregation method."""
         name, value = msg.read_string(), msg.read_float32()
         self.stats[name].append((value, StatsAggregationMethod(msg.read_int32())))
 
     def get_and_reset_stats(self) -> Mapping[str, list[tuple[float, Any]]]:
-        """Return what came since the last call."""
+        """Return and clear the values that were received since the last call."""
         stats, self.stats = self.stats, defaultdict(list)
         return stats
 
 
 def aggregate_stats(stats: Mapping[str, Sequence[tuple[float, Any]]]) -> dict[str, Any]:
-    """Return one value per name: mean, newest or sum, as the env asked; a histogram's values as a list.
+    """Return one value per name: mean, newest or sum, as the env chose; a histogram's values as a list.
 
     Args:
         stats: `environment_stats` of a step, or values of many steps under the same names, oldest first.
@@ -428,18 +427,18 @@ def with_methods(stats: Mapping[str, Sequence[tuple[float, int]]]) -> dict[str, 
 
 
 class RawBytesChannel(SideChannel):
-    """Bytes of any meaning, both ways."""
+    """Sends and receives bytes."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         super().__init__(channel_id)
         self._received: list[bytes] = []
 
     def on_message_received(self, msg: Any) -> None:
-        """Keep a message."""
+        """Store a message."""
         self._received.append(msg.get_raw_bytes())
 
     def get_and_clear_received_messages(self) -> list[bytes]:
-        """Return the messages that came since the last call."""
+        """Return and clear the messages that were received since the last call."""
         received, self._received = self._received, []
         return received
 

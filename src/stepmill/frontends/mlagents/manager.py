@@ -1,4 +1,4 @@
-"""What every manager of Unity envs is to a trainer: policies in, experience out."""
+"""The interface of all managers of Unity envs to a trainer, and the manager of one env in this process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from stepmill.frontends.mlagents.timing import time_decisions
 logger = logging.getLogger("stepmill.mlagents")
 
 Actions = dict[str, Any]
-"""By behaviour, what its policy decided: an ActionInfo."""
+"""By behaviour, the ActionInfo that its policy returned."""
 
 
 class EnvManager(ABC):
-    """Steps envs with the policies that it was given, and hands what they return to the agent managers.
+    """Steps envs with the actions of policies, and passes the results to agent managers.
 
     A policy has `get_action(decision_steps, worker_id)`, which returns an ActionInfo. One that also has
-    `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, is asked once
-    for all workers that wait. An agent manager has `add_experiences`, `end_episode`, `policy_queue`, and may have
+    `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, is called
+    once for all workers that need actions. An agent manager has `add_experiences`, `end_episode`, `policy_queue`, and may have
     `record_environment_stats`; ML-Agents' own does.
     """
 
@@ -42,28 +42,28 @@ class EnvManager(ABC):
         self.first_step_infos: list[EnvironmentStep] = []
         self._unmanaged: set[str] = set()
 
-    # ---- who decides, and who learns --------------------------------------------------------------------------------
+    # ---- policies and agent managers --------------------------------------------------------------------------------
 
     def set_policy(self, brain_name: str, policy: Any) -> None:
-        """Let a policy decide for a behaviour. Without one its agents are left to the env."""
+        """Set the policy of a behaviour. Agents of a behaviour without a policy get no actions."""
         self.policies[brain_name] = policy
         if brain_name in self.agent_managers:
             self.agent_managers[brain_name].policy = policy
 
     def set_agent_manager(self, brain_name: str, manager: Any) -> None:
-        """Hand the experience of a behaviour to an agent manager."""
+        """Set the agent manager that receives the results of a behaviour."""
         self.agent_managers[brain_name] = manager
 
-    # ---- what trainers call -----------------------------------------------------------------------------------------
+    # ---- methods that trainers call ---------------------------------------------------------------------------------
 
     def reset(self, config: Mapping[str, Any] | None = None) -> int:
-        """End the episodes under way and reset all envs; their first steps are handed out by the next `advance`.
+        """End all episodes and reset all envs. The next `advance` passes their first results to the agent managers.
 
         Args:
-            config: parameters that are sent to the envs before they are reset; None, the default, is none. (The
-                original's workers die of None: U-B3.)
+            config: parameters that are sent to the envs before they are reset; None sends nothing. (In the original None
+                ends the workers: U-B3.)
         Returns:
-            How many first steps there are.
+            The number of first results.
         """
         for manager in self.agent_managers.values():
             manager.end_episode()
@@ -71,13 +71,13 @@ class EnvManager(ABC):
         return len(self.first_step_infos)
 
     def advance(self) -> int:
-        """Step the envs once, and hand out what they return. Returns how many envs have answered."""
+        """Step the envs once, and pass the results to the agent managers. Return the number of results."""
         return self.process_steps(self.get_steps())
 
     def get_steps(self) -> list[EnvironmentStep]:
-        """Take the newest policies, step the envs, and return what they give; to be handed to `process_steps`."""
+        """Take the newest policies, step the envs, and return the results, which the caller passes to `process_steps`."""
         if self.first_step_infos:
-            # Not within reset(): after the very first one the trainer still has to make its agent managers.
+            # Not in reset(): the trainer makes its agent managers after the first reset.
             first, self.first_step_infos = self.first_step_infos, []
             self._process_step_infos(first)
         for name, manager in self.agent_managers.items():
@@ -87,7 +87,7 @@ class EnvManager(ABC):
         return self._step()
 
     def process_steps(self, new_step_infos: Sequence[EnvironmentStep]) -> int:
-        """Hand steps to the agent managers. Returns how many steps there are."""
+        """Pass results to the agent managers. Return the number of results."""
         return self._process_step_infos(new_step_infos)
 
     def _process_step_infos(self, step_infos: Sequence[EnvironmentStep]) -> int:
@@ -95,7 +95,7 @@ class EnvManager(ABC):
             for name, results in step.current_all_step_result.items():
                 manager = self.agent_managers.get(name)
                 if manager is None:
-                    self._warn_of(name)
+                    self._warn_unmanaged(name)
                     continue
                 info = step.brain_name_to_action_info.get(name, ActionInfo.empty())
                 manager.add_experiences(*(results if isinstance(results, tuple) else (results,)), step.worker_id, info)
@@ -103,7 +103,7 @@ class EnvManager(ABC):
                     manager.record_environment_stats(step.environment_stats, step.worker_id)
         return len(step_infos)
 
-    def _warn_of(self, name: str) -> None:
+    def _warn_unmanaged(self, name: str) -> None:
         if name not in self._unmanaged:
             self._unmanaged.add(name)
             logger.warning(
@@ -111,13 +111,13 @@ class EnvManager(ABC):
                 name,
             )
 
-    def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 - not every manager cares
-        """Tell the envs that training of a behaviour begins."""
+    def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 - optional for managers
+        """Report to the envs that training of a behaviour begins."""
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def _take_step(self, last_step: EnvironmentStep) -> Actions:
-        """Ask the policies for the actions of one worker."""
+        """Return the actions that the policies choose for one worker."""
         return self._take_steps([last_step])[0]
 
     def _decisions(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
@@ -127,7 +127,7 @@ class EnvManager(ABC):
         return self._take_steps(last_steps)
 
     def _take_steps(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
-        """Ask the policies for the actions of several workers: once for all, where a policy offers that."""
+        """Return the actions that the policies choose for several workers. A policy with `get_action_batch` is called once."""
         with time_decisions(f"{type(self).__name__}._take_step", len(last_steps)):
             return self._decide(last_steps)
 
@@ -139,12 +139,12 @@ class EnvManager(ABC):
             if policy is None:
                 continue
             places = [place for place, step in enumerate(last_steps) if name in step.current_all_step_result]
-            infos = _ask(policy, name, [last_steps[place] for place in places])
+            infos = _call_policy(policy, name, [last_steps[place] for place in places])
             for place, info in zip(places, infos, strict=True):
                 decided[place][name] = info
         return decided
 
-    # ---- of each manager --------------------------------------------------------------------------------------------
+    # ---- methods that each manager defines --------------------------------------------------------------------------
 
     @abstractmethod
     def _step(self) -> list[EnvironmentStep]:
@@ -156,30 +156,30 @@ class EnvManager(ABC):
 
     @abstractmethod
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send parameters to the envs, which get them with their next step or reset."""
+        """Send parameters to the envs before their next step or reset."""
 
     @property
     @abstractmethod
     def training_behaviors(self) -> dict[str, Any]:
-        """The specs of all behaviours that any env has, by name."""
+        """The specs of all behaviours of all envs, by name."""
 
     @property
     def external_brains(self) -> dict[str, BrainParameters]:
-        """The same as parameters of brains, the first generation's trainers' words."""
+        """The specs as BrainParameters, which trainers of the first generation use."""
         return {name: brain_parameters(name, spec) for name, spec in self.training_behaviors.items()}
 
     @property
     @abstractmethod
     def get_properties(self) -> dict[str, float]:
-        """The float properties of the first env, as a copy."""
+        """A copy of the float properties of the first env."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the envs."""
 
 
-def _ask(policy: Any, name: str, steps: Sequence[EnvironmentStep]) -> Sequence[Any]:
-    deciding = [_deciding(step.current_all_step_result[name]) for step in steps]
+def _call_policy(policy: Any, name: str, steps: Sequence[EnvironmentStep]) -> Sequence[Any]:
+    deciding = [_needing_decision(step.current_all_step_result[name]) for step in steps]
     workers = [step.worker_id for step in steps]
     if callable(getattr(type(policy), "get_action_batch", None)):
         infos: Sequence[Any] = policy.get_action_batch(deciding, workers)
@@ -187,28 +187,28 @@ def _ask(policy: Any, name: str, steps: Sequence[EnvironmentStep]) -> Sequence[A
     return [policy.get_action(agents, worker) for agents, worker in zip(deciding, workers, strict=True)]
 
 
-def _deciding(results: Any) -> Any:
+def _needing_decision(results: Any) -> Any:
     return results[0] if isinstance(results, tuple) else results
 
 
 def _take_newest(queue: Any) -> Any:
-    """Empty a queue of policies and return the last; None if it was empty."""
+    """Remove all policies from a queue and return the last; None if it was empty."""
     newest = None
     while True:
         try:
             newest = queue.get_nowait()
         except Exception as exc:
-            if type(exc).__name__ != "Empty":  # ML-Agents' queues have an Empty of their own
+            if type(exc).__name__ != "Empty":  # ML-Agents' queues raise a class of their own
                 raise
             return newest
 
 
 class SimpleEnvManager(EnvManager):
-    """Steps one env that is here already. What it raises comes as it is.
+    """Steps one env of this process: for tests and for debugging. Exceptions of the env are raised unchanged.
 
     Args:
         env: a BaseEnv of either generation.
-        env_params: the channel that the env was made with: FloatPropertiesChannel or EnvironmentParametersChannel.
+        env_params: the channel that the env was built with: FloatPropertiesChannel or EnvironmentParametersChannel.
     """
 
     def __init__(self, env: Any, env_params: Any) -> None:
@@ -239,7 +239,7 @@ class SimpleEnvManager(EnvManager):
         return unpack(read_results(self.env, self._generation))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send parameters on the channel; floats as what it has for them."""
+        """Send parameters on the channel: floats as float properties, or as parameters, whichever it has."""
         for name, value in checked_parameters(config).items():
             if not isinstance(value, float):
                 value.apply(name, self.env_params)
@@ -256,7 +256,7 @@ class SimpleEnvManager(EnvManager):
 
     @property
     def get_properties(self) -> dict[str, float]:
-        """The float properties of the env, as a copy; none if its channel has none."""
+        """A copy of the float properties of the env; empty if its channel has none."""
         read = getattr(self.env_params, "get_property_dict_copy", None)
         return dict(read()) if callable(read) else {}
 

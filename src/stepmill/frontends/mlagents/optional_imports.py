@@ -1,4 +1,4 @@
-"""The one place that imports mlagents_envs: what of it is used where it is installed. Nothing here needs it."""
+"""The only import of mlagents_envs, which is optional."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load(module: str, name: str) -> Any:
-    """Return a name of a module of mlagents_envs; None if this installation has no such thing, or there is none."""
+    """Return a name of a module of mlagents_envs; None if mlagents_envs is not installed, or this version lacks the name."""
     try:
         return getattr(import_module(f"mlagents_envs.{module}"), name, None)
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a manager is told at its making: engine settings, restart quotas, and parameters of the env."""
+"""Settings of a manager: options, engine settings, restart quotas, and parameters of the env."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NO_LIMIT = -1
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often a worker may be restarted after a crash; -1 is no limit. Each worker has quotas of its own.
+    """How often each worker may be restarted after a crash; -1 is no limit.
 
     Attributes:
-        max_lifetime_restarts: in the manager's life.
+        max_lifetime_restarts: while the manager exists.
         restarts_rate_limit_n: within any `restarts_rate_limit_period_s` seconds.
     """
 
@@ -32,7 +32,7 @@ class RestartLimits:
 
 
 class OnCrash(str, Enum):
-    """What becomes of the others when a worker is restarted after a crash."""
+    """The effect of a worker's crash on the others."""
 
     GO_ON = "go_on"  # only the crashed worker's episodes end, as interrupted
     RESET_ALL = "reset_all"  # all episodes are dropped and all envs reset, as in the original
@@ -59,24 +59,24 @@ class ManagerKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions:
-    """How a manager runs its workers. What makes a manager takes each of them by keyword, too.
+    """How a manager runs its workers. SubprocessEnvManager also takes each option by keyword.
 
     Attributes:
         restarts: quotas; None takes those of the run options, or the defaults.
-        on_crash: what a crash means to the other workers.
-        is_deterministic: a step waits for all workers and returns them in their order, so that runs with the same seeds
-            are the same. Otherwise a step returns as soon as one worker has answered.
-        seed: worker i seeds its global generators with seed + i, and hands it to an env_factory that takes `seed`.
-        channel_factory: makes side channels of your own, `channel_factory(worker_id)`, in the workers.
+        on_crash: the effect of a crash on the other workers.
+        is_deterministic: a step waits for all workers and returns results in their order, so that runs with the same seeds
+            are equal. Otherwise a step returns as soon as one worker has a result.
+        seed: worker i seeds its global generators with seed + i, and passes it to an env_factory that takes `seed`.
+        channel_factory: `channel_factory(worker_id)` returns the user's side channels; called in the workers.
         context: how worker processes start.
-        step_timeout_s, reset_timeout_s: a worker whose env takes longer is ended, which is a crash; None is no limit.
-            The env may have time-outs of its own.
-        start_timeout_s: for making all envs.
-        leave_timeout_s: how long an env that has failed may take to be closed before its process is ended.
-        drain_timeout_s: how long a reset waits for steps under way.
+        step_timeout_s, reset_timeout_s: a worker whose env takes longer is ended, which counts as a crash; None is
+            no limit. The env may have timeouts of its own.
+        start_timeout_s: for building all envs.
+        leave_timeout_s: how long closing an env that has failed may take before its process is ended.
+        drain_timeout_s: how long a reset waits for steps to finish.
         close_timeout_s: how long `close` waits for envs to be closed before their processes are ended.
-        payload_bytes: room in shared memory for one step of one worker; what is larger takes a slower way.
-        timers_every: one in so many steps of a worker is timed; 0 is none.
+        payload_bytes: space in shared memory for one step of one worker; larger results take a slower path.
+        timers_every: one in this many steps of a worker is timed; 0 is none.
     """
 
     restarts: RestartLimits | None = None
@@ -100,10 +100,10 @@ class ManagerOptions:
 
 
 def merge_manager_options(options: ManagerOptions | None, keywords: ManagerKeywords) -> ManagerOptions:
-    """Return options with keywords put in; a keyword goes over `options`.
+    """Return options with the fields that are given by keyword replaced.
 
     Raises:
-        UsageError: a keyword is no field of ManagerOptions; names the nearest one.
+        UsageError: a keyword is not a field of ManagerOptions; the text names the nearest one.
     """
     check_option_names(keywords, [each.name for each in fields(ManagerOptions)])
     return replace(options or ManagerOptions(), **keywords)  # type: ignore[arg-type]  # its __post_init__ makes enums
@@ -111,7 +111,7 @@ def merge_manager_options(options: ManagerOptions | None, keywords: ManagerKeywo
 
 @dataclass(frozen=True)
 class Settings:
-    """What of its arguments a manager needs: of run options, of an engine configuration, or the defaults."""
+    """The settings that a manager reads from run options or an engine configuration."""
 
     engine: EngineConfig
     restarts: RestartLimits
@@ -126,7 +126,7 @@ def read_settings(given: Any, restarts: RestartLimits | None) -> Settings:
         restarts: quotas; None takes those of the run options, or the defaults.
     Raises:
         UnitySideChannelException: a width without a height, or the other way round.
-        UsageError: it is none of these.
+        UsageError: `given` is none of these.
     """
     engine = getattr(given, "engine_settings", given)
     config = EngineConfig() if engine is None else _read_engine(engine)
@@ -140,7 +140,7 @@ def _read_engine(engine: Any) -> EngineConfig:
         raise UsageError(
             f"engine_configuration is a {type(engine).__name__}; give an EngineConfig, RunOptions, or None for the defaults"
         )
-    # The first generation has no capture_frame_rate: what is not there is not sent.
+    # The first generation has no capture_frame_rate: None is not sent.
     return EngineConfig(*(getattr(engine, name, None) for name in EngineConfig._fields))
 
 
@@ -156,19 +156,19 @@ def _read_limits(quotas: Any) -> RestartLimits:
 
 @dataclass(frozen=True)
 class ConstantSettings:
-    """A parameter that stays as it is."""
+    """A parameter with a constant value."""
 
     value: float = 0.0
     seed: int = 0
 
     def apply(self, key: str, env_channel: Any) -> None:
-        """Send it under the name `key`."""
+        """Send the parameter under the name `key`."""
         env_channel.set_float_parameter(key, self.value)
 
 
 @dataclass(frozen=True)
 class UniformSettings:
-    """A parameter that the env draws evenly from a range."""
+    """A parameter that the env draws from a range, uniformly."""
 
     min_value: float = 0.0
     max_value: float = 1.0
@@ -178,7 +178,7 @@ class UniformSettings:
         _check_range(self.min_value, self.max_value)
 
     def apply(self, key: str, env_channel: Any) -> None:
-        """Send it under the name `key`."""
+        """Send the parameter under the name `key`."""
         env_channel.set_uniform_sampler_parameters(key, self.min_value, self.max_value, self.seed)
 
 
@@ -191,13 +191,13 @@ class GaussianSettings:
     seed: int = 0
 
     def apply(self, key: str, env_channel: Any) -> None:
-        """Send it under the name `key`."""
+        """Send the parameter under the name `key`."""
         env_channel.set_gaussian_sampler_parameters(key, self.mean, self.st_dev, self.seed)
 
 
 @dataclass(frozen=True)
 class MultiRangeUniformSettings:
-    """A parameter that the env draws evenly from several ranges."""
+    """A parameter that the env draws from several ranges, uniformly."""
 
     intervals: Sequence[tuple[float, float]]
     seed: int = 0
@@ -207,7 +207,7 @@ class MultiRangeUniformSettings:
             _check_range(*interval)
 
     def apply(self, key: str, env_channel: Any) -> None:
-        """Send it under the name `key`."""
+        """Send the parameter under the name `key`."""
         intervals = [tuple(interval) for interval in self.intervals]
         env_channel.set_multirangeuniform_sampler_parameters(key, intervals, self.seed)
 
@@ -218,7 +218,7 @@ def _check_range(low: float, high: float) -> None:
 
 
 def checked_parameters(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return env parameters as a dict of floats and samplers; None, the default everywhere, is none.
+    """Return env parameters as a dict of floats and samplers; an empty one for None.
 
     Raises:
         UsageError: a value is neither a number nor a sampler.

@@ -1,4 +1,4 @@
-"""What behaviours are like: specs of both generations, and the parameters of "brains" that are made from them."""
+"""Specs of behaviours in both generations, BrainParameters, and how specs are sent from workers to the learner."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ActionSpec(NamedTuple):
     """The actions of a behaviour's agents.
 
     Attributes:
-        continuous_size: how many continuous actions an agent has.
-        discrete_branches: of each discrete action, how many choices there are.
+        continuous_size: the number of an agent's continuous actions.
+        discrete_branches: the number of choices of each discrete action.
     """
 
     continuous_size: int
@@ -24,7 +24,7 @@ class ActionSpec(NamedTuple):
 
     @property
     def discrete_size(self) -> int:
-        """How many discrete actions an agent has."""
+        """The number of an agent's discrete actions."""
         return len(self.discrete_branches)
 
     def is_discrete(self) -> bool:
@@ -36,7 +36,7 @@ class ActionSpec(NamedTuple):
         return self.discrete_size == 0 and self.continuous_size > 0
 
     def empty_action(self, n_agents: int) -> ActionTuple:
-        """Return zeros for so many agents."""
+        """Return zeros for `n_agents` agents."""
         return ActionTuple(
             np.zeros((n_agents, self.continuous_size), np.float32), np.zeros((n_agents, self.discrete_size), np.int32)
         )
@@ -44,14 +44,14 @@ class ActionSpec(NamedTuple):
     def random_action(self, n_agents: int) -> ActionTuple:
         """Return actions drawn from NumPy's global generator, continuous ones from -1 to 1."""
         action = self.empty_action(n_agents)
-        action.continuous[:] = np.random.uniform(-1.0, 1.0, action.continuous.shape)  # noqa: NPY002 - the original's
+        action.continuous[:] = np.random.uniform(-1.0, 1.0, action.continuous.shape)  # noqa: NPY002 - as in ML-Agents
         for branch, size in enumerate(self.discrete_branches):
             action.discrete[:, branch] = np.random.randint(0, size, n_agents)  # noqa: NPY002
         return action
 
 
 class ObservationSpec(NamedTuple):
-    """One observation of an agent; the properties of dimensions and the type are numbers of mlagents_envs' enums."""
+    """One observation of an agent. dimension_property and observation_type are values of mlagents_envs' enums."""
 
     shape: tuple[int, ...]
     dimension_property: tuple[int, ...] = ()
@@ -60,14 +60,14 @@ class ObservationSpec(NamedTuple):
 
 
 class BehaviorSpec(NamedTuple):
-    """What agents of a behaviour see and do."""
+    """The observations and actions of a behaviour's agents."""
 
     observation_specs: list[ObservationSpec]
     action_spec: ActionSpec
 
 
 class AgentGroupSpec(NamedTuple):
-    """The same in the first generation. action_type: 0 discrete, 1 continuous; action_shape: the branches, or a size."""
+    """A BehaviorSpec of the first generation. action_type: 0 discrete, 1 continuous; action_shape: the branches, or a size."""
 
     observation_shapes: list[tuple[int, ...]]
     action_type: int
@@ -83,17 +83,17 @@ class AgentGroupSpec(NamedTuple):
 
     @property
     def discrete_action_branches(self) -> tuple[int, ...] | None:
-        """Of each discrete action, how many choices there are; None if actions are continuous."""
+        """The number of choices of each discrete action; None if actions are continuous."""
         return tuple(self.action_shape) if self.is_action_discrete() else None
 
     @property
     def action_size(self) -> int:
-        """How many numbers an agent's action has."""
+        """The number of values in an agent's action."""
         return len(self.action_shape) if self.is_action_discrete() else int(self.action_shape)
 
 
 class CameraResolution(NamedTuple):
-    """Size of an image."""
+    """The size of an image."""
 
     height: int
     width: int
@@ -106,7 +106,7 @@ class CameraResolution(NamedTuple):
 
 
 class BrainParameters:
-    """What agents of a behaviour see and do, in the words of the first generation's trainers."""
+    """The observations and actions of a behaviour's agents, as trainers of the first generation describe them."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class BrainParameters:
 
 
 def brain_parameters(name: str, spec: Any) -> BrainParameters:
-    """Return the parameters of a behaviour of either generation: vectors are summed up, images are cameras."""
+    """Return the parameters of a behaviour of either generation. Sizes of vectors are added up; images are cameras."""
     if hasattr(spec, "observation_specs"):
         shapes = [tuple(each.shape) for each in spec.observation_specs]
         branches = [int(size) for size in spec.action_spec.discrete_branches]
@@ -153,10 +153,10 @@ def brain_parameters(name: str, spec: Any) -> BrainParameters:
 
 
 def pack_spec(spec: Any) -> tuple[bytes | None, dict[str, Any]]:
-    """Return a spec as pickle, and in plain values for a learner that lacks the env's library."""
+    """Return a pickle of a spec, and its plain values for a learner without the env's library."""
     try:
         pickled: bytes | None = cloudpickle.dumps(spec)
-    except Exception:  # whatever a stranger's spec holds; the plain values are enough
+    except Exception:  # a spec may hold anything; the plain values are enough
         pickled = None
     return pickled, _plain(spec)
 
@@ -188,7 +188,7 @@ def _plain_observation(spec: Any) -> tuple[tuple[int, ...], tuple[int, ...], int
 
 
 def unpack_spec(packed: tuple[bytes | None, dict[str, Any]]) -> Any:
-    """Return the env's own spec where its class can be loaded here, else ours with the same fields."""
+    """Return the env's own spec if its class can be loaded, else a spec of this module with the same fields."""
     pickled, plain = packed
     loaded = None if pickled is None else _load(pickled)
     if loaded is not None:
@@ -204,5 +204,5 @@ def unpack_spec(packed: tuple[bytes | None, dict[str, Any]]) -> Any:
 def _load(pickled: bytes) -> Any:
     try:
         return pickle.loads(pickled)
-    except Exception:  # its library is not here
+    except Exception:  # its library is not installed here
         return None

@@ -1,7 +1,7 @@
-"""What agents are seen and told: step results of both generations, actions, and an env's step as a whole.
+"""Results of steps in both generations, actions, and batches of several workers' agents.
 
-Field names are ML-Agents' own; policies and agent managers written for it find what they know. Arrays are [A, ...], with
-A agents that may be others, in another order, at every step.
+Field names are ML-Agents' own, so that policies and agent managers written for it work. Arrays are [A, ...] for A agents. Their
+number, their ids and their order may change with every step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class DecisionStep(NamedTuple):
-    """One agent that waits for a decision."""
+    """One agent that needs a decision."""
 
     obs: list[Array]
     reward: float
@@ -33,7 +33,7 @@ class DecisionStep(NamedTuple):
 
 
 class TerminalStep(NamedTuple):
-    """One agent whose episode ended. `interrupted`: by a limit, and not by what it did; Gymnasium's truncated."""
+    """One agent whose episode ended. `interrupted`: a limit ended it; Gymnasium calls this truncated."""
 
     obs: list[Array]
     reward: float
@@ -55,7 +55,7 @@ class StepResult(NamedTuple):
 
 
 def _one_agent(ours: type[Any]) -> Any:
-    """Return the class for one agent: mlagents_envs' own where it has the same fields, since trainers ask isinstance()."""
+    """Return the class for one agent: mlagents_envs' where it has the same fields, since trainers call isinstance()."""
     theirs = load("base_env", ours.__name__)
     return theirs if getattr(theirs, "_fields", ()) == getattr(ours, "_fields", None) else ours
 
@@ -68,7 +68,7 @@ _TERMINAL_STEP = _one_agent(TerminalStep)
 
 
 class _Agents(Mapping[int, Any]):
-    """A mapping from agent id to that agent's part of the arrays."""
+    """A mapping from an agent's id to its row of the arrays."""
 
     obs: list[Array]
     reward: Array
@@ -100,7 +100,7 @@ class _Agents(Mapping[int, Any]):
 
 
 class DecisionSteps(_Agents):
-    """Agents that wait for a decision.
+    """Agents that need a decision.
 
     Attributes:
         obs: list of [A, ...] arrays.
@@ -182,7 +182,7 @@ for _ours in (DecisionSteps, TerminalSteps):
 
 
 class BatchedStepResult(_Agents):
-    """All agents of a group that have news, in the first generation.
+    """All agents of a group that need a decision or whose episode ended, in the first generation.
 
     Attributes:
         obs, reward, agent_id, action_mask: as of DecisionSteps.
@@ -211,14 +211,14 @@ class BatchedStepResult(_Agents):
         return len(self.agent_id)
 
     def contains_agent(self, agent_id: int) -> bool:
-        """Whether the agent has news."""
+        """Whether the agent is in this result."""
         return agent_id in self.agent_id_to_index
 
     def get_agent_step_result(self, agent_id: int) -> StepResult:
-        """Return one agent's part.
+        """Return one agent's row.
 
         Raises:
-            IndexError: it has no news.
+            IndexError: the agent is not in this result.
         """
         if not self.contains_agent(agent_id):
             raise IndexError(f"agent_id {agent_id} is not present in the BatchedStepResult")
@@ -235,7 +235,7 @@ AllStepResult: TypeAlias = dict[str, "tuple[DecisionSteps, TerminalSteps] | Batc
 
 
 def _column(values: object, size: int, dtype: type[np.generic]) -> Array:
-    # A column that an older env does not have is zeros; the real one's group ids come as a list.
+    # Older envs lack some columns: zeros. mlagents_envs gives group ids as a list.
     return np.zeros(size, dtype) if values is None else np.asarray(values, dtype)
 
 
@@ -256,18 +256,18 @@ def _unpack_pair(decision: Agents, terminal: Agents) -> tuple[DecisionSteps, Ter
     return DecisionSteps(**decision), TerminalSteps(**terminal)
 
 
-# ---- actions, and an env's step as a whole -----------------------------------------------------------------------------
+# ---- actions, and one worker's result ----------------------------------------------------------------------------------
 
 
 class ActionInfo(NamedTuple):
-    """What a policy decided for the agents of one behaviour of one worker.
+    """The actions that a policy chose for the agents of one behaviour of one worker.
 
     Attributes:
-        action: as the policy gave it; the first generation's envs are given this.
-        env_action: what the env is to be given, perhaps clipped: an ActionTuple, or an array [A, ...]. The first
-            generation has its value estimates in this place.
-        outputs: all that the policy computed.
-        agent_ids: [A] whom it is for.
+        action: as the policy returned it; envs of the first generation get this.
+        env_action: for envs of the second generation, perhaps clipped: an ActionTuple, or an array [A, ...]. In the first
+            generation this field holds value estimates.
+        outputs: all outputs of the policy.
+        agent_ids: [A] ids of the agents.
     """
 
     action: Any
@@ -277,23 +277,24 @@ class ActionInfo(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The first generation's name of the second field."""
+        """The second field, by its name in the first generation."""
         return self.env_action
 
     @staticmethod
     def empty() -> ActionInfo:
-        """Return a decision for nobody."""
+        """Return an ActionInfo without agents."""
         return ActionInfo([], [], {}, [])
 
 
 class EnvironmentStep(NamedTuple):
-    """What one worker's env returned, and the actions that led to it.
+    """The result of one worker's step or reset, and the actions that led to it.
 
     Attributes:
-        current_all_step_result: by behaviour.
-        worker_id: whose it is.
+        current_all_step_result: agents by behaviour.
+        worker_id: of the worker.
         brain_name_to_action_info: by behaviour, the actions that led to this result; empty after a reset.
-        environment_stats: by name, a list of (value, aggregation method) that the env sent since the last step.
+        environment_stats: by name, a list of (value, aggregation method) that the env sent since its last step. May be left
+            out, as in the first generation.
     """
 
     current_all_step_result: AllStepResult
@@ -303,7 +304,7 @@ class EnvironmentStep(NamedTuple):
 
     @property
     def name_behavior_ids(self) -> Iterable[str]:
-        """The behaviours that the result is about."""
+        """The behaviours in the result."""
         return self.current_all_step_result.keys()
 
     @property
@@ -313,7 +314,7 @@ class EnvironmentStep(NamedTuple):
 
     @staticmethod
     def empty(worker_id: int) -> EnvironmentStep:
-        """Return what a worker has before its first reset."""
+        """Return the result of a worker that was never reset."""
         return EnvironmentStep({}, worker_id, {}, {})
 
 
@@ -368,9 +369,9 @@ def split_info(info: ActionInfo, steps: Sequence[DecisionSteps]) -> list[ActionI
     """Return decisions for a joined batch as one ActionInfo per worker.
 
     Args:
-        info: whose action, env_action and outputs are arrays [sum of A_w, ...], ActionTuples of such, or dicts of them;
-            what has another length, or none, goes to every worker as it is.
-        steps: what was joined.
+        info: its action, env_action and outputs are arrays [sum of A_w, ...], ActionTuples of such arrays, or dicts of them.
+            Values of another length, or without a length, are given to every worker unchanged.
+        steps: the argument of `join_steps`.
     """
     bounds = np.cumsum([0, *(len(each) for each in steps)]).tolist()
     return [
