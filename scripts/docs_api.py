@@ -110,4 +110,5 @@ def _directive(name: PublicName) -> list[str]:
         return [f".. autofunction:: {name.path}", ""]
     if name.node is None:
         return []
-    return [f".. autodata:: {name.path}", ""]
+    value = ast.unparse(name.node.value) if name.node.value else ""
+    return [f".. py:data:: {name.path}", "", f"   ``{value}``", ""]

@@ -1,4 +1,4 @@
-"""Draw docs/drawings/*.toml as SVG: `docs_drawings.py` writes docs/drawings/*.svg.
+r"""Draw docs/drawings/*.toml as SVG: `docs_drawings.py` writes docs/drawings/*.svg.
 
 A drawing has a size and lists of boxes, arrows and texts, in units of pixels:
 
@@ -22,12 +22,13 @@ The colours are CSS variables: the site sets them for its light and its dark the
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import drawsvg
+import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 DRAWINGS = ROOT / "docs" / "drawings"
@@ -39,7 +40,7 @@ svg.stepmill { --ink: #1f2937; --faint: #6b7280; --paper: #ffffff; --soft: #eef2
 @media (prefers-color-scheme: dark) { svg.stepmill { --ink: #e5e7eb; --faint: #9ca3af; --paper: #131416; --soft: #262b33;
   --accent: #1e3a5f; --accent-line: #60a5fa; --warn: #4c1d1d; --warn-line: #f87171; --series-1: #60a5fa; --series-2: #fbbf24;
   --series-3: #34d399; --series-4: #c084fc } }
-svg.stepmill text { font-family: system-ui, sans-serif; fill: var(--ink) }
+svg.stepmill text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--ink) }
 """
 _KINDS = {
     "plain": ("var(--paper)", "var(--ink)"),
@@ -56,7 +57,7 @@ def draw(source: Mapping[str, Any]) -> str:
     # `class` is how CSS finds the drawing; ids of markers must differ between drawings of one page.
     drawing = drawsvg.Drawing(width, height, id_prefix=f"{source['name']}-", class_="stepmill", role="img")
     drawing.append_css(STYLE)
-    tip = drawsvg.Marker(-0.5, -4, 8, 4, scale=1, orient="auto")
+    tip = drawsvg.Marker(-0.5, -4, 8, 4, scale=1, orient="auto", refX=7)
     tip.append(drawsvg.Lines(0, -3.5, 8, 0, 0, 3.5, close=True, fill="var(--ink)"))
     drawing.append(drawsvg.Title(source["title"]))
     for shape in source.get("box", []):
@@ -74,14 +75,16 @@ def _draw_box(drawing: Any, shape: Shape) -> None:
     fill, line = _KINDS[shape.get("kind", "plain")]
     rounding = 0 if shape.get("square") else 6
     dash = {"stroke_dasharray": "5 4"} if shape.get("dashed") else {}
-    drawing.append(drawsvg.Rectangle(x, y, width, height, rx=rounding, fill=fill, stroke=line, stroke_width=1.3, **dash))
+    drawing.append(
+        drawsvg.Rectangle(x, y, width, height, rx=rounding, fill=fill, stroke=line, stroke_width=1.3, **dash)
+    )
     lines = shape.get("text", "").splitlines()
     top = y + 20 if shape.get("top") else y + height / 2 - LINE * (len(lines) - 1) / 2 + 4.5
     for number, line_text in enumerate(lines):
         is_head = number == 0 and shape.get("bold", len(lines) > 1)
         weight = "600" if is_head else "400"
         drawing.append(
-            drawsvg.Text(line_text, 13, x + width / 2, top + LINE * number, text_anchor="middle", font_weight=weight)
+            drawsvg.Text(line_text, 12.5, x + width / 2, top + LINE * number, text_anchor="middle", font_weight=weight)
         )
 
 
@@ -102,8 +105,9 @@ def _draw_arrow(drawing: Any, shape: Shape, tip: Any) -> None:
 
 def _middle(points: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the middle of the longest part of a line."""
-    parts = list(zip(points, points[1:], strict=False))
-    (x0, y0), (x1, y1) = max(parts, key=lambda part: abs(part[0][0] - part[1][0]) + abs(part[0][1] - part[1][1]))
+    (x0, y0), (x1, y1) = max(
+        pairwise(points), key=lambda part: abs(part[0][0] - part[1][0]) + abs(part[0][1] - part[1][1])
+    )
     return (x0 + x1) / 2, (y0 + y1) / 2
 
 

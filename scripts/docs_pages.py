@@ -96,7 +96,9 @@ def copy_pages() -> None:
     """Copy docs/, and the Markdown files that lie elsewhere."""
     shutil.copytree(ROOT / "docs", SITE)
     named = {f"docs/{path.relative_to(ROOT / 'docs')}": path.relative_to(ROOT / "docs") for path in _markdown("docs")}
-    pages = {source: Path(target) for source, target in PAGES.items() if source.endswith(".md") and source != "README.md"}
+    pages = {
+        source: Path(target) for source, target in PAGES.items() if source.endswith(".md") and source != "README.md"
+    }
     for source, target in {**named, **pages}.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         text = inline_drawings(text, (ROOT / source).parent)
@@ -135,7 +137,7 @@ def command_line_page() -> str:
 
     lines = ["# Command line", "", "The output of `--help`, as this version prints it.", ""]
     with click.Context(group, info_name="stepmill") as context:
-        commands = [("stepmill", group, context)]
+        commands: list[tuple[str, click.Command, click.Context]] = [("stepmill", group, context)]
         for name in group.list_commands(context):
             command = group.get_command(context, name)
             if command is not None:

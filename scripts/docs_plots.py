@@ -16,7 +16,8 @@ import docs_drawings
 import matplotlib as mpl
 
 mpl.use("svg")
-from matplotlib import pyplot as plt  # noqa: E402 - after the choice of the backend
+from matplotlib import pyplot as plt
+from matplotlib import ticker
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -97,7 +98,9 @@ def plot_noop(table: Sequence[Sequence[str]]) -> str:
     axes.set_xlabel("number of envs")
     axes.set_ylabel("env-steps/s")
     axes.set_xlim(counts[0] * 0.9, counts[-1] * 1.1)
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k")
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.grid(axis="y", color=FAINT, alpha=0.25)
     return _svg(figure, "noop", "Env-steps per second of a no-op env, over the number of envs")
 
@@ -117,7 +120,7 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
     axes.axvline(1, color=FAINT, linewidth=1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_xlabel(f"stepmill: {label}")
-    return _svg(figure, label.split()[-1], f"How many {label}")
+    return _svg(figure, label.rsplit(maxsplit=1)[-1], f"How many {label}")
 
 
 def _label(row: Sequence[str]) -> str:
@@ -170,7 +173,7 @@ def _svg(figure: Any, name: str, title: str) -> str:
     for colour, variable in COLOURS.items():
         svg = svg.replace(colour, variable)
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\1{name}-", svg)
-    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
+    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font: \1 -apple-system, Helvetica, Arial, sans-serif", svg)
     style = f"<style>{docs_drawings.STYLE}</style>"
     svg = svg.replace("<svg ", '<svg class="stepmill" role="img" ', 1)
     svg = re.sub(r"<metadata>.*?</metadata>", f"<title>{title}</title>\n {style}", svg, count=1, flags=re.DOTALL)

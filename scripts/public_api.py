@@ -13,37 +13,39 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 SNAPSHOT = ROOT / "tests" / "unit" / "public_api.txt"
 CHANGELOG = ROOT / "CHANGELOG.md"
-# The modules from which users import. Their public names are those of __all__, or all that they define without an underscore.
-MODULES = (
-    "stepmill",
-    "stepmill.kernels",
-    "stepmill.timers",
-    "stepmill.torch",
-    "stepmill.jax",
-    "stepmill.testing",
-    "stepmill.envs.atari_vector",
-    "stepmill.envs.envpool",
-    "stepmill.envs.pettingzoo",
-    "stepmill.envs.ragged",
-    "stepmill.backends.base",
-    "stepmill.frontends.alf",
-    "stepmill.frontends.di_engine",
-    "stepmill.frontends.dm_env",
-    "stepmill.frontends.gymnasium",
-    "stepmill.frontends.mlagents",
-    "stepmill.frontends.multi_env",
-    "stepmill.frontends.pettingzoo",
-    "stepmill.frontends.sb3",
-    "stepmill.frontends.tianshou",
-    "stepmill.frontends.torchrl",
-)
+# The modules from which users import. Their public names are these, or if none are given those of __all__, or all that they
+# define without an underscore.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "stepmill": (),
+    "stepmill.kernels": (),
+    "stepmill.timers": (),
+    "stepmill.torch": (),
+    "stepmill.jax": (),
+    "stepmill.testing": (),
+    "stepmill.envs.atari_vector": ("AtariVectorTask",),
+    "stepmill.envs.envpool": ("EnvPoolTask", "GivenEnvPool"),
+    "stepmill.envs.pettingzoo": ("StackedAgents",),
+    "stepmill.envs.ragged": ("RaggedEnv",),
+    "stepmill.backends.base": ("Backend", "Future", "MonitoredBackend", "TracedBackend"),
+    "stepmill.frontends.alf": (),
+    "stepmill.frontends.di_engine": (),
+    "stepmill.frontends.dm_env": (),
+    "stepmill.frontends.gymnasium": (),
+    "stepmill.frontends.mlagents": (),
+    "stepmill.frontends.multi_env": (),
+    "stepmill.frontends.pettingzoo": (),
+    "stepmill.frontends.sb3": (),
+    "stepmill.frontends.tianshou": (),
+    "stepmill.frontends.torchrl": (),
+}
 _HOMES = ("_MODULE_OF", "_HOME_OF")
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
@@ -62,7 +64,7 @@ class PublicName:
         return f"{self.module}.{self.name}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(module: str) -> ast.Module:
     """Parse the source of a module."""
     return ast.parse(_file_of(module).read_text(encoding="utf-8"))
@@ -104,11 +106,17 @@ def _constant(tree: ast.Module, name: str) -> object:
 def public_names(module: str) -> list[str]:
     """Return the names that users may import from a module, sorted."""
     tree = parse(module)
-    listed = _constant(tree, "__all__") or next((_constant(tree, home) for home in _HOMES if _constant(tree, home)), None)
-    if listed is None:
-        defined = (name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) for name in [node.name])
+    listed = MODULES.get(module) or _constant(tree, "__all__") or _reexported(tree)
+    if not listed:
+        defined = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
         listed = [name for name in defined if not name.startswith("_")]
-    return sorted(str(name) for name in listed if name != "__version__")  # type: ignore[attr-defined]
+    return sorted(str(name) for name in cast("Sequence[object]", listed) if name != "__version__")
+
+
+def _reexported(tree: ast.Module) -> list[str]:
+    """Return the names that a module imports as themselves, `import X as X`, which says that they are public."""
+    imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
+    return [alias.name for statement in imports for alias in statement.names if alias.asname == alias.name]
 
 
 def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
@@ -121,11 +129,10 @@ def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
     for statement in _statements(tree):
         if name in _names_of(statement) and isinstance(statement, Definition):
             return module, statement
-    for statement in _statements(tree):
-        if isinstance(statement, ast.ImportFrom) and statement.module:
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name and statement.module.startswith("stepmill"):
-                    return find_definition(statement.module, alias.name)
+    imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
+    for source, alias in ((statement.module or "", alias) for statement in imports for alias in statement.names):
+        if (alias.asname or alias.name) == name and source.startswith("stepmill"):
+            return find_definition(source, alias.name)
     for table in _HOMES:
         homes = _constant(tree, table)
         if isinstance(homes, dict) and name in homes:
@@ -156,7 +163,9 @@ def _is_property(node: ast.FunctionDef) -> bool:
 
 
 def _is_setter(node: ast.FunctionDef) -> bool:
-    return any(ast.unparse(decorator).endswith((".setter", ".deleter", "overload")) for decorator in node.decorator_list)
+    return any(
+        ast.unparse(decorator).endswith((".setter", ".deleter", "overload")) for decorator in node.decorator_list
+    )
 
 
 def members(home: str, node: ast.ClassDef) -> Mapping[str, tuple[str, str]]:
@@ -171,20 +180,26 @@ def members(home: str, node: ast.ClassDef) -> Mapping[str, tuple[str, str]]:
         if isinstance(base_node, ast.ClassDef):
             found.update(members(base_home, base_node))
     for statement in node.body:
-        for name in _names_of(statement):
-            if name.startswith("_") and name != "__init__":
-                continue
-            if isinstance(statement, ast.FunctionDef):
-                if not _is_setter(statement):
-                    shown = _signature(statement)
-                    is_property = _is_property(statement)
-                    found[name] = (f": {shown.partition(' -> ')[2]}" if is_property else shown, _first_line(statement))
-            elif isinstance(statement, ast.AnnAssign):
-                value = f" = {ast.unparse(statement.value)}" if statement.value else ""
-                found[name] = (f": {ast.unparse(statement.annotation)}{value}", "")
-            elif isinstance(statement, ast.Assign):
-                found[name] = (f" = {ast.unparse(statement.value)}", "")
+        names = [name for name in _names_of(statement) if not name.startswith("_") or name == "__init__"]
+        shown = _member(statement) if names else None
+        if shown is not None:
+            found.update(dict.fromkeys(names, shown))
     return found
+
+
+def _member(statement: ast.stmt) -> tuple[str, str] | None:
+    """Return the signature, type or value of a member, and the first line of its docstring; None for setters and overloads."""
+    if isinstance(statement, ast.FunctionDef):
+        shown = _signature(statement)
+        is_hidden = _is_setter(statement)
+        first = f": {shown.partition(' -> ')[2]}" if _is_property(statement) else shown
+        return None if is_hidden else (first, _first_line(statement))
+    if isinstance(statement, ast.AnnAssign):
+        return (
+            f": {ast.unparse(statement.annotation)}{f' = {ast.unparse(statement.value)}' if statement.value else ''}",
+            "",
+        )
+    return (f" = {ast.unparse(statement.value)}", "") if isinstance(statement, ast.Assign) else None
 
 
 def describe(public: PublicName) -> Iterator[str]:
@@ -252,7 +267,9 @@ def _covering_words(name: str, names: Sequence[str]) -> set[str]:
 def main() -> int:
     """Compare or write the snapshot. The exit status is 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the snapshot; CHANGELOG.md must name what has changed")
+    parser.add_argument(
+        "--write", action="store_true", help="write the snapshot; CHANGELOG.md must name what has changed"
+    )
     options = parser.parse_args()
     before, after = SNAPSHOT.read_text(encoding="utf-8") if SNAPSHOT.exists() else "", current()
     changed = changed_names(before, after)
