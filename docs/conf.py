@@ -30,6 +30,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_timeout = 120
+nb_execution_in_temp = True  # the notebooks write files
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
