@@ -11,6 +11,7 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
     timestep_codec   rebuilds timesteps with the classes, dtypes and shapes of each env
     trees            tree arrays of the V2 managers
     supervisor       `EnvSupervisor`
+    worker_functions  DI-engine's `worker_fn`, for code that starts its own processes
     payloads         the requests and replies of an `EnvSupervisor`
     config           settings and their defaults
     errors           errors that are also of DI-engine's classes
@@ -31,6 +32,7 @@ from stepmill.frontends.di_engine.managers import (
 )
 from stepmill.frontends.di_engine.payloads import ChildType
 from stepmill.frontends.di_engine.supervisor import EnvSupervisor
+from stepmill.frontends.di_engine.worker_functions import is_abnormal_timestep, worker_fn, worker_fn_robust
 
 __all__ = [
     "AsyncSubprocessEnvManager",
@@ -44,7 +46,10 @@ __all__ = [
     "SyncSubprocessEnvManager",
     "create_env_manager",
     "get_env_manager_cls",
+    "is_abnormal_timestep",
     "register",
+    "worker_fn",
+    "worker_fn_robust",
 ]
 
 register_if_there()

@@ -51,6 +51,9 @@ class Config(dict[str, Any]):
         self[name] = value
 
 
+EMPTY = Config()  # the default of a manager's `cfg`, as in DI-engine; it is not changed
+
+
 def default_config(config: Mapping[str, Any], class_name: str) -> Any:
     """Return a deep copy of a class's settings, an EasyDict if that is installed."""
     settings = {**copy.deepcopy(dict(config)), "cfg_type": f"{class_name}Dict"}

@@ -43,7 +43,7 @@ class Manager(EnvLifecycle, EnvCalls):
     def __init__(
         self,
         env_fn: Sequence[Callable[[], Any]],
-        cfg: Mapping[str, Any] | None = None,
+        cfg: Mapping[str, Any] | None = settings.EMPTY,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         self._client = None

@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
+from stepmill.frontends.di_engine import worker_functions
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
-from stepmill.frontends.di_engine.errors import ManagerUsageError, RetriesError, with_closing_hint
+from stepmill.frontends.di_engine.errors import (
+    ManagerUsageError,
+    RetriesError,
+    WorkerFunctionError,
+    with_closing_hint,
+)
 from stepmill.frontends.di_engine.manager import Manager, logger
 from stepmill.frontends.di_engine.pool_client import PoolClientSettings, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
@@ -123,14 +129,22 @@ class AsyncSubprocessEnvManager(Manager):
 
     config: dict[str, Any] = settings.ASYNC
     _marks_abnormal = True
+    worker_fn = staticmethod(worker_functions.worker_fn)
+    worker_fn_robust = staticmethod(worker_functions.worker_fn_robust)
 
     def __init__(
         self,
         env_fn: Sequence[Callable[[], Any]],
-        cfg: Mapping[str, Any] | None = None,
+        cfg: Mapping[str, Any] | None = settings.EMPTY,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         super().__init__(env_fn, cfg, **keywords)
+        for name in ("worker_fn", "worker_fn_robust"):
+            if getattr(type(self), name) is not getattr(AsyncSubprocessEnvManager, name):
+                raise WorkerFunctionError(
+                    f"{type(self).__name__} overrides {name}, which the workers do not run: put its code into the env or "
+                    "into a wrapper of the env, or use DI-engine's manager"
+                )
         self._shared_memory = self._cfg.shared_memory
         self._copy_on_get = self._cfg.copy_on_get
         self._context = self._cfg.context
