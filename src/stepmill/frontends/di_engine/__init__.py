@@ -5,6 +5,7 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
 
     managers         the managers under DI-engine's names, and its registry
     manager          `Manager`, their base class: launch and close, resets, seeds
+    env_pool         `PoolEnvManager`: EnvPool's envs
     env_lifecycle    `EnvState`, and what changes it: replies, ends of episodes, retries
     env_calls        attributes and methods of envs
     pool_client      sends commands to the pool by env_id, and returns one reply per command
@@ -18,6 +19,7 @@ makes these, and no config has to change. Without DI-engine the managers run Gym
 """
 
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
+from stepmill.frontends.di_engine.env_pool import PoolEnvManager
 from stepmill.frontends.di_engine.managers import (
     AsyncSubprocessEnvManager,
     BaseEnvManager,
@@ -42,6 +44,7 @@ __all__ = [
     "EnvState",
     "EnvSupervisor",
     "GymVectorEnvManager",
+    "PoolEnvManager",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
     "create_env_manager",

@@ -24,6 +24,7 @@ from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine import worker_functions
 from stepmill.frontends.di_engine.env_lifecycle import EnvState
+from stepmill.frontends.di_engine.env_pool import PoolEnvManager
 from stepmill.frontends.di_engine.errors import (
     ManagerUsageError,
     RetriesError,
@@ -304,8 +305,6 @@ MANAGERS: dict[str, type[Manager]] = {
     "gym_vector": GymVectorEnvManager,
 }
 
-ONLY_IN_DI_ENGINE = ("env_pool",)  # names whose managers are DI-engine's
-
 
 def create_env_manager(manager_cfg: Mapping[str, Any], env_fn: Sequence[Callable[[], Any]]) -> Any:
     """Make a manager by the name in a config, which is not changed.
@@ -318,7 +317,7 @@ def create_env_manager(manager_cfg: Mapping[str, Any], env_fn: Sequence[Callable
     """
     settings = copy.deepcopy(dict(manager_cfg))
     import_all(settings.pop("import_names", []))
-    return manager_class(settings.pop("type", None))(env_fn, settings)
+    return manager_class(settings.pop("type", None))(env_fn=env_fn, cfg=settings)
 
 
 def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
@@ -331,13 +330,16 @@ def manager_class(name: object) -> Any:
     """Return the manager class of that name."""
     if name in MANAGERS:
         return MANAGERS[str(name)]
-    if name in ONLY_IN_DI_ENGINE and has_ding():
-        return _ding_registry().get(name)
-    raise UsageError(f"there is no manager {name!r}; use one of {sorted(MANAGERS)}")
+    if name == "env_pool":
+        return PoolEnvManager
+    raise UsageError(f"there is no manager {name!r}; use one of {sorted([*MANAGERS, 'env_pool'])}")
 
 
 def register() -> None:
-    """Replace the managers in DI-engine's registry by stepmill's, which its `create_env_manager` then makes."""
+    """Replace the managers in DI-engine's registry by stepmill's, which its `create_env_manager` then makes.
+
+    "env_pool" is not replaced: DI-engine registers it when its own module is imported, and fails if the name is taken.
+    """
     registry = _ding_registry()
     for name, cls in MANAGERS.items():
         registry.register(name, cls, force_overwrite=True)
