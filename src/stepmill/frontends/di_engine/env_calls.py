@@ -1,4 +1,4 @@
-"""The way to the envs' attributes and methods. A call to an env runs after what it was commanded before (D-B8)."""
+"""Attributes and methods of the envs. A call to an env runs after the commands sent to it before (D-B8)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from stepmill.frontends.di_engine.desk import Desk
 from stepmill.frontends.di_engine.errors import (
     ManagerUsageError,
     MethodError,
     MissingAttributeError,
     UnknownCommandError,
-    mirrored,
+    with_env_class,
 )
+from stepmill.frontends.di_engine.pool_client import PoolClient
 from stepmill.spec.errors import EnvError
 
 _RENDER_MODES = ("rgb_array", "depth_array")
 
 
 class EnvCalls:
-    """The part of a manager that talks to envs beside their steps."""
+    """The part of a manager that reads attributes of envs and calls their methods."""
 
     _env_num: int
-    _desk: Desk | None
+    _client: PoolClient | None
 
     @property
     def method_name_list(self) -> list[str]:
-        """Methods of the envs that may be called from here; a subclass may name more."""
+        """Names of the methods that may be called; a subclass may add more."""
         return [
             "reset",
             "step",
@@ -44,13 +44,13 @@ class EnvCalls:
 
         Args:
             cmd: one of `method_name_list`.
-            *args, **kwargs: for every env.
-            env_ids: which; None is all.
+            *args, **kwargs: arguments of the method, the same for every env.
+            env_ids: the envs; None is all.
         Returns:
             The results by env_id.
         Raises:
-            KeyError: not one of them; nothing is called.
-            EnvError: an env raised; of the env's own class, too.
+            KeyError: cmd is not in `method_name_list`; nothing is called.
+            EnvError: an env raised; the error is also of the class that the env raised.
         """
         names = self.method_name_list
         if cmd not in names:
@@ -59,7 +59,7 @@ class EnvCalls:
         return dict(zip(ids, self._ask("command", cmd, args, kwargs, names, env_ids=ids), strict=True))
 
     def render_ready(self, render_mode: str = "rgb_array") -> dict[int, Any]:
-        """Return frames of the envs that want an action, by env_id.
+        """Return frames of the envs that need an action, by env_id.
 
         Args:
             render_mode: "rgb_array" or "depth_array".
@@ -71,15 +71,15 @@ class EnvCalls:
         return dict(zip(ids, self._ask("frame", render_mode, env_ids=ids), strict=True)) if ids else {}
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
-        """Have one env save figures."""
+        """Call `enable_save_figure` of one env."""
         self.call("enable_save_figure", figure_path, env_ids=[env_id])
 
     def reward_shaping(self, env_id: int, transitions: list[dict[str, Any]]) -> Any:
-        """Return what one env makes of transitions."""
+        """Return the transitions with the rewards that `reward_shaping` of one env gives them."""
         return self.call("reward_shaping", transitions, env_ids=[env_id])[env_id]
 
     def __getattr__(self, key: str) -> Any:
-        """Return an attribute of every env, as a list in the order of their ids; of a method, functions that call it.
+        """Return an attribute of every env as a list in the order of their ids; for a method, functions that call it.
 
         Raises:
             AssertionError: the manager is closed.
@@ -105,9 +105,9 @@ class EnvCalls:
 
     def _ask(self, name: str, *args: Any, env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
         try:
-            return self._live_desk().pool.call(name, *args, env_ids=env_ids)
+            return self._open_client().pool.call(name, *args, env_ids=env_ids)
         except EnvError as error:
-            raise mirrored(error) from None
+            raise with_env_class(error) from None
 
     def _check_closed(self) -> None:
         raise NotImplementedError
@@ -115,5 +115,5 @@ class EnvCalls:
     def _ready_ids(self) -> list[int]:
         raise NotImplementedError
 
-    def _live_desk(self) -> Desk:
+    def _open_client(self) -> PoolClient:
         raise NotImplementedError

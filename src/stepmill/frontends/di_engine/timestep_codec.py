@@ -1,4 +1,4 @@
-"""From a batch of the pool back to what each env gave: timesteps with its own classes, dtypes and shapes."""
+"""`TimestepDecoder`: rebuilds the timesteps of a batch, with the classes, dtypes and shapes that each env returned."""
 
 from __future__ import annotations
 
@@ -20,48 +20,50 @@ Timestep = Any  # a tuple (obs, reward, done, info) of the env's own class
 MakeRewards = Callable[[NDArray[np.float64]], list[Any]]
 
 
-class Reader:
-    """Knows the form of each env's timesteps. An env tells it with the first, and again when it changes."""
+class TimestepDecoder:
+    """Rebuilds timesteps. An env sends the format of its timesteps with the first one, and again when it changes."""
 
     def __init__(self, observation: Node) -> None:
         self._observation = observation
-        self._forms: dict[int, TimestepFormat] = {}
-        self._common: TimestepFormat | None = None  # of all envs that have told theirs
-        self._is_common = False
+        self._formats: dict[int, TimestepFormat] = {}
+        self._shared_format: TimestepFormat | None = None  # the newest format
+        self._is_uniform = False
 
     def read_obs(self, batch: Batch) -> list[Any]:
         """Return the observation of each row."""
         return split_rows(self._observation, batch.obs, batch.num_rows)
 
     def read(self, batch: Batch) -> list[Timestep | TornError]:
-        """Return the timestep of each row, or an error in place of one that came torn."""
+        """Return the timestep of each row, or an error where it cannot be read."""
         observations = self.read_obs(batch)
-        if type(batch.info) is dict and self._is_common:
-            return self._read_alike(batch, observations)
+        if type(batch.info) is dict and self._is_uniform:
+            return self._read_uniform(batch, observations)
         return self._read_rows(batch, observations, range(batch.num_rows))
 
     def _read_rows(self, batch: Batch, observations: list[Any], rows: Iterable[int]) -> list[Timestep | TornError]:
-        cargoes, finals = _sort(batch)
+        sent_infos, finals = _split_infos(batch)
         timesteps: list[Any] = []
         for row in rows:
             env_id = int(batch.env_id[row])
-            cargo = cargoes.get(row)
-            if isinstance(cargo, Exception):
-                timesteps.append(_torn(env_id, cargo))
+            sent = sent_infos.get(row)
+            if isinstance(sent, Exception):
+                timesteps.append(_torn_error(env_id, sent))
                 continue
-            info, form, whole = cargo or ({}, None, None)
-            if form is not None:
-                self._learn(env_id, form)
+            info, step_format, whole = sent or ({}, None, None)
+            if step_format is not None:
+                self._store_format(env_id, step_format)
             obs = observations[row]
             if row in finals:
                 info = {**info, "final_obs": finals[row]} if isinstance(info, dict) else info
             if whole is not None:
-                cls, is_apart, apart, reward, done, extra = whole
-                timesteps.append((cls or timestep_class())(apart if is_apart else obs, reward, done, info, *extra))
+                cls, is_obs_sent, sent_obs, reward, done, extra = whole
+                timesteps.append(
+                    (cls or timestep_class())(sent_obs if is_obs_sent else obs, reward, done, info, *extra)
+                )
                 continue
-            form = self._forms[env_id]
-            reward = _reward_maker(form)(batch.reward[row : row + 1])[0]
-            timesteps.append(_class_of(form)(obs, reward, form[1](batch.terminated[row]), info))
+            step_format = self._formats[env_id]
+            reward = _reward_maker(step_format)(batch.reward[row : row + 1])[0]
+            timesteps.append(_class_of(step_format)(obs, reward, step_format[1](batch.terminated[row]), info))
         return timesteps
 
     def read_mixed(self, batch: Batch, is_reset: list[bool]) -> list[Any]:
@@ -72,23 +74,23 @@ class Reader:
             parts[row] = timestep
         return parts
 
-    def _read_alike(self, batch: Batch, observations: list[Any]) -> list[Timestep]:
-        """All rows are of one form and none has an info. Hot path."""
-        form = self._common
-        assert form is not None
-        cls = _class_of(form)
-        rewards = _reward_maker(form)(batch.reward)
-        dones = batch.terminated.tolist() if form[1] is bool else list(batch.terminated)
+    def _read_uniform(self, batch: Batch, observations: list[Any]) -> list[Timestep]:
+        """Return the timesteps of rows that have one format and no info. Hot path."""
+        step_format = self._shared_format
+        assert step_format is not None
+        cls = _class_of(step_format)
+        rewards = _reward_maker(step_format)(batch.reward)
+        dones = batch.terminated.tolist() if step_format[1] is bool else list(batch.terminated)
         return [cls(obs, reward, done, {}) for obs, reward, done in zip(observations, rewards, dones, strict=True)]
 
-    def _learn(self, env_id: int, form: TimestepFormat) -> None:
-        self._forms[env_id] = form
-        self._is_common = all(other == form for other in self._forms.values())
-        self._common = form
+    def _store_format(self, env_id: int, step_format: TimestepFormat) -> None:
+        self._formats[env_id] = step_format
+        self._is_uniform = all(other == step_format for other in self._formats.values())
+        self._shared_format = step_format
 
 
 def split_rows(node: Node, value: Any, num: int) -> list[Any]:
-    """Return a batch [B, ...] of observations as B of them, in the env's own structure; arrays are views."""
+    """Return a batch [B, ...] of observations as a list of B observations, in the env's structure; arrays are views."""
     if isinstance(node, Opaque):
         return list(value)
     if isinstance(node, DictNode):
@@ -101,25 +103,25 @@ def split_rows(node: Node, value: Any, num: int) -> list[Any]:
     return list(value) if value.ndim > 1 else [value[row, ...] for row in range(num)]
 
 
-def _sort(batch: Batch) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Return what came beside the arrays, and last observations of episodes that were reset at once, both by row."""
-    cargoes: dict[int, Any] = {}
+def _split_infos(batch: Batch) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return what was sent beside the arrays, and the last observations of episodes that were reset in place, both by row."""
+    sent_infos: dict[int, Any] = {}
     finals: dict[int, Any] = {}
     for row, info in rows_of(batch.info):
         if "final_info" in info:
             finals[row] = info["final_obs"]
-            cargoes[row] = _cargo_of(info["final_info"] or {})
+            sent_infos[row] = _sent_info(info["final_info"] or {})
         elif row not in finals:
-            cargoes[row] = _cargo_of(info)
-    return cargoes, finals
+            sent_infos[row] = _sent_info(info)
+    return sent_infos, finals
 
 
-def _cargo_of(info: Mapping[str, Any]) -> Any:
-    """Return what the env sent along, or the error that kept it from being read."""
+def _sent_info(info: Mapping[str, Any]) -> Any:
+    """Return what the env sent in its info, or the error that was raised when it was loaded."""
     return info[OMITTED][0] if TIMESTEP_KEY not in info and OMITTED in info else info.get(TIMESTEP_KEY)
 
 
-def _torn(env_id: int, cause: Exception) -> TornError:
+def _torn_error(env_id: int, cause: Exception) -> TornError:
     error = TornError(
         f"the timestep of env {env_id} cannot be read: {cause}; its info must be loadable in the manager's process",
         env_id=env_id,
@@ -131,18 +133,18 @@ def _torn(env_id: int, cause: Exception) -> TornError:
 
 
 def is_torn(error: BaseException) -> bool:
-    """Whether an error tells of a timestep that arrived and could not be read."""
+    """Whether an error means that a timestep arrived and could not be read."""
     return isinstance(error, TornError) or (isinstance(error, BadOutput) and error.phase == "info")
 
 
-def _class_of(form: TimestepFormat) -> type[Any]:
-    cls: type[Any] = form[0] or timestep_class()
+def _class_of(step_format: TimestepFormat) -> type[Any]:
+    cls: type[Any] = step_format[0] or timestep_class()
     return cls
 
 
-def _reward_maker(form: TimestepFormat) -> MakeRewards:
-    """Return the function that gives rewards their class, dtype and shape back."""
-    _, _, reward_class, dtype, shape = form
+def _reward_maker(step_format: TimestepFormat) -> MakeRewards:
+    """Return the function that restores the class, dtype and shape of rewards."""
+    _, _, reward_class, dtype, shape = step_format
     if dtype is None:
         return lambda rewards: [reward_class(reward) for reward in rewards.tolist()]
     if reward_class is np.ndarray:
