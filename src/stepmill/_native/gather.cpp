@@ -62,6 +62,9 @@ nb::object PoolState::collect_rows(nb::handle env_ids) {
 
 // Nothing has changed before receive(). If a later line fails, for example by Ctrl-C in a callback, restore_unclaimed() repairs it.
 nb::object PoolState::gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids) {
+    LearnerCounters& counters = slab_->pool->counters;
+    const SampledTime timed(gather_sampler_, counters.gather_ns);
+    add_to(counters.num_batches, 1);
     Payloads payloads;
     if (!gather_payloads(ids, false, payloads)) return nb::none();
     receive(ids, std::move(rest), payloads);
@@ -226,8 +229,9 @@ void PoolState::set_observation_format(nb::handle program, nb::handle wrap, nb::
 nb::object PoolState::gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease) {
     const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
     // A view of bools is unsafe: a worker may write bytes other than 0 and 1.
-    const bool is_leased = leaf.type_num != NPY_BOOL && is_all(ids) && !is_copy_ && common_slot >= static_cast<int>(slab_->plan.private_slots) &&
-                           leaf.row_bytes * static_cast<std::size_t>(rows) >= lease_bytes_;
+    const bool may_lease = leaf.type_num != NPY_BOOL && is_all(ids) && !is_copy_ && leaf.row_bytes * static_cast<std::size_t>(rows) >= lease_bytes_;
+    const bool is_leased = may_lease && common_slot >= static_cast<int>(slab_->plan.private_slots);
+    if (may_lease && !is_leased) add_to(slab_->pool->counters.num_lease_copies, 1);
     if (is_leased) {
         const auto slot = static_cast<std::uint32_t>(common_slot);
         if (!lease) lease = nb::cast(new Lease(leases_, slot), nb::rv_policy::take_ownership);
