@@ -229,9 +229,8 @@ void PoolState::set_observation_format(nb::handle program, nb::handle wrap, nb::
 nb::object PoolState::gather_leaf(const Leaf& leaf, const Ids& ids, int common_slot, nb::object& lease) {
     const auto rows = static_cast<npy_intp>(ids.size() * batch_size_);
     // A view of bools is unsafe: a worker may write bytes other than 0 and 1.
-    const bool may_lease = leaf.type_num != NPY_BOOL && is_all(ids) && !is_copy_ && leaf.row_bytes * static_cast<std::size_t>(rows) >= lease_bytes_;
-    const bool is_leased = may_lease && common_slot >= static_cast<int>(slab_->plan.private_slots);
-    if (may_lease && !is_leased) add_to(slab_->pool->counters.num_lease_copies, 1);
+    const bool is_leased = leaf.type_num != NPY_BOOL && is_all(ids) && !is_copy_ && common_slot >= static_cast<int>(slab_->plan.private_slots) &&
+                           leaf.row_bytes * static_cast<std::size_t>(rows) >= lease_bytes_;
     if (is_leased) {
         const auto slot = static_cast<std::uint32_t>(common_slot);
         if (!lease) lease = nb::cast(new Lease(leases_, slot), nb::rv_policy::take_ownership);

@@ -249,7 +249,9 @@ void PoolState::check_workers(const Ids& ids, Command command) const {
 void PoolState::choose_slots(const Ids& ids) {
     const std::uint32_t num_private = slab_->plan.private_slots;
     const bool is_whole = is_all(ids) && !is_copy_;
+    const bool may_lend = is_whole && slab_->plan.num_slots > num_private;
     const int common = is_whole ? leases_->find_free(num_private) : leases_->find_private(num_private);
+    if (may_lend && common < static_cast<int>(num_private)) add_to(slab_->pool->counters.num_lease_copies, 1);
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         env.target = common >= 0 ? static_cast<std::uint8_t>(common) : static_cast<std::uint8_t>(env.latest == 0 ? 1 : 0);

@@ -73,7 +73,7 @@ static_assert(sizeof(EnvCounters) == 64, "the counters of one env fill a cache l
 struct alignas(64) LearnerCounters {
     Counter send_ns, wait_ns, gather_ns;
     Counter num_sends, num_batches;
-    Counter num_lease_copies;  // large observations that were copied because no result slot was free
+    Counter num_lease_copies;  // batches whose large observations were copied because no result slot was free
     Counter num_spares_used, num_spares_waited;
 };
 static_assert(sizeof(LearnerCounters) == 64);

@@ -20,11 +20,12 @@ from stepmill.pool.resets import Options, ResetPlanner, Seed
 from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_log, start_pool
-from stepmill.pool.stats import PoolStats, read_stats, read_timers
+from stepmill.pool.stats import read_stats, read_timers
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, Seeding, merge_options
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Node, iter_tree, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind

@@ -95,13 +95,8 @@ def _formats() -> dict[str, np.dtype[Any]]:
     def make(name: str, special: Mapping[str, object]) -> np.dtype[Any]:
         size_bytes, fields = offsets[name]
         formats = [special.get(field, NUMBER) for field in fields]
-        # The stubs of NumPy do not know this form.
-        return np.dtype(
-            cast(
-                "Any",
-                {"names": [*fields], "formats": formats, "offsets": [*fields.values()], "itemsize": size_bytes},
-            )
-        )
+        places = {"names": [*fields], "formats": formats, "offsets": [*fields.values()], "itemsize": size_bytes}
+        return cast("np.dtype[Any]", np.dtype(cast("Any", places)))
 
     words = dict.fromkeys(
         ("version", "pid", "num_restarts", "num_deaths", "dead", "current", "running", "num_spares"), WORD

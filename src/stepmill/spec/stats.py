@@ -174,7 +174,7 @@ class PoolStats:
         spilled: [S] int64, results whose payload did not fit in the slab, by env object.
         spares: [N] int64, episodes that began with a spare.
         spares_used, spares_waited: these episodes in all, and how many of them had to wait for the reset.
-        lease_copies: large observation arrays that were copied because no result slot was free.
+        lease_copies: batches of all envs whose large observations were copied because no result slot was free.
         leased_slots: result slots that arrays of the user hold now.
         replay_log_bytes: size of the logs of `on_fault="replay"` now.
     """

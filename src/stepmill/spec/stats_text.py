@@ -25,11 +25,13 @@ def duration_text(seconds: float) -> str:
 def summary(stats: PoolStats) -> str:
     """Return a text of a few lines that shows where the time went."""
     learner, span_s = stats.learner, max(stats.elapsed_s, 1e-9)
+    pool = f"{stats.num_envs:,} envs, {len(stats.workers)} workers, {duration_text(stats.elapsed_s)}"
+    shares = (
+        f"{name} {getattr(learner, f'{name}_s') / span_s:.0%}" for name in ("send", "wait", "gather", "elsewhere")
+    )
     lines = [
-        f"{stats.num_envs:,} envs, {len(stats.workers)} workers, {duration_text(stats.elapsed_s)}: {stats.steps:,} steps "
-        f"({stats.steps_per_s:,.0f} per second), {stats.resets:,} resets",
-        f"learner   send {learner.send_s / span_s:.0%}, wait {learner.wait_s / span_s:.0%}, gather "
-        f"{learner.gather_s / span_s:.0%}, elsewhere {learner.elsewhere_s / span_s:.0%}",
+        f"{pool}: {stats.steps:,} steps ({stats.steps_per_s:,.0f} per second), {stats.resets:,} resets",
+        f"learner   {', '.join(shares)}",
         _durations_line("step", stats.step),
         _durations_line("reset", stats.reset),
     ]
@@ -97,44 +99,45 @@ def scalars(stats: PoolStats) -> dict[str, float]:
 
 def prometheus(stats: PoolStats) -> str:
     """Return the text format of Prometheus, version 0.0.4."""
-    workers, learner = stats.workers, stats.learner
+    return "\n".join([*_times(stats), *_worker_counts(stats), *_totals(stats)]) + "\n"
+
+
+def _times(stats: PoolStats) -> Iterator[str]:
     states = ("step", "reset", "publish", "wait")
-    lines = [
-        *_family(
-            "stepmill_worker_seconds_total",
-            "counter",
-            "Time of workers, by what they did.",
-            (({"worker": w.worker, "state": state}, getattr(w, f"{state}_s")) for w in workers for state in states),
-        ),
-        *_family(
-            "stepmill_learner_seconds_total",
-            "counter",
-            "Time of the program that uses the pool, by what it did.",
-            (({"state": state}, getattr(learner, f"{state}_s")) for state in ("send", "wait", "gather", "elsewhere")),
-        ),
-        *_histogram("stepmill_step_seconds", "Durations of the envs' step().", stats.step),
-        *_histogram("stepmill_reset_seconds", "Durations of the envs' reset().", stats.reset),
-        *_family(
-            "stepmill_faults_total",
-            "counter",
-            "Faults of envs, by kind.",
-            (({"kind": kind}, num) for kind, num in stats.faults_by_kind.items()),
-        ),
-    ]
-    per_worker = {
-        "stepmill_steps_total": ("Steps of envs.", [w.steps for w in workers]),
-        "stepmill_resets_total": ("Resets of envs.", [w.resets for w in workers]),
-        "stepmill_reset_retries_total": ("Repeated attempts of resets.", [w.reset_retries for w in workers]),
-        "stepmill_worker_restarts_total": ("How often workers were replaced.", [w.restarts for w in workers]),
-        "stepmill_worker_deaths_total": ("How often workers died or were given up.", [w.deaths for w in workers]),
+    yield from _family(
+        "stepmill_worker_seconds_total",
+        "counter",
+        "Time of workers, by what they did.",
+        (({"worker": w.worker, "state": state}, getattr(w, f"{state}_s")) for w in stats.workers for state in states),
+    )
+    yield from _family(
+        "stepmill_learner_seconds_total",
+        "counter",
+        "Time of the program that uses the pool, by what it did.",
+        (({"state": state}, getattr(stats.learner, f"{state}_s")) for state in ("send", "wait", "gather", "elsewhere")),
+    )
+    yield from _histogram("stepmill_step_seconds", "Durations of the envs' step().", stats.step)
+    yield from _histogram("stepmill_reset_seconds", "Durations of the envs' reset().", stats.reset)
+
+
+def _worker_counts(stats: PoolStats) -> Iterator[str]:
+    families = {
+        "stepmill_steps_total": ("Steps of envs.", "steps"),
+        "stepmill_resets_total": ("Resets of envs.", "resets"),
+        "stepmill_reset_retries_total": ("Repeated attempts of resets.", "reset_retries"),
+        "stepmill_worker_restarts_total": ("How often workers were replaced.", "restarts"),
+        "stepmill_worker_deaths_total": ("How often workers died or were given up.", "deaths"),
     }
-    for name, (text, values) in per_worker.items():
-        lines += _family(
-            name, "counter", text, (({"worker": w.worker}, num) for w, num in zip(workers, values, strict=True))
-        )
+    for name, (text, field) in families.items():
+        yield from _family(name, "counter", text, (({"worker": w.worker}, getattr(w, field)) for w in stats.workers))
+
+
+def _totals(stats: PoolStats) -> Iterator[str]:
+    kinds = (({"kind": kind}, num) for kind, num in stats.faults_by_kind.items())
+    yield from _family("stepmill_faults_total", "counter", "Faults of envs, by kind.", kinds)
     totals = {
-        "stepmill_sends_total": ("counter", "Commands to envs together.", learner.sends),
-        "stepmill_batches_total": ("counter", "Batches of results.", learner.batches),
+        "stepmill_sends_total": ("counter", "Commands to envs together.", stats.learner.sends),
+        "stepmill_batches_total": ("counter", "Batches of results.", stats.learner.batches),
         "stepmill_spilled_infos_total": ("counter", "Results that did not fit in the slab.", int(stats.spilled.sum())),
         "stepmill_lease_copies_total": ("counter", "Copies because no result slot was free.", stats.lease_copies),
         "stepmill_spares_used_total": ("counter", "Episodes that began with a spare.", stats.spares_used),
@@ -145,8 +148,7 @@ def prometheus(stats: PoolStats) -> str:
         "stepmill_uptime_seconds": ("gauge", "Time since the start of the pool.", stats.elapsed_s),
     }
     for name, (kind, text, value) in totals.items():
-        lines += _family(name, kind, text, [({}, value)])
-    return "\n".join(lines) + "\n"
+        yield from _family(name, kind, text, [({}, value)])
 
 
 def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
