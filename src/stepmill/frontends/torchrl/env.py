@@ -31,6 +31,7 @@ from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
+from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -385,7 +386,7 @@ class StepmillEnv(EnvBase):
         """
         self._engine.update_kwargs(kwargs)
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> PoolStats:
         """Return where the time went since the start; see `stepmill.Pool.stats`."""
         return self._engine.pool.stats()
 
