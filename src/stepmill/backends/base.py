@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
 from stepmill import _native
 from stepmill.slab.memory import SharedSlab
@@ -89,6 +89,47 @@ class TracedBackend(Protocol):
 
     def read_trace(self, worker: int) -> str:
         """Return the output of faulthandler in the worker's last process, once that has ended; empty if there is none."""
+
+
+class NodeStats(TypedDict):
+    """The traffic between a pool and one of its nodes since the start.
+
+    Attributes:
+        node: its number.
+        address: of its machine.
+        workers: the workers that it runs.
+        messages: exchanges that were sent to it.
+        sent_bytes, received_bytes: of commands and of results.
+        in_flight: exchanges without an answer, now.
+        restarts: how often the node was replaced.
+    """
+
+    node: int
+    address: str
+    workers: list[int]
+    messages: int
+    sent_bytes: int
+    received_bytes: int
+    in_flight: int
+    restarts: int
+
+
+@runtime_checkable
+class RemoteBackend(Protocol):
+    """A backend whose workers run on other machines. Time limits of envs are watched there."""
+
+    @property
+    def outbox_fd(self) -> int:
+        """An eventfd, written after each delivery of commands."""
+
+    def describe_node(self, worker: int) -> str:
+        """Return the node of a worker, for messages."""
+
+    def cause_of_death(self, worker: int) -> str | None:
+        """Return why a worker is dead, if its node is the reason."""
+
+    def node_stats(self) -> list[NodeStats]:
+        """Return the traffic of each node."""
 
 
 class Future:
@@ -269,7 +310,15 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def worker_died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
+def worker_died_error(
+    worker: int,
+    env_ids: Sequence[int],
+    exit_code: int | None,
+    *,
+    hint: str,
+    node: str | None = None,
+    cause: str | None = None,
+) -> WorkerDied:
     """Return the error for a worker that has ended.
 
     Args:
@@ -277,14 +326,18 @@ def worker_died_error(worker: int, env_ids: Sequence[int], exit_code: int | None
         env_ids: of its envs.
         exit_code: see `MonitoredBackend.exit_code`.
         hint: what the user can do, or what the worker was doing.
+        node: where it ran, if not on this machine.
+        cause: why it ended, if its exit status does not say it.
     """
     name = signal_name(exit_code)
+    place = f" on {node}" if node else ""
     return WorkerDied(
-        f"worker {worker} {describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
+        f"worker {worker}{place} {cause or describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
         worker=worker,
         env_ids=env_ids,
         exit_code=exit_code if name is None else None,
         signal_name=name,
+        node=node,
     )
 
 

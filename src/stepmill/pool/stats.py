@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypedDict
 
 from stepmill import timers
+from stepmill.backends.base import NodeStats, RemoteBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.errors import StepmillError
@@ -35,6 +36,7 @@ class PoolStats(TypedDict):
         spares_used: episodes that began with a spare that was reset in advance.
         spares_waited: how many of these had to wait for the reset.
         replay_log_bytes: current size of the logs of `on_fault="replay"`.
+        nodes: the traffic with each node of backend="ray"; empty on other backends.
     """
 
     workers: list[WorkerStats]
@@ -44,6 +46,7 @@ class PoolStats(TypedDict):
     spares_used: int
     spares_waited: int
     replay_log_bytes: int
+    nodes: list[NodeStats]
 
 
 def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
@@ -66,6 +69,7 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
         spares_used=used,
         spares_waited=waited,
         replay_log_bytes=runtime.state.log_bytes() + runtime.faults.call_log_bytes,
+        nodes=runtime.backend.node_stats() if isinstance(runtime.backend, RemoteBackend) else [],
     )
 
 
