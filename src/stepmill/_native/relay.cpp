@@ -232,6 +232,7 @@ void PoolRelay::update_worker(Worker& worker, const RelayedWorker& report, nb::l
     control.num_retries.store(worker.before.num_retries + report.num_retries, std::memory_order_relaxed);
     if (report.dead == static_cast<std::uint32_t>(Death::NONE)) return;
     // Before its faults are published: who handles a fault finds the death.
+    control.running.store(report.running, std::memory_order_release);
     control.current.store(report.current, std::memory_order_release);
     control.serving.store(report.serving, std::memory_order_release);
     std::uint32_t none = static_cast<std::uint32_t>(Death::NONE);
@@ -280,7 +281,7 @@ void PoolRelay::expect_worker(std::uint32_t worker, std::uint32_t generation) {
     for (Worker& each : workers_) {
         if (each.worker != worker) continue;
         const WorkerControl& control = *slab_->workers[worker];
-        each.before = {control.env_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0};
+        each.before = {control.env_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0};
         each.newest = {};
         each.generation = generation;
     }
@@ -413,7 +414,7 @@ nb::object NodeRelay::collect_results() {
         const std::uint32_t dead = control.dead.load(std::memory_order_seq_cst);
         is_death_collected_[worker] = dead != 0;
         workers.push_back({control.env_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(),
-                           generations_[worker], dead, control.current.load(), control.serving.load()});
+                           generations_[worker], dead, control.current.load(), control.running.load(), control.serving.load(), 0});
     }
     for (Server& server : servers_) {
         if (!server.is_outstanding || !is_done(server)) continue;

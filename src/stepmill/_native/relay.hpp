@@ -31,7 +31,9 @@ struct RelayedWorker {
     std::uint32_t generation;  // how often the node has restarted it
     std::uint32_t dead;        // a Death
     std::uint32_t current;     // the server (within the worker) whose command it runs or ran last, or NO_SERVER
+    std::uint32_t running;     // the Activity there
     std::uint32_t serving;     // 1: it runs a slow request, or died in one
+    std::uint32_t unused;
 };
 
 // The pool's side of one node. Used by one thread, with the GIL.
