@@ -117,7 +117,7 @@ class NodeHost:
 
         return _guarded(build)
 
-    def attach(self, spec: EnvSpec, seed_ids: Sequence[int]) -> None | Raised:
+    def attach(self, spec: EnvSpec, seed_ids: Sequence[int]) -> Raised | None:
         """Let the workers serve a slab. `seed_ids`: by server of the node, its number in the pool."""
 
         def serve() -> None:
@@ -221,7 +221,7 @@ class NodeHost:
 
     # ---- workers that are replaced ----------------------------------------------------------------------------------
 
-    def end_worker(self, worker: int) -> int | None | Raised:
+    def end_worker(self, worker: int) -> int | Raised | None:
         """Kill a worker if it runs, and wait for its end; return its exit code."""
 
         def end() -> int | None:
@@ -251,7 +251,7 @@ class NodeHost:
 
         return _guarded(restart)
 
-    def apply_settings(self, worker: int, settings_requests: Sequence[Request]) -> None | Raised:
+    def apply_settings(self, worker: int, settings_requests: Sequence[Request]) -> Raised | None:
         """Do requests in a new worker before its first command."""
 
         def apply() -> None:
