@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from stepmill import _native
@@ -13,7 +14,7 @@ from stepmill._native import OwnedFd
 from stepmill.slab.counters import CounterReader, Description
 from stepmill.slab.layout import Layout, WritableParts
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
-from stepmill.spec.stats import PoolStats
+from stepmill.spec.stats import NodeStats, PoolStats
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
@@ -63,12 +64,13 @@ class SharedSlab:
         """Return the memfds that one worker needs: of the slab, of its commands and of its results."""
         return (self._memory.fileno(), *self.native.fds_of(worker))
 
-    def read_stats(self, *, leased_slots: int, replay_log_bytes: int) -> PoolStats:
+    def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
         """Return the statistics of now."""
         native = self.native  # keeps the memory mapped
         address, size_bytes = native.place()
         memory = memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B").toreadonly()
-        return self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
+        stats = self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
+        return replace(stats, nodes=nodes)
 
     def close(self) -> None:
         """Release the memory. It stays mapped until the last array that uses it is freed."""
