@@ -15,9 +15,9 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import PoolOptions
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
