@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stepmill
 from stepmill.frontends import alf as front_end
+from tests.harness import alf_envs
+from tests.originals.pages import run_page
 
 HAS_ALF = importlib.util.find_spec("alf") is not None
 
@@ -181,3 +185,19 @@ def test_an_env_of_which_only_reset_is_there_fails_when_it_is_used() -> None:
         env.start()
         with pytest.raises(stepmill.StepmillError, match="is not an ALF environment"):
             env.reset()
+
+
+@pytest.mark.parametrize("is_original", [False, True], ids=["stepmill", "ALF"])
+def test_the_program_of_the_page_runs_with_both(tmp_path: Path, is_original: bool) -> None:
+    run_page("alf", tmp_path, is_original=is_original)
+
+
+def test_our_test_envs_have_the_time_step_and_the_methods_of_alf(alf: Any) -> None:
+    real = importlib.import_module("alf.data_structures").TimeStep
+    base = importlib.import_module("alf.environments.alf_environment").AlfEnvironment
+    assert alf_envs.TimeStep._fields == real._fields
+    public = {name for name in vars(alf_envs.AlfCounter) if not name.startswith("_") and callable(vars(base).get(name))}
+    assert {"step", "reset", "action_spec", "observation_spec", "time_step_spec", "env_info_spec"} <= public
+    for name in sorted(public - {"render"}):
+        theirs = list(inspect.signature(getattr(base, name)).parameters)
+        assert list(inspect.signature(getattr(alf_envs.AlfCounter, name)).parameters) == theirs, name

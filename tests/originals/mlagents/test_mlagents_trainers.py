@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 from stepmill.testing.unity import ScriptedBehaviors
+from tests.originals.pages import run_page
 
 HAS_TRAINERS = importlib.util.find_spec("mlagents") is not None
 
@@ -99,3 +101,18 @@ def test_steps_are_instances_of_mlagents_own_classes(manager_of: Any) -> None:
             assert isinstance(decision[agent], base_env.DecisionStep)
     ended = type(terminal)([], *(importlib.import_module("numpy").zeros(1, kind) for kind in ("f4", "?", "i4")))
     assert isinstance(ended[0], base_env.TerminalStep)
+
+
+@pytest.mark.parametrize("is_original", [False, True], ids=["stepmill", "ML-Agents"])
+def test_the_program_of_the_page_runs_with_both(tmp_path: Path, is_original: bool) -> None:
+    run_page("mlagents", tmp_path, is_original=is_original)
+
+
+@pytest.mark.covers("U-10/library")
+def test_decisions_are_timed_among_mlagents_own_timers_once_per_worker(manager_of: Any) -> None:
+    timers = importlib.import_module("mlagents_envs.timers")
+    manager = manager_of(2)
+    manager.reset()
+    timers.reset_timers()
+    manager.get_steps()
+    assert timers.get_timer_tree()["children"]["SubprocessEnvManager._take_step"]["count"] == 2
