@@ -28,7 +28,7 @@ from stepmill.frontends.mlagents import (
     worker,
 )
 from stepmill.testing.unity import ScriptedBehaviors
-from tests.frontends.mlagents.parts import Policy, decided, deciding, die, given_action, once, raise_, wait
+from tests.frontends.mlagents.parts import Policy, decided, deciding, die, once, raise_, wait
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
 FORK = multiprocessing.get_context("fork")
