@@ -225,7 +225,7 @@ void PoolRelay::update_worker(Worker& worker, const RelayedWorker& report, nb::l
     if (report.generation != worker.generation) return;  // sent before its successor served
     WorkerControl& control = *slab_->workers[worker.worker];
     worker.newest = report;
-    control.env_ns.store(worker.before.env_ns + report.env_ns, std::memory_order_relaxed);
+    control.busy_ns.store(worker.before.busy_ns + report.busy_ns, std::memory_order_relaxed);
     control.wait_ns.store(worker.before.wait_ns + report.wait_ns, std::memory_order_relaxed);
     control.num_steps.store(worker.before.num_steps + report.num_steps, std::memory_order_relaxed);
     control.num_resets.store(worker.before.num_resets + report.num_resets, std::memory_order_relaxed);
@@ -281,7 +281,7 @@ void PoolRelay::expect_worker(std::uint32_t worker, std::uint32_t generation) {
     for (Worker& each : workers_) {
         if (each.worker != worker) continue;
         const WorkerControl& control = *slab_->workers[worker];
-        each.before = {control.env_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0};
+        each.before = {control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0};
         each.newest = {};
         each.generation = generation;
     }
@@ -413,7 +413,7 @@ nb::object NodeRelay::collect_results() {
         const WorkerControl& control = *slab_->workers[worker];
         const std::uint32_t dead = control.dead.load(std::memory_order_seq_cst);
         is_death_collected_[worker] = dead != 0;
-        workers.push_back({control.env_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(),
+        workers.push_back({control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(),
                            generations_[worker], dead, control.current.load(), control.running.load(), control.serving.load(), 0});
     }
     for (Server& server : servers_) {
@@ -504,7 +504,7 @@ void NodeRelay::clear_worker(std::uint32_t worker) {
 void NodeRelay::begin_generation(std::uint32_t worker) {
     ++generations_.at(worker);
     is_death_collected_[worker] = 0;
-    for (std::atomic<std::uint64_t>* counter : {&slab_->workers[worker]->env_ns, &slab_->workers[worker]->wait_ns, &slab_->workers[worker]->num_steps,
+    for (std::atomic<std::uint64_t>* counter : {&slab_->workers[worker]->busy_ns, &slab_->workers[worker]->wait_ns, &slab_->workers[worker]->num_steps,
                                                 &slab_->workers[worker]->num_resets, &slab_->workers[worker]->num_retries}) counter->store(0);
 }
 

@@ -313,7 +313,7 @@ def joined(fragments: Sequence[Fragment]) -> RolloutBatch:
         first,
         obs=map_nest(stack, first.obs, *(batch.obs for batch in rest)),
         action=map_nest(stack, first.action, *(batch.action for batch in rest)),
-        final_at=np.concatenate([batch.final_at + [0, start] for batch, start in zip(batches, starts, strict=True)]),
+        final_at=np.concatenate([[*batch.final_at, 0, start] for batch, start in zip(batches, starts, strict=True)]),
         final_obs=map_nest(lambda *parts: np.concatenate(parts), first.final_obs, *(batch.final_obs for batch in rest)),
         extras={name: stack(*(batch.extras[name] for batch in batches)) for name in first.extras},
         episodes=[
