@@ -189,7 +189,10 @@ def test_an_env_of_which_only_reset_is_there_fails_when_it_is_used() -> None:
 
 @pytest.mark.parametrize("is_original", [False, True], ids=["stepmill", "ALF"])
 def test_the_program_of_the_page_runs_with_both(tmp_path: Path, is_original: bool) -> None:
-    run_page("alf", tmp_path, is_original=is_original)
+    spec = importlib.util.find_spec("alf")
+    assert spec is not None
+    assert spec.origin is not None
+    run_page("alf", tmp_path, is_original=is_original, path=str(Path(spec.origin).resolve().parents[1]))
 
 
 def test_our_test_envs_have_the_time_step_and_the_methods_of_alf(alf: Any) -> None:
