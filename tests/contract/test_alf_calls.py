@@ -117,7 +117,7 @@ def test_seeds_are_one_per_env(env_of):
     assert env.call_envs_with_same_args("draw") == [np.random.RandomState(s).uniform() for s in (3, 4)]
 
 
-@pytest.mark.covers("A-24", "A-B10")
+@pytest.mark.covers("A-24", "A-B10/calls")
 def test_a_method_of_all_envs_is_called_at_the_same_time(env_of):
     with Gate() as gate:
         env = env_of([GatedAlf] * 2)

@@ -68,7 +68,7 @@ def test_six_envs_are_the_same_as_three_workers_with_two_each(env_of):
         one, other = pairs.step(one.prev_action), reference.step(other.prev_action)
 
 
-@pytest.mark.covers("A-26", "A-23")
+@pytest.mark.covers("A-26")
 def test_nests_of_any_depth_and_dtype_arrive_as_they_are(env_of):
     env, reference = env_of([NestedAlf] * 2, num_workers=1), Reference([NestedAlf] * 2)
     assert_same(env.reset(), reference.reset())

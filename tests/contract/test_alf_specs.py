@@ -121,7 +121,7 @@ WRONG = {
 }
 
 
-@pytest.mark.covers("A-23", "A-B5")
+@pytest.mark.covers("A-23/actions", "A-B5/actions")
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_action_is_told_and_nothing_is_stepped(nested, what):
     action, text = WRONG[what]
@@ -133,7 +133,7 @@ def test_a_wrong_action_is_told_and_nothing_is_stepped(nested, what):
     assert nested.step(good()).step_type.tolist() == [1, 1, 1]
 
 
-@pytest.mark.covers("A-B5")
+@pytest.mark.covers("A-B5/actions")
 def test_numbers_are_converted_by_value_and_never_reinterpreted(nested):
     nested.reset()
     time_step = nested.step(good(move=np.full((3, 2), 7, np.float64)))  # as wide as int64
@@ -155,7 +155,7 @@ INVALID = {
 }
 
 
-@pytest.mark.covers("A-23")
+@pytest.mark.covers("A-23/time_steps")
 @pytest.mark.parametrize("how", INVALID)
 def test_a_wrong_time_step_is_told_with_env_and_field(how):
     options = stepmill.PoolOptions(backend="thread")
@@ -168,7 +168,7 @@ def test_a_wrong_time_step_is_told_with_env_and_field(how):
         assert env.reset().step_type.tolist() == [0, 0]
 
 
-@pytest.mark.covers("A-B5")
+@pytest.mark.covers("A-B5/scalars")
 def test_a_scalar_of_another_width_is_written_within_its_own_place():
     class Wide(AlfCounter):
         def tell(self, step_type, reward, discount, action):

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stepmill
 from stepmill.frontends.alf import FastParallelEnvironment
-from stepmill.testing.gates import Gate
+from stepmill.testing.gates import Gate, wait_at
 from tests.harness import leaks
 from tests.harness.alf_envs import AlfCounter, FaultyAlf, GatedAlf
 from tests.harness.hangs import HANG_GUARD_S
@@ -140,6 +141,7 @@ import sys
 os.setpgid(0, 0)
 from functools import partial
 from pathlib import Path
+from pathlib import Path
 import numpy as np
 from stepmill.frontends.alf import FastParallelEnvironment
 from tests.harness.alf_envs import GatedAlf
@@ -186,3 +188,26 @@ def test_nothing_is_left_of_a_learner_that_is_killed():
         assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
     new = set(os.listdir("/dev/shm")) - before  # this machine may run more than this test
     assert not [name for name in new if "stepmill" in name or any(str(pid) in name for pid in (learner.pid, *pids))]
+
+
+class StuckAtClose(AlfCounter):
+    """Its `close` waits for a gate that is never opened."""
+
+    def __init__(self, env_id: int, *, path: Path) -> None:
+        super().__init__(env_id)
+        self.path = path
+
+    def close(self) -> None:
+        wait_at(self.path)
+
+
+@pytest.mark.covers("A-B10/close")
+def test_close_ends_envs_that_do_not_close_all_in_the_same_two_seconds():
+    with Gate() as gate:
+        env = FastParallelEnvironment([partial(StuckAtClose, path=gate.path)] * 3, as_tensors=False)
+        env.reset()
+        start = time.monotonic()
+        with pytest.warns(RuntimeWarning, match="did not stop within"):
+            env.close()
+        assert time.monotonic() - start < 5.5  # less than two seconds for each of three
+        gate.wait_arrivals(1)

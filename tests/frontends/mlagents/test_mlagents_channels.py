@@ -202,7 +202,7 @@ class RunOptions:
         max_lifetime_restarts, restarts_rate_limit_n, restarts_rate_limit_period_s = 3, 2, 7
 
 
-@pytest.mark.covers("U-1", "U-2", "U-14")
+@pytest.mark.covers("U-1/processes", "U-2", "U-14")
 def test_run_options_are_read_for_engine_settings_and_quotas(manager_of):
     manager = manager_of(lambda worker_id, channels: ScriptedBehaviors(WALK, side_channels=channels), 1, RunOptions())
     manager.reset()

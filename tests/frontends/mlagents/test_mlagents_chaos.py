@@ -89,7 +89,7 @@ class Witness:
         self.last = (process, now)
 
 
-@pytest.mark.covers("U-14", "U-4", "U-B4", "U-B9")
+@pytest.mark.covers("U-14", "U-4/actions", "U-B4", "U-B9")
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_no_step_is_lost_or_mixed_up_while_envs_crash(manager_of, is_deterministic):
     manager = manager_of(
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_a_wait_and_the_manager_can_be_closed(manager_of, script, ga
     manager.close()
 
 
-@pytest.mark.covers("U-15")
+@pytest.mark.covers("U-15/policies")
 def test_a_policy_that_raises_leaves_the_envs_as_they_were(manager_of, script):
     class Shy(Policy):
         def get_action(self, steps: Any, worker_id: int) -> Any:

@@ -139,7 +139,7 @@ def test_workers_are_seeded_one_by_one(manager_of, script):
     assert drawn[0][0] != drawn[0][1]
 
 
-@pytest.mark.covers("U-B10", "U-1")
+@pytest.mark.covers("U-B10", "U-1/processes")
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_how_workers_start_can_be_chosen(manager_of, context):
     manager = manager_of(_make_scripted, 1, context=context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def walking(script: type[Any], **arguments: Any) -> Any:
     return lambda worker_id, channels: script(WALK, side_channels=channels, **arguments)
 
 
-@pytest.mark.covers("U-1")
+@pytest.mark.covers("U-1/processes")
 def test_environments_are_created_each_in_a_process_with_its_worker_id(manager_of, script):
     def factory(worker_id, channels):
         env = script(WALK)
@@ -44,7 +45,7 @@ def test_environments_are_created_each_in_a_process_with_its_worker_id(manager_o
     assert [worker.worker_id for worker in manager.env_workers] == [0, 1, 2]
 
 
-@pytest.mark.covers("U-3", "U-4")
+@pytest.mark.covers("U-3/results", "U-4/actions")
 def test_step_takes_steps_for_all_non_waiting_envs_and_returns_what_is_there(manager_of, script, gate):
     def factory(worker_id, channels):
         return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 2 else {})
@@ -66,7 +67,7 @@ def test_step_takes_steps_for_all_non_waiting_envs_and_returns_what_is_there(man
         answered += [step.worker_id for step in manager.get_steps()]
 
 
-@pytest.mark.covers("U-4", "U-17")
+@pytest.mark.covers("U-4/actions", "U-17")
 def test_a_step_comes_with_the_actions_that_led_to_it(manager_of, script):
     manager = manager_of(walking(script))
     manager.reset()
@@ -136,7 +137,7 @@ def test_a_behaviour_may_appear_at_any_time_and_one_without_policy_or_agents_get
     }
 
 
-@pytest.mark.covers("U-6")
+@pytest.mark.covers("U-6/waits", "U-6/order")
 def test_reset_collects_results_from_all_envs_in_worker_order_after_what_is_under_way(manager_of, script, gate):
     def factory(worker_id, channels):
         return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
@@ -155,6 +156,15 @@ def test_reset_collects_results_from_all_envs_in_worker_order_after_what_is_unde
     counts = manager._pool.get_attr("counts")
     assert counts[0]["step"] == 1
     assert [each["reset"] for each in counts] == [2] * 4
+
+
+@pytest.mark.covers("U-6/same_time")
+def test_a_reset_resets_all_envs_at_the_same_time(manager_of, script, gate):
+    manager = manager_of(lambda worker_id, channels: script(WALK, hooks={("reset", 1): wait(gate.path)}), 2)
+    opener = threading.Thread(target=lambda: (gate.wait_arrivals(2), gate.open(2)))
+    opener.start()
+    assert manager.reset() == 2
+    opener.join()
 
 
 @pytest.mark.covers("U-7", "U-B3")
@@ -197,7 +207,7 @@ def test_questions_do_not_wait_for_a_step_under_way(manager_of, script, gate):
     gate.open()
 
 
-@pytest.mark.covers("U-15")
+@pytest.mark.covers("U-15/policies")
 def test_advance_hands_out_experience_and_takes_the_newest_policy(manager_of, script):
     manager = manager_of(walking(script))
     agents = AgentManager()
@@ -223,7 +233,7 @@ def test_advance_hands_out_experience_and_takes_the_newest_policy(manager_of, sc
     assert agents.stats == [({}, 0), ({}, 0)]
 
 
-@pytest.mark.covers("U-15")
+@pytest.mark.covers("U-15/policies")
 def test_a_behaviour_without_agent_manager_is_a_warning(manager_of, script, caplog):
     manager = manager_of(walking(script))
     manager.reset()
@@ -232,7 +242,7 @@ def test_a_behaviour_without_agent_manager_is_a_warning(manager_of, script, capl
     assert "Agent manager was not created for behavior id walk" in caplog.text
 
 
-@pytest.mark.covers("U-15")
+@pytest.mark.covers("U-15/policies")
 def test_channels_that_want_to_know_are_told_that_training_started(manager_of, script):
     class Listener(FloatPropertiesChannel):
         def __init__(self, worker_id):

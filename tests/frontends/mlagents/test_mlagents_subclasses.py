@@ -111,7 +111,7 @@ def test_a_subclass_may_change_the_factory_of_a_worker_and_leave_the_rest_to_the
     manager.close()
 
 
-@pytest.mark.covers("U-1/create_worker", "U-3/messages", "U-4")
+@pytest.mark.covers("U-1/create_worker", "U-3/messages", "U-4/actions")
 def test_workers_of_a_subclass_step_reset_and_close(own_workers):
     manager = own_workers(walking, 2)
     manager.set_policy("walk", Policy(3.0))

@@ -61,7 +61,7 @@ def test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed(manager_
     assert 3 <= sum(child["count"] for name, child in root["children"].items() if name.endswith("step")) <= 6
 
 
-@pytest.mark.covers("U-15")
+@pytest.mark.covers("U-15/policies")
 def test_a_take_step_of_a_subclass_is_called_for_each_worker(manager_of: Any) -> None:
     asked = []
 
@@ -76,7 +76,7 @@ def test_a_take_step_of_a_subclass_is_called_for_each_worker(manager_of: Any) ->
     assert sorted(asked) == [0, 1]
 
 
-@pytest.mark.covers("U-6")
+@pytest.mark.covers("U-6/order", "U-7")
 def test_a_reset_gives_one_step_per_worker_and_samplers_of_the_trainers_are_taken(
     manager_of: Any, settings: Any
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_reset_gives_one_step_per_worker_and_samplers_of_the_trainers_are_take
     assert set(manager.training_behaviors) == set(manager.first_step_infos[0].current_all_step_result)
 
 
-@pytest.mark.covers("U-6")
+@pytest.mark.covers("U-5")
 def test_steps_are_instances_of_mlagents_own_classes(manager_of: Any) -> None:
     base_env = importlib.import_module("mlagents_envs.base_env")
     manager = manager_of(1)
