@@ -45,7 +45,7 @@ def start(constructors, **arguments):
 
 @pytest.mark.covers("A-5")
 @pytest.mark.parametrize("text", CHANGES)
-def test_each_difference_is_told_in_words_of_its_own(text):
+def test_each_difference_has_its_own_error_text(text):
     constructors = [partial(Odd, odd=1, **CHANGES[text])] * 2
     with pytest.raises(ValueError, match=rf"^All environments must (have|be) {text}\.? Env 1"):
         start(constructors)
@@ -123,7 +123,7 @@ WRONG = {
 
 @pytest.mark.covers("A-23/actions", "A-B5/actions")
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_action_is_told_and_nothing_is_stepped(nested, what):
+def test_a_wrong_action_is_refused_and_nothing_is_stepped(nested, what):
     action, text = WRONG[what]
     before = nested.reset()
     with pytest.raises(ValueError, match=text) as caught:
@@ -157,7 +157,7 @@ INVALID = {
 
 @pytest.mark.covers("A-23/time_steps")
 @pytest.mark.parametrize("how", INVALID)
-def test_a_wrong_time_step_is_told_with_env_and_field(how):
+def test_a_wrong_time_step_is_an_error_with_env_and_field(how):
     options = stepmill.PoolOptions(backend="thread")
     with start([partial(FaultyAlf, how=how, only=1)] * 2, options=options, num_workers=1) as env:
         env.reset()

@@ -109,7 +109,7 @@ def test_processes_have_as_many_threads_of_torch_as_asked_for(env_of, threads):
 
 
 @pytest.mark.covers("A-23/actions")
-def test_wrong_tensors_are_told_as_wrong_arrays_are(env_of):
+def test_wrong_tensors_are_refused_as_wrong_arrays_are(env_of):
     env = env_of([AlfCounter] * 2)
     env.reset()
     with pytest.raises(RuntimeError, match=r"Incorrect batch size\. Expected: 2, got 3"):

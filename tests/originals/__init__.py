@@ -1,1 +1,1 @@
-"""Runs the tests of the libraries whose place a front-end takes: with their own classes, and with ours in their place."""
+"""Tests and programs that run with the libraries that the front-ends replace."""

@@ -1,4 +1,4 @@
-"""Tests here run other people's engines, which leave processes and descriptors behind: those are ended, and not counted."""
+"""The tests here run other libraries' engines, which leave processes and descriptors behind: they are ended, not counted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.harness import leaks
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    """Takes the place of the fixture that counts."""
+    """Replaces the fixture that fails a test for what it leaves behind."""
     yield
     leaks.kill_descendants()

@@ -22,7 +22,7 @@ def script(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def manager_of() -> Iterator[Callable[..., SubprocessEnvManager]]:
-    """Build managers; further keywords are ManagerOptions. Workers are forked: how they start is not the point."""
+    """Build managers; further keywords are ManagerOptions. Workers are forked, which is fastest."""
     made = []
 
     def build(factory: Any, n_env: int = 1, engine: Any = None, **options: Any) -> SubprocessEnvManager:
@@ -38,6 +38,6 @@ def manager_of() -> Iterator[Callable[..., SubprocessEnvManager]]:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """A gate that envs may wait at."""
+    """A gate at which envs wait."""
     with Gate() as gate:
         yield gate

@@ -19,7 +19,7 @@ from stepmill.testing.unity import ScriptedGroups
 
 
 class Policy:
-    """Gives every agent the same number, and remembers whom it was asked for: (agents, worker)."""
+    """Gives every agent the same number as its action, and records its calls: (agents, worker)."""
 
     def __init__(self, number: float = 1.0) -> None:
         self.number = number
@@ -31,7 +31,7 @@ class Policy:
 
 
 class BatchPolicy(Policy):
-    """A policy that is asked once for all workers."""
+    """A policy that is called once for all workers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def decide(steps: Any, number: float) -> ActionInfo:
 
 
 class AgentManager:
-    """Remembers what it is handed. `policy_queue` is filled by the test."""
+    """Records what it receives. The test fills `policy_queue`."""
 
     def __init__(self) -> None:
         self.policy: Any = None
@@ -68,7 +68,7 @@ class AgentManager:
 
 
 def deciding(step: EnvironmentStep, name: str = "walk") -> list[int]:
-    """The agents that wait for a decision."""
+    """The agents that need a decision."""
     agents: Any = step.current_all_step_result[name]
     if isinstance(agents, tuple):
         return [int(each) for each in agents[0].agent_id]
@@ -91,7 +91,7 @@ def decided(step: EnvironmentStep, name: str = "walk") -> float | None:
 
 
 def given_action(script: type[Any], number: float, num_agents: int = 1) -> Any:
-    """What a scripted env remembers of an action of `Policy`."""
+    """What a scripted env records of an action of `Policy`."""
     rows = [[number, number]] * num_agents
     return rows if issubclass(script, ScriptedGroups) else (rows, [[]] * num_agents)
 
@@ -115,7 +115,7 @@ def raise_(error: Callable[[], BaseException]) -> Callable[[Any], None]:
 
 
 def once(flag: Path, hook: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The hook, but only in the first process that gets to it."""
+    """The hook, but only for the first process that calls it."""
     return partial(_once, flag, hook)
 
 

@@ -114,7 +114,7 @@ def test_observations_lie_in_shared_memory_and_pass_through_no_pipe_and_no_pickl
 
 
 @pytest.mark.covers("U-B10")
-def test_in_deterministic_mode_all_workers_answer_in_their_order_whoever_is_fast(manager_of, script, gate):
+def test_in_deterministic_mode_all_workers_answer_in_their_order_whichever_is_fastest(manager_of, script, gate):
     def factory(worker_id, channels):
         return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
 

@@ -113,7 +113,7 @@ def test_a_failure_is_not_lost_in_a_reset_that_comes_after_it(manager_of, script
 
 
 @pytest.mark.covers("U-13", "U-14")
-def test_after_an_exception_the_others_go_on_and_the_broken_env_waits_for_a_reset(manager_of, script):
+def test_after_an_exception_the_others_continue_and_the_broken_env_waits_for_a_reset(manager_of, script):
     manager = manager_of(with_hooks(script, 0, {("step", 1): raise_(lambda: CustomError("once"))}), 2)
     manager.reset()
     with pytest.raises(CustomError):
@@ -244,7 +244,7 @@ def test_a_hung_env_without_quota_is_a_time_out(manager_of, gate):
 
 
 @pytest.mark.covers("U-14")
-def test_a_reset_waits_only_so_long_for_steps_under_way(manager_of, script, gate):
+def test_a_reset_waits_for_steps_for_a_limited_time(manager_of, script, gate):
     manager = manager_of(with_hooks(script, 0, {("step", 1): wait(gate.path)}), 2, drain_timeout_s=0.2)
     manager.reset()
     manager.get_steps()
@@ -277,7 +277,7 @@ STOPS = [
 
 @pytest.mark.covers("U-B9", "U-11")
 @pytest.mark.parametrize("stop", STOPS, ids=["behaviors", "groups"])
-def test_a_stop_on_purpose_is_no_crash_and_the_others_go_on(manager_of, script, stop, caplog):
+def test_a_deliberate_stop_is_not_a_crash_and_the_others_continue(manager_of, script, stop, caplog):
     manager = manager_of(with_hooks(script, 1, {("step", 1): raise_(stop)}), 2)
     manager.set_policy("walk", Policy())
     manager.reset()

@@ -1,4 +1,4 @@
-"""What a manager of Unity envs does while all goes well. Names of published cases are kept in the tests' names."""
+"""Managers of Unity envs without failures. Tests have the names of ML-Agents' own tests of the same behaviour."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_environments_are_created_each_in_a_process_with_its_worker_id(manager_o
 
 
 @pytest.mark.covers("U-3/results", "U-4/actions")
-def test_step_takes_steps_for_all_non_waiting_envs_and_returns_what_is_there(manager_of, script, gate):
+def test_step_takes_steps_for_all_non_waiting_envs_and_returns_the_results_so_far(manager_of, script, gate):
     def factory(worker_id, channels):
         return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 2 else {})
 
@@ -61,14 +61,14 @@ def test_step_takes_steps_for_all_non_waiting_envs_and_returns_what_is_there(man
     gate.wait_arrivals(1)
 
     assert set(answered) == {0, 1}
-    assert policy.asked.count(([1, 2], 2)) == 1  # worker 2 waits: it was asked for once, and given one command
+    assert policy.asked.count(([1, 2], 2)) == 1  # worker 2 is busy: its policy was called once, and it got one command
     gate.open()
     while 2 not in answered:
         answered += [step.worker_id for step in manager.get_steps()]
 
 
 @pytest.mark.covers("U-4/actions", "U-17")
-def test_a_step_comes_with_the_actions_that_led_to_it(manager_of, script):
+def test_a_step_has_the_actions_that_led_to_it(manager_of, script):
     manager = manager_of(walking(script))
     manager.reset()
     assert manager.env_workers[0].previous_step.brain_name_to_action_info == {}
@@ -76,7 +76,7 @@ def test_a_step_comes_with_the_actions_that_led_to_it(manager_of, script):
         manager.set_policy("walk", Policy(number))
         (step,) = manager.get_steps()
         assert decided(step) == number
-        # In the first generation those whose episode ended are given actions, too.
+        # In the first generation agents whose episode ended get actions, too.
         num_agents = 1 if number == 2.0 and script is ScriptedBehaviors else 2
         assert manager._pool.get_attr("actions")[0]["walk"] == given_action(script, number, num_agents)
 
@@ -138,7 +138,7 @@ def test_a_behaviour_may_appear_at_any_time_and_one_without_policy_or_agents_get
 
 
 @pytest.mark.covers("U-6/waits", "U-6/order")
-def test_reset_collects_results_from_all_envs_in_worker_order_after_what_is_under_way(manager_of, script, gate):
+def test_reset_collects_results_from_all_envs_in_worker_order_after_steps_have_finished(manager_of, script, gate):
     def factory(worker_id, channels):
         return script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {})
 
@@ -193,7 +193,7 @@ def test_training_behaviors_collects_results_from_all_envs(manager_of, script):
 
 
 @pytest.mark.covers("U-B8")
-def test_questions_do_not_wait_for_a_step_under_way(manager_of, script, gate):
+def test_queries_do_not_wait_for_a_step(manager_of, script, gate):
     manager = manager_of(
         lambda worker_id, channels: script(WALK, hooks={("step", 1): wait(gate.path)} if worker_id == 0 else {}), 2
     )
@@ -208,7 +208,7 @@ def test_questions_do_not_wait_for_a_step_under_way(manager_of, script, gate):
 
 
 @pytest.mark.covers("U-15/policies")
-def test_advance_hands_out_experience_and_takes_the_newest_policy(manager_of, script):
+def test_advance_passes_results_on_and_takes_the_newest_policy(manager_of, script):
     manager = manager_of(walking(script))
     agents = AgentManager()
     manager.set_agent_manager("walk", agents)
@@ -243,7 +243,7 @@ def test_a_behaviour_without_agent_manager_is_a_warning(manager_of, script, capl
 
 
 @pytest.mark.covers("U-15/policies")
-def test_channels_that_want_to_know_are_told_that_training_started(manager_of, script):
+def test_channels_with_training_started_are_called(manager_of, script):
     class Listener(FloatPropertiesChannel):
         def __init__(self, worker_id):
             super().__init__(channel_id=ID)
@@ -298,7 +298,7 @@ def _make_scripted(worker_id, channels):
     return ScriptedBehaviors(WALK, side_channels=channels)
 
 
-def test_wrong_arguments_are_told(manager_of):
+def test_wrong_arguments_are_refused(manager_of):
     with pytest.raises(stepmill.UsageError, match="n_env"):
         manager_of(_make_scripted, 0)
     with pytest.raises(stepmill.UsageError, match="EngineConfig"):

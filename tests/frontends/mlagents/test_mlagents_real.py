@@ -157,7 +157,7 @@ def test_two_channels_of_one_id_are_refused(manager_of):
 
 
 @pytest.mark.covers("U-14", "U-B9", "U-B1", "U-B4", "U-17")
-def test_one_player_killed_one_hung_one_stopped_and_the_others_go_on(manager_of, tmp_path):
+def test_one_player_killed_one_hung_one_stopped_and_the_others_continue(manager_of, tmp_path):
     troubles = {
         0: trouble("die", 3, tmp_path / "died"),
         1: trouble("hang", 3, tmp_path / "hung"),
@@ -205,7 +205,7 @@ def test_when_the_only_player_is_stopped_training_ends(manager_of):
 
 
 @pytest.mark.covers("U-13")
-def test_a_player_that_does_not_come_is_told_by_reset(manager_of, executable):
+def test_a_player_that_does_not_connect_is_an_error_of_reset(manager_of, executable):
     executable.write_text("#!/bin/sh\nexec sleep 30\n")
     manager = manager_of(1, timeout_s=2)
     with pytest.raises(UnityTimeOutException):

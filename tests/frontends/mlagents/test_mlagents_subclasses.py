@@ -147,7 +147,7 @@ def test_a_subclass_may_reset_by_messages_and_make_steps_of_three_fields(own_wor
         step_until(manager, {0, 1})
 
 
-def obedient(conn: Any, step_queue: Any, factory: bytes, worker_id: int, options: Any, level: int) -> None:
+def answer_fixed_results(conn: Any, step_queue: Any, factory: bytes, worker_id: int, options: Any, level: int) -> None:
     """A worker that a user wrote: answers with fixed results."""
     while True:
         command, payload = conn.recv()
@@ -163,7 +163,7 @@ def obedient(conn: Any, step_queue: Any, factory: bytes, worker_id: int, options
 
 @pytest.mark.covers("U-3/messages")
 def test_a_worker_function_of_the_user_gets_configs_and_actions_as_they_are(own_workers, monkeypatch):
-    monkeypatch.setattr(OwnWorkers, "target", staticmethod(obedient))
+    monkeypatch.setattr(OwnWorkers, "target", staticmethod(answer_fixed_results))
     manager = own_workers(walking, 2)
     monkeypatch.setattr(manager, "_take_step", lambda last: {"last": list(last.current_all_step_result)})
     manager.reset("three walls")

@@ -1,4 +1,4 @@
-"""Quotas, agents that are alive, specs and exceptions on their way: what a manager is made of."""
+"""The parts of a manager: restart quotas, live agents, specs and exceptions that are sent to the learner."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_restarts_in_a_lifetime_are_limited_and_minus_one_is_no_limit():
     assert RestartLimits() == RestartLimits(10, 1, 60.0)
 
 
-def test_a_worker_goes_only_where_it_may():
+def test_a_worker_makes_allowed_moves_only():
     worker = EngineWorker(0, dict)
     with pytest.raises(stepmill.EngineBug, match="NEW to STEPPING"):
         worker.move(WorkerState.STEPPING)

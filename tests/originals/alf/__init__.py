@@ -1,1 +1,1 @@
-"""stepmill's front-end beside the real ALF; `make test-originals` runs these."""
+"""stepmill's front-end with the real ALF; `make test-originals` runs these."""

@@ -1,4 +1,4 @@
-"""FastParallelEnvironment and ProcessEnvironment beside the real ALF: its base class, its configuration, its schedulers."""
+"""FastParallelEnvironment and ProcessEnvironment with the real ALF: its base class, configuration, device and schedulers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.originals.pages import run_page
 HAS_ALF = importlib.util.find_spec("alf") is not None
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # those of ALF, and of what it imports
+    pytest.mark.filterwarnings("ignore"),  # those of ALF and its dependencies
     pytest.mark.skipif(not HAS_ALF, reason="ALF cannot be imported; make test-originals has it"),
 ]
 CLASS = "FastParallelEnvironment"
@@ -29,7 +29,7 @@ CLASS = "FastParallelEnvironment"
 
 @pytest.fixture
 def alf() -> Iterator[Any]:
-    """ALF itself; what a test configures is reset."""
+    """The module alf. The test's configuration is removed at the end."""
     module = importlib.import_module("alf")
     importlib.import_module("alf.environments.fast_parallel_environment")
     importlib.import_module("alf.environments.random_alf_environment")
@@ -40,7 +40,7 @@ def alf() -> Iterator[Any]:
 
 @pytest.fixture
 def constructor(alf: Any) -> Any:
-    """Makes ALF's random env; episodes of two steps."""
+    """The constructor of ALF's random env, with episodes of two steps."""
     torch = importlib.import_module("torch")
     return functools.partial(
         alf.environments.random_alf_environment.RandomAlfEnvironment,

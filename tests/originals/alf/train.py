@@ -1,7 +1,7 @@
 """ALF's own actor-critic on CartPole: `python -m tests.originals.alf.train WHOSE ITERATIONS`, in an empty folder.
 
 WHOSE is "ours" or "original". The settings are those of ALF's example ac_cart_pole. Prints, as its last line, JSON: what
-was trained, env steps, the average return at the end and seconds; fails if nothing was learned.
+was trained, env steps, the average return at the end and seconds. Fails if the return did not rise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEARNED = 30  # a random policy's average return is 20
 
 
 def load_cart_pole(env_name: str, env_id: int | None = None) -> Any:
-    """Return gym's CartPole as an ALF env. ALF's wrapper wants the API of gym 0.15; this one is of 0.26."""
+    """Return gym's CartPole as an ALF env. ALF's wrapper needs the API of gym 0.15; gym 0.26 is installed."""
     import gym
     from alf.environments.alf_gym_wrapper import AlfGymWrapper
     from alf.environments.alf_wrappers import TimeLimit
@@ -40,11 +40,11 @@ def load_cart_pole(env_name: str, env_id: int | None = None) -> Any:
 
 
 def configure(whose: str, num_iterations: int) -> Any:
-    """Set what ALF's example sets, and whose class runs the envs."""
+    """Configure ALF as its example does, and the class of the parallel environment; return that class."""
     import alf
     from alf.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
     from alf.algorithms.data_transformer import RewardScaling
-    from alf.environments import fast_parallel_environment, utils  # noqa: F401 - it registers what is configured
+    from alf.environments import fast_parallel_environment, utils  # noqa: F401 - registers configurables
 
     if whose == "ours":
         from stepmill.frontends.alf import FastParallelEnvironment
@@ -82,7 +82,7 @@ def configure(whose: str, num_iterations: int) -> Any:
 
 
 def main(whose: str, num_iterations: int) -> None:
-    """Train, and print what came of it."""
+    """Train, and print the result."""
     cls = configure(whose, num_iterations)
     from alf.trainers.policy_trainer import RLTrainer, TrainerConfig
 
@@ -95,13 +95,13 @@ def main(whose: str, num_iterations: int) -> None:
     metrics = {type(metric).__name__: metric for metric in trainer._algorithm.get_metrics()}
     reward = float(metrics["AverageReturnMetric"].result())
     assert reward > LEARNED, f"the average return is {reward}"
-    told = {
+    result = {
         "what": f"actor-critic on CartPole-v1, {NUM_ENVS} envs in processes",
         "steps": num_iterations * UNROLL * NUM_ENVS,
         "reward": round(reward, 1),
         "seconds": seconds,
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""stepmill's front-end beside the real ML-Agents trainers; `make test-originals` runs these."""
+"""stepmill's front-end with the real ML-Agents trainers; `make test-originals` runs these."""

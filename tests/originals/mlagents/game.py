@@ -1,4 +1,4 @@
-"""A Unity player with something to learn: agents see which of two actions is right, and get 1 for it.
+"""A Unity player with a task to learn: agents observe which of two actions is right, and get a reward of 1 for it.
 
 UnityEnvironment starts it as its executable. Episodes have ten steps: a random policy's return is 5, the best is 10.
 """
@@ -26,7 +26,7 @@ EPISODE = 10
 
 
 class Game(Player):
-    """The game: what each agent sees, how far its episode is, and who waits for a decision."""
+    """The state of the game: the right action and the age of each agent, and the agents that need a decision."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
@@ -36,7 +36,7 @@ class Game(Player):
         self.deciding: list[int] = []
 
     def answer(self, rl_input: Any) -> Any:
-        """Do a command, and return the message with all agents."""
+        """Apply the actions of a command, and return the message with all agents."""
         rewards = dict.fromkeys(range(NUM_AGENTS), 0.0)
         actions = rl_input.agent_actions[BEHAVIOR].value
         for agent, action in zip(self.deciding, actions, strict=False):
@@ -45,13 +45,13 @@ class Game(Player):
         message = unity_message_pb2.UnityMessageProto()
         message.header.status = 200
         output = message.unity_output
-        output.rl_initialization_output.brain_parameters.append(brain())
+        output.rl_initialization_output.brain_parameters.append(describe_behavior())
         self.deciding = []
         for agent in range(NUM_AGENTS):
-            output.rl_output.agentInfos[BEHAVIOR].value.append(self._tell(agent, rewards[agent]))
+            output.rl_output.agentInfos[BEHAVIOR].value.append(self._describe_agent(agent, rewards[agent]))
         return message
 
-    def _tell(self, agent: int, reward: float) -> AgentInfoProto:
+    def _describe_agent(self, agent: int, reward: float) -> AgentInfoProto:
         is_over = self.age[agent] == EPISODE
         if is_over:
             self.age[agent] = 0
@@ -64,12 +64,12 @@ class Game(Player):
         return info
 
 
-def brain() -> BrainParametersProto:
+def describe_behavior() -> BrainParametersProto:
     """Return the trainer's description of the behaviour."""
-    told = BrainParametersProto(brain_name=BEHAVIOR, is_training=True)
-    told.action_spec.num_discrete_actions = 1
-    told.action_spec.discrete_branch_sizes.append(2)
-    return told
+    brain = BrainParametersProto(brain_name=BEHAVIOR, is_training=True)
+    brain.action_spec.num_discrete_actions = 1
+    brain.action_spec.discrete_branch_sizes.append(2)
+    return brain
 
 
 if __name__ == "__main__":
@@ -78,4 +78,4 @@ if __name__ == "__main__":
     try:
         play(parser.parse_known_args()[0], Game)
     except grpc.RpcError:
-        pass  # the trainer is gone
+        pass  # the trainer has ended

@@ -1,4 +1,4 @@
-"""SubprocessEnvManager beside the real trainers: what their own tests of their manager say of it, by behaviour."""
+"""SubprocessEnvManager with the real ML-Agents trainers: timers, classes, subclasses, and the program of the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.originals.pages import run_page
 HAS_TRAINERS = importlib.util.find_spec("mlagents") is not None
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # those of ML-Agents, and of what it imports
+    pytest.mark.filterwarnings("ignore"),  # those of ML-Agents and its dependencies
     pytest.mark.skipif(not HAS_TRAINERS, reason="mlagents is not installed; make test-originals has it"),
 ]
 
@@ -29,7 +29,7 @@ def settings() -> Any:
 
 @pytest.fixture
 def manager_of(settings: Any) -> Iterator[Callable[..., Any]]:
-    """Makes managers of scripted envs from ML-Agents' own RunOptions."""
+    """Build managers of scripted envs from ML-Agents' own RunOptions."""
     made = []
 
     def make(num: int, cls: type[SubprocessEnvManager] = SubprocessEnvManager) -> Any:
@@ -63,7 +63,7 @@ def test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed(manager_
 
 @pytest.mark.covers("U-15/policies")
 def test_a_take_step_of_a_subclass_is_called_for_each_worker(manager_of: Any) -> None:
-    asked = []
+    asked: list[int] = []
 
     class Noted(SubprocessEnvManager):
         def _take_step(self, last_step: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def make_options(folder: Path, num_steps: int) -> Any:
             "env_settings": {
                 "env_path": str(folder / "game"),
                 "num_envs": NUM_ENVS,
-                "base_port": free_port(),
+                "base_port": find_free_ports(),
                 "seed": 1,
             },
             "engine_settings": {"no_graphics": True},
@@ -54,20 +54,20 @@ def make_options(folder: Path, num_steps: int) -> Any:
     )
 
 
-def free_port() -> int:
-    """Return the first of two ports in a row that nobody uses."""
+def find_free_ports() -> int:
+    """Return the first of two consecutive free ports."""
     bases = range(20000 + os.getpid() % 20000, 60000, 16)
     return next(base for base in bases if all(is_free(base + place) for place in range(NUM_ENVS)))
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port."""
+    """Whether no process listens on a port."""
     with socket.socket() as probe:
         return probe.connect_ex(("localhost", port)) != 0
 
 
 def main(whose: str, num_steps: int) -> None:
-    """Train, and print what came of it."""
+    """Train, and print the result."""
     from mlagents.trainers import learn
     from mlagents.trainers.stats import StatsReporter, StatsWriter
     from mlagents.trainers.torch_entities.model_serialization import ModelSerializer
@@ -79,7 +79,7 @@ def main(whose: str, num_steps: int) -> None:
             if "Environment/Cumulative Reward" in values:
                 means.append(values["Environment/Cumulative Reward"].mean)
 
-    # Export to ONNX needs packages that have nothing to do with envs; the checkpoints of PyTorch are written all the same.
+    # The packages that export to ONNX do not exist for this NumPy and protobuf. Checkpoints of PyTorch are still written.
     ModelSerializer.export_policy_model = lambda self, path: Path(f"{path}.onnx").touch()
     if whose == "ours":
         from stepmill.frontends.mlagents import SubprocessEnvManager
@@ -94,14 +94,14 @@ def main(whose: str, num_steps: int) -> None:
     workers = find(timers, "workers")
     assert workers is not None, "timers.json has no timers of workers"
     assert means[-1] > LEARNED, f"the mean rewards are {means}"
-    told = {
+    result = {
         "what": f"PPO on {NUM_ENVS} players over gRPC, by mlagents-learn",
         "steps": num_steps,
         "reward": f"{means[-1]:.1f} (first summary {means[0]:.1f})",
         "seconds": seconds,
         "worker_timers": sorted(workers["children"]["worker_root"].get("children", {})),
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 def find(node: dict[str, Any], name: str) -> dict[str, Any] | None:
