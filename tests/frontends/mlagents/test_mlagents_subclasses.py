@@ -188,6 +188,23 @@ def test_a_crashed_worker_of_a_subclass_is_created_again_and_all_envs_are_reset(
     assert first.process.exitcode is not None
 
 
+@pytest.mark.covers("U-13")
+def test_workers_of_a_subclass_that_die_at_the_same_time_are_restarted_once_each(own_workers, gate):
+    def factory(worker_id: int, channels: Any) -> Any:
+        return ScriptedBehaviors(WALK, hooks={("step", 1): wait(gate.path)})
+
+    manager = own_workers(factory, 2, restarts=RestartLimits(restarts_rate_limit_n=-1))
+    manager.reset()
+    manager._driver._queue_steps()
+    gate.wait_arrivals(2)
+    for each in manager.env_workers:
+        os.kill(each.process.pid, signal.SIGKILL)
+        each.process.join()
+    gate.open(2)
+    step_until(manager, {0, 1})
+    assert manager.restart_counts == [1, 1]
+
+
 @pytest.mark.covers("U-14")
 def test_a_worker_of_a_subclass_without_quota_raises_what_its_env_raised(own_workers):
     def factory(worker_id: int, channels: Any) -> Any:

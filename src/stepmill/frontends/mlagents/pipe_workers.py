@@ -107,9 +107,9 @@ class PipeWorkers:
             except queue.Empty:
                 # What a process put into the queue before its end would have been there.
                 for worker in dead:
-                    yield EnvironmentResponse(
-                        EnvironmentCommand.ENV_EXITED, worker.worker_id, worker.died_error("recv")
-                    )
+                    if worker.waiting:  # the restart of another one may have handled this one, too
+                        error = worker.died_error("recv")
+                        yield EnvironmentResponse(EnvironmentCommand.ENV_EXITED, worker.worker_id, error)
                 return
 
     def _wait(self, workers: list[UnityEnvWorker], timeout_s: float | None) -> None:
