@@ -187,15 +187,19 @@ def run_training(suite: Suite, python: Path, path: list[Path], faults: list[str]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)])}
     with tempfile.TemporaryDirectory(prefix="stepmill-training-") as folder:
         command = [str(python), "-m", *suite.training]
-        run = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TRAINING_LIMIT_S,
-            check=False,
-        )
+        try:
+            run = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TRAINING_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            faults.append(f"the training took longer than {TRAINING_LIMIT_S} s")
+            return None
     lines = run.stdout.splitlines()
     if run.returncode or not lines:
         faults.append(f"the training failed:\n{run.stdout[-1000:]}{run.stderr[-3000:]}")

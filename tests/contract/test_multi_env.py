@@ -173,7 +173,7 @@ def test_spaces_are_read_while_the_env_is_busy():
         env.start()
         env.initialize()
         env.reset()
-        shared, index = env.place
+        shared, index = env.pool_position
         shared.send(["wait"], [index], is_driven=False)
         gate.wait_arrivals()
         assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
@@ -343,10 +343,10 @@ def test_nonsense_is_refused_and_changes_nothing(multi_of):
     with pytest.raises(LifeCycleError, match="not started yet"):
         MultiEnv([SubprocessEnv(OldEnv)])
     multi_env = multi_of(OldEnv, partial(OldEnv, 1))
-    with pytest.raises(stepmill.UsageError, match="one and the same env"):
+    with pytest.raises(stepmill.UsageError, match="are the same env"):
         MultiEnv([multi_env.envs[0]] * 2)
     multi_env.reset()
-    with pytest.raises(stepmill.UsageError, match="3 actions are given for 2 envs"):
+    with pytest.raises(stepmill.UsageError, match="got 3 actions for 2 envs"):
         multi_env.step([1, 2, 3])
     with pytest.raises(stepmill.UsageError, match="env 2 does not exist"):
         multi_env.reset(env_ids=[2])

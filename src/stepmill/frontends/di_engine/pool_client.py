@@ -193,7 +193,9 @@ class PoolClient:
         except UsageError:
             raise
         except StepmillError as error:
-            return self._read_faults([error, *error.others])
+            errors = [error, *error.others]
+            error.others = ()  # each error becomes a reply of its own, and the manager joins those that it raises
+            return self._read_faults(errors)
         except Exception as exc:  # an observation that cannot be loaded: the pool's next recv raises the fault
             self._unreadable = exc
             return []
