@@ -328,9 +328,9 @@ def test_what_cannot_be_a_tensor_is_refused_by_name():
     text, reward = gymnasium.spaces.Text(5), gymnasium.spaces.Dict(reward=gymnasium.spaces.Discrete(2))
     with pytest.raises(stepmill.UsageError, match=r"observation is a Text"):
         StepmillEnv([lambda: Talks(text)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL uses itself"):
+    with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL reserves"):
         StepmillEnv([lambda: Talks(reward)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="TorchRL resets envs itself"):
+    with pytest.raises(stepmill.UsageError, match="TorchRL requests the resets"):
         StepmillEnv([CountingEnv], backend="serial", options=stepmill.PoolOptions(autoreset_mode="SameStep"))
     with pytest.raises(stepmill.UsageError, match="frame_skip must be an integer"):
         counting(frame_skip=0)

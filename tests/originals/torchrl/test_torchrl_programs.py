@@ -40,8 +40,10 @@ def parallel_env(name: str, *, has_infos: bool = False) -> Any:
 
     def make(seed: int) -> Any:
         env = GymEnv(name)
+        if has_infos:
+            env = env.auto_register_info_dict()  # runs some steps
         env.set_seed(seed, static_seed=True)
-        return env.auto_register_info_dict() if has_infos else env
+        return env
 
     return ParallelEnv(4, [lambda seed=seed: make(seed) for seed in SEEDS], mp_start_method="fork")
 
@@ -61,9 +63,11 @@ def test_the_tutorial_on_collectors_collects_the_same_data(tmp_path: Path, monke
     made = [number for number, line in enumerate(lines) if line.startswith('env = GymEnv("CartPole-v1")')]
     seeded = [number for number, line in enumerate(lines) if line.startswith("env.set_seed(0)")]
     stored = [number for number, line in enumerate(lines) if line == "indices = buffer.extend(data)"]
-    assert (len(made), len(seeded), len(stored)) == (1, 1, 1)  # or the tutorial has changed: adapt the test
+    counted = [number for number, line in enumerate(lines) if line.endswith("== collector.frames_per_batch")]
+    assert [len(found) for found in (made, seeded, stored, counted)] == [1] * 4  # or the tutorial has changed
     lines[made[0]], lines[seeded[0]] = "env = make_env('CartPole-v1')", "torch.manual_seed(0)"
     lines[stored[0]] = "indices = buffer.extend(data.reshape(-1))"  # the tutorial's env is a single one
+    lines[counted[0]] += " * 4"
     code = compile("\n".join(lines), str(TUTORIAL), "exec")
     monkeypatch.chdir(tmp_path)
     collected = []
