@@ -118,7 +118,7 @@ def test_where_gym_was_imported_a_subprocess_env_is_its_env_too():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.covers("M-2")
+@pytest.mark.covers("M-2", "M-B7/start")
 def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated():
     with Gate() as gate:
         env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
@@ -355,7 +355,7 @@ def test_nonsense_is_refused_and_changes_nothing(multi_of):
     assert [obs["t"] for obs in multi_env.step([1, 1])[0]] == [1, 1]
 
 
-@pytest.mark.covers("M-10", "M-B7")
+@pytest.mark.covers("M-10", "M-B7/again")
 def test_close_closes_each_env_once_and_may_be_repeated(tmp_path):
     envs = create_subprocess_envs([partial(OldEnv, i, folder=tmp_path) for i in range(3)], options=FORK)
     multi_env = MultiEnv(envs)

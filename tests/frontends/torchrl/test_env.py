@@ -206,7 +206,7 @@ def test_a_wrong_batch_size_is_an_error_and_results_need_no_gradient():
     spaced.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/reopen")
 def test_closing_and_resetting_opens_it_again():
     env = counting(2, 9, "process")
     env.reset()
@@ -220,7 +220,7 @@ def test_closing_and_resetting_opens_it_again():
     env.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/device", "T-9/steps")
 @pytest.mark.parametrize("is_open_before", [True, False])
 def test_moving_to_a_device_moves_specs_and_data(is_open_before):
     # Specs without bounds, which TorchRL can move to the one other device that every machine has.

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.covers("D-29")
+@pytest.mark.covers("D-29/registry")
 @pytest.mark.parametrize(
     ("whose", "manager", "cls"),
     [

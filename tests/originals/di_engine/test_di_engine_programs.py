@@ -66,13 +66,13 @@ def _plain(timestep: Any) -> Any:
     }
 
 
-@pytest.mark.covers("D-28", "D-33")
+@pytest.mark.covers("D-28/original", "D-37")
 @pytest.mark.parametrize("name", ["BaseEnvManagerV2", "SubprocessEnvManagerV2"])
 def test_v2_gives_the_same_tree_arrays_as_the_original(name: str) -> None:
     assert run_v2(getattr(di_engine, name)) == run_v2(theirs(name))
 
 
-@pytest.mark.covers("D-31", "D-33")
+@pytest.mark.covers("D-31/original", "D-37")
 @pytest.mark.parametrize("child", ["PROCESS", "THREAD"])
 def test_a_supervisor_gives_the_same_tree_arrays_as_the_original(child: str) -> None:
     import treetensor.numpy as tnp

@@ -18,6 +18,10 @@ class ArgumentTypeError(UsageError, TypeError):
     """An argument is missing, or of a wrong type."""
 
 
+class ArgumentCountError(UsageError, RuntimeError):
+    """A list does not have one entry per env."""
+
+
 class NotSteppedError(UsageError, RuntimeError):
     """More results are requested than tasks are running."""
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from stepmill.frontends.torchrl.errors import ArgumentCountError
 from stepmill.spec.errors import UsageError
 
 EnvFn: TypeAlias = Callable[..., object]
@@ -52,7 +53,7 @@ class EnvMakers:
         self._is_uniform = is_uniform
         empty: Kwargs = {}
         self._kwargs = [empty] * len(self._makers)
-        self.update(kwargs or {})
+        self.update(kwargs or {}, name="create_env_kwargs")
 
     @property
     def kwargs(self) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ class EnvMakers:
                 made[key] = self._bind(maker, own)
         return [made[id(maker), id(own)] for maker, own in zip(self._makers, self._kwargs, strict=True)]
 
-    def update(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
+    def update(self, kwargs: Kwargs | Sequence[Kwargs], *, name: str = "kwargs") -> None:
         """Add keyword arguments, or replace those with the same names."""
         if isinstance(kwargs, Mapping):
             own = copy.deepcopy(dict(kwargs))
@@ -76,8 +77,8 @@ class EnvMakers:
             self._kwargs = [merged[id(old)] for old in self._kwargs]
             return
         if len(kwargs) != len(self._makers):
-            raise UsageError(
-                f"len(kwargs) and num_workers mismatch, got {len(kwargs)} and {len(self._makers)}; "
+            raise ArgumentCountError(
+                f"len({name}) and num_workers mismatch, got {len(kwargs)} and {len(self._makers)}; "
                 "give one mapping per env, or one for all"
             )
         if self._is_uniform:
