@@ -159,7 +159,7 @@ def test_one_hot_actions_reach_the_env_as_their_numbers():
 @pytest.mark.parametrize("where", BACKENDS)
 def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
     env = StepmillEnv([stepmill.testing.SeedRecorder] * 3, **BACKENDS[where])
-    pids = [worker["pid"] for worker in env.stats()["workers"]]
+    pids = [worker.pid for worker in env.stats().workers]
     following = env.set_seed(10)
     assert isinstance(following, int)
     assert obs_of(env.reset())[0][0] == 10
@@ -169,7 +169,7 @@ def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
     assert obs_of(env.reset(mask))[1][0] == 9
     assert [row[0] for row in obs_of(env.reset())] == [7, -1, 8]
     assert [row[0] for row in obs_of(env.reset(seed=30))] == [30, 31, 32]
-    assert [worker["pid"] for worker in env.stats()["workers"]] == pids
+    assert [worker.pid for worker in env.stats().workers] == pids
     env.close()
 
 
@@ -352,7 +352,7 @@ def test_large_observations_are_lent_and_outlive_the_env():
     env = StepmillEnv([stepmill.testing.ImageEnv] * 4, backend="serial", categorical_action_encoding=True)
     td = env.reset()
     kept = [env.step(act(env, td.clone(), 0, 0, 0, 0))["next", "observation"] for _ in range(3)]
-    assert env.stats()["leased_slots"] == 3
+    assert env.stats().leased_slots == 3
     copies = [each.clone() for each in kept]
     env.step(act(env, td.clone(), 0, 0, 0, 0))
     env.close()

@@ -96,7 +96,7 @@ class MultiEnv:
         """Return the number of envs."""
         return len(self._envs)
 
-    # ---- stepping and resetting ---------------------------------------------------------------------------------
+    # ---- stepping and resetting --------------------------------------------------------------------------------------
 
     def reset(
         self,
@@ -183,7 +183,7 @@ class MultiEnv:
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    # ---- helpers --------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _collect(self, shares: Sequence[_PoolShare], refusals: Sequence[StepmillError] = ()) -> list[Row]:
         """Wait for all results of these shares, and return a row per env; then raise `refusals` and the errors of envs."""

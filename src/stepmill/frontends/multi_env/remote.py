@@ -72,7 +72,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         self._last_obs: Any = None
         self.reward_range: tuple[float, float] = (-float("inf"), float("inf"))
 
-    # ---- start and close ---------------------------------------------------------------------------------------------------
+    # ---- start and close ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process, which begins to build the env; return at once. Idempotent.
@@ -119,7 +119,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         self.close()
         return False
 
-    # ---- the interface of an env ----------------------------------------------------------------------------------------
+    # ---- the interface of an env -------------------------------------------------------------------------------------
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]
@@ -173,7 +173,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         with self._shared.lock:
             return self._shared.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]
 
-    # ---- for MultiEnv -------------------------------------------------------------------------------------------
+    # ---- for MultiEnv ------------------------------------------------------------------------------------------------
 
     @property
     def pool_position(self) -> tuple[SharedPool, int]:
@@ -190,7 +190,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """Record that a MultiEnv closes the env."""
         self._phase = _Phase.CLOSED
 
-    # ---- helpers --------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _first_obs(self, value: Any) -> Any:
         return value[0] if self._is_gymnasium else value

@@ -65,7 +65,7 @@ class AsyncStepmillEnv(StepmillEnv):
                 "asynchronous steps have no frame_skip; put a wrapper that repeats actions around each env"
             )
 
-    # ---- steps --------------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def async_step_send(self, tensordict: TensorDictBase, env_index: EnvIndex = None) -> None:
         """Begin a step of some envs.
@@ -119,7 +119,7 @@ class AsyncStepmillEnv(StepmillEnv):
         following = self._step_mdp(result.exclude("next").set("next", result["next", "begun"]))
         return result.set("next", result["next"].exclude("begun")), following
 
-    # ---- resets -------------------------------------------------------------------------------------------------------
+    # ---- resets ------------------------------------------------------------------------------------------------------
 
     def async_reset_send(self, tensordict: TensorDictBase | None = None, env_index: EnvIndex = None) -> None:
         """Begin a reset of some envs, with the seeds of `set_seed`; see `async_step_send`."""
@@ -140,7 +140,7 @@ class AsyncStepmillEnv(StepmillEnv):
         result: TensorDictBase = self._recv(_TaskKind.RESET, min_get, env_index, max_get, timeout)
         return result
 
-    # ---- sending ------------------------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------------------
 
     def _send_step(self, task: _TaskKind, tensordict: TensorDictBase, env_index: EnvIndex) -> None:
         ids, rows = self._select_envs(tensordict, env_index)
@@ -182,7 +182,7 @@ class AsyncStepmillEnv(StepmillEnv):
                 env_ids=busy,
             )
 
-    # ---- receiving ----------------------------------------------------------------------------------------------------
+    # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _recv(
         self, task: _TaskKind, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
@@ -281,7 +281,7 @@ class AsyncStepmillEnv(StepmillEnv):
     def _to_rows(self, tensors: dict[str, Any], num: int) -> Any:
         return self._to_tensordict(tensors, batch_size=torch.Size([num]))
 
-    # ---- results --------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     def _num_done(self, task: _TaskKind) -> int:
         return sum(len(ids) for ids, _ in self._done[task])
@@ -312,7 +312,7 @@ class AsyncStepmillEnv(StepmillEnv):
             return rows[int(place[0])]
         raise NotSteppedError(f"env {env_id} has no finished {task.value}")  # the caller has checked it
 
-    # ---- the synchronous methods --------------------------------------------------------------------------------------
+    # ---- the synchronous methods -------------------------------------------------------------------------------------
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = self._read_mask(tensordict, "_reset")

@@ -87,7 +87,7 @@ class Engine:
         self.num_envs = pool.num_envs
         self.spaces = read_spaces(pool.env_specs)
 
-    # ---- open and closed ------------------------------------------------------------------------------------------
+    # ---- open and closed ---------------------------------------------------------------------------------------------
 
     @property
     def pool(self) -> Pool:
@@ -163,7 +163,7 @@ class Engine:
         if pool is not None:
             pool.close()
 
-    # ---- seeds ------------------------------------------------------------------------------------------------------
+    # ---- seeds -------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: Seed) -> None:
         """Set the seed of each env's next reset: s gives env i the seed s + i; a list or dict has one per env."""
@@ -186,7 +186,7 @@ class Engine:
         """Whether the envs are EnvPool's, which can only be seeded all together."""
         return self._pool is not None and self._pool.options.backend is BackendName.ENVPOOL
 
-    # ---- resets -----------------------------------------------------------------------------------------------------
+    # ---- resets ------------------------------------------------------------------------------------------------------
 
     def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
         """Reset the envs of a mask [N], or all; return the newest observations of all envs, fresh arrays."""
@@ -237,7 +237,7 @@ class Engine:
         self.terminated[mask] = False
         self.truncated[mask] = False
 
-    # ---- steps ------------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, actions: Any, mask: Mask | None = None) -> Rows:
         """Step all envs, or those of a mask; return rows of all N envs. Envs that are not stepped have their last row, reward 0.

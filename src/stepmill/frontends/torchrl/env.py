@@ -31,6 +31,7 @@ from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
+from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -162,7 +163,7 @@ class StepmillEnv(EnvBase):
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(num_envs,), device=self.device
         )
 
-    # ---- methods that TorchRL calls -----------------------------------------------------------------------------------------
+    # ---- methods that TorchRL calls ----------------------------------------------------------------------------------
 
     def _reset(
         self,
@@ -254,7 +255,7 @@ class StepmillEnv(EnvBase):
         following: int = last[-1] if static_seed else seed_generator(last[-1])
         return following
 
-    # ---- tensors ----------------------------------------------------------------------------------------------------
+    # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def _observed(self, obs: Any, ids: Any = None) -> dict[str, Any]:
         packed = self._pack_obs(obs)
@@ -295,7 +296,7 @@ class StepmillEnv(EnvBase):
         rows: NDArray[np.bool_] = mask.reshape(self._engine.num_envs).cpu().numpy()
         return None if rows.all() else rows
 
-    # ---- attributes and views of envs --------------------------------------------------------------------------------------------
+    # ---- attributes and views of envs --------------------------------------------------------------------------------
 
     @property
     def num_workers(self) -> int:
@@ -340,7 +341,7 @@ class StepmillEnv(EnvBase):
         ids = np.atleast_1d(np.arange(self.num_workers)[index if isinstance(index, (int, slice)) else list(index)])
         return EnvView(self, ids)
 
-    # ---- state and arguments of envs ------------------------------------------------------------------
+    # ---- state and arguments of envs ---------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
         """Return the state of the envs that lasts longer than an episode: {"worker0": {part: state}, ...}.
@@ -386,11 +387,11 @@ class StepmillEnv(EnvBase):
         """
         self._engine.update_kwargs(kwargs)
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> PoolStats:
         """Return the timing statistics of the pool; see `stepmill.Pool.stats`."""
         return self._engine.pool.stats()
 
-    # ---- devices, close ----------------------------------------------------------------------------------------------------
+    # ---- devices, close ----------------------------------------------------------------------------------------------
 
     def to(self, device: Any) -> StepmillEnv:
         """Set the device of specs and data; the envs still run on the CPU."""

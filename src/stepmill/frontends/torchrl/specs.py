@@ -24,7 +24,7 @@ Key: TypeAlias = tuple[str, ...]
 RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "next", "_reset", "_step", "env_index"})
 
 
-# ---- specs --------------------------------------------------------------------------------------------------------------
+# ---- specs ------------------------------------------------------------------------------------------------------------
 
 
 def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
@@ -222,7 +222,7 @@ def _multi_discrete_spec(space: spaces.MultiDiscrete, *, is_one_hot: bool) -> An
     return Bounded(low, torch.as_tensor(space.start + space.nvec - 1, dtype=dtype), space.shape, dtype=dtype)
 
 
-# ---- data ---------------------------------------------------------------------------------------------------------------
+# ---- data -------------------------------------------------------------------------------------------------------------
 
 
 def observation_packer(space: Space) -> Callable[[Any], dict[str, Any]]:
