@@ -37,7 +37,6 @@ def main() -> int:
     parser.add_argument(
         "--no-training", action="store_true", help="leave trainings out; the page keeps their last results"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/originals.md even if suites have no result")
     given = parser.parse_args()
     faults: list[str] = []
     left_out: list[str] = []
@@ -48,7 +47,7 @@ def main() -> int:
             left_out.append(f"{suite.title}: {missing}")
             continue
         faults += [f"{suite.title}: {fault}" for fault in found]
-    write_report(is_forced=given.write)
+    write_report()
     for line in left_out:
         print(f"left out: {line}")
     for fault in faults:

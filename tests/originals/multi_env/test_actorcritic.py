@@ -173,7 +173,7 @@ def _child_of(env: Any, module: Any) -> int:
     if module is not multi_env:
         return int(env._process.pid)
     stats = env.pool_position[0].pool.stats()
-    return int(stats["workers"][0]["pid"])
+    return int(stats.workers[0].pid)
 
 
 @pytest.mark.covers("M-B4", "M-B6")
