@@ -281,7 +281,7 @@ def test_the_first_observation_of_a_new_episode_is_seen_and_its_action_is_not_ap
 
 
 @pytest.mark.covers("M-B8")
-def test_a_time_limit_of_the_new_api_is_told_in_either_api(multi_of):
+def test_a_time_limit_of_the_new_api_is_reported_in_either_api(multi_of):
     multi_env = multi_of(NewEnv, OldEnv)
     multi_env.reset()
     _, _, terminals, infos = multi_env.step(["cut", 1])

@@ -63,7 +63,7 @@ def test_an_exception_with_a_constructor_of_its_own_arrives_as_its_class(cls: An
 
 
 @pytest.mark.parametrize("name", ["builtins.print", "nowhere.NoError", "SystemExit", "numpy.ndarray", "ValueError"])
-def test_only_exceptions_that_are_known_here_are_mirrored(name: str) -> None:
+def test_only_exceptions_that_are_known_here_keep_their_class(name: str) -> None:
     error = with_env_class(EnvError("text", env_id=3, error_type=name))
     assert (error.env_id, error.message) == (3, "text")
     assert isinstance(error, ValueError) is (name == "ValueError")
@@ -304,7 +304,7 @@ def test_retry_by_renewal_gives_the_new_env_its_seed_its_arguments_and_its_repla
 
 
 @pytest.mark.covers("D-B4")
-def test_a_reset_that_fails_in_the_background_is_told_by_the_next_call(make_manager: MakeManager) -> None:
+def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(make_manager: MakeManager) -> None:
     manager = launched(make_manager, SyncSubprocessEnvManager, 2, length=1)
     manager._reset_param[0] = {"stat": "error"}
     assert manager.step({0: 1})[0].done

@@ -227,7 +227,7 @@ def test_v2_observations_are_stacked_in_the_order_of_their_ids(v2: Any, make_man
 
 
 @pytest.mark.covers("D-28/timesteps", "D-B13")
-def test_v2_infos_get_names_and_lose_strings_not_in_silence(
+def test_v2_infos_have_identifiers_as_keys_and_omit_strings(
     v2: Any, make_manager: MakeManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = make_manager(v2, ding_envs(1, length=9))
@@ -251,7 +251,7 @@ def test_v2_refuses_another_number_of_actions_than_of_envs(v2: Any, make_manager
 
 
 @pytest.mark.covers("D-28/stacked", "D-B3")
-def test_v2_observations_are_empty_when_no_env_wants_an_action(v2: Any, make_manager: MakeManager) -> None:
+def test_v2_observations_are_empty_when_no_env_needs_an_action(v2: Any, make_manager: MakeManager) -> None:
     manager = make_manager(v2, ding_envs(2, length=1), episode_num=1)
     manager.launch()
     manager.step([1, 1])
@@ -340,7 +340,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
 
 
 @pytest.mark.covers("D-29/registry")
-def test_a_di_engine_that_cannot_be_imported_is_told_and_does_no_harm(
+def test_a_di_engine_that_cannot_be_imported_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(managers, "has_ding", lambda: True)

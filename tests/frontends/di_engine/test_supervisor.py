@@ -83,7 +83,7 @@ def test_without_blocking_answers_come_by_recv(supervise: Any, kind: Any) -> Non
 
 @pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
-def test_recv_with_nothing_under_way_is_refused(supervise: Any) -> None:
+def test_recv_is_refused_while_no_env_executes_a_command(supervise: Any) -> None:
     envs = supervise()
     envs.launch()
     with pytest.raises(UsageError, match="no env executes a command"):
@@ -207,7 +207,7 @@ def test_a_thread_that_hangs_closes_the_supervisor(supervise: Any) -> None:
         assert envs.closed
 
 
-def test_unknown_settings_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     EnvSupervisor(ChildType.THREAD, ding_envs(1), colour="red")
     assert "Unknown parameters on env supervisor: ['colour']" in caplog.text
 

@@ -202,12 +202,12 @@ def test_seeds_make_runs_that_repeat():
 
 @pytest.mark.covers("T-8")
 def test_a_seed_for_a_wrapped_pool_is_ignored_and_said_so(monkeypatch):
-    told = []
-    monkeypatch.setattr("stepmill.frontends.torchrl.threaded.logger.info", lambda text, *_: told.append(text))
+    logged = []
+    monkeypatch.setattr("stepmill.frontends.torchrl.threaded.logger.info", lambda text, *_: logged.append(text))
     env = MultiThreadedEnvWrapper(make_pool(seed=3))
     env.set_seed(9)
     assert torch.equal(env.reset()["observation"], torch.from_numpy(make_pool(seed=3).reset()[0]))
-    assert "ignores seed" in told[0]
+    assert "ignores seed" in logged[0]
     env.close()
 
 
