@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
-from stepmill.frontends.torchrl.parallel_env import pop_parallel_arguments
+from stepmill.frontends.torchrl.parallel_env import ParallelKeywords, pop_parallel_arguments
 from stepmill.frontends.torchrl.specs import (
     ActionReader,
     action_spec,
@@ -42,8 +42,8 @@ _new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 EnvFns = Sequence[Callable[[], object]]
 
 
-class EnvKeywords(OptionKeywords, total=False):
-    """Keyword arguments beside the fields of PoolOptions.
+class EnvKeywords(OptionKeywords, ParallelKeywords, total=False):
+    """Keyword arguments beside the fields of PoolOptions and the arguments of ParallelEnv.
 
     Attributes:
         device, allow_done_after_reset, run_type_checks: those of EnvBase. The device is "cpu" by default.
