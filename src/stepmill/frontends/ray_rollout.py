@@ -160,7 +160,9 @@ class RayRollout:
     def _start(self, node: int, *, is_replacement: bool = False) -> Any:
         env_fns, num_steps, is_double_buffered, seeds = self._setups[node]
         own_seeds = None if is_replacement or all(seed is None for seed in seeds) else seeds
-        setup = dump((env_fns, self.options, num_steps, is_double_buffered, own_seeds, [entry for entry in sys.path if entry]))
+        setup = dump(
+            (env_fns, self.options, num_steps, is_double_buffered, own_seeds, [entry for entry in sys.path if entry])
+        )
         num_cpus = self.ray.num_cpus if self.ray.num_cpus is not None else self.options.num_workers or 1
         actor = (
             self._module.remote(RolloutHost)
@@ -199,7 +201,9 @@ class RayRollout:
         self._check_open()
         done, _ = self._module.wait(list(self._orders), num_returns=1, timeout=timeout_s)
         if not done:
-            raise RecvTimeout(f"no node has finished its steps within {timeout_s} s; call recv() again", timeout_s=timeout_s or 0.0)
+            raise RecvTimeout(
+                f"no node has finished its steps within {timeout_s} s; call recv() again", timeout_s=timeout_s or 0.0
+            )
         return self._receive(done[0])
 
     def collect(self, timeout_s: float | None = None) -> list[Fragment]:
@@ -212,11 +216,16 @@ class RayRollout:
         fragments: dict[int, Fragment] = {}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while len(fragments) < self.num_nodes:
-            missing = {node: ref for ref, node in reversed(self._orders.items()) if node not in fragments}  # the oldest of each
+            missing = {
+                node: ref for ref, node in reversed(self._orders.items()) if node not in fragments
+            }  # the oldest of each
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             done, _ = self._module.wait(list(missing.values()), num_returns=1, timeout=left_s)
             if not done:
-                raise RecvTimeout(f"nodes {sorted(missing)} have not finished their steps within {timeout_s} s", timeout_s=timeout_s or 0.0)
+                raise RecvTimeout(
+                    f"nodes {sorted(missing)} have not finished their steps within {timeout_s} s",
+                    timeout_s=timeout_s or 0.0,
+                )
             fragment = self._receive(done[0])
             fragments[fragment.node] = fragment
         return [fragments[node] for node in range(self.num_nodes)]

@@ -341,9 +341,13 @@ class PoolOptions:
         if self.ray is not None and not isinstance(self.ray, RayOptions):
             raise UsageError(f"ray={self.ray!r} is a {type(self.ray).__name__}; give stepmill.RayOptions(...)")
         if self.ray is not None and self.backend is not BackendName.RAY:
-            raise UsageError(f"ray is only for backend='ray', and the backend is {_name_of(self.backend)!r}; leave it out")
+            raise UsageError(
+                f"ray is only for backend='ray', and the backend is {_name_of(self.backend)!r}; leave it out"
+            )
         if self.backend is BackendName.RAY and self.context is Context.FORK:
-            raise UsageError("backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'")
+            raise UsageError(
+                "backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'"
+            )
 
     def _check_replay(self) -> None:
         if OnFault.REPLAY in (self.on_fault, self.on_raise) and self.seeding is not Seeding.PER_EPISODE:

@@ -328,7 +328,7 @@ def test_dynamic_seeds_give_every_episode_its_own_and_static_ones_the_same(make_
 
 
 @pytest.mark.covers("D-B18")
-def test_a_seed_that_an_env_refuses_is_told_and_not_ignored(cls: Any, make_manager: MakeManager) -> None:
+def test_a_seed_that_an_env_refuses_is_an_error(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(2))
     manager.seed({1: 666})
     with pytest.raises(RuntimeError, match="a bad seed"):
@@ -357,7 +357,7 @@ def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(make_mana
 
 
 @pytest.mark.covers("D-32", "D-B13")
-def test_an_env_at_work_is_active_and_not_ready(make_manager: MakeManager) -> None:
+def test_an_env_that_executes_an_action_is_active_and_not_ready(make_manager: MakeManager) -> None:
     with Gate() as gate:
         manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=1)
         manager.launch()

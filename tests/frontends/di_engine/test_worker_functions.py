@@ -83,7 +83,7 @@ def ask(pipe: Any, *request: Any) -> Any:
     return pipe.recv()
 
 
-@pytest.mark.covers("D-32")
+@pytest.mark.covers("D-36")
 @pytest.mark.parametrize("name", ["worker_fn", "worker_fn_robust"])
 def test_a_worker_function_runs_the_requests_of_a_pipe(managers: Any, start: Callable[..., Any], name: str) -> None:
     pipe = start(getattr(managers.AsyncSubprocessEnvManager, name), ding_envs(1)[0], None, METHODS)
@@ -101,7 +101,7 @@ def test_a_worker_function_runs_the_requests_of_a_pipe(managers: Any, start: Cal
         pipe.recv()
 
 
-@pytest.mark.covers("D-32")
+@pytest.mark.covers("D-36")
 def test_a_worker_function_fills_the_buffer_of_observations(managers: Any, start: Callable[..., Any]) -> None:
     buffer = Buffer()
     pipe = start(managers.AsyncSubprocessEnvManager.worker_fn_robust, ding_envs(1)[0], buffer, METHODS)
@@ -111,7 +111,7 @@ def test_a_worker_function_fills_the_buffer_of_observations(managers: Any, start
     assert buffer.array.tolist() == [0.0, 0.0, 1.0]
 
 
-@pytest.mark.covers("D-32")
+@pytest.mark.covers("D-36")
 @pytest.mark.parametrize("name", ["worker_fn", "worker_fn_robust"])
 def test_a_worker_function_returns_what_an_env_raises(managers: Any, start: Callable[..., Any], name: str) -> None:
     pipe = start(getattr(managers.AsyncSubprocessEnvManager, name), ding_envs(1)[0], None, METHODS)
@@ -123,7 +123,7 @@ def test_a_worker_function_returns_what_an_env_raises(managers: Any, start: Call
     assert ask(pipe, "step", [1], {}).done is False  # the worker goes on
 
 
-@pytest.mark.covers("D-32", "D-B5")
+@pytest.mark.covers("D-36", "D-B5")
 def test_an_exception_that_cannot_be_made_of_a_text_is_returned_as_a_runtime_error(start: Callable[..., Any]) -> None:
     pipe = start(AsyncSubprocessEnvManager.worker_fn_robust, ding_envs(1)[0], None, METHODS)
     ask(pipe, "reset", [], {})
@@ -133,7 +133,7 @@ def test_an_exception_that_cannot_be_made_of_a_text_is_returned_as_a_runtime_err
     assert ask(pipe, "step", [1], {}).done is False
 
 
-@pytest.mark.covers("D-32", "D-B7")
+@pytest.mark.covers("D-36", "D-B7")
 def test_a_worker_function_ends_a_step_at_its_exact_time_limit(start: Callable[..., Any]) -> None:
     pipe = start(AsyncSubprocessEnvManager.worker_fn_robust, ding_envs(1)[0], None, METHODS, None, 0.3)
     ask(pipe, "reset", [], {})
@@ -143,7 +143,7 @@ def test_a_worker_function_ends_a_step_at_its_exact_time_limit(start: Callable[.
     assert 0.3 <= time.monotonic() - began < 1.0  # the original rounds up to the next whole second
 
 
-@pytest.mark.covers("D-32", "D-13")
+@pytest.mark.covers("D-36", "D-13")
 def test_a_worker_function_resets_in_place(managers: Any, start: Callable[..., Any]) -> None:
     pipe = start(managers.AsyncSubprocessEnvManager.worker_fn, ding_envs(1, length=1)[0], None, METHODS, True)
     ask(pipe, "reset", [], {})
@@ -152,7 +152,7 @@ def test_a_worker_function_resets_in_place(managers: Any, start: Callable[..., A
     assert timestep.obs.tolist() == [0.0, 1.0, 0.0]  # of the next episode
 
 
-@pytest.mark.covers("D-32")
+@pytest.mark.covers("D-36")
 def test_abnormal_timesteps_are_recognised(managers: Any) -> None:
     for info, is_abnormal in (
         ({}, False),
@@ -165,7 +165,7 @@ def test_abnormal_timesteps_are_recognised(managers: Any) -> None:
         managers.is_abnormal_timestep(Timestep(None, None, None, "abnormal"))
 
 
-@pytest.mark.covers("D-32")
+@pytest.mark.covers("D-36")
 @pytest.mark.parametrize("name", ["worker_fn", "worker_fn_robust"])
 def test_a_subclass_with_a_worker_function_of_its_own_is_refused(name: str) -> None:
     cls = type("Own", (AsyncSubprocessEnvManager,), {name: staticmethod(lambda *args: None)})
@@ -173,7 +173,7 @@ def test_a_subclass_with_a_worker_function_of_its_own_is_refused(name: str) -> N
         cls([DingEnv])
 
 
-@pytest.mark.covers("D-32")
+@pytest.mark.covers("D-36")
 @pytest.mark.parametrize("cls", [AsyncSubprocessEnvManager, BaseEnvManager])
 def test_the_settings_are_optional_and_empty_by_default(cls: Any) -> None:
     assert inspect.signature(cls.__init__).parameters["cfg"].default == {}

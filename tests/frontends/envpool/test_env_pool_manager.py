@@ -14,7 +14,7 @@ from stepmill.spec.errors import UsageError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning"),
-    pytest.mark.covers("D-29"),
+    pytest.mark.covers("D-29/env_pool"),
 ]
 CARTPOLE = {"env_id": "CartPole-v1", "env_num": 4, "batch_size": 4}
 

@@ -206,7 +206,7 @@ def test_a_wrong_batch_size_is_an_error_and_results_need_no_gradient():
     spaced.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/reopen")
 def test_closing_and_resetting_opens_it_again():
     env = counting(2, 9, "process")
     env.reset()
@@ -220,7 +220,7 @@ def test_closing_and_resetting_opens_it_again():
     env.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/device", "T-9/steps")
 @pytest.mark.parametrize("is_open_before", [True, False])
 def test_moving_to_a_device_moves_specs_and_data(is_open_before):
     # Specs without bounds, which TorchRL can move to the one other device that every machine has.
@@ -328,9 +328,9 @@ def test_what_cannot_be_a_tensor_is_refused_by_name():
     text, reward = gymnasium.spaces.Text(5), gymnasium.spaces.Dict(reward=gymnasium.spaces.Discrete(2))
     with pytest.raises(stepmill.UsageError, match=r"observation is a Text"):
         StepmillEnv([lambda: Talks(text)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL uses itself"):
+    with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL reserves"):
         StepmillEnv([lambda: Talks(reward)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="TorchRL resets envs itself"):
+    with pytest.raises(stepmill.UsageError, match="TorchRL requests the resets"):
         StepmillEnv([CountingEnv], backend="serial", options=stepmill.PoolOptions(autoreset_mode="SameStep"))
     with pytest.raises(stepmill.UsageError, match="frame_skip must be an integer"):
         counting(frame_skip=0)

@@ -32,11 +32,12 @@ def test_mistakes_are_answered_in_words():
 def test_a_pool_cannot_have_options_any_more():
     with (
         stepmill.Pool([make], backend="serial", autoreset_mode="Disabled") as pool,
-        pytest.raises(UsageError, match="slots came too late: this pool is made"),
+        pytest.raises(UsageError, match="slots: this pool exists already"),
     ):
         StepmillEnv(pool, slots=2)
 
 
+@pytest.mark.covers("T-16")
 def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say():
     env = StepmillEnv([make] * 2, mp_start_method="fork", num_sub_threads=3, num_workers=1, backend="process")
     assert (env.pool.options.context, env.pool.options.worker_threads) == ("fork", 3)
@@ -52,6 +53,7 @@ def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say():
     env.close()
 
 
+@pytest.mark.covers("T-16")
 @pytest.mark.parametrize(
     ("argument", "advice"),
     [

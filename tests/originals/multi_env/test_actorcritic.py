@@ -172,8 +172,8 @@ def test_a_process_that_was_killed_between_two_steps(one: Any, module: Any) -> N
 def _child_of(env: Any, module: Any) -> int:
     if module is not multi_env:
         return int(env._process.pid)
-    stats = env.place[0].pool.stats()
-    return int(stats["workers"][0]["pid"])
+    stats = env.pool_position[0].pool.stats()
+    return int(stats.workers[0].pid)
 
 
 @pytest.mark.covers("M-B4", "M-B6")

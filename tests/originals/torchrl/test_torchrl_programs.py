@@ -40,8 +40,10 @@ def parallel_env(name: str, *, has_infos: bool = False) -> Any:
 
     def make(seed: int) -> Any:
         env = GymEnv(name)
+        if has_infos:
+            env = env.auto_register_info_dict()  # runs some steps
         env.set_seed(seed, static_seed=True)
-        return env.auto_register_info_dict() if has_infos else env
+        return env
 
     return ParallelEnv(4, [lambda seed=seed: make(seed) for seed in SEEDS], mp_start_method="fork")
 
@@ -60,8 +62,12 @@ def test_the_tutorial_on_collectors_collects_the_same_data(tmp_path: Path, monke
     lines = TUTORIAL.read_text(encoding="utf-8").splitlines()
     made = [number for number, line in enumerate(lines) if line.startswith('env = GymEnv("CartPole-v1")')]
     seeded = [number for number, line in enumerate(lines) if line.startswith("env.set_seed(0)")]
-    assert (len(made), len(seeded)) == (1, 1)  # or the tutorial has changed: adapt the test
+    stored = [number for number, line in enumerate(lines) if line == "indices = buffer.extend(data)"]
+    counted = [number for number, line in enumerate(lines) if line.endswith("== collector.frames_per_batch")]
+    assert [len(found) for found in (made, seeded, stored, counted)] == [1] * 4  # or the tutorial has changed
     lines[made[0]], lines[seeded[0]] = "env = make_env('CartPole-v1')", "torch.manual_seed(0)"
+    lines[stored[0]] = "indices = buffer.extend(data.reshape(-1))"  # the tutorial's env is a single one
+    lines[counted[0]] += " * 4"
     code = compile("\n".join(lines), str(TUTORIAL), "exec")
     monkeypatch.chdir(tmp_path)
     collected = []
@@ -93,7 +99,7 @@ def test_infos_are_those_that_an_info_reader_reads() -> None:
         for _ in range(10):
             td = td.set("action", torch.rand(4, 6) * 2 - 1)
             steps.append(env.step(td)["next"].clone())
-            td = steps[-1]
+            td = steps[-1].clone()
         rollouts.append(torch.stack(steps, 1))
         env.close()
     theirs, ours = rollouts

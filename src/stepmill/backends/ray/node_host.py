@@ -312,4 +312,3 @@ def limits_of(options: PoolOptions, attempts_timeout_s: float | None) -> dict[st
         "call_timeout_s": options.call_timeout_s,
         "attempts_timeout_s": attempts_timeout_s,
     }
-

@@ -115,7 +115,7 @@ class EnvLifecycle:
         self._needs_seed: set[int] = set()  # envs whose next reset sends the seed again
         self._needs_renewal: set[int] = set()  # envs that are replaced by a new one before their next reset
 
-    # ---- resets --------------------------------------------------------------------------------------------------
+    # ---- resets ------------------------------------------------------------------------------------------------------
 
     def _begin_reset(self, env_id: int) -> None:
         client = self._open_client()
@@ -183,7 +183,7 @@ class EnvLifecycle:
         errors[0].others = tuple(errors[1:])
         raise errors[0]
 
-    # ---- replies -------------------------------------------------------------------------------------------------
+    # ---- replies -----------------------------------------------------------------------------------------------------
 
     def _handle_reply(self, reply: EnvReply) -> None:
         env_id, kind, value, command = reply
@@ -286,7 +286,7 @@ class EnvLifecycle:
         else:
             self._begin_reset(env_id)
 
-    # ---- policy --------------------------------------------------------------------------------------------------
+    # ---- policy ------------------------------------------------------------------------------------------------------
 
     def _becomes_abnormal(self, error: StepmillError) -> bool:
         """Whether a failed step becomes an abnormal timestep; otherwise it is raised."""

@@ -73,7 +73,7 @@ class Manager(EnvLifecycle, EnvCalls):
         """Return a deep copy of the class's settings, an EasyDict if that is installed."""
         return settings.default_config(cls.config, cls.__name__)
 
-    # ---- launch, resets, close ----------------------------------------------------------------------------------------------------
+    # ---- launch, resets, close ---------------------------------------------------------------------------------------
 
     def _client_settings(self) -> PoolClientSettings:
         """Return how the envs run: here, in the caller's thread."""
@@ -192,7 +192,7 @@ class Manager(EnvLifecycle, EnvCalls):
         if self.__dict__.get("_closed", True):
             raise ManagerClosedError("env manager is closed, please use the alive env manager")
 
-    # ---- seeds, replays ------------------------------------------------------------------------------------------
+    # ---- seeds, replays ----------------------------------------------------------------------------------------------
 
     def seed(self, seed: Mapping[int, int] | list[int] | int, dynamic_seed: bool | None = None) -> None:
         """Set seeds, which are sent once, with the next reset of each env; an env that is rebuilt gets its seed again.
@@ -223,7 +223,7 @@ class Manager(EnvLifecycle, EnvCalls):
         """
         self._env_replay_path = settings.replay_paths(replay_path, self._env_num)
 
-    # ---- questions about the envs ---------------------------------------------------------------------------------------
+    # ---- questions about the envs ------------------------------------------------------------------------------------
 
     @property
     def env_num(self) -> int:
@@ -314,7 +314,7 @@ class Manager(EnvLifecycle, EnvCalls):
         space = self.action_space
         return {env_id: space.sample() for env_id in self.ready_obs_id}
 
-    # ---- helpers ---------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _unreturned_steps(self) -> set[int]:
         """Return the envs that have an action and whose timestep no step() has returned yet."""

@@ -119,7 +119,7 @@ class PoolClient:
         self.pending.clear()
         self.pool.close()
 
-    # ---- commands ------------------------------------------------------------------------------------------------
+    # ---- commands ----------------------------------------------------------------------------------------------------
 
     def send_steps(self, actions: Mapping[int, Any]) -> list[EnvReply]:
         """Send each env its action; return the replies of envs whose worker has died already."""
@@ -175,7 +175,7 @@ class PoolClient:
             return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
         return self.send_reset(env_id, request)
 
-    # ---- replies -------------------------------------------------------------------------------------------------
+    # ---- replies -----------------------------------------------------------------------------------------------------
 
     def receive(self, least: int, timeout_s: float | None) -> list[EnvReply]:
         """Wait for replies, and return all that have arrived.
@@ -193,7 +193,9 @@ class PoolClient:
         except UsageError:
             raise
         except StepmillError as error:
-            return self._read_faults([error, *error.others])
+            errors = [error, *error.others]
+            error.others = ()  # each error becomes a reply of its own, and the manager joins those that it raises
+            return self._read_faults(errors)
         except Exception as exc:  # an observation that cannot be loaded: the pool's next recv raises the fault
             self._unreadable = exc
             return []

@@ -58,7 +58,7 @@ class _CommandQueues(EnvCalls):
         self._running_commands: dict[int, SendPayload] = {}
         self._received: deque[RecvPayload] = deque()
 
-    # ---- commands and replies ---------------------------------------------------------------------------------------------------
+    # ---- commands and replies ----------------------------------------------------------------------------------------
 
     def _send_next_command(self, env_id: int) -> None:
         """Send an env its next request, if it executes none."""
@@ -165,7 +165,7 @@ class _CommandQueues(EnvCalls):
         self._queues[env_id].appendleft(sent)
         self._send_next_command(env_id)
 
-    # ---- questions about the envs ---------------------------------------------------------------------------------------
+    # ---- questions about the envs ------------------------------------------------------------------------------------
 
     @property
     def method_name_list(self) -> list[str]:
@@ -226,7 +226,7 @@ class _CommandQueues(EnvCalls):
         """Return an attribute of one env."""
         return self._ask("look_up", key, self.method_name_list, env_ids=[proc_id])[0][1]
 
-    # ---- helpers ---------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def start_link(self) -> None:
         """Start the workers."""
@@ -301,7 +301,7 @@ class EnvSupervisor(_CommandQueues):
             logger.warning("Unknown parameters on env supervisor: %s", sorted(kwargs))
         self._init_states()
 
-    # ---- launch and close ----------------------------------------------------------------------------------------------------
+    # ---- launch and close --------------------------------------------------------------------------------------------
 
     def start_link(self) -> None:
         """Start the workers, if they have not been started."""
@@ -354,7 +354,7 @@ class EnvSupervisor(_CommandQueues):
         """Whether the supervisor is closed, or not launched yet."""
         return not self._running
 
-    # ---- requests ------------------------------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def step(self, actions: Any, block: bool = True) -> list[Any] | None:
         """Step envs.
@@ -490,7 +490,7 @@ class EnvSupervisor(_CommandQueues):
         """Make each env save replays, from the next `launch` on."""
         self._env_replay_path = settings.replay_paths(replay_path, self._env_num)
 
-    # ---- helpers ---------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _check_running(self) -> None:
         if not self._running:

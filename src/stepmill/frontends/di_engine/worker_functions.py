@@ -48,9 +48,8 @@ def worker_fn_robust(
     env_fn_wrapper: Any,
     obs_buffer: Any,
     method_name_list: Sequence[str],
-    reset_timeout: float | None = None,
-    step_timeout: float | None = None,
-    reset_inplace: bool = False,
+    *limits: Any,
+    **named_limits: Any,
 ) -> None:
     """As `worker_fn`, with time limits.
 
@@ -58,17 +57,28 @@ def worker_fn_robust(
     closed (D-B19). A limit does not end native code.
 
     Args:
-        reset_timeout, step_timeout: seconds, after which a TimeoutError is returned; None has no limit.
-        parent, child: as `p` and `c` of `worker_fn`; the other arguments are the same.
+        parent, child: as `p` and `c` of `worker_fn`; the next three arguments are the same.
+        *limits, **named_limits: reset_timeout and step_timeout, in seconds, after which a TimeoutError is returned, None for
+            no limit; and reset_inplace, as for `worker_fn`.
     """
-    limits = {"reset": reset_timeout, "step": step_timeout}
-    _serve(
-        _Server(parent, child, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=reset_inplace, limits=limits)
-    )
+    of_phase, is_inplace = _read_limits(*limits, **named_limits)
+    server = _Server(parent, child, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=is_inplace)
+    server.limits = of_phase
+    _serve(server)
+
+
+def _read_limits(
+    reset_timeout: float | None = None, step_timeout: float | None = None, reset_inplace: bool = False
+) -> tuple[dict[str, float | None], bool]:
+    return {"reset": reset_timeout, "step": step_timeout}, reset_inplace
 
 
 class _Server:
-    """One env, the pipe on which its requests arrive, and how they are run."""
+    """One env, the pipe on which its requests arrive, and how they are run.
+
+    Attributes:
+        limits: seconds by method; empty for `worker_fn`, which calls an env's own `render`, too.
+    """
 
     def __init__(
         self,
@@ -79,7 +89,6 @@ class _Server:
         method_names: Sequence[str],
         *,
         is_inplace: bool,
-        limits: dict[str, float | None] | None = None,
     ) -> None:
         limit_threads(1)
         self.env = env_fn_wrapper.data()
@@ -88,7 +97,7 @@ class _Server:
         self._buffer = obs_buffer
         self._method_names = method_names
         self._is_inplace = is_inplace
-        self._limits = limits or {}
+        self.limits: dict[str, float | None] = {}
 
     def run(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return the result of a request."""
@@ -97,10 +106,10 @@ class _Server:
         if name not in self._method_names:
             raise KeyError(f"not support env cmd: {name}")
         args, kwargs = args or (), kwargs or {}
-        if name == "render" and self._limits:
+        if name == "render" and self.limits:
             return render_frame(self.env, kwargs.get("render_mode", "rgb_array"))
         method: Callable[..., Any] = getattr(self.env, name)
-        with time_limit(self._limits.get(name), name):
+        with time_limit(self.limits.get(name), name):
             result = method(*args, **kwargs)
             return self._as_step(result) if name == "step" else self._as_reset(result) if name == "reset" else result
 

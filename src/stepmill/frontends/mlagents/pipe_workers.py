@@ -106,10 +106,10 @@ class PipeWorkers:
                 yield self._manager.step_queue.get_nowait()
             except queue.Empty:
                 # What a process put into the queue before its end would have been there.
-                for worker in dead:
-                    if worker.waiting:  # the restart of another one may have handled this one, too
-                        error = worker.died_error("recv")
-                        yield EnvironmentResponse(EnvironmentCommand.ENV_EXITED, worker.worker_id, error)
+                # The restart of one of them handles all: the others are then no longer waiting.
+                for worker in filter(lambda each: each.waiting, dead):
+                    error = worker.died_error("recv")
+                    yield EnvironmentResponse(EnvironmentCommand.ENV_EXITED, worker.worker_id, error)
                 return
 
     def _wait(self, workers: list[UnityEnvWorker], timeout_s: float | None) -> None:

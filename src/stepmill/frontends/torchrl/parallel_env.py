@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from stepmill.spec.errors import UsageError
+
+
+class ParallelKeywords(TypedDict, total=False):
+    """The keyword arguments of ParallelEnv that `StepmillEnv` knows, beside those of EnvBase and `create_env_kwargs`."""
+
+    allow_step_when_done: bool
+    consolidate: bool
+    daemon: bool
+    memmap: bool
+    metadata_from_workers: bool
+    mp_start_method: str | None
+    non_blocking: bool
+    num_sub_threads: int
+    num_threads: int | None
+    pin_memory: bool
+    policy_proof: Any
+    serial_for_single: bool
+    share_individual_td: bool | None
+    shared_memory: bool
+    shutdown_timeout: float
+    use_buffers: bool | None
+
 
 _OPTION_OF = {"mp_start_method": "context", "num_sub_threads": "worker_threads"}
 _WITHOUT_EFFECT = ("daemon", "metadata_from_workers")  # what they ask for is always so

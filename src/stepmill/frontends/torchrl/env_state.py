@@ -1,11 +1,11 @@
-"""What an env keeps beyond an episode, read and written where the env lives. Workers load this file: no torch.
+"""The state of an env that lasts longer than an episode, read and written in its worker. Does not import torch.
 
-An env is a chain of layers, from its outermost wrapper inwards. A layer has parts:
+The state has parts, which the env and each of its wrappers contribute, from the outermost wrapper inwards:
 
-    what its own `state_dict()` returns    part "MyEnv"
-    an attribute with running statistics   part "NormalizeObservation.obs_rms": mean, var, count
+    the result of its method `state_dict()`   part "MyEnv"
+    an attribute with running statistics      part "NormalizeObservation.obs_rms": mean, var, count
 
-Of several layers of one class the second is called "MyEnv[1]", the third "MyEnv[2]".
+If there are several wrappers of one class, the parts of the second begin with "MyEnv[1]", those of the third with "MyEnv[2]".
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ class _Part:
 
 
 def read_parts(env: object) -> Parts:
-    """Return the state of an env's parts, a copy; {} if it keeps nothing."""
+    """Return a copy of the state of an env's parts; {} if it has none."""
     return {part.name: copy.deepcopy(part.read()) for part in _parts(env)}
 
 
 def part_names(env: object) -> tuple[str, ...]:
-    """Return the names of an env's parts; none of them is read."""
+    """Return the names of an env's parts without reading them."""
     return tuple(part.name for part in _parts(env))
 
 
 def load_parts(env: object, state: Mapping[str, Any]) -> None:
-    """Give an env's parts the state that `state` has for them; parts that it does not name stay as they are."""
+    """Load the parts of an env that are in `state`; the others are not changed."""
     for part in _parts(env):
         if part.name in state:
-            part.load(copy.deepcopy(state[part.name]))  # without processes, other envs are given the same objects
+            part.load(
+                copy.deepcopy(state[part.name])
+            )  # on the thread and serial backends other envs receive the same objects
 
 
 def load_part(name: str, env: object, state: Mapping[str, Any]) -> None:
-    """Give one part of an env its state, {name: state}; nothing if the env has no such part."""
+    """Load one part of an env from {name: state}; does nothing if the env has no such part."""
     load_parts(env, {name: state[name]})
 
 
 def has_named(name: str, env: object) -> bool:
-    """Whether an env has an attribute, on whatever layer."""
+    """Whether an env or one of its wrappers has an attribute."""
     try:
         get_attr(env, name)
     except AttributeError:
@@ -62,7 +64,7 @@ def has_named(name: str, env: object) -> bool:
 
 
 def is_statistics(name: str) -> bool:
-    """Whether a part of this name is running statistics."""
+    """Whether the part with this name is running statistics."""
     return "." in name
 
 
@@ -75,7 +77,7 @@ def _parts(env: object) -> Iterator[_Part]:
         number = seen.setdefault(type(layer).__name__, 0)
         seen[type(layer).__name__] += 1
         name = type(layer).__name__ + (f"[{number}]" if number else "")
-        # Asked of the class: wrappers that hand on what they do not have would answer for the layers below.
+        # Looked up in the class: wrappers may forward attributes that they do not have to the env that they wrap.
         if all(callable(getattr(type(layer), method, None)) for method in ("state_dict", "load_state_dict")):
             yield _Part(name, layer.state_dict, layer.load_state_dict)
         for attribute, value in vars(layer).items() if hasattr(layer, "__dict__") else ():
@@ -90,12 +92,12 @@ def _reader(statistics: Any) -> Callable[[], Any]:
 
 def _loader(statistics: Any) -> Callable[[Any], object]:
     def load(state: Mapping[str, Any]) -> None:
-        values = [state[name] for name in _STATISTICS]  # all of them, or nothing is changed
+        values = [state[name] for name in _STATISTICS]  # a missing key raises before anything is changed
         for name, value in zip(_STATISTICS, values, strict=True):
             now = getattr(statistics, name)
             shape, wanted = getattr(value, "shape", ()), getattr(now, "shape", ())
             if shape != wanted:
-                raise ValueError(f"{name} has shape {shape}, and {wanted} is wanted")
+                raise ValueError(f"{name} has shape {shape}; it must have shape {wanted}")
         for name, value in zip(_STATISTICS, values, strict=True):
             setattr(statistics, name, value)
 
