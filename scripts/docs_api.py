@@ -29,7 +29,7 @@ PAGES = (
     Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("errors", "Errors", "All errors are subclasses of ``StepmillError``. What to do about each is in :doc:`/TROUBLE`.", _ERRORS),
-    Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "kernels", "get_include"), ("stepmill.kernels",)),
+    Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "get_include"), ("stepmill.kernels",)),
     Page("arrays", "stepmill.torch and stepmill.jax", "Tensors and arrays of learners.", (), ("stepmill.torch", "stepmill.jax")),
     Page("timers", "stepmill.timers", "Hierarchical timers of envs and learners.", (), ("stepmill.timers",)),
     Page("testing", "stepmill.testing", "Checks for your own envs, back-ends and front-ends, and toy envs.", (), ("stepmill.testing",)),
@@ -61,7 +61,13 @@ TYPES = (
     "stepmill.envs.env_adapter.EnvAdapter",
 )
 # Public under two names; described under the other one.
-_ALIASES = {"stepmill.kernels.kernel", "stepmill.kernels.get_include", "stepmill.kernels"}
+_ALIASES = {
+    "stepmill.kernels.kernel",
+    "stepmill.kernels.get_include",
+    "stepmill.kernels",
+    "stepmill.testing",
+    "stepmill.timers",
+}
 _ALIAS_MODULES = {"stepmill.frontends.gymnasium"}
 
 

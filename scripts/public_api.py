@@ -132,7 +132,8 @@ def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
     imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
     for source, alias in ((statement.module or "", alias) for statement in imports for alias in statement.names):
         if (alias.asname or alias.name) == name and source.startswith("stepmill"):
-            return find_definition(source, alias.name)
+            is_module = source == module  # `from stepmill import testing` in stepmill itself
+            return (f"{module}.{name}", None) if is_module else find_definition(source, alias.name)
     for table in _HOMES:
         homes = _constant(tree, table)
         if isinstance(homes, dict) and name in homes:
