@@ -13,7 +13,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ test-frontends: build  ## the tests of front-ends whose libraries .venv does not
 
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
 	scripts/test_mlagents.sh $(PY)
+
+test-ray: build  ## the tests marked ray, and the contract of a backend, on Ray clusters; needs CPython 3.11
+	scripts/test_ray.sh $(PY) $(PYTEST_ARGS)
 
 test-originals: build  ## the originals' own tests with our classes in place of theirs; sources in $$STEPMILL_ORIGINALS, SUITES="alf sb3"
 	$(PY) scripts/test_originals.py $(ORIGINALS_ARGS) $(SUITES)

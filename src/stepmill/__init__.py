@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stepmill.spec.options import PoolOptions as PoolOptions
     from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
+    from stepmill.spec.ray_options import RayOptions as RayOptions
 
 _MODULE_OF = {
     "VectorEnv": "stepmill.frontends.gymnasium",
@@ -74,6 +75,7 @@ _MODULE_OF = {
     "OnFault": "stepmill.spec.options",
     "PoolOptions": "stepmill.spec.options",
     "RetryIn": "stepmill.spec.options",
+    "RayOptions": "stepmill.spec.ray_options",
     "Seeding": "stepmill.spec.options",
     "BadOutput": "stepmill.spec.errors",
     "BusyEnvError": "stepmill.spec.errors",
@@ -106,6 +108,7 @@ __all__ = [
     "OnFault",
     "Pool",
     "PoolOptions",
+    "RayOptions",
     "RecvTimeout",
     "RetryIn",
     "Rollout",

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-LAYOUT_VERSION: int = 2
+LAYOUT_VERSION: int = 3
 
-POOL_WORDS_BYTES: int = 128
+POOL_WORDS_BYTES: int = 192
 
 SHARED_WORDS_BYTES: int = 192
 
@@ -19,6 +19,21 @@ def worker_words_bytes(num_servers: int) -> int:
 def worker_word_offsets(num_servers: int) -> dict[str, int]:
     """
     Return offsets of some of a worker's own words, by name; for server words, those of its first server.
+    """
+
+ENV_COUNTERS_BYTES: int = 64
+
+def counter_offsets() -> dict[str, tuple[int, dict[str, int]]]:
+    """Return size and offsets of fields of each structure with counters."""
+
+def server_counters_offset(num_servers: int) -> int:
+    """
+    Return the offset of the counters of a worker's first server from the worker's words.
+    """
+
+def bucket_stops_ns() -> list[int]:
+    """
+    Return, for each bucket of the histograms of durations, the shortest time in ns that is above it.
     """
 
 REPLAY_PLACE: int = 0
@@ -67,9 +82,9 @@ class Slab:
         Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.
         """
 
-    def worker_stats(self, worker: int) -> dict:
+    def set_description(self, offset: int, size_bytes: int) -> None:
         """
-        Return one worker's seconds in envs and waiting, and its numbers of steps and resets.
+        Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.
         """
 
     def is_dead(self, worker: int) -> bool: ...
@@ -137,6 +152,11 @@ class PoolState:
 
     def attach_kernel(self, loop: object) -> None:
         """Use the loop of a kernel, which runs all envs."""
+
+    def attach_outbox(self, eventfd: int) -> None:
+        """
+        Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.
+        """
 
     def attach_helper(self, helper: object) -> None:
         """
@@ -243,6 +263,14 @@ class PoolState:
         """
         Condemn the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
         """
+
+    def set_pid(self, worker: int, pid: int) -> None:
+        """
+        Write the pid of a worker's newest process to the slab, for statistics.
+        """
+
+    def count_death(self, worker: int) -> None:
+        """Count a death of a worker, for statistics."""
 
     def finish_replacement(self, worker: int, pidfd: int) -> None:
         """
@@ -379,11 +407,6 @@ class PoolState:
 
     def stage_spares(self, seeds: object) -> None:
         """Reset all spares in the queue, with a seed or None for each."""
-
-    def spare_counts(self) -> tuple[int, int]:
-        """
-        Return how many staged episodes were used, and how many of them were not ready.
-        """
 
     def post_request(self, worker: int) -> None:
         """Notify a worker of a slow request in its mailbox."""
@@ -601,3 +624,79 @@ class KernelLoop:
 
     def release(self) -> None:
         """Drop every reference to Python objects."""
+
+class PoolRelay:
+    """
+    The pool's side of the messages to one node, whose workers serve another slab.
+    """
+
+    def __init__(self, slab: Slab, workers: Sequence[int]) -> None:
+        """workers: those of the node, by their numbers in the pool."""
+
+    def collect_commands(self) -> Any | None:
+        """Return the new commands as a message, a uint8 array, or None."""
+
+    def publish_results(self, message: Any) -> tuple[list[int], int]:
+        """
+        Write the results of a message to the pool's slab. Return the workers that are dead, and how many results there were.
+        """
+
+    def has_outstanding(self) -> bool:
+        """Return whether a collected command has no result."""
+
+    def expect_worker(self, worker: int, generation: int) -> None:
+        """
+        A successor serves: messages of its predecessors say nothing about it, and its counters begin again.
+        """
+
+class NodeRelay:
+    """
+    A node's side of the messages: it writes commands to the node's slab and reads results.
+    """
+
+    def __init__(self, slab: Slab) -> None: ...
+
+    def apply_commands(self, message: Any) -> int:
+        """
+        Give the commands of a message to the workers, except those that came before. Return how many are new.
+        """
+
+    def wait(self, is_for_all: bool, timeout_s: float) -> bool:
+        """
+        Wait until all commands are done, or one, or a worker has died. Return False after the timeout or wake(). One thread at a time.
+        """
+
+    def wake(self) -> None:
+        """End the wait of another thread, or the next one."""
+
+    def collect_results(self) -> Any:
+        """
+        Return the results that were not collected before as a message, a uint8 array.
+        """
+
+    def num_outstanding(self) -> int:
+        """
+        Return how many commands have a result that was not collected, or none yet.
+        """
+
+    def ticket_after(self, worker: int, local: int, pool_ticket: int) -> int | None:
+        """
+        Return the number that a command has in the node's slab, or None if it has not arrived.
+        """
+
+    def post_request(self, worker: int) -> None:
+        """Count a slow request for a worker, and ring its doorbell."""
+
+    def clear_worker(self, worker: int) -> None:
+        """
+        Drop the commands of a worker that is gone, and rewrite its words for its successor.
+        """
+
+    def begin_generation(self, worker: int) -> None:
+        """A successor serves."""
+
+    def generation(self, worker: int) -> int:
+        """Return how often a worker was restarted."""
+
+    def stop(self) -> None:
+        """Tell all workers to end, and wake the thread that waits."""

@@ -255,7 +255,7 @@ def test_an_env_whose_worker_dies_meanwhile_still_has_the_result_that_was_kept_b
         interrupts_infos[0] = True
         with pytest.raises(KeyboardInterrupt):
             pool.step([1, 2])
-        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         batch = pool.recv(2)
         assert batch.reward.tolist() == [1, 2]
         assert not batch.truncated.any()

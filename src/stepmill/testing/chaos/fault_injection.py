@@ -53,7 +53,7 @@ class FaultInjector:
     def inject(self, pool: Pool) -> None:
         """Signal workers or set traps, sometimes."""
         self._loops += 1
-        if self._kind.backend == "process" and self._rng.random() < 0.02:
+        if self._kind.has_processes and self._rng.random() < 0.02:
             self._signal(pool)
         kind = self._kind
         traps = (("step", kind.steps), ("reset", kind.resets), ("call", kind.calls), ("build", kind.builds))
@@ -69,14 +69,14 @@ class FaultInjector:
 
     def kill_one(self, pool: Pool) -> None:
         """Kill one or two workers."""
-        if self._kind.backend == "process":
+        if self._kind.has_processes:
             self._send(pool, signal.SIGKILL)
 
     def _send(self, pool: Pool, number: signal.Signals) -> None:
-        workers = self._rng.sample(pool.stats()["workers"], self._rng.choice([1, 1, 1, 2]))
+        workers = self._rng.sample(pool.stats().workers, self._rng.choice([1, 1, 1, 2]))
         for worker in workers:
             try:
-                os.kill(worker["pid"], number)
+                os.kill(worker.pid, number)
             except ProcessLookupError:
                 continue  # it is dead already
             self._report.inflicted[number.name] += 1
