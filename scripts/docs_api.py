@@ -41,7 +41,7 @@ PAGES = (
     Page("frontend_mlagents", "stepmill.frontends.mlagents", "The guide is :doc:`/switching/mlagents`.", (), ("stepmill.frontends.mlagents",)),
     Page("frontend_multi_env", "stepmill.frontends.multi_env", "The guide is :doc:`/switching/multi_env`.", (), ("stepmill.frontends.multi_env",)),
     Page("frontend_pettingzoo", "stepmill.frontends.pettingzoo", "The guide is :doc:`/guides/multi_agent`.", (), ("stepmill.frontends.pettingzoo",)),
-    Page("frontend_ray", "stepmill.frontends.ray_rollout", "The guide is :doc:`/guides/ray`.", (), ("stepmill.frontends.ray_rollout",)),
+    Page("frontend_ray", "stepmill.frontends.ray_rollout", "Rollouts that are collected on the machines of a Ray cluster.", (), ("stepmill.frontends.ray_rollout",)),
     Page("frontend_sb3", "stepmill.frontends.sb3", "The guide is :doc:`/switching/sb3`.", (), ("stepmill.frontends.sb3",)),
     Page("frontend_tianshou", "stepmill.frontends.tianshou", "The guide is :doc:`/switching/tianshou`.", (), ("stepmill.frontends.tianshou",)),
     Page("frontend_torchrl", "stepmill.frontends.torchrl", "The guide is :doc:`/switching/torchrl`.", (), ("stepmill.frontends.torchrl",)),
