@@ -26,10 +26,10 @@ _ERRORS = (
 PAGES = (
     Page("pool", "Pool", "What it does in full is in :doc:`/POOL`.", ("Pool",)),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv")),
-    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
+    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Rollout", "RolloutBatch", "EnvSpec")),
     Page("errors", "Errors", "All errors are subclasses of ``StepmillError``. What to do about each is in :doc:`/TROUBLE`.", _ERRORS),
-    Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "kernels", "get_include"), ("stepmill.kernels",)),
+    Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "get_include"), ("stepmill.kernels",)),
     Page("arrays", "stepmill.torch and stepmill.jax", "Tensors and arrays of learners.", (), ("stepmill.torch", "stepmill.jax")),
     Page("timers", "stepmill.timers", "Hierarchical timers of envs and learners.", (), ("stepmill.timers",)),
     Page("testing", "stepmill.testing", "Checks for your own envs, back-ends and front-ends, and toy envs.", (), ("stepmill.testing",)),
@@ -41,6 +41,7 @@ PAGES = (
     Page("frontend_mlagents", "stepmill.frontends.mlagents", "The guide is :doc:`/switching/mlagents`.", (), ("stepmill.frontends.mlagents",)),
     Page("frontend_multi_env", "stepmill.frontends.multi_env", "The guide is :doc:`/switching/multi_env`.", (), ("stepmill.frontends.multi_env",)),
     Page("frontend_pettingzoo", "stepmill.frontends.pettingzoo", "The guide is :doc:`/guides/multi_agent`.", (), ("stepmill.frontends.pettingzoo",)),
+    Page("frontend_ray", "stepmill.frontends.ray_rollout", "Rollouts that are collected on the machines of a Ray cluster.", (), ("stepmill.frontends.ray_rollout",)),
     Page("frontend_sb3", "stepmill.frontends.sb3", "The guide is :doc:`/switching/sb3`.", (), ("stepmill.frontends.sb3",)),
     Page("frontend_tianshou", "stepmill.frontends.tianshou", "The guide is :doc:`/switching/tianshou`.", (), ("stepmill.frontends.tianshou",)),
     Page("frontend_torchrl", "stepmill.frontends.torchrl", "The guide is :doc:`/switching/torchrl`.", (), ("stepmill.frontends.torchrl",)),
@@ -49,7 +50,12 @@ PAGES = (
 TYPES = (
     "stepmill.pool.requests.PoolFuture",
     "stepmill.pool.requests.PoolProperties",
-    "stepmill.pool.stats.PoolStats",
+    "stepmill.spec.stats.PoolStats",
+    "stepmill.spec.stats.WorkerStats",
+    "stepmill.spec.stats.LearnerStats",
+    "stepmill.spec.stats.NodeStats",
+    "stepmill.spec.stats.Durations",
+    "stepmill.observe.monitor.Monitor",
     "stepmill.pool.snapshots.PoolSnapshot",
     "stepmill.spec.batch.Players",
     "stepmill.spec.tree.Leaf",
@@ -61,7 +67,13 @@ TYPES = (
     "stepmill.envs.env_adapter.EnvAdapter",
 )
 # Public under two names; described under the other one.
-_ALIASES = {"stepmill.kernels.kernel", "stepmill.kernels.get_include", "stepmill.kernels"}
+_ALIASES = {
+    "stepmill.kernels.kernel",
+    "stepmill.kernels.get_include",
+    "stepmill.kernels",
+    "stepmill.testing",
+    "stepmill.timers",
+}
 _ALIAS_MODULES = {"stepmill.frontends.gymnasium"}
 
 

@@ -136,14 +136,14 @@ def command_line_page() -> str:
     from stepmill.observe.commands import group
 
     lines = ["# Command line", "", "The output of `--help`, as this version prints it.", ""]
-    with click.Context(group, info_name="stepmill") as context:
+    with click.Context(group, info_name="stepmill", **group.context_settings) as context:
         commands: list[tuple[str, click.Command, click.Context]] = [("stepmill", group, context)]
         for name in group.list_commands(context):
             command = group.get_command(context, name)
             if command is not None:
                 commands.append((f"stepmill {name}", command, click.Context(command, info_name=name, parent=context)))
         for name, command, own in commands:
-            own.max_content_width = own.terminal_width = 100
+            own.max_content_width = own.terminal_width = 88
             lines += [f"## {name}", "", "```text", command.get_help(own), "```", ""]
     return "\n".join(lines)
 

@@ -111,9 +111,10 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
     rows = [(_label(row), float(ratio[1])) for row, ratio in found if ratio]
     figure, axes = plt.subplots(figsize=(6.8, 0.5 + 0.27 * len(rows)))
     names, values = zip(*reversed(rows), strict=True)
-    axes.barh(range(len(rows)), values, color=SERIES[0], height=0.65)
+    axes.barh(range(len(rows)), [value - 1 for value in values], left=1, color=SERIES[0], height=0.65)
     for position, value in enumerate(values):
-        axes.annotate(f"{value:g}×", (value, position), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        place = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+        axes.annotate(f"{value:g}×", (max(value, 1), position), (4, 0), **place)
     axes.set_yticks(range(len(rows)), names)
     axes.set_xscale("log")
     axes.set_xlim(min(*values, 0.9) * 0.7, max(values) * 1.9)
@@ -125,8 +126,12 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
 
 def _label(row: Sequence[str]) -> str:
     """Return a label without the cell's long name: of front-ends, the class that is replaced."""
-    replaced = re.search(r"\(([^)]*)\)$", row[2]) if len(row) > 3 and _RATIO.search(row[3]) else None
-    return f"{replaced[1]}, {row[0].rpartition(', ')[2]}" if replaced else row[0].removeprefix("efficiency ")
+    if len(row) < 4 or not _RATIO.search(row[3]):
+        return row[0].removeprefix("efficiency ")
+    ours, theirs = (re.search(r"\((.*)\)$", cell) for cell in row[1:3])
+    is_own = theirs is not None and theirs[1].startswith("process")  # a front-end beside the Pool itself
+    title = f"Pool ({ours[1]})" if is_own and ours else theirs[1] if theirs else ""
+    return f"{title}, {row[0].rpartition(', ')[2]}"
 
 
 def plot_efficiency(table: Sequence[Sequence[str]]) -> str:
@@ -173,7 +178,6 @@ def _svg(figure: Any, name: str, title: str) -> str:
     for colour, variable in COLOURS.items():
         svg = svg.replace(colour, variable)
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\1{name}-", svg)
-    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font: \1 -apple-system, Helvetica, Arial, sans-serif", svg)
     style = f"<style>{docs_drawings.STYLE}</style>"
     svg = svg.replace("<svg ", '<svg class="stepmill" role="img" ', 1)
     svg = re.sub(r"<metadata>.*?</metadata>", f"<title>{title}</title>\n {style}", svg, count=1, flags=re.DOTALL)

@@ -42,6 +42,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "stepmill.frontends.mlagents": (),
     "stepmill.frontends.multi_env": (),
     "stepmill.frontends.pettingzoo": (),
+    "stepmill.frontends.ray_rollout": ("Fragment", "RayRollout"),
     "stepmill.frontends.sb3": (),
     "stepmill.frontends.tianshou": (),
     "stepmill.frontends.torchrl": (),
@@ -132,7 +133,8 @@ def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
     imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
     for source, alias in ((statement.module or "", alias) for statement in imports for alias in statement.names):
         if (alias.asname or alias.name) == name and source.startswith("stepmill"):
-            return find_definition(source, alias.name)
+            is_module = source == module  # `from stepmill import testing` in stepmill itself
+            return (f"{module}.{name}", None) if is_module else find_definition(source, alias.name)
     for table in _HOMES:
         homes = _constant(tree, table)
         if isinstance(homes, dict) and name in homes:
@@ -252,16 +254,10 @@ def _entries(text: str) -> dict[str, str]:
 
 
 def missing_from_changelog(names: Sequence[str], changelog: str) -> list[str]:
-    """Return the names that the newest section of a changelog does not mention. A new class covers its members."""
+    """Return the names of which the newest section of a changelog mentions neither themselves, nor their class or module."""
     section = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
     words = set(re.findall(r"\w+", section))
-    return [name for name in names if not words & _covering_words(name, names)]
-
-
-def _covering_words(name: str, names: Sequence[str]) -> set[str]:
-    """Return the words of which one must be in the changelog: the last part, or the class if that is new or changed, too."""
-    owner, _, last = name.rpartition(".")
-    return {last, owner.rpartition(".")[2]} if owner in names else {last}
+    return [name for name in names if not words & set(name.split(".")[-3:]) - {"stepmill", "frontends", "envs"}]
 
 
 def main() -> int:

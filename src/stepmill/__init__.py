@@ -1,6 +1,13 @@
-"""stepmill: runs many reinforcement-learning environments at once.
+"""Runs many reinforcement-learning environments at once.
 
-The names below are loaded on first use, because workers import this package too and must not load Gymnasium.
+    make_vec("CartPole-v1", num_envs=64)       a gymnasium.vector.VectorEnv of envs that Gymnasium knows
+    VectorEnv([make_env] * 64)                 the same, of your own envs
+    Pool([make_env] * 64, batch_size=16)       envs in the order in which they are ready
+    PoolOptions                                all options, which are keywords of the three above
+    testing.check_env(make_env)                checks that an env is deterministic and fits its spaces
+
+`stepmill.frontends` replaces classes of other libraries, `stepmill.kernels` runs compiled envs, and `stepmill.torch` returns
+tensors. All errors are subclasses of `StepmillError`, and say what to do.
 """
 
 import sys
@@ -14,7 +21,11 @@ if not sys.platform.startswith("linux"):
         f"stepmill runs on Linux only, and this is {sys.platform}; use it in a Linux container or virtual machine."
     )
 
+# The names are loaded on first use, because workers import this package too and must not load Gymnasium.
 if TYPE_CHECKING:
+    from stepmill import kernels as kernels
+    from stepmill import testing as testing
+    from stepmill import timers as timers
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout
@@ -53,6 +64,8 @@ _MODULE_OF = {
     "get_include": "stepmill.kernels",
     "kernel": "stepmill.kernels",
     "kernels": "stepmill.kernels",
+    "testing": "stepmill.testing",
+    "timers": "stepmill.timers",
     "Pool": "stepmill.pool.pool",
     "Batch": "stepmill.spec.batch",
     "EnvSpec": "stepmill.spec.env",
@@ -110,6 +123,8 @@ __all__ = [
     "kernel",
     "kernels",
     "make_vec",
+    "testing",
+    "timers",
 ]
 
 

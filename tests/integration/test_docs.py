@@ -92,6 +92,16 @@ def test_the_texts_of_errors_that_help_is_given_for_are_those_of_the_code():
     assert [text for text in texts if text not in code] == []
 
 
+def test_the_messages_of_dead_processes_that_help_is_given_for_are_those_of_the_code():
+    section = (ROOT / "docs/TROUBLE.md").read_text().partition("## A process died")[2].partition("\n### ")[0]
+    messages = [text for first, _ in ROW.findall(section) for text in re.findall(r"`([^`]+)`", first)]
+    fixed = [part for message in messages for part in re.split(r"\b(?:worker )?\d+\b|(?=was ended)|SIG\w+", message)]
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".cpp"))
+    parts = [part.strip() for part in fixed if len(part.strip()) > 5]
+    assert len(parts) >= 5
+    assert [part for part in parts if part not in code] == []
+
+
 def test_the_tables_of_faults_in_the_readme_and_on_the_performance_page_agree():
     readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/performance.md"))
     assert readme_faults.rewritten(readme, page) == readme, "run: python scripts/readme_faults.py --write"

@@ -41,12 +41,16 @@ def test_a_removed_member_is_found():
     [
         (["stepmill.Pool.recv"], []),
         (["stepmill.Pool.send"], ["stepmill.Pool.send"]),
-        (["stepmill.Rollout", "stepmill.Rollout.collect"], []),
+        (["stepmill.Rollout.collect"], []),
+        (["stepmill.frontends.sb3.SB3VecEnv.step"], []),
+        (["stepmill.frontends.alf.ProcessEnvironment.step"], ["stepmill.frontends.alf.ProcessEnvironment.step"]),
         (["stepmill.Old"], ["stepmill.Old"]),
     ],
 )
 def test_only_the_newest_section_of_the_changelog_counts(names, missing):
-    changelog = "# Changelog\n\n## [Unreleased]\n\n- `Pool.recv` and `Rollout`.\n\n## 0.1.0\n\n- `Old`.\n"
+    changelog = (
+        "# Changelog\n\n## [Unreleased]\n\n- `recv` and `Rollout`; `stepmill.frontends.sb3`.\n\n## 0.1.0\n\n- `Old`.\n"
+    )
     assert public_api.missing_from_changelog(names, changelog) == missing
 
 

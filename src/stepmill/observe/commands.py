@@ -115,7 +115,7 @@ def group() -> None:
 group.add_command(top)
 
 
-@group.command()
+@group.command(short_help="Show how fast an env runs, and where the time goes.")
 @click.argument("env_id", metavar="ENV")
 @click.option("--num-envs", type=COUNT, metavar="N", default=DEFAULT_NUM_ENVS, show_default=True, help="How many envs.")
 @click.option(
@@ -178,7 +178,7 @@ def run(context: click.Context, /, **_: object) -> None:
         raise
 
 
-@group.command()
+@group.command(short_help="Replay the episode in which an env failed.")
 @click.argument("file", metavar="FILE", type=click.Path())
 @click.option(
     "--env",
