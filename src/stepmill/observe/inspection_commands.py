@@ -1,4 +1,4 @@
-"""The commands that look at envs and pools: top. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands that look at envs and pools: top, trace. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stepmill.observe.options import SECONDS
+from stepmill.observe.options import COUNT, SECONDS, Arguments
 
 
 @click.command()
@@ -42,3 +42,32 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
             sys.stdout.write(pool.stats().to_prometheus())
             return
         watch_until_end(pool, interval, num_looks=count)
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option(
+    "-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The trace, for ui.perfetto.dev."
+)
+@click.option("--html", "page", metavar="FILE", help="Also a timeline, as one self-contained page, or .png or .svg.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
+@click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
+@click.option(
+    "--backend", type=click.Choice(["auto", "serial", "thread", "process"]), default="auto", show_default=True
+)
+@click.option("--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, those that are ready.")
+@click.option("--seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="How long to record.")
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@click.option("--quiet", is_flag=True, help="Print nothing.")
+def trace(**arguments: object) -> None:
+    """Step ENV with random actions, and record what each thread does, for ui.perfetto.dev.
+
+    ENV is a Gymnasium id, or module:Id. The trace has a track for the learner and one per worker, with steps, resets and
+    waits, and arrows from the send of a command to the env's step and to the recv of its result. Nothing is uploaded: open
+    https://ui.perfetto.dev and drop the file on it.
+
+    The first 0.2 s, in which processes warm up, are not recorded. --html needs matplotlib: pip install 'stepmill[plot]'.
+    """
+    from stepmill.observe.trace_command import TraceRequest, trace_env
+
+    trace_env(TraceRequest(**arguments))  # type: ignore[arg-type]
