@@ -195,7 +195,11 @@ def test_a_timeline_is_one_self_contained_page_or_a_picture(name, begin, tmp_pat
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["CartPole-v1", "--seconds", "0.01", "--html", "t.what"], "cannot write 't.what'"), (["NoSuchEnv-v0"], "unknown env id"), (["CartPole-v1", "--batch-size", "9"], "--batch-size 9 is larger")],
+    [
+        (["CartPole-v1", "--seconds", "0.01", "--html", "t.what"], "cannot write 't.what'"),
+        (["NoSuchEnv-v0"], "unknown env id"),
+        (["CartPole-v1", "--batch-size", "9"], "--batch-size 9 is larger"),
+    ],
 )
 def test_the_command_says_what_is_wrong(arguments, text, tmp_path):
     done = run_trace(*arguments, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The commands that look at envs and pools: top, trace. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands that look at envs and pools: top, trace, doctor. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from stepmill.observe.options import COUNT, SECONDS, Arguments
+from stepmill.observe.cli import ExitStatus
+from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
 
 
 @click.command()
@@ -71,3 +72,35 @@ def trace(**arguments: object) -> None:
     from stepmill.observe.trace_command import TraceRequest, trace_env
 
     trace_env(TraceRequest(**arguments))  # type: ignore[arg-type]
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option(
+    "--steps", type=COUNT, metavar="N", default=10_000, show_default=True, help="Steps of the search for leaks."
+)
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
+@json_option("diagnosis")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def doctor(
+    env_id: str, steps: int, env_kwargs: dict[str, object] | None, *, atari: bool | None, is_json: bool, quiet: bool
+) -> None:
+    """Check ENV for what makes it slow, wrong or fragile in a pool, and say what to do.
+
+    ENV is a Gymnasium id, or module:Id. The checks run in processes of their own, so that an env that crashes or hangs is a
+    finding: results outside of the spaces, observations that change later, generators and state that envs share, data that
+    depend on more than the seed, infos that are huge or cannot be pickled, slow resets, threads, leaks of memory and
+    descriptors, processes that are left behind, and differences between the backends.
+
+    Exit status: 0 nothing, or only notes; 1 something was found; 2 the env cannot be checked; 130 Ctrl-C.
+    """
+    from stepmill.observe.catalog import find_env
+    from stepmill.observe.doctor import run_doctor
+    from stepmill.observe.policy import search_current_directory
+
+    search_current_directory()
+    choice = find_env(env_id, atari=atari, env_kwargs=env_kwargs)
+    diagnosis = run_doctor(choice.env_id, choice.make, steps, is_json=is_json, is_quiet=quiet)
+    if not diagnosis.is_healthy:
+        raise click.exceptions.Exit(ExitStatus.FAILED)
