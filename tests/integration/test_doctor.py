@@ -29,6 +29,7 @@ GROUP_OF = {
 NUM_STEPS = {"holds-gil": 10, "slow-reset": 60, "threads": 320}
 
 
+@pytest.mark.observe
 @pytest.mark.parametrize("env", [each for each in SICK if each is not Hanging], ids=lambda each: each.__name__)
 def test_a_planted_fault_is_found_and_nothing_else(env):
     found = diagnose(env, groups=[GROUP_OF.get(env.check, "steps")], num_steps=NUM_STEPS.get(env.check, 2000))
@@ -110,7 +111,7 @@ TOY = ["Taxi-v4", "FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1"]
 OTHERS = ["ALE/Pong-v5", "HalfCheetah-v5"]
 
 
-@pytest.mark.soak
+@pytest.mark.observe
 @pytest.mark.parametrize("env_id", [*CLASSIC, *TOY, *OTHERS])
 def test_nothing_is_found_in_envs_that_come_with_gymnasium(env_id):
     if env_id not in OTHERS and env_id not in gymnasium.registry:

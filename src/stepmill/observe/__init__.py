@@ -2,7 +2,7 @@
 
 cli             entry point; exit statuses
 commands        the commands `run` and `replay`, and the group of all commands (click)
-inspection_commands  the commands `top` and `trace` (click)
+inspection_commands  the commands `top`, `trace` and `doctor` (click)
 options         kinds of options that several commands have (click)
 catalog         finds the env that an id names
 policy          loads the policy that acts
@@ -16,6 +16,8 @@ attach          finds pools of other programs, and reads their counters
 monitor         draws where a pool's time goes: `stepmill top`, `pool.monitor()` (rich)
 trace           records what the threads of a pool do: `pool.trace()`
 trace_command   `stepmill trace`
+doctor          `stepmill doctor`: findings about an env
+doctor_probe    its checks, in a child process
 plots           timelines and bar charts (matplotlib)
 demo            what `make run` shows: live runs and a comparison with Gymnasium's vector envs
 """

@@ -290,19 +290,12 @@ def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) ->
 
 def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
     """Run two envs on each backend, and compare what they return."""
-    from stepmill.observe.catalog import batch_actions
-    from stepmill.pool.pool import Pool
     from stepmill.spec.errors import BadOutput, StepmillError
 
     runs: dict[str, list[Any]] = {}
     for backend in ("serial", "thread", "process"):
         try:
-            with Pool([env_fn] * 2, backend=backend, num_workers=None if backend == "serial" else 2) as pool:
-                actions = batch_actions(pool.single_action_space, 2, 0)
-                runs[backend] = [copy.deepcopy(pool.reset(seed=0).obs)]
-                for _ in range(NUM_STEPS_OF_POOLS):
-                    batch = pool.step(actions.sample())
-                    runs[backend].append(copy.deepcopy((batch.obs, batch.reward, batch.terminated, batch.truncated)))
+            runs[backend] = _play_in_pool(env_fn, backend)
         except BadOutput as error:
             emit("bad-output", "error", error.message, f"backend {backend!r}", "correct the env, or its spaces")
         except StepmillError as error:
@@ -354,6 +347,21 @@ def _run_in_fork(env_fn: EnvFn) -> None:
         os._exit(0)
     except BaseException:  # the child must not return into the program
         os._exit(1)
+
+
+def _play_in_pool(env_fn: EnvFn, backend: str) -> list[Any]:
+    from stepmill.observe.catalog import batch_actions
+    from stepmill.pool.pool import Pool
+    from stepmill.spec.options import BackendName, PoolOptions
+
+    options = PoolOptions(backend=BackendName(backend), num_workers=None if backend == "serial" else 2)
+    with Pool([env_fn] * 2, options=options) as pool:
+        actions = batch_actions(pool.single_action_space, 2, 0)
+        results = [copy.deepcopy(pool.reset(seed=0).obs)]
+        for _ in range(NUM_STEPS_OF_POOLS):
+            batch = pool.step(actions.sample())
+            results.append(copy.deepcopy((batch.obs, batch.reward, batch.terminated, batch.truncated)))
+    return results
 
 
 # ---- runs and comparisons ---------------------------------------------------------------------------------------------
