@@ -17,7 +17,7 @@ monitor         draws where a pool's time goes: `stepmill top`, `pool.monitor()`
 trace           records what the threads of a pool do: `pool.trace()`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
-doctor_probe    its checks, in a child process
+doctor_probe    its checks, in a child process; own_process: what it asks the system
 plots           timelines and bar charts (matplotlib)
 demo            what `make run` shows: live runs and a comparison with Gymnasium's vector envs
 """

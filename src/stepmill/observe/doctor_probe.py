@@ -19,11 +19,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from stepmill.observe.own_process import children, num_fds, resident_bytes, thread_seconds, wait_for_end
 
 NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
 NUM_COMPARED = 150
@@ -38,7 +39,6 @@ LEAK_BYTES = 2 << 20
 LEAK_BYTES_PER_STEP = 200
 LEAKED_FDS = 8
 FORK_LIMIT_S = 20.0
-OWN_CHILDREN = ("resource_tracker", "forkserver", "stepmill.worker")
 
 EnvFn = Callable[[], Any]
 Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where, cure
@@ -46,11 +46,11 @@ Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where
 
 def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> None:
     """Step one env for long: results and spaces, durations, threads, leaks, children."""
-    children = _children()
+    before = children()
     env = env_fn()
     _LongRun(env, emit, num_steps, budget_s).run()
     env.close()
-    left = _wait_for_end(_children() - children)
+    left = wait_for_end(children() - before)
     if left:
         emit(
             "children-left",
@@ -97,7 +97,7 @@ class _LongRun:
         self._ticker.start()
         self._reset(0)
         sizes: list[tuple[int, int]] = []
-        threads_s = _thread_seconds()
+        threads_s = thread_seconds()
         quarter = max(1, self._num_steps // 5)
         for step in range(1, self._num_steps + 1):
             self._step(step)
@@ -107,7 +107,7 @@ class _LongRun:
                 self._check_threads(threads_s)
             if step % quarter == 0:
                 gc.collect()
-                sizes.append((_resident_bytes(), _num_fds()))
+                sizes.append((resident_bytes(), num_fds()))
             if time.monotonic() > self._until_s:
                 break
         self._is_ticking = False
@@ -193,7 +193,7 @@ class _LongRun:
             self._emit("huge-info", "warning", what, where, cure)
 
     def _check_threads(self, before_s: dict[int, float]) -> None:
-        now_s = _thread_seconds()
+        now_s = thread_seconds()
         own, ticker = threading.get_native_id(), self._ticker.native_id
         others = {tid: now_s[tid] - before_s.get(tid, 0.0) for tid in now_s if tid not in (own, ticker)}
         main_s = now_s[own] - before_s.get(own, 0.0)
@@ -424,54 +424,6 @@ def _space_problem(space: Any, observation: Any) -> str:
             at = tuple(outside[0].tolist())
             return f"element {at} is {observation[at]}, and the space allows {space.low[at]} to {space.high[at]}"
     return f"{observation!r:.80} is not in {space}"
-
-
-# ---- the process ------------------------------------------------------------------------------------------------------
-
-
-def _children() -> set[int]:
-    """Return the pids of the living children of this process, without helpers of Python and stepmill."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state != "Z" and not any(name in command for name in OWN_CHILDREN):
-            found.add(int(folder.name))
-    return found
-
-
-def _wait_for_end(pids: set[int]) -> set[int]:
-    """Give children a second to end, and return those that have not."""
-    until_s = time.monotonic() + 1.0
-    while (left := pids & _children()) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return left
-
-
-def _thread_seconds() -> dict[int, float]:
-    """Return the CPU time of each thread, by its id."""
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    found = {}
-    for folder in Path("/proc/self/task").iterdir():
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / ticks_per_s
-    return found
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _num_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 CHECKS = {"steps": check_steps, "seeds": check_seeds, "backends": check_backends, "forks": check_forks}
