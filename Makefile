@@ -13,7 +13,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-observe test-mlagents test-originals test-jupyter test-versions bench-setup bench dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-observe test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -81,6 +81,9 @@ test-observe: build  ## the tests marked observe: each planted fault for stepmil
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
 	scripts/test_mlagents.sh $(PY)
 
+test-ray: build  ## the tests marked ray, and the contract of a backend, on Ray clusters; needs CPython 3.11
+	scripts/test_ray.sh $(PY) $(PYTEST_ARGS)
+
 test-originals: build  ## the originals' own tests with our classes in place of theirs; sources in $$STEPMILL_ORIGINALS, SUITES="alf sb3"
 	$(PY) scripts/test_originals.py $(ORIGINALS_ARGS) $(SUITES)
 
@@ -95,6 +98,9 @@ bench-setup: build  ## the peers' environments
 
 bench: build  ## the tables of benchmarks/
 	$(PY) -m benchmarks.run
+
+docs: build  ## the documentation site, in build/site/html; warnings are errors
+	scripts/build_docs.sh $(PY)
 
 dist: venv  ## build sdist and wheel, and test the wheel in an empty environment
 	$(PY) scripts/check_dist.py

@@ -48,6 +48,7 @@ hypothesis.settings.load_profile("stepmill")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--where", default="serial,thread,fork", help="backends of the tests that run on several")
     parser.addoption("--covers", type=Path, metavar="FILE", help="write which ids of docs/coverage.toml were shown")
 
 
@@ -77,6 +78,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a child, a thread, a descriptor or shared memory; dump all stacks if it hangs in native code."""
     # The watchdog is a thread, too: it starts before the first count, and ends after the last.
     faulthandler.dump_traceback_later(HANG_S, exit=True)
+    if "ray_cluster" in request.fixturenames or request.config.getoption("--where") == "ray":
+        yield from _leaves_no_workers()
+        faulthandler.cancel_dump_traceback_later()
+        return
     before = leaks.Footprint.take()
     yield
     report = request.node.stash.get(_REPORT, None)
@@ -91,11 +96,29 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, "the test left behind:\n  " + "\n  ".join(left)
 
 
-@pytest.fixture(params=["serial", "thread", "fork"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "where" in metafunc.fixturenames and "where" not in getattr(metafunc, "_arg2fixturedefs", {}).get("", ()):
+        is_given = any("where" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+        if not is_given:
+            metafunc.parametrize("where", metafunc.config.getoption("--where").split(","), indirect=True)
+
+
+@pytest.fixture
 def where(request: pytest.FixtureRequest) -> str:
     """Name of a backend in `tests.harness.pools.BACKENDS`."""
     name: str = request.param
+    if name == "ray":
+        request.getfixturevalue("ray_cluster")
     return name
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster of two machines on this one, to which the tests are connected."""
+    from tests.harness.ray_cluster import running_cluster
+
+    with running_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -108,6 +131,16 @@ def pool_of(where: str) -> Iterator[Callable[..., Any]]:
 def vector_env_of(where: str) -> Iterator[Callable[..., Any]]:
     """Build vector envs on the backend under test; they are closed at the end."""
     yield from _keep_closed(where, make_vector_env)
+
+
+def _leaves_no_workers() -> Iterator[None]:
+    """Check that no worker is left. Ray keeps processes, threads and descriptors of its own."""
+    before = set(leaks.workers_of_pools())
+    yield
+    left = leaks.wait_until_gone(
+        [pid for pid in leaks.workers_of_pools() if pid not in before], timeout_s=leaks.GRACE_S
+    )
+    assert not left, f"the test left the workers {left} behind"
 
 
 def _keep_closed(where: str, make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stepmill.spec.options import PoolOptions as PoolOptions
     from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
+    from stepmill.spec.ray_options import RayOptions as RayOptions
 
 _MODULE_OF = {
     "VectorEnv": "stepmill.frontends.gymnasium",
@@ -61,6 +62,7 @@ _MODULE_OF = {
     "OnFault": "stepmill.spec.options",
     "PoolOptions": "stepmill.spec.options",
     "RetryIn": "stepmill.spec.options",
+    "RayOptions": "stepmill.spec.ray_options",
     "Seeding": "stepmill.spec.options",
     "BadOutput": "stepmill.spec.errors",
     "BusyEnvError": "stepmill.spec.errors",
@@ -93,6 +95,7 @@ __all__ = [
     "OnFault",
     "Pool",
     "PoolOptions",
+    "RayOptions",
     "RecvTimeout",
     "RetryIn",
     "Rollout",

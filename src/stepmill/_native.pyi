@@ -158,6 +158,11 @@ class PoolState:
     def attach_kernel(self, loop: object) -> None:
         """Use the loop of a kernel, which runs all envs."""
 
+    def attach_outbox(self, eventfd: int) -> None:
+        """
+        Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.
+        """
+
     def attach_helper(self, helper: object) -> None:
         """
         Run a foreign pool in the calling thread: helper(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.
@@ -624,3 +629,79 @@ class KernelLoop:
 
     def release(self) -> None:
         """Drop every reference to Python objects."""
+
+class PoolRelay:
+    """
+    The pool's side of the messages to one node, whose workers serve another slab.
+    """
+
+    def __init__(self, slab: Slab, workers: Sequence[int]) -> None:
+        """workers: those of the node, by their numbers in the pool."""
+
+    def collect_commands(self) -> Any | None:
+        """Return the new commands as a message, a uint8 array, or None."""
+
+    def publish_results(self, message: Any) -> tuple[list[int], int]:
+        """
+        Write the results of a message to the pool's slab. Return the workers that are dead, and how many results there were.
+        """
+
+    def has_outstanding(self) -> bool:
+        """Return whether a collected command has no result."""
+
+    def expect_worker(self, worker: int, generation: int) -> None:
+        """
+        A successor serves: messages of its predecessors say nothing about it, and its counters begin again.
+        """
+
+class NodeRelay:
+    """
+    A node's side of the messages: it writes commands to the node's slab and reads results.
+    """
+
+    def __init__(self, slab: Slab) -> None: ...
+
+    def apply_commands(self, message: Any) -> int:
+        """
+        Give the commands of a message to the workers, except those that came before. Return how many are new.
+        """
+
+    def wait(self, is_for_all: bool, timeout_s: float) -> bool:
+        """
+        Wait until all commands are done, or one, or a worker has died. Return False after the timeout or wake(). One thread at a time.
+        """
+
+    def wake(self) -> None:
+        """End the wait of another thread, or the next one."""
+
+    def collect_results(self) -> Any:
+        """
+        Return the results that were not collected before as a message, a uint8 array.
+        """
+
+    def num_outstanding(self) -> int:
+        """
+        Return how many commands have a result that was not collected, or none yet.
+        """
+
+    def ticket_after(self, worker: int, local: int, pool_ticket: int) -> int | None:
+        """
+        Return the number that a command has in the node's slab, or None if it has not arrived.
+        """
+
+    def post_request(self, worker: int) -> None:
+        """Count a slow request for a worker, and ring its doorbell."""
+
+    def clear_worker(self, worker: int) -> None:
+        """
+        Drop the commands of a worker that is gone, and rewrite its words for its successor.
+        """
+
+    def begin_generation(self, worker: int) -> None:
+        """A successor serves."""
+
+    def generation(self, worker: int) -> int:
+        """Return how often a worker was restarted."""
+
+    def stop(self) -> None:
+        """Tell all workers to end, and wake the thread that waits."""

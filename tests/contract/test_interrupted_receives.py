@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -123,8 +122,6 @@ def _interrupt_everywhere(pool: stepmill.Pool, name: str, recover: Callable[...,
     operation, is_reset = {**STEPS, **RESETS}[name], name in RESETS
     books = Books(pool)
     results: list[tuple[Any, Any, Any]] = []
-    # CPython 3.13 reports the instructions only of functions that it has traced to their end before.
-    LineInterrupt(sys.maxsize, FILES, RECEIVING).call(lambda: books.note(*operation(pool), is_reset=is_reset))
     for place in range(1, 10_000):
         num_told = books.num_told
         if LineInterrupt(place, FILES, RECEIVING).call(lambda: results.append(operation(pool))):

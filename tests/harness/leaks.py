@@ -91,6 +91,19 @@ def descendants(pid: int | None = None) -> list[int]:
     return found
 
 
+def workers_of_pools() -> list[int]:
+    """Return the pids of the launchers and workers of pools among our descendants."""
+    return [pid for pid in descendants() if b"stepmill.worker" in _command_line(pid) and is_running(pid)]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def _has_children() -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -10,6 +10,7 @@ from typing import Any
 
 import stepmill
 from stepmill.pool.workers import WorkerState
+from stepmill.spec.ray_options import RayOptions
 from stepmill.testing.envs import CountingEnv
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -19,18 +20,22 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "forkserver": {"backend": "process", "context": "forkserver"},
     "spawn": {"backend": "process", "context": "spawn"},
 }
+# With `pytest --where`; tests/conftest.py starts a cluster for it.
+OPTIONAL: dict[str, dict[str, Any]] = {
+    "ray": {"backend": "ray", "ray": RayOptions(num_nodes=2, num_cpus=0)},
+}
 EnvFns = Sequence[Callable[[], Any]]
 NAMED = ("backend", "num_workers")
 
 
 def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
     """Build a Pool on a backend of BACKENDS; `options` are arguments of PoolOptions, or `batch_size`."""
-    chosen = {**BACKENDS[where], **options}
+    chosen = {**(BACKENDS | OPTIONAL)[where], **options}
     if where == "serial":
         chosen.pop("num_workers", None)
     else:
         chosen.setdefault("num_workers", min(2, len(env_fns)))
-    arguments = {name: chosen.pop(name) for name in ("backend", "num_workers", "batch_size") if name in chosen}
+    arguments = {name: chosen.pop(name) for name in ("backend", "num_workers", "batch_size", "ray") if name in chosen}
     return stepmill.Pool(env_fns, **arguments, options=stepmill.PoolOptions(**chosen))
 
 
@@ -50,7 +55,7 @@ def await_restart(pool: stepmill.Pool, worker: int) -> None:
 
 def make_vector_env(where: str, env_fns: EnvFns, **arguments: Any) -> stepmill.VectorEnv:
     """Build a VectorEnv on a backend of BACKENDS; `arguments` are its own."""
-    chosen = dict(BACKENDS[where])
+    chosen = dict((BACKENDS | OPTIONAL)[where])
     if where != "serial":
         arguments.setdefault("num_workers", min(2, len(env_fns)))
     else:

@@ -58,6 +58,7 @@ SlabPlan parse_plan(nb::dict fields) {
     auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };
     plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments"), plan.worker_traces = offsets("worker_traces");
     for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
+    if (fields.contains("seed_ids")) plan.seed_ids = nb::cast<std::vector<std::uint32_t>>(fields["seed_ids"]);
     plan.observation = parse_columns(fields["observation"]);
     plan.final_observation = parse_columns(fields["final_observation"]);
     plan.action = parse_columns(fields["action"]);
@@ -169,6 +170,7 @@ void bind_pool_state(nb::module_& module) {
         .def(nb::init<std::shared_ptr<Slab>, nb::dict>(), "slab"_a, "settings"_a)
         .def("attach_inline", &PoolState::attach_inline, "loop"_a, "Run commands in the calling thread, with this loop (serial backend).")
         .def("attach_kernel", &PoolState::attach_kernel, "loop"_a, "Use the loop of a kernel, which runs all envs.")
+        .def("attach_outbox", &PoolState::attach_outbox, "eventfd"_a, "Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.")
         .def("attach_helper", &PoolState::attach_helper, "helper"_a, "Run a foreign pool in the calling thread: helper(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.")
         .def("step", &PoolState::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs. Return Gymnasium's five values, or None if there is a fault.")
         .def("step_obs", &PoolState::step_obs, "actions"_a.none(), nb::sig("def step_obs(self, actions: object) -> typing.Any | None"), "Step all envs. Return the observations, or None if there is a fault.")

@@ -10,5 +10,6 @@ void bind_codec(nanobind::module_& module);   // encode, decode
 void bind_system(nanobind::module_& module);  // OwnedFd, watch_parent, usable_cores, pidfd_send_signal …; turns std::system_error into OSError
 void bind_reaper(nanobind::module_& module);  // Reaper; must follow the class Slab
 void bind_kernel(nanobind::module_& module);   // KernelLoop; must follow the class Slab
+void bind_relay(nanobind::module_& module);    // PoolRelay, NodeRelay; must follow the class Slab
 
 }  // namespace stepmill

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "blobs.hpp"
 #include "reaper.hpp"
 
@@ -19,6 +22,12 @@ void CommandWriter::attach_loop(nb::object loop) {
 }
 
 void CommandWriter::attach_helper(nb::object helper) { helper_ = std::move(helper); }
+
+void CommandWriter::attach_outbox(int eventfd) {
+    const int fd = fcntl(eventfd, F_DUPFD_CLOEXEC, 3);
+    if (fd < 0) throw std::system_error(errno, std::generic_category(), "the descriptor of an outbox cannot be duplicated");
+    outbox_.emplace(fd);
+}
 
 void CommandWriter::clear() {
     loop_ = nullptr;
@@ -48,8 +57,16 @@ void CommandWriter::write_blob(std::uint32_t server, PyObject* blob) {
     words.flags[location.local] |= FLAG_BLOB;
 }
 
+// Tells the thread that sends commands to other machines that there are new ones.
+void CommandWriter::notify_outbox() const {
+    if (!outbox_) return;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(outbox_->number(), &one, sizeof one);  // fails only if the counter is full: then the thread is awake
+}
+
 void CommandWriter::deliver() {
     if (helper_) helper_(false);
+    notify_outbox();
     if (has_workers()) {
         for (std::uint32_t w = 0; w < has_new_commands_.size(); ++w) {
             if (has_new_commands_[w]) ring_worker(*slab_.workers[w]);
@@ -63,6 +80,7 @@ void CommandWriter::deliver() {
 
 void CommandWriter::ring(std::uint32_t worker) {
     if (!has_workers()) return;
+    notify_outbox();
     ring_worker(*slab_.workers[worker]);
     check_deaths_of(worker);
 }
@@ -107,6 +125,7 @@ void CommandWriter::end_restart(std::uint32_t worker) {
     is_restarting_[worker] = 0;
     --num_restarting_;
     for (const std::uint32_t server : slab_.plan.servers[worker]) publish(slab_.server_locations[server], published(server));
+    notify_outbox();
     ring_worker(*slab_.workers[worker]);
 }
 

@@ -1,6 +1,7 @@
 // The learner's words of the slab: the command of each server with its arguments, and how its worker is woken.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "codec.hpp"
@@ -17,6 +18,7 @@ class CommandWriter {
     CommandWriter(Slab& slab, PyObject* pickler);
 
     void attach_loop(nb::object loop);      // serial backend: the calling thread runs the commands
+    void attach_outbox(int eventfd);  // a duplicate of it is written after each delivery
     void attach_helper(nb::object helper);  // helper(is_waiting) -> bool: starts new commands and, if is_waiting, fetches results
     Loop* loop() const noexcept { return loop_; }
     const nb::object& helper() const noexcept { return helper_; }
@@ -74,6 +76,7 @@ class CommandWriter {
         if (!is_restarting_[location.worker]) slab_.words[location.worker].ticket[location.local].store(ticket, std::memory_order_release);
     }
     void ring(std::uint32_t worker);
+    void notify_outbox() const;
 
     Slab& slab_;
     std::vector<Tickets> tickets_;             // by server
@@ -84,6 +87,7 @@ class CommandWriter {
     std::vector<OverflowWriter> blobs_;        // by worker
     std::vector<std::uint8_t> buffer_;
     Encoder encoder_;
+    std::optional<OwnedFd> outbox_;
     Loop* loop_ = nullptr;
     nb::object loop_object_, helper_;
 };

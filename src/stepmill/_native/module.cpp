@@ -19,4 +19,5 @@ NB_MODULE(_native, m) {
     stepmill::bind_system(m);
     stepmill::bind_reaper(m);
     stepmill::bind_kernel(m);
+    stepmill::bind_relay(m);
 }

@@ -85,7 +85,9 @@ nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
 
 std::uint64_t Loop::episode_seed(std::uint32_t local) const {
     const ServedEnv& served = envs_[local];
-    return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, slab_->plan.servers[worker_][local], served.episode);
+    const std::uint32_t server = slab_->plan.servers[worker_][local];
+    const std::uint32_t seed_id = slab_->plan.seed_ids.empty() ? server : slab_->plan.seed_ids.at(server);
+    return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, seed_id, served.episode);
 }
 
 bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {

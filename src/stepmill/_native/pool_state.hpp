@@ -77,6 +77,7 @@ class PoolState {
     PoolState(std::shared_ptr<Slab> slab, nb::dict settings);
 
     void attach_inline(nb::object loop) { commands_.attach_loop(std::move(loop)); }
+    void attach_outbox(int eventfd) { commands_.attach_outbox(eventfd); }
     void attach_helper(nb::object helper) { commands_.attach_helper(std::move(helper)); }
     void attach_kernel(nb::object loop);                          // a KernelLoop
     nb::object step(nb::handle actions);                          // None: there is a fault

@@ -95,6 +95,7 @@ struct SlabPlan {
     std::vector<std::size_t> learner_words, worker_words;  // by worker
     std::vector<std::size_t> segments;                     // by worker: where its part of the split columns begins
     std::vector<std::vector<std::uint32_t>> servers;       // by worker, in local order
+    std::vector<std::uint32_t> seed_ids;                   // by server: the number in the seeds of its automatic resets; empty: its own
     std::vector<Column> observation, final_observation, action, info;
     std::vector<Column> staging;                           // first observations of staged episodes, one row per server. Only with spares
     OutcomePlan outcome;

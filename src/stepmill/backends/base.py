@@ -14,6 +14,7 @@ from stepmill import _native
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.notices import warn
+from stepmill.spec.stats import NodeStats
 from stepmill.worker.calls import ServingLoop, serve_request
 from stepmill.worker.env_host import Fault
 from stepmill.worker.error_records import env_error
@@ -89,6 +90,24 @@ class TracedBackend(Protocol):
 
     def read_trace(self, worker: int) -> str:
         """Return the output of faulthandler in the worker's last process, once that has ended; empty if there is none."""
+
+
+@runtime_checkable
+class RemoteBackend(Protocol):
+    """A backend whose workers run on other machines. Time limits of envs are watched there."""
+
+    @property
+    def outbox_fd(self) -> int:
+        """An eventfd, written after each delivery of commands."""
+
+    def describe_node(self, worker: int) -> str:
+        """Return the node of a worker, for messages."""
+
+    def cause_of_death(self, worker: int) -> str | None:
+        """Return why a worker is dead, if its node is the reason."""
+
+    def node_stats(self) -> tuple[NodeStats, ...]:
+        """Return the traffic of each node."""
 
 
 class Future:
@@ -269,7 +288,15 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def worker_died_error(worker: int, env_ids: Sequence[int], exit_code: int | None, *, hint: str) -> WorkerDied:
+def worker_died_error(
+    worker: int,
+    env_ids: Sequence[int],
+    exit_code: int | None,
+    *,
+    hint: str,
+    node: str | None = None,
+    cause: str | None = None,
+) -> WorkerDied:
     """Return the error for a worker that has ended.
 
     Args:
@@ -277,14 +304,18 @@ def worker_died_error(worker: int, env_ids: Sequence[int], exit_code: int | None
         env_ids: of its envs.
         exit_code: see `MonitoredBackend.exit_code`.
         hint: what the user can do, or what the worker was doing.
+        node: where it ran, if not on this machine.
+        cause: why it ended, if its exit status does not say it.
     """
     name = signal_name(exit_code)
+    place = f" on {node}" if node else ""
     return WorkerDied(
-        f"worker {worker} {describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
+        f"worker {worker}{place} {cause or describe_exit(exit_code)}; {_lost(env_ids)}; {hint}",
         worker=worker,
         env_ids=env_ids,
         exit_code=exit_code if name is None else None,
         signal_name=name,
+        node=node,
     )
 
 

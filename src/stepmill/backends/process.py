@@ -111,7 +111,7 @@ class ProcessBackend:
         self._launch(self._links, build_messages)
 
     def _dump_build(self, plan: WorkerPlan) -> bytes:
-        data = None if self._program is None else _dump_plan(plan)
+        data = None if self._program is None else dump_plan(plan)
         return dump(Build(self._settings, plan.worker, plan.env_ids, data, self._program))
 
     def _launch(self, links: Sequence[WorkerLink], build_messages: Sequence[bytes]) -> None:
@@ -147,15 +147,23 @@ class ProcessBackend:
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        packed = [_dump_payload(request) for request in requests.values()]
+        packed = [self._pack(request) for request in requests.values()]
         timeout_s = self._settings.call_timeout_s
         futures = [
-            Future(request, worker, timeout_s, self._wait, unpack=_load_value) for worker, request in requests.items()
+            Future(request, worker, timeout_s, self._wait, unpack=self._unpack) for worker, request in requests.items()
         ]
         with defer_signals():  # to all workers or to none
             for future, request in zip(futures, packed, strict=True):
                 self._post(request, future)
         return futures
+
+    def _pack(self, request: Request) -> Request:
+        """Return a request whose payload is bytes."""
+        return pack_request(request)
+
+    def _unpack(self, outcome: Outcome) -> Outcome:
+        """Return an outcome whose value is loaded."""
+        return unpack_outcome(outcome)
 
     def _post(self, request: Request, future: Future) -> None:
         ring = self._ring
@@ -244,7 +252,7 @@ class ProcessBackend:
                 self._require_launcher().close(0.0)
                 self._launcher = LauncherClient(self._settings, ())
         with allow_signals():  # pickling runs code of the user
-            packed = [_dump_payload(request) for request in settings_requests]
+            packed = [self._pack(request) for request in settings_requests]
         self._launch([fresh], [self._dump_build(fresh.plan)])
         report = self._wait_built([fresh])[0]
         self._attach([fresh], packed)
@@ -339,7 +347,12 @@ class ProcessBackend:
         return self._launcher
 
 
-def _dump_plan(plan: WorkerPlan) -> bytes:
+def dump_plan(plan: WorkerPlan) -> bytes:
+    """Return the plan of a worker as bytes.
+
+    Raises:
+        UsageError: an env_fn cannot be pickled.
+    """
     try:
         return dump(plan)
     except Exception as exc:
@@ -360,7 +373,8 @@ def _can_travel(value: object) -> bool:
     return True
 
 
-def _dump_payload(request: Request) -> Request:
+def pack_request(request: Request) -> Request:
+    """Return a request whose payload is bytes, made by `dump`."""
     try:
         return dataclasses.replace(request, payload=dump(request.payload))
     except Exception as exc:
@@ -371,7 +385,8 @@ def _dump_payload(request: Request) -> Request:
         ) from exc
 
 
-def _load_value(outcome: Outcome) -> Outcome:
+def unpack_outcome(outcome: Outcome) -> Outcome:
+    """Return an outcome whose value is loaded from bytes."""
     if not isinstance(outcome, Value) or not isinstance(outcome.value, bytes):
         return outcome
     try:

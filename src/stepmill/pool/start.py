@@ -9,13 +9,13 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import Backend, MonitoredBackend, too_many_workers_error
+from stepmill.backends.base import Backend, MonitoredBackend, RemoteBackend, too_many_workers_error
 from stepmill.backends.foreign import InlineForeignBackend, foreign_backend
 from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
@@ -30,6 +30,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
+from stepmill.spec.ray_options import RayOptions
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.process_setup import DUMP_SIGNAL
@@ -140,8 +141,12 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
     _check_retries(choice, options)
     _warn_unused(choice, options)
     check_affinity(choice, options)
+    if choice is BackendName.RAY:
+        options = connect_ray(options)
     plans = plan_workers(env_fns, options)
-    if choice is BackendName.ENVPOOL:
+    if choice is BackendName.RAY:
+        backend: Backend = ray_backend(options)
+    elif choice is BackendName.ENVPOOL:
         backend = foreign_backend(worker_settings(options), env_fns)
     elif choice is BackendName.KERNEL:
         backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
@@ -156,6 +161,31 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
         if exc.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         raise too_many_workers_error(len(plans), exc) from exc
+
+
+def connect_ray(options: PoolOptions) -> PoolOptions:
+    """Connect to a Ray cluster; return the options with the number of workers that it has CPUs for, if none is given."""
+    from stepmill.backends.ray.cluster import count_cpus
+
+    chosen = options.ray or RayOptions()
+    num_cpus = count_cpus(chosen)
+    is_open = options.num_workers is None and options.envs_per_worker is None
+    # The thread that waits leaves its core to the one that receives messages.
+    spin_us = 0.0 if options.spin_us is None else options.spin_us
+    return replace(options, ray=chosen, num_workers=num_cpus if is_open else options.num_workers, spin_us=spin_us)
+
+
+def ray_backend(options: PoolOptions) -> Backend:
+    """Return the backend for a Ray cluster, which `connect_ray` has connected."""
+    from stepmill.backends.ray.backend import RayBackend
+
+    limits = {
+        "step_timeout_s": options.step_timeout_s,
+        "reset_timeout_s": options.reset_timeout_s,
+        "call_timeout_s": options.call_timeout_s,
+        "attempts_timeout_s": _attempts_timeout_s(options),
+    }
+    return RayBackend(worker_settings(options), options.ray or RayOptions(), limits)
 
 
 def _start(
@@ -180,6 +210,8 @@ def _start(
         state.attach_reaper(resources.reaper)
     faults.workers.attach(state, reports, resources.reaper)
     faults.capsules.attach(state, specs[0], faults.workers.settings_of)
+    if isinstance(backend, RemoteBackend):
+        state.attach_outbox(backend.outbox_fd)
     backend.attach(slab, state.post_request)
     if isinstance(backend, SerialBackend):
         state.attach_inline(backend.loop)
@@ -191,6 +223,8 @@ def _start(
 
 
 def _make_reaper(slab: SharedSlab, backend: MonitoredBackend, options: PoolOptions) -> _native.Reaper:
+    if isinstance(backend, RemoteBackend):  # its nodes watch the time limits
+        options = replace(options, step_timeout_s=None, reset_timeout_s=None, crash_dir=None)
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
     limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
     reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))

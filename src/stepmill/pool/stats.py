@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepmill import timers
+from stepmill.backends.base import RemoteBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.errors import StepmillError
@@ -25,6 +26,7 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
     return runtime.slab.read_stats(
         leased_slots=runtime.state.num_held(),
         replay_log_bytes=runtime.state.log_bytes() + runtime.faults.call_log_bytes,
+        nodes=runtime.backend.node_stats() if isinstance(runtime.backend, RemoteBackend) else (),
     )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill import _native
-from stepmill.backends.base import Backend, MonitoredBackend, name_envs, worker_died_error
+from stepmill.backends.base import Backend, MonitoredBackend, RemoteBackend, name_envs, worker_died_error
 from stepmill.backends.process import ProcessBackend
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
@@ -274,8 +274,12 @@ class WorkerSupervisor:
 
     def worker_died_error(self, worker: int) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        exit_code = self._backend.exit_code(worker) if isinstance(self._backend, MonitoredBackend) else None
-        return worker_died_error(worker, self.state.envs_of(worker), exit_code, hint=self.policy.death_hint)
+        backend, env_ids, hint = self._backend, self.state.envs_of(worker), self.policy.death_hint
+        exit_code = backend.exit_code(worker) if isinstance(backend, MonitoredBackend) else None
+        if not isinstance(backend, RemoteBackend):
+            return worker_died_error(worker, env_ids, exit_code, hint=hint)
+        node, cause = backend.describe_node(worker), backend.cause_of_death(worker)
+        return worker_died_error(worker, env_ids, exit_code, hint=hint, node=node, cause=cause)
 
     def record_cause(self, worker: int, error: StepmillError) -> None:
         """Record why a worker died."""

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 from stepmill import _native
@@ -14,7 +15,7 @@ from stepmill._native import OwnedFd
 from stepmill.slab.counters import CounterReader, Description
 from stepmill.slab.layout import Layout, WritableParts
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
-from stepmill.spec.stats import PoolStats
+from stepmill.spec.stats import NodeStats, PoolStats
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
@@ -65,10 +66,11 @@ class SharedSlab:
         """Return the memfds that one worker needs: of the slab, of its commands and of its results."""
         return (self._memory.fileno(), *self.native.fds_of(worker))
 
-    def read_stats(self, *, leased_slots: int, replay_log_bytes: int) -> PoolStats:
+    def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
         """Return the statistics of now."""
         with self.view() as memory:
-            return self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
+            stats = self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
+        return replace(stats, nodes=nodes)
 
     @contextmanager
     def view(self) -> Iterator[memoryview]:

@@ -198,6 +198,7 @@ class WorkerDied(StepmillError):
         env_ids: the envs that it ran.
         exit_code: its exit status; None if a signal killed it or if the status is not known.
         signal_name: for example "SIGKILL"; None if no signal killed it.
+        node: where it ran, with backend="ray"; None on this machine.
     """
 
     def __init__(
@@ -208,8 +209,10 @@ class WorkerDied(StepmillError):
         env_ids: Sequence[int] = (),
         exit_code: int | None = None,
         signal_name: str | None = None,
+        node: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.node = node
         self.worker = worker
         self.env_ids = tuple(env_ids)
         self.exit_code = exit_code

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, Ty
 import numpy as np
 
 from stepmill.spec.errors import UsageError
+from stepmill.spec.ray_options import RayOptions
 
 if TYPE_CHECKING:
     import gymnasium.vector
@@ -70,6 +71,7 @@ class BackendName(str, Enum):
     PROCESS = "process"
     ENVPOOL = "envpool"
     KERNEL = "kernel"
+    RAY = "ray"
 
 
 class EnvState(IntEnum):
@@ -132,7 +134,7 @@ _NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "timers_every")
 class EngineKeywords(TypedDict, total=False):
     """`OptionKeywords` without `start_serially`, which is an argument of ALF's classes."""
 
-    backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool", "kernel"] | Backend
+    backend: BackendName | Literal["auto", "serial", "thread", "process", "envpool", "kernel", "ray"] | Backend
     num_workers: int | None
     envs_per_worker: int | None
     context: Context | Literal["forkserver", "fork", "spawn"]
@@ -166,6 +168,7 @@ class EngineKeywords(TypedDict, total=False):
     affinity: Sequence[int] | None
     persist_options: bool
     timers_every: int
+    ray: RayOptions | None
 
 
 class OptionKeywords(EngineKeywords, total=False):
@@ -217,6 +220,7 @@ class PoolOptions:
         affinity: numbers of the cores that the workers may use, all of them together; None is those of the learner.
         persist_options: the default of `Pool.reset(persist_options=...)`.
         timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
+        ray: how backend="ray" uses the cluster; None is RayOptions().
     """
 
     backend: BackendName | Backend = BackendName.AUTO
@@ -254,6 +258,7 @@ class PoolOptions:
     affinity: Sequence[int] | None = None
     persist_options: bool = False
     timers_every: int = 0
+    ray: RayOptions | None = None
 
     if TYPE_CHECKING:
 
@@ -287,6 +292,7 @@ class PoolOptions:
         self._check_workers()
         self._check_envpool()
         self._check_kernel()
+        self._check_ray()
         self._check_replay()
         self._check_spares()
 
@@ -329,6 +335,18 @@ class PoolOptions:
             raise UsageError(
                 f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave that out, "
                 "and say with num_workers how many threads there are"
+            )
+
+    def _check_ray(self) -> None:
+        if self.ray is not None and not isinstance(self.ray, RayOptions):
+            raise UsageError(f"ray={self.ray!r} is a {type(self.ray).__name__}; give stepmill.RayOptions(...)")
+        if self.ray is not None and self.backend is not BackendName.RAY:
+            raise UsageError(
+                f"ray is only for backend='ray', and the backend is {_name_of(self.backend)!r}; leave it out"
+            )
+        if self.backend is BackendName.RAY and self.context is Context.FORK:
+            raise UsageError(
+                "backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'"
             )
 
     def _check_replay(self) -> None:

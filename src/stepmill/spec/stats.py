@@ -5,7 +5,7 @@ Letters in shapes: N envs, S env objects (N and the spares), K kinds of faults, 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,6 +160,40 @@ class LearnerStats:
 
 
 @dataclass(frozen=True)
+class NodeStats:
+    """The traffic between a pool and one of its nodes, with backend="ray".
+
+    Attributes:
+        node: its number.
+        address: of its machine.
+        workers: the workers that it runs.
+        messages: exchanges that were sent to it.
+        sent_bytes, received_bytes: of commands and of results.
+        in_flight: exchanges without an answer, now.
+        restarts: how often the node was replaced.
+    """
+
+    node: int
+    address: str
+    workers: tuple[int, ...]
+    messages: int
+    sent_bytes: int
+    received_bytes: int
+    in_flight: int
+    restarts: int
+
+    def __sub__(self, earlier: NodeStats) -> NodeStats:
+        """Return the counts since an earlier state of the same node."""
+        return replace(
+            self,
+            messages=self.messages - earlier.messages,
+            sent_bytes=self.sent_bytes - earlier.sent_bytes,
+            received_bytes=self.received_bytes - earlier.received_bytes,
+            restarts=self.restarts - earlier.restarts,
+        )
+
+
+@dataclass(frozen=True)
 class PoolStats:
     """A pool since its start, or, as the difference of two, between two moments.
 
@@ -177,6 +211,7 @@ class PoolStats:
         lease_copies: batches of all envs whose large observations were copied because no result slot was free.
         leased_slots: result slots that arrays of the user hold now.
         replay_log_bytes: size of the logs of `on_fault="replay"` now.
+        nodes: the traffic with each node of backend="ray"; empty on other backends.
     """
 
     elapsed_s: float
@@ -193,6 +228,7 @@ class PoolStats:
     lease_copies: int
     leased_slots: int = 0
     replay_log_bytes: int = 0
+    nodes: tuple[NodeStats, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -239,6 +275,7 @@ class PoolStats:
             lease_copies=self.lease_copies - earlier.lease_copies,
             leased_slots=self.leased_slots,
             replay_log_bytes=self.replay_log_bytes,
+            nodes=tuple(now - old for now, old in zip(self.nodes, earlier.nodes, strict=True)),
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -260,6 +297,7 @@ class PoolStats:
             "lease_copies": self.lease_copies,
             "leased_slots": self.leased_slots,
             "replay_log_bytes": self.replay_log_bytes,
+            "nodes": [asdict(node) for node in self.nodes],
         }
 
     def to_scalars(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, EnvState, SyncSubprocessEnvManager
-from stepmill.frontends.di_engine.errors import mirrored
+from stepmill.frontends.di_engine.errors import with_env_class
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout
 from stepmill.testing.faulty import OddSignatureError
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
@@ -64,7 +64,7 @@ def test_an_exception_with_a_constructor_of_its_own_arrives_as_its_class(cls: An
 
 @pytest.mark.parametrize("name", ["builtins.print", "nowhere.NoError", "SystemExit", "numpy.ndarray", "ValueError"])
 def test_only_exceptions_that_are_known_here_are_mirrored(name: str) -> None:
-    error = mirrored(EnvError("text", env_id=3, error_type=name))
+    error = with_env_class(EnvError("text", env_id=3, error_type=name))
     assert (error.env_id, error.message) == (3, "text")
     assert isinstance(error, ValueError) is (name == "ValueError")
 
@@ -171,7 +171,7 @@ def test_an_env_that_dies_gives_an_abnormal_timestep_that_names_it(
     assert (info["abnormal"], info["fault"]) == (True, "WorkerDied")
     assert "SIGKILL" in info["message"]
     assert "envs [1]" in info["message"]
-    assert "env 1 gives an abnormal timestep" in caplog.text
+    assert "env 1 returns an abnormal timestep" in caplog.text
     assert timesteps[2].reward.tolist() == [2]
     manager.reset({1: None})
     assert [obs.tolist() for obs in manager.ready_obs.values()] == [[0, 0, 1], [1, 0, 0], [2, 0, 1]]

@@ -18,7 +18,7 @@ from stepmill.frontends.di_engine import (
     BaseEnvManager,
     EnvState,
     SyncSubprocessEnvManager,
-    turns,
+    env_lifecycle,
 )
 from stepmill.spec.errors import EngineBug
 from stepmill.testing.gates import Gate
@@ -139,7 +139,7 @@ def test_an_env_goes_through_the_states_of_di_engine(make_manager: MakeManager) 
 def test_an_env_is_in_reset_until_its_first_observation_is_here(
     make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "LOG_EVERY_S", 0.02)
+    monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.02)
     with Gate() as gate, caplog.at_level(logging.WARNING, "stepmill.di_engine"):
         manager = make_manager(SyncSubprocessEnvManager, ding_envs(2, length=1, gate=str(gate.path)))
         manager.launch()
@@ -163,7 +163,7 @@ def test_an_env_is_in_reset_until_its_first_observation_is_here(
 def test_ready_obs_waits_for_an_env_that_wants_an_action_and_tells_of_a_long_wait(
     make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "LOG_EVERY_S", 0.02)
+    monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.02)
     with Gate() as gate, caplog.at_level(logging.WARNING, "stepmill.di_engine"):
         manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, length=1, gate=str(gate.path)))
         manager.launch()
@@ -364,7 +364,7 @@ def test_an_env_at_work_is_active_and_not_ready(make_manager: MakeManager) -> No
         manager.step({0: "gate", 1: 1})
         assert manager.ready_env == manager.ready_obs_id == list(manager.ready_obs) == [1, 2]
         assert manager.active_env == [0, 1, 2]
-        with pytest.raises(AssertionError, match=r"envs \[0\] are still at work"):
+        with pytest.raises(AssertionError, match=r"envs \[0\] still execute an action"):
             manager.step({0: 1})
         gate.open()
 

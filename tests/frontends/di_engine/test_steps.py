@@ -1,4 +1,4 @@
-"""DI-engine's managers: which timesteps a step returns, and when; resets in place; tree arrays; the registry."""
+"""DI-engine's managers: which timesteps a step returns, and when; resets in place; tree arrays; managers by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stepmill.frontends.di_engine import (
     GymVectorEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
-    registry,
+    managers,
     trees,
 )
 from stepmill.spec.errors import UsageError
@@ -235,7 +235,7 @@ def test_v2_infos_get_names_and_lose_strings_not_in_silence(
     info = manager.step(["info"])[0].info
     assert (int(info._1st), float(info.a_b)) == (1, 2.0)
     assert "name" not in info
-    assert "info keys ['name'] are left out" in caplog.text
+    assert "info keys ['name'] are omitted" in caplog.text
     caplog.clear()
     manager.step(["info"])
     assert caplog.text == ""  # once is enough
@@ -245,7 +245,7 @@ def test_v2_infos_get_names_and_lose_strings_not_in_silence(
 def test_v2_refuses_another_number_of_actions_than_of_envs(v2: Any, make_manager: MakeManager) -> None:
     manager = make_manager(v2, ding_envs(3))
     manager.launch()
-    with pytest.raises(UsageError, match=r"2 actions are given for 3 envs \[0, 1, 2\]"):
+    with pytest.raises(UsageError, match=r"got 2 actions for 3 envs; .* \[0, 1, 2\]"):
         manager.step([1, 2])
     assert len(manager.step({1: 4})) == 1
 
@@ -343,8 +343,8 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
 def test_a_di_engine_that_cannot_be_imported_is_told_and_does_no_harm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registry, "has_ding", lambda: True)
+    monkeypatch.setattr(managers, "has_ding", lambda: True)
     monkeypatch.setitem(sys.modules, "ding", None)
     monkeypatch.setitem(sys.modules, "ding.envs", None)
-    registry.register_if_there()
-    assert "DI-engine cannot be imported, and keeps its own managers" in caplog.text
+    managers.register_if_there()
+    assert "DI-engine cannot be imported, so its registry is not changed" in caplog.text

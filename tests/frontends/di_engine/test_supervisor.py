@@ -84,7 +84,7 @@ def test_without_blocking_answers_come_by_recv(supervise: Any, kind: Any) -> Non
 def test_recv_with_nothing_under_way_is_refused(supervise: Any) -> None:
     envs = supervise()
     envs.launch()
-    with pytest.raises(UsageError, match="nothing under way"):
+    with pytest.raises(UsageError, match="no env executes a command"):
         envs.recv()
 
 
@@ -182,8 +182,8 @@ def test_a_step_that_hangs_or_dies_costs_its_env_only(supervise: Any) -> None:
 def test_the_error_in_a_timestep_keeps_no_pool_alive(supervise: Any) -> None:
     envs = EnvSupervisor(ChildType.PROCESS, ding_envs(2))
     envs.launch()
-    assert envs._desk is not None
-    pool = weakref.ref(envs._desk.pool)
+    assert envs._client is not None
+    pool = weakref.ref(envs._client.pool)
     timesteps = envs.step(["die", 1])
     error = timesteps[0].info.err.item()
     assert isinstance(error, WorkerDied)

@@ -347,7 +347,7 @@ def test_close_closes_every_env_whatever_was_not_received_and_can_be_repeated(ma
     manager = manager_of(factory, 3)
     manager.reset()
     manager.get_steps()
-    manager._queue_steps()  # answers that nobody takes
+    manager._driver._queue_steps()  # results that are never received
     manager.close()
     manager.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed0", "closed1", "closed2"]

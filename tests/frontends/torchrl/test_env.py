@@ -234,6 +234,13 @@ def test_moving_to_a_device_moves_specs_and_data(is_open_before):
     td = env._reset()  # without TorchRL's checks of flags, which such a device has not
     assert td.device == torch.device("meta")
     assert td["observation"].device.type == "meta"
+    stepped = env._step(TensorDict({"action": torch.tensor([0, 0])}, [2]))  # the action's values are on the CPU
+    assert {value.device.type for value in stepped.values()} == {"meta"}
+    env = env.to("cpu")
+    stepped = env.step(TensorDict({"action": torch.tensor([0, 0])}, [2]))["next"]
+    assert {value.device.type for value in stepped.values()} == {"cpu"}
+    clock = 6 if is_open_before else 3  # both steps were taken
+    assert stepped["observation"][:, 0, 0, 0].tolist() == [stepmill.testing.ImageEnv.colour(0, clock)] * 2
     env.close()
 
 

@@ -57,8 +57,8 @@ def test_a_task_is_made_by_name_with_arguments_that_stay_the_callers():
     assert kwargs == before
     assert repr(env) == "MultiThreadedEnv(env=Pong-v5, num_workers=2, device=cpu)"
     assert env.rollout(3, break_when_any_done=False)["observation"].shape == (2, 3, 4, 84, 84)
-    assert env.config == [env.config[0]] * 2
-    assert env.config[0]["max_num_players"] == 1
+    assert (env.config["num_envs"], env.config["max_num_players"]) == (2, 1)
+    assert env.create_env_kwargs == kwargs
     env.close()
 
 
@@ -308,4 +308,38 @@ def test_it_works_in_torchrls_collectors():
     collector = Collector(env, None, frames_per_batch=20, total_frames=60)
     assert [td.batch_size for td in collector] == [(2, 10)] * 3
     collector.shutdown()
+    env.close()
+
+
+@pytest.mark.covers("T-1")
+def test_a_pool_that_was_made_for_gym_is_wrapped_as_in_torchrls_example():
+    pool = envpool.make("CartPole-v1", env_type="gym", num_envs=4, gym_reset_return_info=True)
+    env = MultiThreadedEnvWrapper(pool)
+    assert env.config["num_envs"] == env.num_workers == 4
+    env.reset()
+    assert env.rand_step()["next", "observation"].shape == (4, 4)
+    assert env.rollout(3, break_when_any_done=False).shape == (4, 3)
+    with pytest.raises(AttributeError, match="create_env_kwargs"):
+        _ = env.create_env_kwargs
+    env.close()
+
+
+@pytest.mark.covers("T-4", "T-14")
+def test_obs_is_the_newest_observation_of_each_env():
+    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
+    assert env.obs["observation"].tolist() == [[0.0] * 4] * 3
+    first = env.reset()["observation"]
+    assert torch.equal(env.obs["observation"], first)
+    stepped = env.rand_step()["next", "observation"]
+    assert torch.equal(env.obs["observation"], stepped)
+    assert env.obs.batch_size == (3,)
+    assert not torch.equal(first, stepped)
+    env.close()
+
+
+def test_config_of_another_backend_is_that_of_the_envs():
+    env = MultiThreadedEnv(2, CountingEnv, create_env_kwargs=[{"length": 3}, {"length": 4}], backend="serial")
+    with pytest.raises(AttributeError, match="config"):
+        _ = env.config
+    assert env.create_env_kwargs == [{"length": 3}, {"length": 4}]
     env.close()

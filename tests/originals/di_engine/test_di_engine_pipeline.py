@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("whose", "manager", "cls"),
     [
-        ("ours", "subprocess", "stepmill.frontends.di_engine.processes.SyncSubprocessEnvManager"),
-        ("ours", "base", "stepmill.frontends.di_engine.base.BaseEnvManager"),
+        ("ours", "subprocess", "stepmill.frontends.di_engine.managers.SyncSubprocessEnvManager"),
+        ("ours", "base", "stepmill.frontends.di_engine.managers.BaseEnvManager"),
         ("original", "subprocess", "ding.envs.env_manager.subprocess_env_manager.SyncSubprocessEnvManager"),
     ],
 )

@@ -68,12 +68,13 @@ class Engine:
         frame_skip: how often `step` repeats an action.
         infos: by key, the newest value that each env gave, [N, ...]; the keys are set by the owner. Never written again.
         states: of the envs, to be saved and loaded.
+        makers: what `open_pool` makes envs of; None if the pool was given.
         begins_resets: `step` commands resets of the envs that it finds done, for `wait_resets`.
     """
 
     def __init__(self, open_pool: Callable[[], Pool], *, frame_skip: int = 1, makers: EnvMakers | None = None) -> None:
         self._open_pool = open_pool
-        self._makers = makers  # what `open_pool` makes envs of; None if somebody else has made them
+        self.makers = makers
         self._is_outdated = False  # the pool's envs were made with other arguments than its successor's will be
         self.states = States()
         self.frame_skip = _checked_skip(frame_skip)
@@ -148,12 +149,12 @@ class Engine:
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
         """Change what envs are made with, for the pool that the next reset of all envs makes."""
-        if self._makers is None:
+        if self.makers is None:
             raise UsageError(
                 "this env was made of a pool that exists, and how its envs are made is not known here; make a new pool with "
                 "the new arguments, and a new env of it"
             )
-        self._makers.update(kwargs)
+        self.makers.update(kwargs)
         self._is_outdated = self._is_outdated or bool(kwargs)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from torchrl.envs import EnvBase
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
 from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
+from stepmill.frontends.torchrl.parallel_env import pop_parallel_arguments
 from stepmill.frontends.torchrl.specs import (
     ActionReader,
     action_spec,
@@ -96,6 +97,7 @@ class StepmillEnv(EnvBase):
         **keywords: Unpack[EnvKeywords],
     ) -> None:
         base: dict[str, Any] = {**keywords}
+        pop_parallel_arguments(base, 0 if isinstance(env_fns, Pool) else len(checked_fns(env_fns)))
         of_pool = pop_options(base)
         known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
         check_option_names(sorted(base.keys() - known))
@@ -300,8 +302,25 @@ class StepmillEnv(EnvBase):
 
     @property
     def pool(self) -> Pool:
-        """The pool behind it."""
+        """The pool that runs the envs.
+
+        Raises:
+            UsageError: the env is closed.
+        """
         return self._engine.pool
+
+    @property
+    def create_env_kwargs(self) -> Any:
+        """The keyword arguments of the env functions: a list with a dict per env, newly made."""
+        if self._engine.makers is None:
+            raise AttributeError("create_env_kwargs")  # as an attribute that the class does not have
+        return self._engine.makers.kwargs
+
+    def configure_parallel(self, **keywords: Any) -> StepmillEnv:
+        """Refuse: the workers start when the env is made, so ParallelEnv's arguments are keywords of the constructor."""
+        raise UsageError(
+            f"the workers have been started; give {', '.join(keywords)} to {type(self).__name__} as keywords"
+        )
 
     def __getattr__(self, name: str) -> Any:
         try:

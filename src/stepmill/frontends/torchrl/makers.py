@@ -54,6 +54,11 @@ class EnvMakers:
         self._kwargs = [empty] * len(self._makers)
         self.update(kwargs or {})
 
+    @property
+    def kwargs(self) -> list[dict[str, Any]]:
+        """Copies of the keyword arguments of each env."""
+        return [copy.deepcopy(dict(own)) for own in self._kwargs]
+
     def functions(self) -> list[Callable[[], object]]:
         """Return the env functions of today; envs of one maker and one mapping share one object."""
         made: dict[tuple[int, int], Callable[[], object]] = {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tensordict import TensorDictBase
 from torchrl._utils import logger
 
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
@@ -67,6 +68,18 @@ class MultiThreadedEnvWrapper(StepmillEnv):
             is_categorical=categorical_action_encoding,
             **base,
         )
+
+    @property
+    def obs(self) -> TensorDictBase:
+        """The newest observation of each env, [N, ...]; zeros of envs that have not been reset."""
+        return self._to_tensordict(self._observed(self._engine.pool.observe()))
+
+    @property
+    def config(self) -> Any:
+        """The settings of the EnvPool pool. With another backend, the attribute `config` of the envs."""
+        if not self._engine.is_envpool:
+            return self.__getattr__("config")
+        return self._engine.pool.get_attr("config", env_ids=[0])[0]
 
     def _set_seed(self, seed: Seed) -> None:
         if seed is not None and self._engine.is_envpool and type(self) is MultiThreadedEnvWrapper:
@@ -132,8 +145,14 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
     @property
     def env_name(self) -> str:
-        """What the envs are."""
+        """The name of the task, of Gymnasium's env, or of the function."""
         return self._env_name
+
+    @property
+    def create_env_kwargs(self) -> Any:
+        """The keyword arguments of the envs: a dict, or a list with a dict per env if they differ."""
+        kwargs = super().create_env_kwargs
+        return kwargs[0] if all(own == kwargs[0] for own in kwargs) else kwargs
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"

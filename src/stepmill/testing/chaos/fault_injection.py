@@ -53,7 +53,7 @@ class FaultInjector:
     def inject(self, pool: Pool) -> None:
         """Signal workers or set traps, sometimes."""
         self._loops += 1
-        if self._kind.backend == "process" and self._rng.random() < 0.02:
+        if self._kind.has_processes and self._rng.random() < 0.02:
             self._signal(pool)
         kind = self._kind
         traps = (("step", kind.steps), ("reset", kind.resets), ("call", kind.calls), ("build", kind.builds))
@@ -69,7 +69,7 @@ class FaultInjector:
 
     def kill_one(self, pool: Pool) -> None:
         """Kill one or two workers."""
-        if self._kind.backend == "process":
+        if self._kind.has_processes:
             self._send(pool, signal.SIGKILL)
 
     def _send(self, pool: Pool, number: signal.Signals) -> None:

@@ -28,7 +28,7 @@ class Kind:
         interrupts_starts: whether the round only makes pools, and Ctrl-C interrupts their construction.
         has_unreadable: whether some infos have a value that cannot be unpickled.
         rows_each, is_ragged: rows of each env object, and whether their episodes end at different times.
-        backend: only processes get signals; a hang in a thread ends after `hang_s`.
+        backend: only processes, also those of nodes, get signals; a hang in a thread ends after `hang_s`.
         has_capsules: whether a crash capsule of each fault is written and read.
     """
 
@@ -71,7 +71,12 @@ class Kind:
     @property
     def hang_s(self) -> float:
         """How long a hang lasts."""
-        return HANG_S if self.backend == "process" else THREAD_HANG_S
+        return HANG_S if self.has_processes else THREAD_HANG_S
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether the workers are processes of this machine."""
+        return self.backend in ("process", "ray")
 
     @property
     def num_spares(self) -> int:

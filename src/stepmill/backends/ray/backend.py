@@ -1,0 +1,360 @@
+"""The backend: plans the nodes, starts and restarts workers, and has the thread that exchanges messages with all nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from stepmill import _native
+from stepmill._native import OwnedFd
+from stepmill.backends.base import Future, closed_error
+from stepmill.backends.process import dump_plan, pack_request, unpack_outcome
+from stepmill.backends.ray import cluster
+from stepmill.backends.ray.messages import Exchanged, NodePlan
+from stepmill.backends.ray.node_link import Event, NodeLink, NodeState
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied, join_errors
+from stepmill.spec.notices import warn
+from stepmill.spec.ray_options import RayOptions
+from stepmill.spec.stats import NodeStats
+from stepmill.worker.messages import Build, Request, WorkerPlan, WorkerReport, WorkerSettings, dump
+from stepmill.worker.program_state import ProgramState
+
+MAX_HEARTBEAT_S = 1.0
+WAKE_S = 0.05  # the thread looks at the nodes this often without an event
+REPLY_SLACK_S = 5.0  # a node reports its own timeouts; the pool waits this much longer for the report
+END_S = 5.0  # how long a node may take to end one worker
+CLOSE_SLACK_S = 0.3
+
+
+@dataclasses.dataclass
+class RemoteWorker:
+    """What the pool knows of a worker on a node.
+
+    Attributes:
+        plan: its envs.
+        node: its node's number.
+        local: its number within the node.
+        end_fd: an eventfd that is written when the worker is dead.
+        exit_code: of its process, as the node reported it.
+    """
+
+    plan: WorkerPlan
+    node: int
+    local: int
+    end_fd: OwnedFd
+    exit_code: int | None = None
+
+    def mark_dead(self) -> None:
+        """Let the reaper know that the worker is dead."""
+        with contextlib.suppress(OSError, ValueError):  # closed
+            os.eventfd_write(self.end_fd.fileno(), 1)
+
+
+class RayBackend:
+    """Runs workers on the nodes of a Ray cluster; see the package."""
+
+    def __init__(self, settings: WorkerSettings, options: RayOptions, limits: Mapping[str, Any]) -> None:
+        self._settings, self._options, self._limits = settings, options, limits
+        self._ray = cluster.connect(options)
+        self._pid = os.getpid()
+        self._program = ProgramState.read()
+        self._wake = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._events: deque[Event] = deque()
+        self._links: list[NodeLink] = []
+        self._workers: list[RemoteWorker] = []
+        self._node_plans: list[NodePlan] = []
+        self._replacing: list[threading.Lock] = []
+        self._restarts: list[int] = []
+        self._slab: SharedSlab | None = None
+        self._ring: Callable[[int], None] | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    # ---- what the pool asks -----------------------------------------------------------------------------------------
+
+    @property
+    def outbox_fd(self) -> int:
+        return self._wake.fileno()
+
+    @property
+    def pidfds(self) -> Mapping[int, int]:
+        return {worker.plan.worker: worker.end_fd.fileno() for worker in self._workers}
+
+    def exit_code(self, worker: int) -> int | None:
+        return self._workers[worker].exit_code
+
+    def describe_node(self, worker: int) -> str:
+        return self._link_of(worker).describe()
+
+    def cause_of_death(self, worker: int) -> str | None:
+        return self._link_of(worker).cause
+
+    def node_stats(self) -> tuple[NodeStats, ...]:
+        return tuple(link.stats(restarts) for link, restarts in zip(self._links, self._restarts, strict=True))
+
+    def _link_of(self, worker: int) -> NodeLink:
+        return self._links[self._workers[worker].node]
+
+    # ---- start ------------------------------------------------------------------------------------------------------
+
+    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
+        self._plan_nodes(plans)
+        try:
+            self._links = [self._start_actor(node) for node in range(len(self._node_plans))]
+            return self._wait_started(self._links)
+        except BaseException:
+            self._shut_down()
+            raise
+
+    def _plan_nodes(self, plans: Sequence[WorkerPlan]) -> None:
+        num_nodes = cluster.count_nodes(self._ray, self._options, len(plans))
+        path = tuple(entry or os.getcwd() for entry in sys.path)
+        for node in range(num_nodes):
+            own = plans[node * len(plans) // num_nodes : (node + 1) * len(plans) // num_nodes]
+            settings = dataclasses.replace(self._settings, entropy=self._settings.entropy ^ (node << 32))
+            builds = tuple(
+                dump(
+                    Build(
+                        settings, local, plan.env_ids, dump_plan(dataclasses.replace(plan, worker=local)), self._program
+                    )
+                )
+                for local, plan in enumerate(own)
+            )
+            ids = tuple(plan.env_ids for plan in own)
+            self._node_plans.append(NodePlan(ids, builds, settings, self._options.host, self._limits, path))
+            self._replacing.append(threading.Lock())
+            self._restarts.append(0)
+            self._workers += [RemoteWorker(plan, node, local, _eventfd()) for local, plan in enumerate(own)]
+
+    def _workers_of(self, node: int) -> list[int]:
+        return [worker.plan.worker for worker in self._workers if worker.node == node]
+
+    def _start_actor(self, node: int, avoid: Sequence[str] = ()) -> NodeLink:
+        workers = self._workers_of(node)
+        actor = cluster.make_actor(self._ray, self._options, len(workers), avoid)
+        link = NodeLink(self._ray, actor, node, workers, self._emit)
+        link.start_ref = actor.start.remote(self._node_plans[node])
+        link.on_results = lambda answer: self._publish(link, answer)  # type: ignore[method-assign]
+        link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
+        return link
+
+    def _wait_started(self, links: Sequence[NodeLink]) -> list[WorkerReport]:
+        errors: list[StepmillError] = []
+        limit_s = self._settings.start_timeout_s
+        deadline = time.monotonic() + (1e9 if limit_s is None else limit_s + REPLY_SLACK_S)
+        reports: list[WorkerReport] = []
+        for link in links:
+            try:
+                link.started = link.wait(link.start_ref, max(0.1, deadline - time.monotonic()))
+            except StepmillError as error:
+                errors.append(error)
+                continue
+            if link.started is not None:
+                reports += [
+                    dataclasses.replace(each, worker=link.workers[each.worker]) for each in link.started.reports
+                ]
+        if errors:
+            for link in links:
+                cluster.kill(self._ray, link.actor)
+            raise join_errors(errors)
+        return reports
+
+    def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
+        self._slab, self._ring = slab, ring
+        self._attach(self._links)
+        self._thread = threading.Thread(target=self._run, name="stepmill-ray", daemon=True)
+        self._thread.start()
+
+    def _attach(self, links: Sequence[NodeLink]) -> None:
+        slab = self._slab
+        if slab is None:
+            raise EngineBug("nodes cannot attach before there is a slab; please report this")
+        refs = []
+        for link in links:
+            started = link.started
+            assert started is not None  # `_wait_started` has set it
+            ids = [env_id for worker in link.workers for env_id in self._workers[worker].plan.env_ids]
+            refs.append(link.actor.attach.remote(started.reports[0].specs[0], ids))
+        for link, ref in zip(links, refs, strict=True):
+            link.wait(ref, self._settings.start_timeout_s)
+            link.relay = _native.PoolRelay(slab.native, list(link.workers))
+            link.state = NodeState.SERVING
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _emit(self, event: Event) -> None:
+        """Let the backend's thread call `event`. Any thread may call this."""
+        self._events.append(event)
+        with contextlib.suppress(OSError, ValueError):  # closed
+            os.eventfd_write(self._wake.fileno(), 1)
+
+    def _run(self) -> None:
+        timeout_s = self._options.node_timeout_s
+        heartbeat_s = min(MAX_HEARTBEAT_S, timeout_s / 4)
+        poll = select.poll()
+        poll.register(self._wake.fileno(), select.POLLIN)
+        while not self._is_closed:
+            if poll.poll(WAKE_S * 1000):
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake.fileno())
+            while self._events:
+                self._events.popleft()()
+            for link in list(self._links):
+                try:
+                    link.advance(heartbeat_s, timeout_s)
+                except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then of no use
+                    link.lose(f"cannot be reached ({type(exc).__name__}: {exc})")
+
+    def _publish(self, link: NodeLink, answer: Exchanged) -> None:
+        workers = {worker: self._workers[worker] for worker in link.workers}
+        if link.relay is None:
+            return
+        try:
+            dead, _ = link.relay.publish_results(answer.results)
+        except ValueError as exc:
+            link.lose(str(exc))
+            return
+        for number in dead:
+            workers[number].exit_code = answer.exit_codes.get(workers[number].local)
+            workers[number].mark_dead()
+
+    def _mark_lost(self, link: NodeLink) -> None:
+        for worker in link.workers:
+            self._workers[worker].exit_code = None
+            self._workers[worker].mark_dead()
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        packed = {worker: pack_request(request) for worker, request in requests.items()}
+        timeout_s = self._settings.call_timeout_s
+        futures = {
+            worker: Future(request, worker, timeout_s, self._wait, unpack=unpack_outcome)
+            for worker, request in requests.items()
+        }
+        ring = self._ring
+        if self._is_closed or ring is None:
+            for future in futures.values():
+                future.fail(closed_error())
+            return list(futures.values())
+        for node in sorted({self._workers[worker].node for worker in requests}):
+            own = {self._workers[worker].local: worker for worker in requests if self._workers[worker].node == node}
+            self._links[node].call(
+                {local: packed[worker] for local, worker in own.items()},
+                {local: futures[worker] for local, worker in own.items()},
+                None,
+            )
+        for worker in requests:
+            ring(worker)
+        return list(futures.values())
+
+    def _wait(self, future: Future, deadline: float | None) -> None:
+        while not future.is_done and (deadline is None or time.monotonic() < deadline):
+            if self._is_closed:
+                future.fail(closed_error())
+            else:
+                future.wait_done(0.1 if deadline is None else min(0.1, max(0.0, deadline - time.monotonic())))
+
+    # ---- workers that are replaced ----------------------------------------------------------------------------------
+
+    def end_worker(self, worker: int) -> None:
+        remote, link = self._workers[worker], self._link_of(worker)
+        if link.state is not NodeState.SERVING or worker in link.fresh:
+            return
+        try:
+            remote.exit_code = link.ask(link.actor.end_worker, remote.local, timeout_s=END_S)
+        except WorkerDied:
+            if link.state is NodeState.SERVING:
+                raise
+        except StepmillError as error:
+            link.lose(f"did not end its worker {worker}: {error.message}")
+
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        remote = self._workers[worker]
+        with self._replacing[remote.node]:
+            if self._is_closed:
+                raise closed_error()
+            link = self._links[remote.node]
+            if link.state is NodeState.LOST:
+                link = self._replace_node(link)
+            limit_s = self._settings.start_timeout_s
+            timeout_s = None if limit_s is None else limit_s + REPLY_SLACK_S
+            packed = [pack_request(request) for request in settings_requests]
+            generation = 0
+            if worker in link.fresh and link.started is not None:
+                link.ask(link.actor.apply_settings, remote.local, packed, timeout_s=timeout_s)
+                link.fresh.discard(worker)
+                report = link.started.reports[remote.local]
+            else:
+                report, generation = link.ask(link.actor.revive, remote.local, packed, timeout_s=timeout_s)
+            if link.relay is not None:
+                link.relay.expect_worker(worker, generation)
+            fresh = dataclasses.replace(remote, end_fd=_eventfd(), exit_code=None)
+            self._workers[worker] = fresh
+            remote.end_fd.close()
+            if link.state is not NodeState.SERVING:  # lost meanwhile
+                fresh.mark_dead()
+            return dataclasses.replace(report, worker=worker)
+
+    def _replace_node(self, lost: NodeLink) -> NodeLink:
+        """Start a new actor with all workers of a lost one."""
+        avoid = [] if lost.started is None or lost.cause is None else [lost.started.node_id]
+        link = self._start_actor(lost.node, avoid)
+        try:
+            self._wait_started([link])
+            link.fresh = set(link.workers)
+            self._attach([link])
+        except BaseException:
+            cluster.kill(self._ray, link.actor)
+            raise
+        link.counts = lost.counts
+        self._restarts[lost.node] += 1
+        self._links[lost.node] = link
+        return link
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float) -> None:
+        if os.getpid() != self._pid or self._is_closed:
+            return
+        self._is_closed = True
+        self._stop_thread()
+        serving = [link for link in self._links if link.state is NodeState.SERVING]
+        texts: list[str] = []
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            refs = [link.actor.close.remote(timeout_s) for link in serving]
+            done, _ = (
+                self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s + CLOSE_SLACK_S) if refs else ([], [])
+            )
+            texts = [text for found in self._ray.get(done, timeout=1.0) for text in found]
+        self._shut_down()
+        for text in texts:
+            warn(text)
+
+    def _stop_thread(self) -> None:
+        self._emit(lambda: None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+    def _shut_down(self) -> None:
+        self._is_closed = True
+        for link in self._links:
+            link.lose("was closed")
+        for worker in self._workers:
+            worker.end_fd.close()
+        if self._thread is None or not self._thread.is_alive():
+            self._wake.close()
+        self._slab = self._ring = None
+
+
+def _eventfd() -> OwnedFd:
+    return OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))

@@ -1,0 +1,314 @@
+"""What runs on a node: workers that serve a slab of the node's own, and the pool's end of the messages to them.
+
+    exchange ──► NodeRelay.apply_commands ──► slab ──► workers (a local backend)
+    exchange ◄── NodeRelay.collect_results ◄── slab ◄── workers
+
+`NodeHost` is the class of the actor. Its methods run in several threads; Ray calls `exchange` in up to EXCHANGES of them. The
+module does not import Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future as Slot
+from typing import Any
+
+from stepmill import _native
+from stepmill.backends.base import Backend, Future, MonitoredBackend
+from stepmill.backends.process import ProcessBackend
+from stepmill.backends.ray.messages import Exchanged, NodePlan, NodeStarted, Raised, Replies
+from stepmill.backends.thread import ThreadBackend
+from stepmill.slab.layout import lay_out
+from stepmill.slab.memory import SharedSlab
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvTimeout, StepmillError
+from stepmill.spec.options import PoolOptions
+from stepmill.worker.error_records import env_error
+from stepmill.worker.messages import Build, Outcome, Reply, Request, Value, WorkerPlan, WorkerReport, dump, load
+
+EXCHANGES = 4  # exchanges that run at the same time: one waits, the others arrive
+GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
+LONG_POLL_S = 2.0  # an exchange without results ends after this time
+MAX_STORED_REPLIES = 16  # the pool has at most a few exchanges under way
+
+
+class NodeProcessBackend(ProcessBackend):
+    """Workers in processes, built from messages that the pool has made: this process need not import the user's code."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        super().__init__(plan.settings)
+        self._builds = plan.builds
+
+    def _dump_build(self, plan: WorkerPlan) -> bytes:
+        return self._builds[plan.worker]
+
+    def _pack(self, request: Request) -> Request:
+        return request  # the pool has packed it
+
+    def _unpack(self, outcome: Outcome) -> Outcome:
+        return outcome  # the pool unpacks it
+
+
+class NodeThreadBackend(ThreadBackend):
+    """Workers in threads of the actor's process."""
+
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        return super().call({worker: _loaded(request) for worker, request in requests.items()})
+
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        return super().revive(worker, [_loaded(request) for request in settings_requests])
+
+
+def _loaded(request: Request) -> Request:
+    assert isinstance(request.payload, bytes)  # made by pack_request
+    return dataclasses.replace(request, payload=load(request.payload))
+
+
+def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
+    """Return the backend of a node, not started, and the plans of its workers."""
+    if plan.host == "process":
+        plans = [WorkerPlan(worker, ids, ()) for worker, ids in enumerate(plan.env_ids)]
+        return NodeProcessBackend(plan), plans
+    builds = [load(data) for data in plan.builds]
+    loaded = [load(build.plan) for build in builds if isinstance(build, Build) and build.plan is not None]
+    plans = [dataclasses.replace(each, worker=at) for at, each in enumerate(loaded) if isinstance(each, WorkerPlan)]
+    return NodeThreadBackend(plan.settings), plans
+
+
+class NodeHost:
+    """The workers of one node."""
+
+    def __init__(self) -> None:
+        self._relay: _native.NodeRelay | None = None
+        self._slab: SharedSlab | None = None
+        self._reaper: _native.Reaper | None = None
+        self._backend: Backend | None = None
+        self._plan: NodePlan | None = None
+        self._reports: list[WorkerReport] = []
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)  # commands have arrived
+        self._turn = threading.Lock()  # held by the exchange that waits for results
+        self._newest = 0
+        self._slots: dict[int, Slot[Exchanged]] = {}  # by number of the exchange: its answer, once it is known
+
+    # ---- start ------------------------------------------------------------------------------------------------------
+
+    def start(self, plan: NodePlan) -> NodeStarted | Raised:
+        """Build all envs of the node."""
+        import ray  # it runs this method
+
+        node_id = ray.get_runtime_context().get_node_id()
+        for entry in plan.sys_path:
+            if entry not in sys.path and os.path.exists(entry):
+                sys.path.append(entry)
+
+        def build() -> NodeStarted:
+            self._plan = plan
+            self._backend, plans = make_host_backend(plan)
+            self._reports = self._backend.start(plans)
+            return NodeStarted(tuple(self._reports), socket.gethostname(), os.getpid(), node_id)
+
+        return _guarded(build)
+
+    def attach(self, spec: EnvSpec, seed_ids: Sequence[int]) -> Raised | None:
+        """Let the workers serve a slab. `seed_ids`: by server of the node, its number in the pool."""
+
+        def serve() -> None:
+            plan, backend = self._require(self._plan), self._require(self._backend)
+            servers = iter(range(len(seed_ids)))
+            owned = [[next(servers) for _ in ids] for ids in plan.env_ids]
+            layout = lay_out(spec, owned, lease_slots=1)
+            layout.plan["seed_ids"] = list(seed_ids)
+            self._slab = slab = SharedSlab(layout, len(owned))
+            self._relay = relay = _native.NodeRelay(slab.native)
+            if isinstance(backend, MonitoredBackend):
+                self._reaper = reaper = _native.Reaper(slab.native, **plan.limits)
+                for worker, pidfd in backend.pidfds.items():
+                    reaper.watch(worker, pidfd)
+            backend.attach(slab, relay.post_request)
+
+        return _guarded(serve)
+
+    def ping(self) -> None:
+        """Return: the node answers."""
+
+    # ---- commands and results ---------------------------------------------------------------------------------------
+
+    def exchange(self, number: int, commands: Any, acknowledged: int, is_for_all: bool) -> Exchanged:
+        """Give commands to the workers, and return results as soon as there are any.
+
+        Args:
+            number: of this exchange, from 1 on. An exchange that comes a second time gets the answer of the first.
+            commands: a message of PoolRelay, or None.
+            acknowledged: the pool has the answers of all exchanges up to this number.
+            is_for_all: wait, for a short time, until all commands are done.
+        """
+        with self._lock:
+            slot = self._slots.get(number)
+            is_repeated = slot is not None
+            if slot is None:
+                slot = self._slots[number] = Slot()
+                for old in [old for old in self._slots if old <= acknowledged]:
+                    del self._slots[old]
+        if is_repeated:
+            return slot.result()
+        try:
+            slot.set_result(self._exchange(number, commands, is_for_all=is_for_all))
+        except BaseException as exc:
+            slot.set_exception(exc)
+        return slot.result()
+
+    def _exchange(self, number: int, commands: Any, *, is_for_all: bool) -> Exchanged:
+        relay = self._require(self._relay)
+        with self._lock:
+            if commands is not None:
+                relay.apply_commands(commands)
+                self._arrived.notify_all()
+            self._newest = max(self._newest, number)
+        relay.wake()  # the exchange that waits returns what there is, and this one waits in its place
+        with self._turn:
+            deadline = time.monotonic() + LONG_POLL_S
+            is_done = self._newest == number and is_for_all and relay.wait(True, GATHER_S)
+            while not is_done and self._newest == number and time.monotonic() < deadline:
+                is_done = relay.wait(False, LONG_POLL_S)
+            with self._lock:
+                results = relay.collect_results()
+        return Exchanged(results, self._exit_codes())
+
+    def _exit_codes(self) -> dict[int, int | None]:
+        slab, backend = self._require(self._slab), self._require(self._backend)
+        dead = [worker for worker in range(slab.num_workers) if slab.native.is_dead(worker)]
+        return {worker: backend.exit_code(worker) if isinstance(backend, MonitoredBackend) else None for worker in dead}
+
+    # ---- slow requests ----------------------------------------------------------------------------------------------
+
+    def call(self, requests: Mapping[int, Request], timeout_s: float | None) -> Replies:
+        """Send requests to workers, each after the commands that were sent to its envs before, and wait for the replies."""
+        backend = self._require(self._backend)
+        replies: dict[int, Any] = {}
+        try:
+            futures = backend.call({worker: self._translate(worker, each) for worker, each in requests.items()})
+        except StepmillError as error:
+            return dict.fromkeys(requests, error)
+        for future in futures:
+            try:
+                outcomes = future.result(timeout_s)
+                packed = map(_packed, outcomes) if self._require(self._plan).host == "thread" else outcomes
+                replies[future.worker] = Reply(future.request.id, tuple(packed))
+            except StepmillError as error:
+                replies[future.worker] = error
+        return replies
+
+    def _translate(self, worker: int, request: Request) -> Request:
+        """Return a request whose tickets are those of the node's slab, once its commands have arrived."""
+        relay, plan = self._require(self._relay), self._require(self._plan)
+        deadline = time.monotonic() + (plan.settings.call_timeout_s or 1e9)
+        tickets: list[int] = []
+        with self._arrived:
+            for local, after in zip(request.servers, request.after, strict=True):
+                while (ticket := relay.ticket_after(worker, local, after)) is None:
+                    if not self._arrived.wait(min(1.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                        raise EnvTimeout(f"worker {worker} was not called: the commands before the call did not arrive")
+                tickets.append(ticket)
+        return dataclasses.replace(request, after=tuple(tickets))
+
+    # ---- workers that are replaced ----------------------------------------------------------------------------------
+
+    def end_worker(self, worker: int) -> int | Raised | None:
+        """Kill a worker if it runs, and wait for its end; return its exit code."""
+
+        def end() -> int | None:
+            backend = self._require(self._backend)
+            if not isinstance(backend, MonitoredBackend):
+                return None
+            backend.end_worker(worker)
+            return backend.exit_code(worker)
+
+        return _guarded(end)
+
+    def revive(self, worker: int, settings_requests: Sequence[Request]) -> tuple[WorkerReport, int] | Raised:
+        """Replace a worker that has ended; return the report of its successor, and the number of its restarts."""
+
+        def restart() -> tuple[WorkerReport, int]:
+            backend, relay = self._require(self._backend), self._require(self._relay)
+            if self._reaper is not None:
+                self._reaper.declare_dead(worker)
+            with self._lock:
+                relay.clear_worker(worker)
+            report = backend.revive(worker, settings_requests)
+            with self._lock:
+                relay.begin_generation(worker)
+            if self._reaper is not None and isinstance(backend, MonitoredBackend):
+                self._reaper.watch(worker, backend.pidfds[worker])
+            return report, relay.generation(worker)
+
+        return _guarded(restart)
+
+    def apply_settings(self, worker: int, settings_requests: Sequence[Request]) -> Raised | None:
+        """Do requests in a new worker before its first command."""
+
+        def apply() -> None:
+            backend, plan = self._require(self._backend), self._require(self._plan)
+            for request in settings_requests:
+                outcomes = backend.call({worker: request})[0].result()
+                for env_id, outcome in zip((plan.env_ids[worker][at] for at in request.servers), outcomes, strict=True):
+                    if not isinstance(outcome, Value):
+                        raise env_error({**outcome, "phase": "restore"}, env_id)
+
+        return _guarded(apply)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float) -> list[str]:
+        """End all workers; return the warnings of envs that did not close."""
+        import warnings
+
+        if self._relay is not None:
+            self._relay.stop()
+        if self._reaper is not None:
+            self._reaper.stop()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(ClosedPoolError):
+                if self._backend is not None:
+                    self._backend.close(timeout_s)
+        if self._slab is not None:
+            self._slab.close()
+        return [str(each.message) for each in caught]
+
+    @staticmethod
+    def _require(part: Any) -> Any:
+        if part is None:
+            raise EngineBug("this node is not started or not attached; please report this")
+        return part
+
+
+def _packed(outcome: Outcome) -> Outcome:
+    return Value(dump(outcome.value)) if isinstance(outcome, Value) else outcome
+
+
+def _guarded(function: Callable[[], Any]) -> Any:
+    """Return the result of a function, or the error of stepmill that it raised, as a value."""
+    try:
+        return function()
+    except StepmillError as error:
+        return Raised(error)
+    except Exception as exc:
+        return Raised(EngineBug(f"a node of the pool failed: {type(exc).__name__}: {exc}"))
+
+
+def limits_of(options: PoolOptions, attempts_timeout_s: float | None) -> dict[str, Any]:
+    """Return the arguments of a node's reaper."""
+    return {
+        "step_timeout_s": options.step_timeout_s,
+        "reset_timeout_s": options.reset_timeout_s,
+        "call_timeout_s": options.call_timeout_s,
+        "attempts_timeout_s": attempts_timeout_s,
+    }

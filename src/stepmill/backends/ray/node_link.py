@@ -1,0 +1,266 @@
+"""The pool's end of one node, from the start of its actor to its end. A node that is replaced gets a new link.
+
+    STARTING ──the workers serve──► SERVING ──its actor died, or does not answer──► LOST
+        └──────────────── it could not be started ─────────────────────────────────► LOST
+
+An exchange is numbered; the node keeps its answer until the pool has it. If Ray reports that a call has failed while the actor
+lives, the exchange is sent again under its number: Ray may have executed it.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepmill import _native
+from stepmill.backends.base import Future
+from stepmill.backends.ray.cluster import kill
+from stepmill.backends.ray.messages import Exchanged, NodeStarted, Raised
+from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.stats import NodeStats
+from stepmill.worker.messages import Reply, Request
+from stepmill.worker.signals import allow_signals
+
+MAX_IN_FLIGHT = 3  # exchanges: one waits on the node, the others are on their way
+IDLE_S = 0.25  # a node that has nothing to do is asked for deaths this often
+EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay.cpp)
+
+Event = Callable[[], None]
+
+
+class NodeState(enum.Enum):
+    """What is known of a node; see the module."""
+
+    STARTING = enum.auto()
+    SERVING = enum.auto()
+    LOST = enum.auto()
+
+
+class NodeLink:
+    """One incarnation of a node.
+
+    Attributes:
+        node: its number.
+        workers: the workers that it runs, by their numbers in the pool.
+        started: what the actor reported when its envs were built.
+        fresh: workers of a node that has replaced another, which no `revive` has asked for yet.
+        cause: why it is lost, or None.
+    """
+
+    def __init__(self, ray: Any, actor: Any, node: int, workers: Sequence[int], emit: Callable[[Event], None]) -> None:
+        """`emit` passes an event to the thread of the backend, which calls it."""
+        self.node = node
+        self.workers = tuple(workers)
+        self.state = NodeState.STARTING
+        self.started: NodeStarted | None = None
+        self.fresh: set[int] = set()
+        self.cause: str | None = None
+        self.relay: _native.PoolRelay | None = None
+        self.start_ref: Any = None
+        self.counts = {"messages": 0, "sent_bytes": 0, "received_bytes": 0}
+        self._ray, self.actor = ray, actor
+        self._emit = emit
+        self._lock = threading.Lock()
+        self._number = 0
+        self._in_flight: dict[int, Any] = {}  # by number: the commands
+        self._unanswered_since: dict[int, float] = {}  # by number: when a call first failed
+        self._futures: set[Future] = set()
+        self._is_for_all = True
+        self._answered_at = time.monotonic()
+        self._pinged_at = time.monotonic()
+        self._has_ping = False
+
+    # ---- calls that wait --------------------------------------------------------------------------------------------
+
+    def ask(self, method: Any, *arguments: Any, timeout_s: float | None) -> Any:
+        """Call a method of the actor, and wait for the result.
+
+        Raises:
+            StepmillError: the method raised it.
+            EnvTimeout: it has not returned in time.
+            WorkerDied: the node is lost.
+        """
+        return self.wait(method.remote(*arguments), timeout_s)
+
+    def wait(self, ref: Any, timeout_s: float | None) -> Any:
+        """Wait for the result of a method, as `ask` does."""
+        ray = self._ray
+        try:
+            with allow_signals():
+                result = ray.get(ref, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError as exc:
+            raise EnvTimeout(
+                f"node {self.node} did not answer within {timeout_s or 0.0:g} s; the cluster may lack free CPUs (`ray status` "
+                "shows them): use fewer workers or nodes, or set num_cpus of RayOptions",
+                phase="construct",
+                timeout_s=timeout_s or 0.0,
+            ) from exc
+        except ray.exceptions.RayError as exc:
+            self.lose(_first_line(exc))
+            raise self.lost_error(self.workers[0]) from exc
+        if isinstance(result, Raised):
+            raise self._in_pool(result.error)
+        return result
+
+    def _in_pool(self, error: StepmillError) -> StepmillError:
+        """Number the worker of an error as the pool does."""
+        if isinstance(error, WorkerDied) and 0 <= error.worker < len(self.workers):
+            number = self.workers[error.worker]
+            error.message = error.message.replace(
+                f"worker {error.worker} ", f"worker {number} on {self.describe()} ", 1
+            )
+            error.args, error.worker, error.node = (error.message,), number, self.describe()
+        return error
+
+    def describe(self) -> str:
+        """Return the node's number and address, for messages."""
+        return f"node {self.node}" + (f" ({self.started.address})" if self.started is not None else "")
+
+    def lost_error(self, worker: int) -> WorkerDied:
+        """Return the error for something that this node did not do."""
+        return WorkerDied(
+            f"worker {worker} on {self.describe()} is lost: {self.cause}; its result is lost, too",
+            worker=worker,
+            node=self.describe(),
+        )
+
+    # ---- exchanges: called by the backend's thread --------------------------------------------------------------------
+
+    def advance(self, heartbeat_s: float, timeout_s: float) -> None:
+        """Send new commands, ask for results, and check that the node answers."""
+        if self.state is not NodeState.SERVING or self.relay is None:
+            return
+        now = time.monotonic()
+        if len(self._in_flight) < MAX_IN_FLIGHT:
+            commands = self.relay.collect_commands()
+            if commands is not None:
+                self._is_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
+                self._send(commands)
+        if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
+            self._send(None)
+        if self._has_ping and now - self._pinged_at > timeout_s:
+            self.lose(f"did not answer for {timeout_s:g} s")
+        elif not self._has_ping and now - self._pinged_at >= heartbeat_s:
+            self._has_ping, self._pinged_at = True, now
+            self._watch(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
+
+    def _send(self, commands: Any) -> None:
+        self._number += 1
+        self._in_flight[self._number] = commands
+        self.counts["messages"] += 1
+        self.counts["sent_bytes"] += 0 if commands is None else commands.nbytes
+        self._call(self._number)
+
+    def _call(self, number: int) -> None:
+        acknowledged = min(self._in_flight) - 1
+        method = self.actor.exchange.options(concurrency_group="exchange")
+        ref = method.remote(number, self._in_flight[number], acknowledged, self._is_for_all)
+        self._watch(ref, lambda done: self._on_answer(number, done))
+
+    def _watch(self, ref: Any, handle: Callable[[Any], None]) -> None:
+        """Let the backend's thread call `handle` with the future of a reference when it is done."""
+        ref.future().add_done_callback(lambda done: self._emit(lambda: handle(done)))
+
+    def _on_ping(self, done: Any) -> None:
+        self._has_ping = False
+        if done.exception() is not None and not self._is_passing(done.exception()):
+            self.lose(_first_line(done.exception()))
+
+    def _on_answer(self, number: int, done: Any) -> None:
+        if self.state is not NodeState.SERVING or number not in self._in_flight or self.relay is None:
+            return
+        error = done.exception()
+        if error is not None:
+            if not self._is_passing(error):
+                self.lose(_first_line(error))
+                return
+            self._unanswered_since.setdefault(number, time.monotonic())
+            threading.Timer(0.1, lambda: self._emit(lambda: self._repeat(number))).start()
+            return
+        answer: Exchanged = done.result()
+        self._answered_at = time.monotonic()
+        self._unanswered_since.pop(number, None)
+        del self._in_flight[number]
+        self.counts["received_bytes"] += answer.results.nbytes
+        self.on_results(answer)
+
+    def on_results(self, answer: Exchanged) -> None:
+        """Handle the answer to an exchange. Set by the backend."""
+        raise EngineBug("a node has no backend; please report this")
+
+    def _repeat(self, number: int) -> None:
+        if self.state is NodeState.SERVING and number in self._in_flight:
+            self._call(number)
+
+    def _is_passing(self, error: BaseException | None) -> bool:
+        """Whether Ray says that the actor lives, although a call has failed."""
+        return isinstance(error, self._ray.exceptions.ActorUnavailableError)
+
+    # ---- slow requests ----------------------------------------------------------------------------------------------
+
+    def call(self, requests: Mapping[int, Request], futures: Mapping[int, Future], timeout_s: float | None) -> None:
+        """Send requests, by worker of the node, whose replies finish the futures."""
+        with self._lock:
+            is_lost = self.state is NodeState.LOST
+            if not is_lost:
+                self._futures.update(futures.values())
+        if is_lost:
+            for future in futures.values():
+                future.fail(self.lost_error(future.worker))
+            return
+        ref = self.actor.call.options(concurrency_group="requests").remote(dict(requests), timeout_s)
+        ref.future().add_done_callback(lambda done: self._on_replies(futures, done))
+
+    def _on_replies(self, futures: Mapping[int, Future], done: Any) -> None:
+        with self._lock:
+            self._futures.difference_update(futures.values())
+        error = done.exception()
+        for local, future in futures.items():
+            reply = self.lost_error(future.worker) if error is not None else done.result()[local]
+            if isinstance(reply, Reply):
+                future.finish(reply)
+            else:
+                future.fail(self._in_pool(reply))
+        if error is not None:
+            self._emit(lambda: None if self._is_passing(error) else self.lose(_first_line(error)))
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def on_lost(self) -> None:
+        """Handle the loss of the node. Set by the backend."""
+
+    def lose(self, cause: str) -> None:
+        """Give the node up: its actor is killed, and its workers are dead. Any thread may call it."""
+        with self._lock:
+            if self.state is NodeState.LOST:
+                return
+            self.state, self.cause = NodeState.LOST, cause
+            futures, self._futures = self._futures, set()
+        for future in futures:
+            future.fail(self.lost_error(future.worker))
+        kill(self._ray, self.actor)
+        self.on_lost()
+
+    def stats(self, restarts: int) -> NodeStats:
+        """Return the traffic with this node."""
+        return NodeStats(
+            node=self.node,
+            address="" if self.started is None else self.started.address,
+            workers=tuple(self.workers),
+            messages=self.counts["messages"],
+            sent_bytes=self.counts["sent_bytes"],
+            received_bytes=self.counts["received_bytes"],
+            in_flight=len(self._in_flight),
+            restarts=restarts,
+        )
+
+
+def _first_line(error: BaseException | None) -> str:
+    """Return the name of an error of Ray, and the first line of its text that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"was lost ({type(error).__name__}: {lines[0] if lines else ''})"

@@ -1,0 +1,334 @@
+"""`RayRollout`: rollouts that are collected where the envs run, on the nodes of a Ray cluster.
+
+    program ──policy, version──► actor of node 0: Pool, Rollout, policy ──Fragment──► program
+                             └─► actor of node 1: Pool, Rollout, policy ──Fragment──►
+
+One message per T steps and node, in place of one per step. Each node runs an ordinary Pool over its own envs, and the policy
+steps it there. Ray is imported when the first RayRollout is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.backends.ray import cluster
+from stepmill.frontends.rollout import Policy, Rollout, RolloutBatch
+from stepmill.pool.arguments import checked_fns
+from stepmill.pool.pool import Pool
+from stepmill.pool.resets import Seed, spread_seed
+from stepmill.spec.errors import ClosedPoolError, EngineBug, RecvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.options import BackendName, OnFault, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.ray_options import RayOptions
+from stepmill.worker.messages import dump, load
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+MAX_IN_FLIGHT = 2  # fragments of a node that are being collected, or were ordered and not received
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """T steps of the envs of one node.
+
+    Attributes:
+        node: the number of the node.
+        env_ids: [n] int64, the envs of the columns of `batch`.
+        version: of the policy that acted, in all T steps.
+        is_first: the node's envs were reset before: at the start, and after the node was replaced.
+        batch: the steps. Its arrays are read-only, and stay valid.
+    """
+
+    node: int
+    env_ids: NDArray[np.int64]
+    version: int
+    is_first: bool
+    batch: RolloutBatch
+
+
+class RolloutHost:
+    """What runs in the actor of a node."""
+
+    def __init__(self, setup: bytes) -> None:
+        arguments: Any = load(setup)
+        env_fns, options, num_steps, is_double_buffered, seeds, path = arguments
+        sys.path += [entry for entry in path if entry not in sys.path]
+        self._pool = Pool([load(env_fn) for env_fn in env_fns], options=options)
+        self._rollout = Rollout(self._pool, num_steps, is_double_buffered=is_double_buffered)
+        self._seeds = seeds
+        self._policy: Policy | None = None
+        self._version = -1
+        self._is_first = True
+
+    def set_policy(self, version: int, policy: bytes) -> None:
+        """Use a policy from the next fragment on, unless a newer one has come."""
+        if version > self._version:
+            self._policy, self._version = load(policy), version  # type: ignore[assignment]
+
+    def collect(self) -> tuple[int, bool, RolloutBatch] | StepmillError:
+        """Return the version of the policy, whether the envs were reset first, and T steps."""
+        if self._policy is None:
+            return EngineBug("a node was asked for steps before it had a policy; please report this")
+        is_first = self._is_first
+        try:
+            if is_first:
+                self._rollout.reset(seed=self._seeds)
+            batch = self._rollout.collect(self._policy)
+        except StepmillError as error:
+            self._is_first, self._seeds = True, None
+            return error
+        self._is_first = False
+        return self._version, is_first, batch
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._pool.close()
+
+
+class RayRollout:
+    """Collects T steps at a time of envs on the nodes of a Ray cluster.
+
+    Args:
+        env_fns: functions without arguments, one per env. They are divided evenly among the nodes.
+        num_steps: T.
+        policy: as for `Rollout.collect`: called with observations [B, ...] and env ids [B] of a node; returns actions, or actions and
+            a dict of further arrays. It is pickled (cloudpickle) and runs on the nodes. The ids count from 0 on each node.
+        seed: of the envs' first resets, as for `Pool.reset`.
+        is_double_buffered: as for `Rollout`.
+        ray: where the nodes run.
+        options: of the pools of the nodes; `backend` is that of each node, "auto" by default.
+        **keywords: fields of PoolOptions by name. on_fault="raise" raises the errors of a node in `recv`; with the other policies
+            a lost node is replaced, and its envs begin new episodes.
+    Raises:
+        UsageError: an env_fn or the policy cannot be pickled, or an option is wrong.
+        EnvTimeout: the nodes did not start in time.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], object]],
+        num_steps: int,
+        *,
+        policy: Policy,
+        seed: Seed = None,
+        is_double_buffered: bool = False,
+        ray: RayOptions | None = None,
+        options: PoolOptions | None = None,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        env_fns = checked_fns(env_fns)
+        self.options = merge_options(options, keywords)
+        if self.options.backend is BackendName.RAY:
+            raise UsageError("a RayRollout runs a local pool on each node; give backend='process', or leave it out")
+        self.ray = ray or RayOptions()
+        self.num_envs, self.version = len(env_fns), 0
+        self._module = cluster.connect(self.ray)
+        num_nodes = cluster.count_nodes(self._module, self.ray, len(env_fns))
+        self._env_ids = np.array_split(np.arange(len(env_fns)), num_nodes)
+        seeds = spread_seed(seed, range(len(env_fns)), len(env_fns), 1)
+        self._setups = [
+            (_dumped("env_fns", [env_fns[i] for i in ids]), num_steps, is_double_buffered, [seeds[i] for i in ids])
+            for ids in self._env_ids
+        ]
+        self._policy = _dumped("policy", [policy])[0]
+        self._restarts = [0] * num_nodes
+        self._times: list[list[float]] = [[] for _ in range(num_nodes)]
+        self._orders: dict[Any, int] = {}  # by reference: the node
+        self._actors: list[Any] = []
+        self._is_closed = False
+        self._actors = [self._start(node) for node in range(num_nodes)]
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self._env_ids)
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a node was replaced."""
+        return sum(self._restarts)
+
+    def _start(self, node: int, *, is_replacement: bool = False) -> Any:
+        env_fns, num_steps, is_double_buffered, seeds = self._setups[node]
+        own_seeds = None if is_replacement or all(seed is None for seed in seeds) else seeds
+        setup = dump(
+            (env_fns, self.options, num_steps, is_double_buffered, own_seeds, [entry for entry in sys.path if entry])
+        )
+        num_cpus = self.ray.num_cpus if self.ray.num_cpus is not None else self.options.num_workers or 1
+        actor = (
+            self._module.remote(RolloutHost)
+            .options(
+                num_cpus=num_cpus,
+                resources=dict(self.ray.resources) or None,
+                scheduling_strategy=self.ray.strategy,
+                runtime_env=None if self.ray.runtime_env is None else dict(self.ray.runtime_env),
+            )
+            .remote(setup)
+        )
+        actor.set_policy.remote(self.version, self._policy)
+        for _ in range(MAX_IN_FLIGHT):
+            self._orders[actor.collect.remote()] = node
+        return actor
+
+    def set_policy(self, policy: Policy) -> int:
+        """Send a new policy to all nodes, which use it from their next fragment on; return its version, from 1 on.
+
+        Fragments that are being collected end with the policy that began them: `Fragment.version` says which.
+        """
+        self._check_open()
+        self._policy, self.version = _dumped("policy", [policy])[0], self.version + 1
+        shared = self._module.put(self._policy)
+        for actor in self._actors:
+            actor.set_policy.remote(self.version, shared)
+        return self.version
+
+    def recv(self, timeout_s: float | None = None) -> Fragment:
+        """Return the next fragment of any node, and order another one from that node.
+
+        Raises:
+            RecvTimeout: none is done within `timeout_s` seconds. Nothing is lost.
+            EnvError, WorkerDied: of a node's pool; or the node was lost, with on_fault="raise" or too often.
+        """
+        self._check_open()
+        done, _ = self._module.wait(list(self._orders), num_returns=1, timeout=timeout_s)
+        if not done:
+            raise RecvTimeout(
+                f"no node has finished its steps within {timeout_s} s; call recv() again", timeout_s=timeout_s or 0.0
+            )
+        return self._receive(done[0])
+
+    def collect(self, timeout_s: float | None = None) -> list[Fragment]:
+        """Return one fragment of each node, by node: T steps of all envs.
+
+        Raises:
+            As for `recv`.
+        """
+        self._check_open()
+        fragments: dict[int, Fragment] = {}
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while len(fragments) < self.num_nodes:
+            missing = {
+                node: ref for ref, node in reversed(self._orders.items()) if node not in fragments
+            }  # the oldest of each
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, _ = self._module.wait(list(missing.values()), num_returns=1, timeout=left_s)
+            if not done:
+                raise RecvTimeout(
+                    f"nodes {sorted(missing)} have not finished their steps within {timeout_s} s",
+                    timeout_s=timeout_s or 0.0,
+                )
+            fragment = self._receive(done[0])
+            fragments[fragment.node] = fragment
+        return [fragments[node] for node in range(self.num_nodes)]
+
+    def _receive(self, ref: Any) -> Fragment:
+        node = self._orders.pop(ref)
+        try:
+            result = self._module.get(ref)
+        except self._module.exceptions.RayError as exc:
+            self._replace(node, exc)
+            return self.recv() if len(self._actors) == 1 else self._receive_of(node)
+        if isinstance(result, StepmillError):
+            self._orders[self._actors[node].collect.remote()] = node
+            raise result
+        version, is_first, batch = result
+        self._orders[self._actors[node].collect.remote()] = node
+        return Fragment(node, self._env_ids[node], version, is_first, batch)
+
+    def _receive_of(self, node: int) -> Fragment:
+        ref = next(ref for ref, owner in self._orders.items() if owner == node)
+        return self._receive(ref)
+
+    def _replace(self, node: int, cause: BaseException) -> None:
+        """Start a new actor in place of one that is lost.
+
+        Raises:
+            WorkerDied: the policy or the limit of restarts forbids it.
+        """
+        for ref in [ref for ref, owner in self._orders.items() if owner == node]:
+            del self._orders[ref]
+        cluster.kill(self._module, self._actors[node])
+        now = time.monotonic()
+        self._times[node] = [at for at in self._times[node] if now - at < self.options.restart_window_s]
+        may_restart = self.options.on_fault is not OnFault.RAISE and len(self._times[node]) < self.options.max_restarts
+        self._times[node].append(now)
+        self._actors[node] = self._start(node, is_replacement=True)
+        self._restarts[node] += 1
+        if not may_restart:
+            ids = self._env_ids[node].tolist()
+            raise WorkerDied(
+                f"node {node} was lost, and with it the fragment of its envs {ids}: {str(cause).strip().splitlines()[0]}; it is "
+                "started again: call recv() or collect() again",
+                worker=node,
+                env_ids=ids,
+                node=f"node {node}",
+            ) from cause
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedPoolError("the rollout is closed; make a new one")
+
+    def close(self) -> None:
+        """Close the envs and end the actors. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for actor in self._actors:
+            cluster.kill(self._module, actor)  # the workers end with their actor
+        self._orders.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _dumped(what: str, values: Sequence[object]) -> list[bytes]:
+    try:
+        return [dump(value) for value in values]
+    except Exception as exc:
+        raise UsageError(
+            f"{what} cannot be sent to the nodes: {type(exc).__name__}: {exc}; create what cannot be pickled inside of it"
+        ) from exc
+
+
+def joined(fragments: Sequence[Fragment]) -> RolloutBatch:
+    """Return the fragments of all nodes as one batch [T, N, ...], in the order of env_ids; arrays are copied."""
+    from stepmill.spec.tree import map_nest
+
+    def stack(*parts: Any) -> Any:
+        return np.concatenate(parts, axis=1)
+
+    batches = [fragment.batch for fragment in fragments]
+    starts = [int(fragment.env_ids[0]) for fragment in fragments]
+    first, rest = batches[0], batches[1:]
+    fields: Mapping[str, Any] = {
+        name: stack(*(getattr(batch, name) for batch in batches))
+        for name in ("reward", "terminated", "truncated", "valid")
+    }
+    return dataclasses.replace(
+        first,
+        obs=map_nest(stack, first.obs, *(batch.obs for batch in rest)),
+        action=map_nest(stack, first.action, *(batch.action for batch in rest)),
+        final_at=np.concatenate([[*batch.final_at, 0, start] for batch, start in zip(batches, starts, strict=True)]),
+        final_obs=map_nest(lambda *parts: np.concatenate(parts), first.final_obs, *(batch.final_obs for batch in rest)),
+        extras={name: stack(*(batch.extras[name] for batch in batches)) for name in first.extras},
+        episodes=[
+            {**episode, "env_id": episode["env_id"] + start}
+            for batch, start in zip(batches, starts, strict=True)
+            for episode in batch.episodes
+        ],
+        **fields,
+    )

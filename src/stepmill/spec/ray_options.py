@@ -1,0 +1,48 @@
+"""`RayOptions`: how a pool uses a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepmill.spec.errors import UsageError
+
+HOSTS = ("process", "thread")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """Where the workers of a pool with backend="ray" run.
+
+    Attributes:
+        address: of the cluster, as for `ray.init`. None uses the cluster that this program is connected to, or the one in
+            RAY_ADDRESS, or starts Ray on this machine.
+        num_nodes: number of actors, each of which runs an equal part of the workers. None is one per machine of the cluster.
+        num_cpus: CPUs that each actor reserves. None is the number of its workers, or of the machine's CPUs if it has fewer.
+        resources: custom resources that each actor reserves.
+        strategy: Ray's scheduling strategy of the actors: "SPREAD", "DEFAULT" or a strategy object, for example of a
+            placement group.
+        runtime_env: Ray's runtime environment of the actors.
+        host: "process" or "thread": which backend runs the envs on each node.
+        node_timeout_s: a node that does not answer for this long is given up: its actor is killed, and its workers count as
+            dead. More than the longest time that a machine may be stopped or cut off.
+    """
+
+    address: str | None = None
+    num_nodes: int | None = None
+    num_cpus: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    strategy: object = "SPREAD"
+    runtime_env: Mapping[str, object] | None = None
+    host: str = "process"
+    node_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.num_nodes is not None and (isinstance(self.num_nodes, bool) or self.num_nodes < 1):
+            raise UsageError(f"num_nodes={self.num_nodes!r} must be a whole number, 1 or more, or None")
+        if self.host not in HOSTS:
+            raise UsageError(f"host={self.host!r} is not one of {', '.join(map(repr, HOSTS))}")
+        if not self.node_timeout_s > 0:
+            raise UsageError(f"node_timeout_s={self.node_timeout_s!r} must be a number of seconds above 0")
+        if self.num_cpus is not None and self.num_cpus < 0:
+            raise UsageError(f"num_cpus={self.num_cpus!r} must be 0 or more, or None")

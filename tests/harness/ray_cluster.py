@@ -1,0 +1,39 @@
+"""A Ray cluster of several machines that are processes of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+NODE_CPUS = 4
+
+
+@contextlib.contextmanager
+def running_cluster(num_machines: int = 2) -> Iterator[Any]:
+    """Start a cluster, connect this process to it, and end it."""
+    for name in ("RAY_DEDUP_LOGS", "RAY_USAGE_STATS_ENABLED"):
+        os.environ.setdefault(name, "0")
+    os.environ.setdefault("RAY_health_check_period_ms", "1000")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": NODE_CPUS, "include_dashboard": False, "object_store_memory": 200 << 20}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(num_machines - 1):
+                add_machine(cluster)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def add_machine(cluster: Any) -> Any:
+    """Add a machine to a cluster."""
+    return cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=100 << 20)

@@ -1,0 +1,77 @@
+"""Nodes are killed again and again while a pool runs: no transition is lost, doubled, stale, or of another env."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+
+import pytest
+
+import stepmill
+from stepmill.testing.chaos import KILL, RAISE, ChaosReport
+from stepmill.testing.chaos.kinds import Kind
+from stepmill.testing.chaos.rounds import Round
+from tests.harness.ray_nodes import link_of
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+NUM_KILLS = 30
+MAX_LOOPS = 12  # between two kills
+
+
+def make_kind(policy, **fields):
+    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=5.0)
+    options = {"backend": "ray", "ray": nodes, "on_fault": policy, "step_timeout_s": 20.0, "reset_timeout_s": 20.0}
+    if policy == "replay":  # it cannot repair an env that always fails
+        fields["fatal"] = ()
+    return Kind(name=f"ray, {policy}", backend="ray", num_workers=4, options=options, **{"calls": (), **fields})
+
+
+def kill_soon(pool, rng):
+    """Kill the actor of a node in a moment, unless the node is being replaced."""
+    link = link_of(pool, rng.randrange(2))
+    if link.cause is None:
+        timer = threading.Timer(rng.random() * 0.02, lambda: os.kill(link.started.pid, signal.SIGKILL))
+        timer.start()
+        return timer
+    return None
+
+
+def run_round(policy, *, is_sync, num_kills, seed, **fields):
+    report, rng = ChaosReport(seed), random.Random(seed)
+    chaos = Round(report, rng, make_kind(policy, **fields), is_sync=is_sync, context="forkserver")
+    killed = 0
+    with chaos._folder, chaos._pool as pool:
+        chaos._oracle.begin(pool.reset(seed=seed))
+        while killed < num_kills:
+            for _ in range(rng.randint(1, MAX_LOOPS)):
+                chaos._advance()
+            timer = kill_soon(pool, rng)
+            chaos._advance()
+            if timer is not None:
+                timer.join()
+                killed += 1
+        for _ in range(3):
+            chaos._advance()
+        while chaos._oracle.pending:
+            chaos._receive(len(chaos._oracle.pending))
+        chaos._check_health()
+    assert report.num_wrong == 0, str(report)
+    assert report.transitions > 10 * num_kills
+    return report
+
+
+@pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
+def test_no_transition_is_wrong_while_nodes_are_killed(ray_cluster, policy):
+    run_round(policy, is_sync=policy == "truncate", num_kills=2, seed=5, fatal=())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("is_sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
+def test_no_transition_is_wrong_in_thirty_kills_of_nodes_and_many_other_faults(ray_cluster, policy, is_sync):
+    report = run_round(policy, is_sync=is_sync, num_kills=NUM_KILLS, seed=6, fatal=(KILL, RAISE), resets=())
+    print(report)

@@ -1,0 +1,183 @@
+"""Nodes of a Ray pool that die or stop: they are named, and the fault policies deal with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.testing.chaos import ChaosEnv
+from tests.harness.pools import counting_envs, kill_worker
+from tests.harness.ray_nodes import actor_pid, end_processes, envs_of_node, kill_actor, link_of, stop_node, wait_lost
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+FOUND_S = 5.0  # a dead actor is found within this time; Ray needs about one second
+NODE_TIMEOUT_S = 3.0
+
+
+def make_pool(num_envs=4, env_fns=None, node_timeout_s=NODE_TIMEOUT_S, **options):
+    chosen = {"seeding": "per_episode", "max_restarts": 100, **options}
+    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=node_timeout_s)
+    return stepmill.Pool(env_fns or counting_envs(num_envs), backend="ray", num_workers=4, ray=nodes, **chosen)
+
+
+def test_a_killed_actor_is_named_with_its_envs_and_the_other_node_goes_on(ray_cluster):
+    with make_pool() as pool:
+        pool.reset(seed=0)
+        pool.step(np.arange(4))
+        lost = envs_of_node(pool, 1)
+        assert lost == [2, 3]
+        kill_actor(pool, 1)
+        assert wait_lost(pool, 1) < FOUND_S
+        pool.send(np.arange(2), [0, 1])
+        assert pool.recv(2).obs[:, 2].tolist() == [2, 2]
+        with pytest.raises(stepmill.WorkerDied, match=r"worker 2 on node 1 \(.*\) was lost .*envs \[2\]") as caught:
+            pool.step(np.arange(4))
+        faults = [caught.value, *caught.value.others]
+        assert [fault.env_ids for fault in faults] == [(2,), (3,)]
+        assert all(fault.node.startswith("node 1") for fault in faults)
+        batch = pool.reset(env_ids=lost)
+        assert batch.env_id.tolist() == lost
+        batch = pool.step(np.arange(4))
+        assert batch.obs[:, 2].tolist() == [3, 3, 1, 1]
+        assert [node.restarts for node in pool.stats().nodes] == [0, 1]
+
+
+def test_a_node_that_is_lost_during_a_step_costs_only_its_own_envs(ray_cluster):
+    with make_pool(on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        pool.step(np.arange(4))
+        kill_actor(pool, 0)
+        batch = pool.step(np.arange(4))
+        assert batch.truncated.tolist() == [True, True, False, False]
+        assert batch.info["fault"]["error"][0] == "WorkerDied"
+        assert "on node 0" in batch.info["fault"]["message"][0]
+        assert batch.obs[2:].tolist() == [[2, 0, 2], [3, 0, 2]]
+        batch = pool.step(np.arange(4))
+        assert batch.obs[:, 2].tolist() == [0, 0, 3, 3]
+
+
+def test_a_stopped_node_is_given_up_after_its_time_limit_and_replaced(ray_cluster):
+    with make_pool(on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        pids = stop_node(pool, 1)
+        try:
+            began = time.monotonic()
+            batch = pool.step(np.arange(4))
+            assert time.monotonic() - began < NODE_TIMEOUT_S + 2 * FOUND_S
+            assert batch.truncated.tolist() == [False, False, True, True]
+            assert "did not answer for 3 s" in batch.info["fault"]["message"][2]
+            batch = pool.step(np.arange(4))
+            assert batch.obs[:, 2].tolist() == [2, 2, 0, 0]
+            assert actor_pid(pool, 1) not in pids
+        finally:
+            end_processes(pids)
+
+
+def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
+    def run(pool, kills):
+        results = [pool.reset(seed=3)]
+        rng = np.random.default_rng(0)
+        for step in range(40):
+            if step in kills:
+                kill_actor(pool, kills[step])
+            results.append(pool.step(rng.integers(0, 5, 4)))
+        return results
+
+    envs = [lambda i=i: ChaosEnv(i) for i in range(4)]
+    with stepmill.Pool(envs, backend="serial", seeding="per_episode", on_fault="replay") as pool:
+        expected = run(pool, {})
+    with make_pool(env_fns=envs, on_fault="replay") as pool:
+        actual = run(pool, {7: 0, 19: 1, 30: 0})
+        assert [node.restarts for node in pool.stats().nodes] == [2, 1]
+    for ours, theirs in zip(actual, expected, strict=True):
+        for left, right in zip(ours, theirs, strict=True):
+            np.testing.assert_equal(dict(left) if isinstance(left, dict) else left, dict(right) if isinstance(right, dict) else right)
+
+
+def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
+    from tests.harness.ray_cluster import add_machine
+
+    machine = add_machine(ray_cluster)
+    affinity = __import__("ray.util.scheduling_strategies", fromlist=["x"]).NodeAffinitySchedulingStrategy
+    chosen = stepmill.RayOptions(num_nodes=1, num_cpus=0, strategy=affinity(machine.node_id, soft=True))
+    pool = stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate")
+    with pool:
+        pool.reset(seed=0)
+        assert link_of(pool, 0).started.node_id == machine.node_id
+        ray_cluster.remove_node(machine, allow_graceful=False)
+        batch = pool.step(np.arange(2))
+        assert batch.truncated.tolist() == [True, True]
+        batch = pool.step(np.arange(2))
+        assert batch.obs[:, 2].tolist() == [0, 0]
+        assert link_of(pool, 0).started.node_id != machine.node_id
+
+
+def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
+    with make_pool() as pool:
+        pool.reset(seed=0)
+        kill_worker(pool, 3)
+        with pytest.raises(stepmill.WorkerDied, match=r"worker 3 on node 1 .* was ended by SIGKILL") as caught:
+            pool.step(np.arange(4))
+        assert caught.value.env_ids == (3,)
+        assert caught.value.signal_name == "SIGKILL"
+        pool.reset(env_ids=[3])
+        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [1, 1, 1, 1]
+        assert [node.restarts for node in pool.stats().nodes] == [0, 0]
+
+
+def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
+    with make_pool(env_fns=[lambda i=i: ChaosEnv(i) for i in range(4)], on_fault="truncate", step_timeout_s=0.5) as pool:
+        pool.reset(seed=0)
+        batch = pool.step([1, 1, stepmill.testing.chaos.HANG, 1])
+        assert batch.truncated.tolist() == [False, False, True, False]
+        assert batch.info["fault"]["error"][2] == "EnvTimeout"
+        assert "deadline of 0.5 s for a step" in batch.info["fault"]["message"][2]
+
+
+def test_restarts_of_nodes_are_limited(ray_cluster):
+    with make_pool(on_fault="truncate", max_restarts=0) as pool:
+        pool.reset(seed=0)
+        kill_actor(pool, 1)
+        with pytest.raises(stepmill.WorkerDied, match="on node 1"):
+            pool.step(np.arange(4))
+
+
+def test_an_exchange_that_comes_twice_gets_the_same_answer(ray_cluster):
+    import ray
+
+    with make_pool() as pool:
+        pool.reset(seed=0)
+        link = link_of(pool, 0)
+        number = 10**9  # not used by the pool
+        first, second = ray.get([link.actor.exchange.remote(number, None, 0, False) for _ in range(2)])
+        assert first.results.tobytes() == second.results.tobytes()
+        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [1, 1, 1, 1]
+
+
+def test_nodes_end_when_their_program_is_killed(ray_cluster, tmp_path):
+    from tests.harness.scripts import start_script
+
+    script = f"""
+        import ray, stepmill
+        from stepmill.testing.envs import CountingEnv
+        ray.init(address={ray_cluster.address!r}, log_to_driver=False)
+        pool = stepmill.Pool([CountingEnv] * 4, backend="ray", num_workers=4,
+                             ray=stepmill.RayOptions(num_nodes=2, num_cpus=0))
+        pool.reset(seed=0)
+        pids = [link.started.pid for link in pool._runtime.backend._links]
+        print(*pids, *[worker["pid"] for worker in pool.stats()["workers"]], flush=True)
+        input()
+    """
+    from tests.harness import leaks
+
+    with start_script(script, interpreter=()) as program:
+        pids = [int(word) for word in program.stdout.readline().split()]
+        assert len(pids) == 6
+        os.kill(program.pid, signal.SIGKILL)
+        assert leaks.wait_until_gone(pids, timeout_s=leaks.GRACE_S) == []

@@ -1,0 +1,93 @@
+"""Rollouts on the nodes of a Ray cluster: the data of a local Rollout, one message per T steps, versions of the policy."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.frontends.ray_rollout import RayRollout, joined
+from tests.harness.pools import counting_envs
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+T, N = 12, 5
+
+
+class Constant:
+    """A policy whose actions say which version it is."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def __call__(self, obs, env_ids):
+        return np.full(len(env_ids), self.version), {"t": obs[:, 2] * 2.0}
+
+
+class Suicidal(Constant):
+    """Kills its node once, at a time that its folder remembers."""
+
+    def __init__(self, folder):
+        super().__init__(0)
+        self.folder = folder
+
+    def __call__(self, obs, env_ids):
+        mark = self.folder / "died"
+        if len(env_ids) == 3 and obs[0, 2] == 3 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(obs, env_ids)
+
+
+def make(policy, **options):
+    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0)
+    return RayRollout(counting_envs(N), T, policy=policy, seed=0, ray=nodes, num_workers=1, **options)
+
+
+def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
+    with stepmill.Pool(counting_envs(N), backend="serial") as pool:
+        local = stepmill.Rollout(pool, T)
+        local.reset(seed=0)
+        with make(Constant(3)) as rollout:
+            for turn in range(3):
+                expected, fragments = local.collect(Constant(3)), rollout.collect()
+                assert [fragment.is_first for fragment in fragments] == [turn == 0] * 2
+                actual = joined(fragments)
+                for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "final_at", "final_obs"):
+                    np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
+                np.testing.assert_array_equal(actual.extras["t"], expected.extras["t"])
+                key = lambda episode: (episode["t"], episode["env_id"])
+                assert sorted(actual.episodes, key=key) == sorted(expected.episodes, key=key)
+
+
+def test_each_fragment_names_the_version_that_acted(ray_cluster):
+    with make(Constant(0)) as rollout:
+        rollout.collect()
+        assert rollout.set_policy(Constant(1)) == 1
+        seen = set()
+        for _ in range(4):
+            for fragment in rollout.collect():
+                assert (fragment.batch.action == fragment.version).all()
+                seen.add(fragment.version)
+        assert 1 in seen
+        assert {fragment.version for fragment in rollout.collect()} == {1}
+
+
+def test_a_lost_node_begins_again_and_the_other_goes_on(ray_cluster, tmp_path):
+    with make(Suicidal(tmp_path), on_fault="truncate") as rollout:
+        for turn in range(3):
+            fragments = rollout.collect(timeout_s=60)
+            assert [fragment.node for fragment in fragments] == [0, 1]
+            assert fragments[0].is_first is (turn == 0)
+            assert (fragments[1].batch.obs[:, :, 0] == [3, 4]).all()
+        assert rollout.num_restarts == 1
+
+
+def test_a_lost_node_is_raised_under_the_policy_raise(ray_cluster, tmp_path):
+    with make(Suicidal(tmp_path)) as rollout:
+        with pytest.raises(stepmill.WorkerDied, match=r"node 0 was lost, .* envs \[0, 1, 2\]"):
+            rollout.collect(timeout_s=60)
+        assert len(rollout.collect(timeout_s=60)) == 2
