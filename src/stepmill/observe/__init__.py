@@ -2,7 +2,7 @@
 
 cli             entry point; exit statuses
 commands        the commands `run` and `replay`, and the group of all commands (click)
-inspection_commands  the commands `top`, `trace` and `doctor` (click)
+inspection_commands  the commands `top`, `trace`, `doctor` and `bench` (click)
 options         kinds of options that several commands have (click)
 catalog         finds the env that an id names
 policy          loads the policy that acts
@@ -18,6 +18,8 @@ trace           records what the threads of a pool do: `pool.trace()`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
 doctor_probe    its checks, in a child process; own_process: what it asks the system
+bench           `stepmill bench`
+compare         measures engines in turn, for `bench` and `demo`
 plots           timelines and bar charts (matplotlib)
 demo            what `make run` shows: live runs and a comparison with Gymnasium's vector envs
 """

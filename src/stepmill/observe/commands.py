@@ -15,7 +15,7 @@ import click
 from stepmill._version import __version__
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.cli import ExitStatus, complain
-from stepmill.observe.inspection_commands import doctor, top, trace
+from stepmill.observe.inspection_commands import bench, doctor, top, trace
 from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
 from stepmill.observe.policy import act_randomly, load_policy, search_current_directory
 from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
@@ -112,7 +112,7 @@ def group() -> None:
     """Runs many reinforcement-learning environments at once."""
 
 
-for command in (top, trace, doctor):
+for command in (top, trace, doctor, bench):
     group.add_command(command)
 
 

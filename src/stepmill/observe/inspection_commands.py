@@ -1,4 +1,4 @@
-"""The commands that look at envs and pools: top, trace, doctor. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands that look at envs and pools: top, trace, doctor, bench. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -104,3 +104,25 @@ def doctor(
     diagnosis = run_doctor(choice.env_id, choice.make, steps, is_json=is_json, is_quiet=quiet)
     if not diagnosis.is_healthy:
         raise click.exceptions.Exit(ExitStatus.FAILED)
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option("--against", metavar="NAMES", default="gymnasium", show_default=True, help="Libraries: gymnasium, sb3.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
+@click.option("--rounds", type=COUNT, metavar="N", default=4, show_default=True, help="Rounds for each engine.")
+@click.option("--round-seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Length of a round.")
+@click.option("--chart", metavar="FILE", help="Also a bar chart: .png, .svg or .pdf.")
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@json_option("rates")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def bench(**arguments: object) -> None:
+    """Compare the speed of stepmill with that of other libraries on ENV.
+
+    All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
+    are medians over the rounds, with random actions that are drawn before, and with stepmill's and the libraries' defaults.
+    --chart needs matplotlib: pip install 'stepmill[plot]'. sb3 needs pip install 'stepmill[sb3]'.
+    """
+    from stepmill.observe.bench import BenchRequest, run_bench
+
+    run_bench(BenchRequest(**arguments))  # type: ignore[arg-type]
