@@ -20,6 +20,7 @@ doctor          `stepmill doctor`: findings about an env
 doctor_probe    its checks, in a child process; own_process: what it asks the system
 bench           `stepmill bench`
 compare         measures engines in turn, for `bench` and `demo`
+video           grids of frames, and videos (ffmpeg)
 plots           timelines and bar charts (matplotlib)
 demo            what `make run` shows: live runs and a comparison with Gymnasium's vector envs
 """
