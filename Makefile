@@ -13,7 +13,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-observe test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -34,7 +34,7 @@ run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with
 	$(PY) -m stepmill.observe.demo
 
 test: build  ## all tests but the long ones, in four processes
-	$(PY) -m pytest -n 4 --dist worksteal -m "not soak" --covers=build/covers/main.json $(PYTEST_ARGS)
+	$(PY) -m pytest -n 4 --dist worksteal -m "not soak and not observe" --covers=build/covers/main.json $(PYTEST_ARGS)
 
 coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml
 	$(PY) scripts/coverage.py
@@ -74,6 +74,9 @@ test-torch: build  ## the tests marked torch, in a separate environment
 
 test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in a separate environment
 	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
+
+test-observe: build  ## the tests marked observe: each planted fault for stepmill doctor, pictures, envs of Gymnasium
+	$(PY) -m pytest -n 2 --dist worksteal -m observe
 
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
 	scripts/test_mlagents.sh $(PY)

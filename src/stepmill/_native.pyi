@@ -82,6 +82,11 @@ class Slab:
         Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.
         """
 
+    def set_tracing(self, is_on: bool) -> None:
+        """
+        Set whether all threads of the pool write what they do to their rings of events.
+        """
+
     def set_description(self, offset: int, size_bytes: int) -> None:
         """
         Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.

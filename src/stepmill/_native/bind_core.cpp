@@ -54,9 +54,9 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.lease_bytes = number("lease_bytes");
     plan.pool_words = number("pool_words");
     plan.shared_words = number("shared_words");
-    plan.env_counters = number("env_counters");
+    plan.env_counters = number("env_counters"), plan.learner_trace = number("learner_trace");
     auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };
-    plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments");
+    plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments"), plan.worker_traces = offsets("worker_traces");
     for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
     if (fields.contains("seed_ids")) plan.seed_ids = nb::cast<std::vector<std::uint32_t>>(fields["seed_ids"]);
     plan.observation = parse_columns(fields["observation"]);
@@ -134,6 +134,7 @@ void bind_slab(nb::module_& module) {
                  slab.pool->num_spin_workers.store(num_spin_workers);
                  slab.pool->spin_ns.store(spin_ns);
              }, "max_spinners"_a, "num_spin_workers"_a, "spin_ns"_a, "Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.")
+        .def("set_tracing", [](Slab& slab, bool is_on) { slab.pool->tracing.store(is_on); }, "is_on"_a, "Set whether all threads of the pool write what they do to their rings of events.")
         .def("set_description", [](Slab& slab, std::size_t offset, std::size_t size_bytes) {
                  slab.pool->description_offset = offset;
                  slab.pool->description_bytes = size_bytes;
@@ -282,6 +283,9 @@ nb::dict counter_offsets() {
                                         {"wait_ns", offsetof(WorkerWords, wait_ns)}, {"num_steps", offsetof(WorkerWords, num_steps)},
                                         {"num_resets", offsetof(WorkerWords, num_resets)}, {"num_retries", offsetof(WorkerWords, num_retries)}});
     add("server", sizeof(ServerCounters), {{"num_spilled", offsetof(ServerCounters, num_spilled)}, {"step", offsetof(ServerCounters, step)}, {"reset", offsetof(ServerCounters, reset)}});
+    add("event", sizeof(TraceEvent), {{"begin_ns", offsetof(TraceEvent, begin_ns)}, {"end_ns", offsetof(TraceEvent, end_ns)}, {"server", offsetof(TraceEvent, server)}, {"kind", offsetof(TraceEvent, kind)}});
+    add("worker_trace", sizeof(WorkerTrace), {{"num_events", offsetof(WorkerTrace, num_events)}, {"events", offsetof(WorkerTrace, events)}});
+    add("learner_trace", sizeof(LearnerTrace), {{"num_events", offsetof(LearnerTrace, num_events)}, {"events", offsetof(LearnerTrace, events)}});
     add("histogram", sizeof(TimeHistogram), {{"total_ns", offsetof(TimeHistogram, total_ns)}, {"max_ns", offsetof(TimeHistogram, max_ns)}, {"buckets", offsetof(TimeHistogram, buckets)}});
     return offsets;
 }

@@ -63,7 +63,7 @@ nb::object PoolState::collect_rows(nb::handle env_ids) {
 // Nothing has changed before receive(). If a later line fails, for example by Ctrl-C in a callback, restore_unclaimed() repairs it.
 nb::object PoolState::gather(const Ids& ids, Ids rest, const std::vector<nb::object>* outs, bool has_ids) {
     LearnerCounters& counters = slab_->pool->counters;
-    const SampledTime timed(gather_sampler_, counters.gather_ns);
+    const SampledTime timed(gather_sampler_, counters.gather_ns, TraceKind::GATHER, slab_->learner_trace());
     add_to(counters.num_batches, 1);
     Payloads payloads;
     if (!gather_payloads(ids, false, payloads)) return nb::none();
@@ -113,6 +113,7 @@ void PoolState::restore_unclaimed() {
 void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
     const bool is_in_batch = log_.logs_batches() && is_all(ids) && !unclaimed_.is_any();
     if (is_in_batch) log_.write_batch();
+    trace_envs(TraceKind::RECEIVED, ids);
     pending_ = std::move(rest);
     scanned_ = 0;
     for (const std::uint32_t id : ids) {

@@ -250,7 +250,12 @@ void Loop::end_stray_copy() {
 void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, Patience& patience) {
     PyThreadState* thread = PyEval_SaveThread();
     WorkerControl& control = *slab.workers[worker];
-    add_to(control.wait_ns, sleep_on_bell(*slab.pool, control, worker, seen, patience));
+    const std::uint64_t waited_ns = sleep_on_bell(*slab.pool, control, worker, seen, patience);
+    add_to(control.wait_ns, waited_ns);
+    if (WorkerTrace* trace = slab.worker_trace(worker)) {
+        const std::uint64_t now = now_ns();
+        trace->add(TraceKind::WAIT, 0, now - waited_ns, now);
+    }
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

@@ -237,6 +237,7 @@ class PoolState {
     std::vector<nb::object> parse_out(const Ids& ids, nb::handle out) const;
     nb::object row_ids(const Ids& ids) const;
     void mark_faulted(std::uint32_t id);
+    void trace_envs(TraceKind kind, const Ids& ids) const;
     void count_fault(std::uint32_t id, std::uint32_t kind);
     nb::object opaque_column(const Ids& ids, int index) const;
     nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);

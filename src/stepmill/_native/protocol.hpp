@@ -71,6 +71,7 @@ struct alignas(CACHE_LINE) PoolWords {
     Word spin_ns;                   // how long a worker may spin before it parks
     Word num_spin_workers;          // workers with smaller numbers may spin
     Word hashing;                   // 1: workers write a hash of each observation
+    Word tracing;                   // 1: all threads write what they do to their TraceRing
     LearnerCounters counters;
 };
 static_assert(sizeof(PoolWords) == 3 * CACHE_LINE);
@@ -122,6 +123,7 @@ struct PoolControl {
     Word &want, &eager, &parked;
     std::atomic<std::int32_t>& max_spinners;
     Word &spin_ns, &num_spin_workers, &hashing;
+    Word& tracing;
     LearnerCounters& counters;
     Word &bell, &count;
     std::atomic<std::uint64_t>& spinners;
@@ -130,7 +132,7 @@ struct PoolControl {
         : magic(own.magic), version(own.version), num_workers(own.num_workers), size_bytes(own.size_bytes),
           description_offset(own.description_offset), description_bytes(own.description_bytes),
           want(own.want), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
-          spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing), counters(own.counters),
+          spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing), tracing(own.tracing), counters(own.counters),
           bell(shared.bell), count(shared.count), spinners(shared.spinners) {}
 };
 

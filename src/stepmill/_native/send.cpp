@@ -118,8 +118,16 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
 
 // ---- commands ---------------------------------------------------------------------------------------------------
 
+// Records a moment of each of these envs.
+void PoolState::trace_envs(TraceKind kind, const Ids& ids) const {
+    LearnerTrace* trace = slab_->learner_trace();
+    if (trace == nullptr) return;
+    const std::uint64_t now = now_ns();
+    for (const std::uint32_t id : ids) trace->add(kind, envs_[id].server, now, now);
+}
+
 void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind) {
-    const SampledTime timed(send_sampler_, slab_->pool->counters.send_ns);
+    const SampledTime timed(send_sampler_, slab_->pool->counters.send_ns, TraceKind::SEND, slab_->learner_trace());
     check_idle(ids, kind);
     std::vector<nb::list> opaques;
     write_actions(actions, ids, opaques);
@@ -147,7 +155,7 @@ nb::object PoolState::step_obs(nb::handle actions) {
     if (!step_all(actions)) return nb::none();
     // Gathers payloads only if restore_unclaimed() could not do so later.
     const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return bool(env.fault_info); });
-    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns);
+    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, TraceKind::GATHER, slab_->learner_trace());
     add_to(slab_->pool->counters.num_batches, 1);
     Payloads payloads;
     if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();
@@ -296,6 +304,7 @@ void PoolState::dispatch(const Ids& ids, Command command) {
         record_command(id, words, location.local, command);
         commands_.add(env.server, location);  // the ticket grows before the doorbell rings: a worker that wakes early must already see its command
     }
+    trace_envs(TraceKind::SENT, ids);  // before the workers are woken
     if (!is_all(ids)) std::sort(pending_.begin() + first, pending_.end());
     commands_.deliver();
 }

@@ -78,6 +78,33 @@ struct alignas(64) LearnerCounters {
 };
 static_assert(sizeof(LearnerCounters) == 64);
 
+// What a trace shows. SENT and RECEIVED are moments of one env; they connect the learner's events with those of workers.
+enum class TraceKind : std::uint32_t { STEP = 1, RESET = 2, WAIT = 3, SEND = 4, GATHER = 5, SENT = 6, RECEIVED = 7 };
+
+struct TraceEvent {
+    std::uint64_t begin_ns, end_ns;
+    std::uint32_t server;  // or env; 0 where none is meant
+    TraceKind kind;
+};
+static_assert(sizeof(TraceEvent) == 24);
+
+// The newest events of one thread, while `PoolWords::tracing` is set. A reader copies events, then reads `num_events` again, and
+// drops those that may have been written over meanwhile. The memory is used only where events were written.
+template <std::uint32_t CAPACITY>
+struct alignas(64) TraceRing {
+    Counter num_events;  // since the slab was made
+    alignas(64) std::array<TraceEvent, CAPACITY> events;
+
+    void add(TraceKind kind, std::uint32_t server, std::uint64_t begin_ns, std::uint64_t end_ns) noexcept {
+        const std::uint64_t index = num_events.load(std::memory_order_relaxed);
+        events[index % CAPACITY] = {begin_ns, end_ns, server, kind};
+        num_events.store(index + 1, std::memory_order_release);
+    }
+};
+using WorkerTrace = TraceRing<4096>;
+using LearnerTrace = TraceRing<16384>;
+static_assert(sizeof(WorkerTrace) == 64 + sizeof(WorkerTrace::events) && sizeof(LearnerTrace) == 64 + sizeof(LearnerTrace::events), "readers compute the capacity");
+
 // Decides which calls are timed: all long ones, and some short ones. The gaps are random, so that they cannot match a period of the
 // env. Used by one thread.
 class CallSampler {
@@ -100,30 +127,37 @@ class CallSampler {
     std::uint32_t left_ = 1, gap_ = 1, random_ = 0x9e3779b9;
 };
 
-// Times one call of an env, from its constructor to end(), if the sampler says so.
+// Times one call of an env, from its constructor to end(), if the sampler says so or the call is traced.
 class TimedCall {
  public:
-    TimedCall(CallSampler& sampler, TimeHistogram& histogram) noexcept : sampler_(sampler), histogram_(histogram), began_(sampler.is_due() ? now_ns() : 0) {}
-    void end() noexcept {
+    // trace: null if there is none.
+    TimedCall(CallSampler& sampler, TimeHistogram& histogram, WorkerTrace* trace) noexcept
+        : sampler_(sampler), histogram_(histogram), trace_(trace), is_due_(sampler.is_due()), began_(is_due_ || trace != nullptr ? now_ns() : 0) {}
+    void end(TraceKind kind, std::uint32_t server) noexcept {
         if (began_ == 0) return;
-        const std::uint64_t duration_ns = now_ns() - began_;
-        histogram_.add(duration_ns, sampler_.next(duration_ns));
+        const std::uint64_t ended = now_ns();
+        if (is_due_) histogram_.add(ended - began_, sampler_.next(ended - began_));
+        if (trace_ != nullptr) trace_->add(kind, server, began_, ended);
     }
 
  private:
     CallSampler& sampler_;
     TimeHistogram& histogram_;
+    WorkerTrace* const trace_;
+    const bool is_due_;
     const std::uint64_t began_;  // 0: not timed
 };
 
-// Times a part of a function, from its constructor to its destructor, if the sampler says so.
+// Times a part of one of the learner's functions, from its constructor to its destructor, if the sampler says so or it is traced.
 class SampledTime {
  public:
-    SampledTime(CallSampler& sampler, Counter& total_ns) noexcept : sampler_(sampler), total_ns_(total_ns), began_(sampler.is_due() ? now_ns() : 0) {}
+    SampledTime(CallSampler& sampler, Counter& total_ns, TraceKind kind, LearnerTrace* trace) noexcept
+        : sampler_(sampler), total_ns_(total_ns), kind_(kind), trace_(trace), is_due_(sampler.is_due()), began_(is_due_ || trace != nullptr ? now_ns() : 0) {}
     ~SampledTime() {
         if (began_ == 0) return;
-        const std::uint64_t duration_ns = now_ns() - began_;
-        add_to(total_ns_, duration_ns * sampler_.next(duration_ns));
+        const std::uint64_t ended = now_ns();
+        if (is_due_) add_to(total_ns_, (ended - began_) * sampler_.next(ended - began_));
+        if (trace_ != nullptr) trace_->add(kind_, 0, began_, ended);
     }
     SampledTime(const SampledTime&) = delete;
     SampledTime& operator=(const SampledTime&) = delete;
@@ -131,6 +165,9 @@ class SampledTime {
  private:
     CallSampler& sampler_;
     Counter& total_ns_;
+    const TraceKind kind_;
+    LearnerTrace* const trace_;
+    const bool is_due_;
     const std::uint64_t began_;  // 0: not timed
 };
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,19 @@ import click
 from stepmill._version import __version__
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.cli import ExitStatus, complain
-from stepmill.observe.inspection_commands import top
+from stepmill.observe.inspection_commands import bench, doctor, top, trace
 from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
-from stepmill.observe.policy import act_randomly, load_policy, search_current_directory
+from stepmill.observe.policy import Policy, act_randomly, load_policy, search_current_directory
 from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
 from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
+from stepmill.observe.video import Recorder
 from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError
 from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from stepmill.pool.pool import Pool
 
 BACKENDS = ("auto", "serial", "thread", "process")
@@ -57,6 +61,8 @@ class RunRequest:
     atari: bool | None
     is_json: bool
     traceback: bool
+    video: str | None = None
+    video_dir: str | None = None
 
     def plan(self) -> RunPlan:
         """Fill in the defaults.
@@ -69,8 +75,15 @@ class RunRequest:
             raise UsageError(
                 f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
             )
+        if self.has_video and batch_size != self.num_envs:
+            raise UsageError("--video and --video-dir show all envs at the same step; leave --batch-size out")
         seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
         return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
+
+    @property
+    def has_video(self) -> bool:
+        """Whether frames are recorded."""
+        return self.video is not None or self.video_dir is not None
 
     def pool_options(self) -> PoolOptions:
         """Return the options of the pool. on_fault="replay" needs a seed for every episode."""
@@ -112,7 +125,8 @@ def group() -> None:
     """Runs many reinforcement-learning environments at once."""
 
 
-group.add_command(top)
+for command in (top, trace, doctor, bench):
+    group.add_command(command)
 
 
 @group.command(short_help="Show how fast an env runs, and where the time goes.")
@@ -150,6 +164,10 @@ group.add_command(top)
 )
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
 @json_option("summary")
+@click.option("--video", metavar="FILE", help="Write a video of all envs in a grid, one frame per step.")
+@click.option(
+    "--video-dir", type=click.Path(file_okay=False, exists=True), metavar="DIR", help="Write a video per env."
+)
 @click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show the traceback.")
 @click.pass_context
 def run(context: click.Context, /, **_: object) -> None:
@@ -216,7 +234,8 @@ def run_env(request: RunRequest) -> None:
     """Find the env, build the pool, run it, and print the summary. After a Ctrl-C, print the summary and raise it again."""
     plan = request.plan()
     search_current_directory()
-    choice = find_env(request.env_id, atari=request.atari, env_kwargs=request.env_kwargs)
+    rendering = {"render_mode": "rgb_array"} if request.has_video else {}
+    choice = find_env(request.env_id, atari=request.atari, env_kwargs={**rendering, **(request.env_kwargs or {})})
     with open_view(request, plan) as view:
         outcome = run_pool(request, plan, choice, view)
     summarise = summary_json if request.is_json else summary_text
@@ -252,7 +271,10 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
     view.starting(f"{plural(plan.num_envs, 'env')} of {choice.env_id}")
     begun_s = perf_counter()
     env_fns = [choice.make] * plan.num_envs
-    with Pool(env_fns, batch_size=plan.batch_size, options=request.pool_options()) as pool:
+    with (
+        Recorder(request.video, request.video_dir, plan.num_envs) as recorder,
+        Pool(env_fns, batch_size=plan.batch_size, options=request.pool_options()) as pool,
+    ):
         start_s = perf_counter() - begun_s
         setup = Setup(
             env_id=choice.env_id,
@@ -266,6 +288,8 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
             start_s=start_s,
         )
         view.began(setup)
+        if request.has_video:
+            policy = after_frame(policy, partial(recorder.add, pool.render))
         running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
         is_interrupted = False
         try:
@@ -276,6 +300,16 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
         totals = running.finish()
         silent, silence_s = running.silent_envs()
         return Outcome(setup, totals, is_interrupted, silent, silence_s)
+
+
+def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:
+    """Return a policy that records a frame of all envs before it acts."""
+
+    def act(obs: object, action_space: gymnasium.Space[object]) -> object:
+        record_frame()
+        return policy(obs, action_space)
+
+    return act
 
 
 def backend_of(pool: Pool) -> str:

@@ -1,4 +1,4 @@
-"""The commands that look at envs and pools: top. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands that look at envs and pools: top, trace, doctor, bench. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from stepmill.observe.options import SECONDS
+from stepmill.observe.cli import ExitStatus
+from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
 
 
 @click.command()
@@ -42,3 +43,86 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
             sys.stdout.write(pool.stats().to_prometheus())
             return
         watch_until_end(pool, interval, num_looks=count)
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option(
+    "-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The trace, for ui.perfetto.dev."
+)
+@click.option("--html", "page", metavar="FILE", help="Also a timeline, as one self-contained page, or .png or .svg.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
+@click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
+@click.option(
+    "--backend", type=click.Choice(["auto", "serial", "thread", "process"]), default="auto", show_default=True
+)
+@click.option("--batch-size", type=COUNT, metavar="N", help="Act on N envs at a time, those that are ready.")
+@click.option("--seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="How long to record.")
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@click.option("--quiet", is_flag=True, help="Print nothing.")
+def trace(**arguments: object) -> None:
+    """Step ENV with random actions, and record what each thread does, for ui.perfetto.dev.
+
+    ENV is a Gymnasium id, or module:Id. The trace has a track for the learner and one per worker, with steps, resets and
+    waits, and arrows from the send of a command to the env's step and to the recv of its result. Nothing is uploaded: open
+    https://ui.perfetto.dev and drop the file on it.
+
+    The first 0.2 s, in which processes warm up, are not recorded. --html needs matplotlib: pip install 'stepmill[plot]'.
+    """
+    from stepmill.observe.trace_command import TraceRequest, trace_env
+
+    trace_env(TraceRequest(**arguments))  # type: ignore[arg-type]
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option(
+    "--steps", type=COUNT, metavar="N", default=10_000, show_default=True, help="Steps of the search for leaks."
+)
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
+@json_option("diagnosis")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def doctor(
+    env_id: str, steps: int, env_kwargs: dict[str, object] | None, *, atari: bool | None, is_json: bool, quiet: bool
+) -> None:
+    """Check ENV for what makes it slow, wrong or fragile in a pool, and say what to do.
+
+    ENV is a Gymnasium id, or module:Id. The checks run in processes of their own, so that an env that crashes or hangs is a
+    finding: results outside of the spaces, observations that change later, generators and state that envs share, data that
+    depend on more than the seed, infos that are huge or cannot be pickled, slow resets, threads, leaks of memory and
+    descriptors, processes that are left behind, and differences between the backends.
+
+    Exit status: 0 nothing, or only notes; 1 something was found; 2 the env cannot be checked; 130 Ctrl-C.
+    """
+    from stepmill.observe.catalog import find_env
+    from stepmill.observe.doctor import run_doctor
+    from stepmill.observe.policy import search_current_directory
+
+    search_current_directory()
+    choice = find_env(env_id, atari=atari, env_kwargs=env_kwargs)
+    diagnosis = run_doctor(choice.env_id, choice.make, steps, is_json=is_json, is_quiet=quiet)
+    if not diagnosis.is_healthy:
+        raise click.exceptions.Exit(ExitStatus.FAILED)
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option("--against", metavar="NAMES", default="gymnasium", show_default=True, help="Libraries: gymnasium, sb3.")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
+@click.option("--rounds", type=COUNT, metavar="N", default=4, show_default=True, help="Rounds for each engine.")
+@click.option("--round-seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Length of a round.")
+@click.option("--chart", metavar="FILE", help="Also a bar chart: .png, .svg or .pdf.")
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@json_option("rates")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def bench(**arguments: object) -> None:
+    """Compare the speed of stepmill with that of other libraries on ENV.
+
+    All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
+    are medians over the rounds, with random actions that are drawn before, and with stepmill's and the libraries' defaults.
+    --chart needs matplotlib: pip install 'stepmill[plot]'. sb3 needs pip install 'stepmill[sb3]'.
+    """
+    from stepmill.observe.bench import BenchRequest, run_bench
+
+    run_bench(BenchRequest(**arguments))  # type: ignore[arg-type]

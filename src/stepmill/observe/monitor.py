@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
@@ -23,6 +24,7 @@ from rich.text import Text
 
 from stepmill.observe.attach import AttachedPool, PoolFile, process_state
 from stepmill.observe.report import clock, per_second, plural
+from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, UsageError
 from stepmill.spec.stats import FAULT_KINDS, PoolStats, WorkerStats
 from stepmill.spec.stats_text import duration_text
@@ -261,10 +263,11 @@ class Monitor:
         self.close()
 
 
-def monitor(read: Callable[[], PoolStats], interval_s: float, file: TextIO | None) -> Monitor:
+def monitor(slab: SharedSlab, interval_s: float, file: TextIO | None) -> Monitor:
     """Begin to draw a pool of this program; see `Pool.monitor`."""
     if not interval_s > 0:
         raise UsageError(f"interval_s={interval_s} must be above 0")
+    read = partial(slab.read_stats, leased_slots=0, replay_log_bytes=0)
     return Monitor(f"pool of process {os.getpid()}", read, interval_s, Console(file=file))
 
 

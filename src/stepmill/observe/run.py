@@ -146,6 +146,8 @@ class Run:
         begun_s = perf_counter()
         try:
             actions = self._policy(batch.obs, self._action_space)
+        except StepmillError:
+            raise  # of a recorder, which names its own cause
         except Exception as error:
             raise PolicyError(f"the policy raised {type(error).__name__}: {error}") from error
         acted_s = perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from stepmill.spec.errors import UsageError
+from stepmill.spec.tree import Node, iter_tree
 
 
 def check_timeout(timeout_s: object) -> None:
@@ -59,3 +60,16 @@ def check_ids(env_ids: Sequence[int], num_envs: int, num_spares: int = 0) -> Non
     unknown = [env_id for env_id in env_ids if not 0 <= env_id < num_envs + num_spares]
     if unknown:
         raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {num_envs - 1}")
+
+
+def check_leaves(observation: Node, own: Node) -> None:
+    """Check the tree of a format of observations.
+
+    Raises:
+        UsageError: it has other leaves than the observations of the pool.
+    """
+    if list(iter_tree(observation)) != list(iter_tree(own)):
+        raise UsageError(
+            f"the leaves of {observation} differ from those of this pool's observations, {own}; give the same tree, with "
+            "other factories"
+        )

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -13,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native, timers
-from stepmill.pool.arguments import checked_batch_size, checked_fns, checked_num_envs
+from stepmill.pool.arguments import check_leaves, checked_batch_size, checked_fns, checked_num_envs
 from stepmill.pool.receiving import PoolWait, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
 from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
-from stepmill.pool.start import PoolResources, has_log, start_pool
+from stepmill.pool.start import PoolResources, has_seeds, start_pool
 from stepmill.pool.stats import read_stats, read_timers
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, Seeding, merge_options
+from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
-from stepmill.spec.tree import Node, iter_tree, program
+from stepmill.spec.tree import Node, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from stepmill.envs.gymnasium import VectorSpaces
     from stepmill.observe.monitor import Monitor
+    from stepmill.observe.trace import Recorder
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -88,9 +90,8 @@ class Pool:
             backend, locations = self._runtime.backend, self._runtime.server_locations
             self._requests = EnvRequests(backend, self._faults, locations, self.options, num_envs=self.num_envs)
             self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
-            is_seeded = self.options.seeding is not Seeding.CONTINUE or has_log(self.options)
             self._resets = ResetPlanner(
-                self.num_envs, self.spec.batch_size, is_seeded=is_seeded, num_spares=self._num_spares
+                self.num_envs, self.spec.batch_size, is_seeded=has_seeds(self.options), num_spares=self._num_spares
             )
             self._last_reset: list[int] = []
             self._snapshots = Snapshots(self._state, self._requests, self.options)
@@ -342,10 +343,9 @@ class Pool:
     @property
     def properties(self) -> PoolProperties:
         """Named values of envs beside the data: `set(name, value)`, `get(name)`, `list()`."""
-        return PoolProperties(
-            partial(self._requests.set, RequestKind.SET_PROPERTY),
-            lambda env_ids: self._requests.send(RequestKind.GET_PROPERTIES, env_ids, None).result(),
-        )
+        send, kind = self._requests.send, RequestKind.GET_PROPERTIES
+        set_property = partial(self._requests.set, RequestKind.SET_PROPERTY)
+        return PoolProperties(set_property, lambda env_ids: send(kind, env_ids, None).result())
 
     def snapshot(self, env_ids: EnvIds | None = None) -> PoolSnapshot:
         """Return the state of idle kernel envs."""
@@ -439,8 +439,12 @@ class Pool:
 
     def monitor(self, interval_s: float = 1.0, *, file: TextIO | None = None) -> Monitor:
         """Draw where the time goes every `interval_s` seconds, from a thread, until the returned context manager is closed."""
-        read = partial(self._runtime.slab.read_stats, leased_slots=0, replay_log_bytes=0)
-        return cast("Monitor", import_module("stepmill.observe.monitor").monitor(read, interval_s, file))
+        return cast("Monitor", import_module("stepmill.observe.monitor").monitor(self._runtime.slab, interval_s, file))
+
+    def trace(self, path: str | Path | None = None, *, seconds: float | None = None, **options: int) -> Recorder:
+        """Record what all threads do until the returned context manager is closed, at most for `seconds`; write it to `path`."""
+        trace = import_module("stepmill.observe.trace")
+        return cast("Recorder", trace.record(self._runtime.slab, path, seconds, **options))
 
     # ---- for front-ends whose observations are other classes or tensors -------------------------------------------------
 
@@ -461,11 +465,7 @@ class Pool:
         Raises:
             UsageError: the tree has other leaves than `spec.observation`, or an array does not fit its leaf.
         """
-        if list(iter_tree(observation)) != list(iter_tree(self.spec.observation)):
-            raise UsageError(
-                f"the leaves of {observation} differ from those of this pool's observations, {self.spec.observation}; give "
-                "the same tree, with other factories"
-            )
+        check_leaves(observation, self.spec.observation)
         arrays = {index: np.ascontiguousarray(array) for index, array in (given or {}).items()}
         self._state.set_observation_format(program(observation), wrap, arrays)
 

@@ -29,7 +29,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
-from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn
+from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.ray_options import RayOptions
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
 from stepmill.worker.native_settings import native_settings
@@ -257,6 +257,11 @@ def has_log(options: PoolOptions) -> bool:
     """Whether actions and results of running episodes are logged, for replays or crash capsules."""
     has_capsules = options.crash_dir is not None and options.backend is not BackendName.ENVPOOL
     return OnFault.REPLAY in (options.on_fault, options.on_raise) or has_capsules
+
+
+def has_seeds(options: PoolOptions) -> bool:
+    """Whether the pool must know the seed of every episode."""
+    return options.seeding is not Seeding.CONTINUE or has_log(options)
 
 
 def make_backend(choice: BackendName | Backend, options: PoolOptions) -> Backend:

@@ -51,11 +51,14 @@ class Description:
     env_counters: int
     learner_words: list[int]
     worker_words: list[int]
+    learner_trace: int
+    worker_traces: list[int]
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], backend: str) -> Description:
         """Describe a pool that this process has just made."""
-        places = {name: plan[name] for name in ("servers", "env_counters", "learner_words", "worker_words")}
+        lists = ("servers", "learner_words", "worker_words", "worker_traces")
+        places = {name: plan[name] for name in (*lists, "env_counters", "learner_trace")}
         return cls(
             version=__version__,
             pid=os.getpid(),
@@ -84,7 +87,7 @@ class Description:
 
 def description_bytes(num_workers: int, num_servers: int) -> int:
     """Return how much room a description needs at most."""
-    return 1024 + 48 * num_workers + 12 * num_servers
+    return 1024 + 64 * num_workers + 12 * num_servers
 
 
 @cache
@@ -103,13 +106,51 @@ def _formats() -> dict[str, np.dtype[Any]]:
     )
     histogram = make("histogram", {"buckets": (NUMBER, (len(_native.bucket_stops_ns()),))})
     learner = make("learner", {})
+    event = make("event", {"server": WORD, "kind": WORD})
     return {
         "pool": make("pool", {**words, "counters": learner}),
         "env": make("env", {**words, "num_faults": (WORD, (8,))}),
         "learner_words": make("learner_words", words),
         "worker": make("worker", words),
         "server": make("server", {"step": histogram, "reset": histogram}),
+        "event": event,
+        **{name: make(name, {"events": (event, (_ring_size(name),))}) for name in ("worker_trace", "learner_trace")},
     }
+
+
+def _ring_size(name: str) -> int:
+    size_bytes, fields = _native.counter_offsets()[name]
+    return (size_bytes - fields["events"]) // _native.counter_offsets()["event"][0]
+
+
+class TraceReader:
+    """Takes the events out of the rings of a pool's threads. Thread 0 is the learner, thread 1 + w is worker w."""
+
+    def __init__(self, description: Description) -> None:
+        offsets = (description.learner_trace, *description.worker_traces)
+        self._rings = [("worker_trace" if thread else "learner_trace", offset) for thread, offset in enumerate(offsets)]
+        self._num_read = [-1] * len(self._rings)
+        self.num_lost = 0
+
+    def take(self, memory: memoryview) -> list[NDArray[Any]]:
+        """Return the events since the last call, by thread; none at the first call. Events that were written over are lost."""
+        return [self._take(memory, thread) for thread in range(len(self._rings))]
+
+    def _take(self, memory: memoryview, thread: int) -> NDArray[Any]:
+        name, offset = self._rings[thread]
+        dtype = _formats()[name]
+        ring = _view(memory, dtype, offset, 1)[0]
+        capacity = len(ring["events"])
+        stop, first = int(ring["num_events"]), self._num_read[thread]
+        self._num_read[thread] = stop
+        if first < 0:
+            return np.empty(0, _formats()["event"])
+        copied = ring["events"][np.arange(max(first, stop - capacity), stop) % capacity]
+        # The thread goes on: what it may have written over is dropped, with the event that it may be writing now.
+        overwritten = int(ring["num_events"]) - capacity + 1
+        kept = copied[max(0, overwritten - max(first, stop - capacity)) :]
+        self.num_lost += stop - first - len(kept)
+        return cast("NDArray[Any]", kept)
 
 
 def read_header(memory: bytes | memoryview) -> tuple[int, int, int, int, int]:

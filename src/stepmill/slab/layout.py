@@ -162,6 +162,7 @@ class _Builder:
         plan["shared_words"] = self._slab.place("shared words", _native.SHARED_WORDS_BYTES)
         num_local = max(len(owned) for owned in self._servers)
         self._segment.place("words", _native.worker_words_bytes(num_local))
+        trace = self._segment.place("trace", _native.counter_offsets()["worker_trace"][0])
         split: dict[str, Column] = {}
         if self._is_split:
             plan.update(self._place_results(self._segment, self._spec.batch_size * num_local))
@@ -180,6 +181,7 @@ class _Builder:
         starts = [start for start, _ in segments]
         observation = [(split | whole)[path] for path, _ in leaves(self._spec.observation)]
         plan.update(observation=observation, worker_words=starts, segments=starts, writable=writable)
+        plan["worker_traces"] = [start + trace for start in starts]
         plan["size_bytes"] = size_bytes
         return Layout(size_bytes, tuple(self._slab.spans), plan, writable)
 
@@ -207,6 +209,7 @@ class _Builder:
             "servers": [list(owned) for owned in self._servers],
             "pool_words": placer.place("pool words", _native.POOL_WORDS_BYTES),
             "description": (placer.place("description", room), room),
+            "learner_trace": placer.place("learner's trace", _native.counter_offsets()["learner_trace"][0]),
             "env_counters": placer.place("env counters", _native.ENV_COUNTERS_BYTES * num_envs),
             "learner_words": [
                 placer.place(f"learner's words of worker {worker}", _native.learner_words_bytes(len(owned)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -45,7 +46,8 @@ class SharedSlab:
         text = Description.of(layout.plan, backend).encode(room)
         os.pwrite(self._memory.fileno(), text, offset)
         mapping.set_description(offset, len(text))
-        self._counters = CounterReader(Description.decode(text))
+        self.description = Description.decode(text)
+        self._counters = CounterReader(self.description)
         self._mapping: _native.Slab | None = mapping
 
     @property
@@ -66,11 +68,18 @@ class SharedSlab:
 
     def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
         """Return the statistics of now."""
+        with self.view() as memory:
+            stats = self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
+        return replace(stats, nodes=nodes)
+
+    @contextmanager
+    def view(self) -> Iterator[memoryview]:
+        """Return the whole memory for reading; it stays mapped during the block."""
         native = self.native  # keeps the memory mapped
         address, size_bytes = native.place()
-        memory = memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B").toreadonly()
-        stats = self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
-        return replace(stats, nodes=nodes)
+        with memoryview((ctypes.c_char * size_bytes).from_address(address)) as memory:
+            yield memory.cast("B").toreadonly()
+        del native
 
     def close(self) -> None:
         """Release the memory. It stays mapped until the last array that uses it is freed."""

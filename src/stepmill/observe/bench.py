@@ -1,0 +1,64 @@
+"""`stepmill bench`: the speed of stepmill and of other libraries on the user's own env, as text and as a chart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+from stepmill.observe.catalog import find_env
+from stepmill.observe.compare import Rounds, compare_engines, engines_against
+from stepmill.observe.plots import draw_bars, require_matplotlib, save_figure, text_bars
+from stepmill.observe.policy import search_current_directory
+
+UNIT = "env-steps per second, automatic resets included"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """The arguments of `stepmill bench`."""
+
+    env_id: str
+    against: str = "gymnasium"
+    num_envs: int = 8
+    rounds: int = 4
+    round_seconds: float = 0.5
+    chart: str | None = None
+    env_kwargs: dict[str, object] | None = None
+    is_json: bool = False
+    quiet: bool = False
+
+
+def run_bench(request: BenchRequest) -> dict[str, float]:
+    """Measure, print the rates, and draw the chart. Returns the rates, in env-steps per second, by engine.
+
+    Raises:
+        UsageError: the env or a library is unknown, or the chart cannot be written.
+        MissingExtraError: a library is not installed.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if request.chart is not None:
+        require_matplotlib()
+    search_current_directory()
+    choice = find_env(request.env_id, env_kwargs=request.env_kwargs)
+    names = [name.strip() for name in request.against.split(",") if name.strip()]
+    engines = engines_against(choice, request.num_envs, names)
+    console = Console(stderr=True)
+    is_hidden = request.quiet or not console.is_terminal
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+        task = progress.add_task(f"{len(engines)} engines, rounds", total=request.rounds)
+        rounds = Rounds(request.rounds, request.round_seconds)
+        rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number))
+    title = f"{request.num_envs} x {choice.env_id}"
+    if request.chart is not None:
+        save_figure(draw_bars(title, UNIT, rates), request.chart)
+    if request.is_json:
+        about = {"env": choice.env_id, "num_envs": request.num_envs, "steps_per_s": rates}
+        sys.stdout.write(f"{json.dumps(about, indent=2)}\n")
+    else:
+        sys.stdout.write("\n".join([f"{title}, {UNIT}", *text_bars(rates)]) + "\n")
+    sys.stdout.flush()
+    return rates

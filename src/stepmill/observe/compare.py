@@ -1,0 +1,174 @@
+"""Compares the speed of vector envs on the same env, in short rounds in turn, so that a disturbance affects all alike."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import parent_process
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from stepmill.observe.catalog import EnvChoice
+from stepmill.spec.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.vector import VectorEnv
+
+BASELINE = "gymnasium AsyncVectorEnv"
+NUM_DRAWS = 64
+WARM_UP_S = 0.1
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A vector env to measure: its name, how to open it, and how to close it even while a step is running."""
+
+    name: str
+    open: Callable[[], Any]
+    close: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds to measure per engine, and how long each takes. A short warm-up comes first and is not counted."""
+
+    num_rounds: int = 4
+    round_s: float = 0.6
+
+
+def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
+    """Return Gymnasium's vector envs and stepmill's, each in its best configuration, over the same env."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    import stepmill
+
+    env_fns = env_fns_of(choice, num_envs)
+    return [
+        Engine(BASELINE, partial(AsyncVectorEnv, env_fns, copy=False), _terminate),
+        Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), _close),
+        Engine("stepmill serial", partial(stepmill.VectorEnv, env_fns, backend="serial"), _close),
+        Engine("stepmill process", partial(stepmill.VectorEnv, env_fns, backend="process"), _close),
+    ]
+
+
+def env_fns_of(choice: EnvChoice, num_envs: int) -> list[Callable[[], gymnasium.Env[object, object]]]:
+    """Return functions that build the env for any engine."""
+    return [partial(make_env, choice.make)] * num_envs
+
+
+def sb3_engine(choice: EnvChoice, num_envs: int) -> Engine:
+    """Return Stable-Baselines3's SubprocVecEnv.
+
+    Raises:
+        MissingExtraError: Stable-Baselines3 is not installed.
+    """
+    if find_spec("stable_baselines3") is None:
+        raise MissingExtraError(module="stable_baselines3", extra="sb3")
+    return Engine("sb3 SubprocVecEnv", partial(Sb3Adapter, env_fns_of(choice, num_envs)), _close)
+
+
+class Sb3Adapter:
+    """Gives SubprocVecEnv the methods that the comparison calls."""
+
+    def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[object, object]]]) -> None:
+        from gymnasium.vector.utils import batch_space
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        self._envs = SubprocVecEnv(list(env_fns))
+        self.num_envs = len(env_fns)
+        self.action_space = batch_space(self._envs.action_space, self.num_envs)
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        self._envs.seed(seed)
+        return self._envs.reset()
+
+    def step(self, actions: Any) -> Any:
+        return self._envs.step(actions)
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def engines_against(choice: EnvChoice, num_envs: int, names: Sequence[str]) -> list[Engine]:
+    """Return stepmill's engines, and those of the named libraries.
+
+    Raises:
+        UsageError: a name is unknown.
+        MissingExtraError: a library is not installed.
+    """
+    unknown = sorted({*names} - {"gymnasium", "sb3"})
+    if unknown:
+        raise UsageError(f"--against names {', '.join(unknown)}; choose from gymnasium, sb3")
+    engines = engines_for(choice, num_envs)
+    chosen = engines if "gymnasium" in names else [each for each in engines if each.name.startswith("stepmill")]
+    return [*chosen, sb3_engine(choice, num_envs)] if "sb3" in names else chosen
+
+
+def make_env(make: Callable[[], gymnasium.Env[object, object]]) -> gymnasium.Env[object, object]:
+    """Build an env for any engine. OpenCV gets one thread; Gymnasium's workers ignore Ctrl-C and print no traceback."""
+    if parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if find_spec("cv2") is not None:
+        import cv2
+
+        cv2.setNumThreads(1)
+    return make()
+
+
+def compare_engines(
+    engines: Sequence[Engine], rounds: Rounds, on_round: Callable[[int], None] = lambda _number: None
+) -> dict[str, float]:
+    """Return each engine's median rate over the rounds, in env-steps/s. `on_round` is called after each round.
+
+    All engines are open at the same time and take turns in short rounds, so that a disturbance affects all of them alike.
+    Every row that `step` returns is counted, including automatic resets, because the vector envs do not tell them apart.
+    """
+    rates: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    with ExitStack() as opened:
+        running = {}
+        for engine in engines:
+            envs = engine.open()
+            opened.callback(engine.close, envs)
+            running[engine.name] = (envs, _draw_actions(envs))
+            envs.reset(seed=0)
+        for envs, actions in running.values():
+            _run_round(envs, actions, WARM_UP_S)
+        for number in range(rounds.num_rounds):
+            for name, (envs, actions) in running.items():
+                rates[name].append(_run_round(envs, actions, rounds.round_s))
+            on_round(number + 1)
+    return {name: median(each) for name, each in rates.items()}
+
+
+def _draw_actions(envs: VectorEnv) -> list[object]:
+    """Draw the actions before the measurement, so that it does not include sampling."""
+    envs.action_space.seed(0)
+    return [envs.action_space.sample() for _ in range(NUM_DRAWS)]
+
+
+def _run_round(envs: VectorEnv, actions: list[object], round_s: float) -> float:
+    """Step for about `round_s` seconds, read an element of each result, and return env-steps/s."""
+    num_batches = 0
+    begun_s = perf_counter()
+    elapsed_s = 0.0
+    while elapsed_s < round_s:
+        _, reward, *_ = envs.step(actions[num_batches % NUM_DRAWS])
+        _ = reward[0]
+        num_batches += 1
+        elapsed_s = perf_counter() - begun_s
+    return num_batches * envs.num_envs / elapsed_s
+
+
+def _close(envs: VectorEnv) -> None:
+    envs.close()
+
+
+def _terminate(envs: VectorEnv) -> None:
+    """Close Gymnasium's AsyncVectorEnv by force: after a Ctrl-C its workers may be in the middle of a step."""
+    envs.close(terminate=True)

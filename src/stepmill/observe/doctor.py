@@ -1,0 +1,241 @@
+"""`stepmill doctor`: looks for what makes an env slow, wrong or fragile in a pool.
+
+    diagnose(env_fn) ──► one child process per group of checks (doctor_probe.py) ──► Finding, Finding, ... ──► text or JSON
+
+A group runs in a process of its own, so that an env that crashes or hangs is a finding and not the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import IO, cast
+
+import cloudpickle
+
+from stepmill.spec.errors import UsageError
+
+GROUPS = ("steps", "seeds", "backends", "forks")
+NUM_STEPS = 10_000
+LIMIT_S = 120.0  # of one group, after which the env hangs
+STEPS_BUDGET_S = 30.0  # the long run of steps ends earlier if the env is slow
+
+
+class Severity(Enum):
+    """How bad a finding is. Notes do not change the exit status: they concern a backend or a start method that is not the default."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with an env.
+
+    Attributes:
+        check: the name of the check, for programs.
+        what: what is wrong.
+        where: in which call, at which step, of which backend.
+        cure: what to do.
+    """
+
+    check: str
+    severity: Severity
+    what: str
+    where: str
+    cure: str
+
+
+@dataclass
+class Diagnosis:
+    """All findings about one env, and the groups of checks that were made."""
+
+    env: str
+    findings: list[Finding] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether there are only notes."""
+        return all(finding.severity is Severity.NOTE for finding in self.findings)
+
+    def to_json(self) -> str:
+        """Return the diagnosis as one JSON object."""
+        findings = [{**asdict(finding), "severity": finding.severity.value} for finding in self.findings]
+        about = {"env": self.env, "is_healthy": self.is_healthy, "checks": self.groups, "findings": findings}
+        return json.dumps(about, indent=2)
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"{self.env}: nothing found ({', '.join(self.groups)})"
+        lines = [f"{self.env}: {len(self.findings)} found"]
+        for each in self.findings:
+            lines += [
+                f"  {each.severity.value:<8} {each.check}: {each.what}",
+                f"           where: {each.where}",
+                f"           cure:  {each.cure}",
+            ]
+        return "\n".join(lines)
+
+
+def diagnose(
+    env_fn: Callable[[], object],
+    *,
+    name: str = "env",
+    num_steps: int = NUM_STEPS,
+    limit_s: float = LIMIT_S,
+    groups: Sequence[str] = GROUPS,
+    on_group: Callable[[str], None] = lambda _group: None,
+) -> Diagnosis:
+    """Check an env, in child processes, and return what was found.
+
+    Args:
+        env_fn: builds the env; called several times in each child.
+        name: of the env, for the report.
+        num_steps: of the search for leaks.
+        limit_s: after which a group of checks is ended, as the env hangs.
+        groups: which checks to make.
+        on_group: called with the name of each group before it begins.
+    Raises:
+        UsageError: a group does not exist.
+    """
+    unknown = sorted({*groups} - {*GROUPS})
+    if unknown:
+        raise UsageError(f"there are no checks {unknown}; choose from {', '.join(GROUPS)}")
+    diagnosis = Diagnosis(name)
+    try:
+        pickled = cloudpickle.dumps(env_fn)
+    except Exception as error:  # whatever the user's objects raise
+        diagnosis.findings.append(_unpicklable(error))
+        return diagnosis
+    for group in groups:
+        on_group(group)
+        found = list(_run_group(group, pickled, num_steps, limit_s))
+        diagnosis.groups.append(group)
+        known = {finding.check for finding in diagnosis.findings}
+        diagnosis.findings += [finding for finding in found if finding.check not in known]
+        if any(finding.check in ("crashes", "hangs", "raises") for finding in found):
+            break  # the other groups would find the same
+    return diagnosis
+
+
+def _unpicklable(error: Exception) -> Finding:
+    return Finding(
+        "unpicklable-factory",
+        Severity.ERROR,
+        f"the function that makes the env cannot be pickled: {type(error).__name__}: {error}",
+        "env_fn; no other check was made",
+        "make what it holds (locks, files, connections) inside of the function, or use the serial or thread backend",
+    )
+
+
+def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> Iterator[Finding]:
+    """Run one group in a child process, and yield its findings, also if it crashes or hangs."""
+    began_s = time.monotonic()
+    settings = {"group": group, "num_steps": num_steps, "budget_s": min(STEPS_BUDGET_S, limit_s / 2), "path": sys.path}
+    with _child() as (child, lines):
+        try:
+            with cast("IO[bytes]", child.stdin) as stdin:
+                stdin.write(cloudpickle.dumps(settings) + pickled)
+            yield from _read_findings(lines, began_s + limit_s)
+            code = child.wait(max(0.1, began_s + limit_s - time.monotonic()))
+        except (subprocess.TimeoutExpired, TimeoutError):
+            yield Finding(
+                "hangs",
+                Severity.ERROR,
+                f"the checks did not end within {limit_s:g} s",
+                f"group {group!r}",
+                "find where with `py-spy dump`; in a pool, set step_timeout_s and reset_timeout_s",
+            )
+            return
+        except BrokenPipeError:
+            code = child.wait()
+    if code:
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        yield Finding(
+            "crashes",
+            Severity.ERROR,
+            f"the env ended its process with {how}",
+            f"group {group!r}",
+            "run it under a native debugger; in a pool, use backend='process' and crash_dir",
+        )
+
+
+@contextmanager
+def _child() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start a probe, and end it and its children at the end. Yields the process, and where it writes its findings."""
+    reader, writer = os.pipe()
+    try:
+        command = [sys.executable, "-m", "stepmill.observe.doctor_probe", str(writer)]
+        quiet = subprocess.DEVNULL
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, pass_fds=(writer,), start_new_session=True
+        )
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    try:
+        yield child, reader
+    finally:
+        os.close(reader)
+        # Its group, since the env may have started processes.
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def _read_findings(reader: int, until_s: float) -> Iterator[Finding]:
+    """Yield findings until the probe closes its end.
+
+    Raises:
+        TimeoutError: it has not in time.
+    """
+    text = b""
+    while True:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or not select.select([reader], [], [], left_s)[0]:
+            raise TimeoutError
+        part = os.read(reader, 1 << 16)
+        *lines, text = (text + part).split(b"\n")
+        for line in lines:
+            fields = json.loads(line)
+            yield Finding(**{**fields, "severity": Severity(fields["severity"])})
+        if not part or any(json.loads(line)["check"] == "hangs" for line in lines):
+            return
+
+
+def run_doctor(
+    env_id: str, env_fn: Callable[[], object], num_steps: int, *, is_json: bool, is_quiet: bool
+) -> Diagnosis:
+    """Diagnose, show the progress on a terminal, and print the result."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=is_quiet or not console.is_terminal) as progress:
+        task = progress.add_task("checks", total=len(GROUPS))
+
+        def begin(group: str) -> None:
+            progress.update(task, description=f"{env_id}: {group}", completed=GROUPS.index(group))
+
+        diagnosis = diagnose(env_fn, name=env_id, num_steps=num_steps, on_group=begin)
+    sys.stdout.write(f"{diagnosis.to_json() if is_json else diagnosis}\n")
+    sys.stdout.flush()
+    return diagnosis

@@ -1,0 +1,456 @@
+"""The checks of `stepmill doctor`, in a child process: `python -m stepmill.observe.doctor_probe FD`.
+
+Reads two pickles from stdin, the settings and the env function, and writes one JSON object per finding to the descriptor FD.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import json
+import os
+import pickle
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from stepmill.observe.own_process import children, num_fds, resident_bytes, thread_seconds, wait_for_end
+
+NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
+NUM_COMPARED = 150
+NUM_STEPS_OF_POOLS = 50
+HUGE_INFO_BYTES = 64 * 1024
+SLOW_RESET_S = 0.02
+SLOW_RESET_FACTOR = 20
+LONG_STEP_S = 0.03
+SILENT_TICKS = 2  # of about thirty: before the env has the GIL, and when it returns
+NUM_LONG_STEPS = 3
+LEAK_BYTES = 2 << 20
+LEAK_BYTES_PER_STEP = 200
+LEAKED_FDS = 8
+FORK_LIMIT_S = 20.0
+
+EnvFn = Callable[[], Any]
+Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where, cure
+
+
+def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> None:
+    """Step one env for long: results and spaces, durations, threads, leaks, children."""
+    before = children()
+    env = env_fn()
+    _LongRun(env, emit, num_steps, budget_s).run()
+    env.close()
+    left = wait_for_end(children() - before)
+    if left:
+        emit(
+            "children-left",
+            "error",
+            f"{len(left)} child processes still run after close()",
+            "close()",
+            "end them in close(), and wait for them",
+        )
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+class _LongRun:
+    """One env that is stepped with random actions until there were enough steps, or the time is over."""
+
+    def __init__(self, env: Any, emit: Emit, num_steps: int, budget_s: float) -> None:
+        self._env = env
+        self._report = emit
+        self._num_steps = num_steps
+        self._until_s = time.monotonic() + budget_s
+        self._emitted: set[str] = set()
+        self._step_s: list[float] = []
+        self._reset_s: list[float] = []
+        self._num_silent = self._num_long = 0
+        self._last: tuple[Any, Any] | None = None  # the last observation, and a copy of it
+        self._ticks = 0
+        self._is_ticking = True
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def _emit(self, check: str, severity: str, what: str, where: str, cure: str) -> None:
+        if check not in self._emitted:
+            self._emitted.add(check)
+            self._report(check, severity, what, where, cure)
+
+    def _tick(self) -> None:
+        while self._is_ticking:
+            self._ticks += 1
+            time.sleep(0.001)
+
+    def run(self) -> None:
+        env = self._env
+        env.action_space.seed(0)
+        self._ticker.start()
+        self._reset(0)
+        sizes: list[tuple[int, int]] = []
+        threads_s = thread_seconds()
+        quarter = max(1, self._num_steps // 5)
+        for step in range(1, self._num_steps + 1):
+            self._step(step)
+            if step == NUM_CHECKED:
+                self._is_ticking = False
+                self._ticker.join()
+                self._check_threads(threads_s)
+            if step % quarter == 0:
+                gc.collect()
+                sizes.append((resident_bytes(), num_fds()))
+            if time.monotonic() > self._until_s:
+                break
+        self._is_ticking = False
+        self._ticker.join()
+        self._check_durations()
+        self._check_leaks(sizes, quarter)
+
+    def _reset(self, step: int) -> None:
+        began_s = time.monotonic()
+        result = self._env.reset(seed=0) if step == 0 else self._env.reset()
+        self._reset_s.append(time.monotonic() - began_s)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            self._emit("bad-output", "error", f"reset returns {result!r:.80}", "reset()", "return (observation, info)")
+            return
+        self._check_observation(result[0], "reset()")
+        self._last = None
+
+    def _step(self, step: int) -> None:
+        action = self._env.action_space.sample()
+        ticks = self._ticks
+        began_s = time.monotonic()
+        result = self._env.step(action)
+        took_s = time.monotonic() - began_s
+        self._step_s.append(took_s)
+        if self._is_ticking and took_s >= LONG_STEP_S:
+            self._num_long += 1
+            self._num_silent += self._ticks <= ticks + SILENT_TICKS
+        if step <= NUM_CHECKED and not self._is_good(result, f"step {step}"):
+            return
+        if result[2] or result[3]:
+            self._reset(step)
+
+    def _is_good(self, result: Any, where: str) -> bool:
+        if not (isinstance(result, tuple) and len(result) == 5):
+            what = f"step returns {result!r:.80}"
+            self._emit("bad-output", "error", what, where, "return (observation, reward, terminated, truncated, info)")
+            raise SystemExit(0)
+        observation, reward, terminated, truncated, info = result
+        self._check_observation(observation, where)
+        if not isinstance(reward, (int, float, np.number, np.ndarray)) or not np.all(np.isfinite(reward)):
+            self._emit("bad-reward", "error", f"the reward is {reward!r:.60}", where, "return a finite number")
+        if not all(isinstance(flag, (bool, np.bool_)) for flag in (terminated, truncated)):
+            what = f"terminated is {terminated!r:.40} and truncated is {truncated!r:.40}"
+            self._emit("bad-output", "error", what, where, "return two bools")
+        if not isinstance(info, dict):
+            self._emit("bad-output", "error", f"info is {info!r:.60}", where, "return a dict")
+        else:
+            self._check_info(info, where)
+        return True
+
+    def _check_observation(self, observation: Any, where: str) -> None:
+        space = self._env.observation_space
+        if not space.contains(observation):
+            self._emit(
+                "observation-space", "error", _space_problem(space, observation), where, "correct the space or the env"
+            )
+        dtype = getattr(observation, "dtype", None)
+        if isinstance(observation, np.ndarray) and space.dtype is not None and dtype != space.dtype:
+            what = f"the observation has dtype {dtype}, and the space declares {space.dtype}"
+            self._emit("observation-space", "warning", what, where, "return the dtype of the space")
+        if self._last is not None:
+            last, copied = self._last
+            if not _is_equal(last, copied):
+                self._emit(
+                    "observation-aliases",
+                    "warning",
+                    "an observation that was returned before has changed: the env writes to it again",
+                    where,
+                    "return a copy; pools copy results, but other users of the env see old observations change",
+                )
+        self._last = (observation, copy.deepcopy(observation))
+
+    def _check_info(self, info: dict[Any, Any], where: str) -> None:
+        try:
+            size = len(cloudpickle.dumps(info))
+        except Exception as error:  # whatever the user's objects raise
+            what = f"info cannot be pickled: {type(error).__name__}: {error}"
+            self._emit("unpicklable-info", "error", what, where, "put plain data into info")
+            return
+        if size > HUGE_INFO_BYTES:
+            what = f"info has {size / 1024:,.0f} KiB"
+            cure = "put large arrays into the observation; infos are copied and decoded one by one"
+            self._emit("huge-info", "warning", what, where, cure)
+
+    def _check_threads(self, before_s: dict[int, float]) -> None:
+        now_s = thread_seconds()
+        own, ticker = threading.get_native_id(), self._ticker.native_id
+        others = {tid: now_s[tid] - before_s.get(tid, 0.0) for tid in now_s if tid not in (own, ticker)}
+        main_s = now_s[own] - before_s.get(own, 0.0)
+        if sum(others.values()) > max(0.5 * main_s, 0.1):
+            busy = sum(seconds > 0.01 for seconds in others.values())
+            self._emit(
+                "threads",
+                "warning",
+                f"{busy} more threads of this env compute, {sum(others.values()) / max(main_s, 0.01):.1f} times as much "
+                "as its own",
+                "step()",
+                "workers already use all cores: limit the env's threads (worker_env, worker_threads)",
+            )
+
+    def _check_durations(self) -> None:
+        step_s, reset_s = statistics.median(self._step_s), statistics.median(self._reset_s[1:] or self._reset_s)
+        is_large_part = sum(self._reset_s) > 0.3 * sum(self._step_s)
+        if reset_s > max(SLOW_RESET_S, SLOW_RESET_FACTOR * step_s) and is_large_part:
+            self._emit(
+                "slow-reset",
+                "warning",
+                f"a reset takes {reset_s * 1e3:.3g} ms, a step {step_s * 1e3:.3g} ms",
+                "reset()",
+                "use spare_envs, which are reset in advance, or overlap_resets=True",
+            )
+        if self._num_long >= NUM_LONG_STEPS and self._num_silent > 0.8 * self._num_long:
+            self._emit(
+                "holds-gil",
+                "note",
+                f"no other thread of Python runs during {self._num_silent} of {self._num_long} long steps",
+                "step()",
+                "use backend='process', or release the GIL in native code; backend='thread' gains nothing",
+            )
+
+    def _check_leaks(self, sizes: Sequence[tuple[int, int]], quarter: int) -> None:
+        if len(sizes) < 4:
+            return  # too few steps for a judgement
+        memory, fds = zip(*sizes, strict=True)
+        num_steps = quarter * (len(sizes) - 1)
+        grows = all(later > earlier for earlier, later in itertools.pairwise(memory))
+        grown = memory[-1] - memory[0]
+        if grows and grown > max(LEAK_BYTES, LEAK_BYTES_PER_STEP * num_steps):
+            self._emit(
+                "memory-leak",
+                "warning",
+                f"memory grows by {grown / num_steps:,.0f} bytes per step",
+                f"{num_steps:,} steps",
+                "look for lists that grow, in the env and in its wrappers (tracemalloc)",
+            )
+        if fds[-1] - fds[0] >= LEAKED_FDS:
+            what = f"{fds[-1] - fds[0]} descriptors were opened and not closed"
+            self._emit("descriptor-leak", "error", what, f"{num_steps:,} steps", "close files and sockets")
+
+
+def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
+    """Compare runs with the same seed and the same actions: alone, again, and beside another env."""
+    first, second = env_fn(), env_fn()
+    actions = _draw(first.action_space)
+    states = _global_generators()
+    alone = _play(first, actions)
+    if _global_generators() != states:
+        emit(
+            "global-generator",
+            "error",
+            "reset() or step() uses a random generator of the whole process (np.random or random)",
+            "reset(), step()",
+            "use self.np_random, which reset(seed=...) seeds; then check again",
+        )
+    elif (step := _first_difference(alone, _play(second, actions))) is not None:
+        emit(
+            "non-deterministic",
+            "error",
+            "two envs with the same seed and the same actions return different data",
+            f"step {step}",
+            "draw all random numbers from self.np_random; do not use the clock or the order of sets",
+        )
+    elif (step := _first_difference(alone, _play(first, actions))) is not None:
+        emit(
+            "state-survives-reset",
+            "error",
+            "an env that was used before returns other data after reset(seed=...)",
+            f"step {step} after the second reset",
+            "set all state in reset()",
+        )
+    elif (step := _first_difference(alone, _play_beside(env_fn(), env_fn(), actions))) is not None:
+        emit(
+            "shared-state",
+            "error",
+            "an env returns other data while another env runs in the same process",
+            f"step {step}",
+            "keep state in self, not in the class or module; until then, use envs_per_worker=1",
+        )
+
+
+def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
+    """Run two envs on each backend, and compare what they return."""
+    from stepmill.spec.errors import BadOutput, StepmillError
+
+    runs: dict[str, list[Any]] = {}
+    for backend in ("serial", "thread", "process"):
+        try:
+            runs[backend] = _play_in_pool(env_fn, backend)
+        except BadOutput as error:
+            emit("bad-output", "error", error.message, f"backend {backend!r}", "correct the env, or its spaces")
+        except StepmillError as error:
+            emit("raises", "error", error.message, f"backend {backend!r}", "correct the env")
+    for backend in ("thread", "process"):
+        if "serial" in runs and backend in runs and not _is_equal(runs["serial"], runs[backend]):
+            emit(
+                "backend-differs",
+                "error",
+                f"the data on the {backend} backend differ from those on the serial backend",
+                "two envs, 50 steps",
+                "look for state or generators that envs of one process share",
+            )
+
+
+def check_forks(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
+    """Make and step an env in a forked child of a process in which an env runs."""
+    env = env_fn()
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    child = os.fork()
+    if child == 0:
+        _run_in_fork(env_fn)
+    until_s = time.monotonic() + FORK_LIMIT_S
+    status = 0
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    status = ended[1]
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if ended[0] == 0 or status != 0:
+        emit(
+            "fork-unsafe",
+            "note",
+            "an env in a forked process " + ("hangs" if ended[0] == 0 else f"fails (status {status})"),
+            "context='fork'",
+            "keep the default context='forkserver', or use 'spawn'; make no env in the program that makes the pool",
+        )
+
+
+def _run_in_fork(env_fn: EnvFn) -> None:
+    try:
+        env = env_fn()
+        env.reset(seed=0)
+        for _ in range(20):
+            if any(env.step(env.action_space.sample())[2:4]):
+                env.reset()
+        os._exit(0)
+    except BaseException:  # the child must not return into the program
+        os._exit(1)
+
+
+def _play_in_pool(env_fn: EnvFn, backend: str) -> list[Any]:
+    from stepmill.observe.catalog import batch_actions
+    from stepmill.pool.pool import Pool
+    from stepmill.spec.options import BackendName, PoolOptions
+
+    options = PoolOptions(backend=BackendName(backend), num_workers=None if backend == "serial" else 2)
+    with Pool([env_fn] * 2, options=options) as pool:
+        actions = batch_actions(pool.single_action_space, 2, 0)
+        results = [copy.deepcopy(pool.reset(seed=0).obs)]
+        for _ in range(NUM_STEPS_OF_POOLS):
+            batch = pool.step(actions.sample())
+            results.append(copy.deepcopy((batch.obs, batch.reward, batch.terminated, batch.truncated)))
+    return results
+
+
+# ---- runs and comparisons ---------------------------------------------------------------------------------------------
+
+
+def _global_generators() -> tuple[bytes, object]:
+    """Return the state of the generators of the process."""
+    return pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002  it is what is checked
+
+
+def _draw(space: Any, count: int = NUM_COMPARED) -> list[Any]:
+    space = copy.deepcopy(space)
+    space.seed(0)
+    return [space.sample() for _ in range(count)]
+
+
+def _play(env: Any, actions: Sequence[Any], seed: int = 0) -> list[Any]:
+    return [copy.deepcopy(env.reset(seed=seed)[0]), *(_advance(env, action) for action in actions)]
+
+
+def _play_beside(env: Any, other: Any, actions: Sequence[Any]) -> list[Any]:
+    """Play `env`, and between its steps another env with another seed."""
+    results = [copy.deepcopy(env.reset(seed=0)[0])]
+    other.reset(seed=1)
+    for action in actions:
+        _advance(other, action)
+        results.append(_advance(env, action))
+    return results
+
+
+def _advance(env: Any, action: Any) -> Any:
+    obs, reward, terminated, truncated, _ = env.step(copy.deepcopy(action))
+    result = copy.deepcopy((obs, reward, terminated, truncated))
+    return (result, copy.deepcopy(env.reset()[0])) if terminated or truncated else result
+
+
+def _first_difference(left: Sequence[Any], right: Sequence[Any]) -> int | None:
+    return next((i for i, pair in enumerate(zip(left, right, strict=True)) if not _is_equal(*pair)), None)
+
+
+def _is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_is_equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(_is_equal, left, right))
+    left, right = np.asarray(left), np.asarray(right)
+    is_float = left.dtype.kind in "fc" and right.dtype.kind in "fc"
+    return bool(np.array_equal(left, right, equal_nan=is_float))
+
+
+def _space_problem(space: Any, observation: Any) -> str:
+    shape, found = getattr(space, "shape", None), np.shape(observation) if not isinstance(observation, dict) else None
+    if shape is not None and found is not None and shape != found:
+        return f"the observation has shape {found}, and the space declares {shape}"
+    if hasattr(space, "low") and isinstance(observation, np.ndarray):
+        if not np.can_cast(observation.dtype, space.dtype):
+            return f"the observation has dtype {observation.dtype}, and the space declares {space.dtype}"
+        outside = np.argwhere((observation < space.low) | (observation > space.high) | np.isnan(observation))
+        if len(outside):
+            at = tuple(outside[0].tolist())
+            return f"element {at} is {observation[at]}, and the space allows {space.low[at]} to {space.high[at]}"
+    return f"{observation!r:.80} is not in {space}"
+
+
+CHECKS = {"steps": check_steps, "seeds": check_seeds, "backends": check_backends, "forks": check_forks}
+
+
+def main() -> None:
+    """Run one group of checks."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    output = os.fdopen(descriptor, "w", buffering=1)
+
+    def emit(check: str, severity: str, what: str, where: str, cure: str) -> None:
+        fields = {"check": check, "severity": severity, "what": what, "where": where, "cure": cure}
+        output.write(json.dumps(fields) + "\n")
+
+    settings = pickle.load(sys.stdin.buffer)
+    sys.path[:] = settings["path"]
+    warnings.simplefilter("ignore")
+    try:
+        env_fn = pickle.load(sys.stdin.buffer)
+        CHECKS[settings["group"]](env_fn, emit, settings["num_steps"], settings["budget_s"])
+    except Exception as error:  # whatever the env raises
+        cure = "correct the env; a pool reports it as EnvError"
+        emit("raises", "error", f"{type(error).__name__}: {error}", f"group {settings['group']!r}", cure)
+    output.close()
+    os._exit(0)  # threads and children of the env must not keep the process
+
+
+if __name__ == "__main__":
+    main()

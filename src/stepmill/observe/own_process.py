@@ -1,0 +1,54 @@
+"""What Linux says of the calling process: its children, threads, memory and descriptors. `stepmill doctor` compares it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+OWN_CHILDREN = ("resource_tracker", "forkserver", "stepmill.worker")  # helpers of Python and stepmill
+
+
+def children() -> set[int]:
+    """Return the pids of the living children of this process, without helpers of Python and stepmill."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state != "Z" and not any(name in command for name in OWN_CHILDREN):
+            found.add(int(folder.name))
+    return found
+
+
+def wait_for_end(pids: set[int]) -> set[int]:
+    """Give children a second to end, and return those that have not."""
+    until_s = time.monotonic() + 1.0
+    while (left := pids & children()) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return left
+
+
+def thread_seconds() -> dict[int, float]:
+    """Return the CPU time of each thread, by its id."""
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    found = {}
+    for folder in Path("/proc/self/task").iterdir():
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / ticks_per_s
+    return found
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def num_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))

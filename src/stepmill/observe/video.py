@@ -1,0 +1,151 @@
+"""Pictures of many envs: a grid of their frames, and videos of it or of each env. Only this file imports imageio_ffmpeg."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill.spec.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Frame = NDArray[np.uint8]
+EXTRA = "video"
+FPS = 30
+
+
+def tile(frames: Sequence[object], *, columns: int | None = None) -> Frame:
+    """Return one picture [height, width, 3] of frames [h, w, 3] side by side, row by row; smaller ones and gaps are black.
+
+    Args:
+        frames: at least one, for example the results of `pool.render()`.
+        columns: None makes the grid about square.
+    Raises:
+        UsageError: there is no frame, or one is no picture.
+    """
+    if not frames:
+        raise UsageError("there are no frames to show; name at least one env")
+    pictures = [_checked(place, frame) for place, frame in enumerate(frames)]
+    if columns is not None and columns < 1:
+        raise UsageError(f"columns={columns} must be 1 or more")
+    columns = min(columns or math.ceil(math.sqrt(len(frames))), len(frames))
+    height, width = (max(frame.shape[axis] for frame in pictures) for axis in (0, 1))
+    picture = np.zeros((-(-len(frames) // columns) * height, columns * width, 3), np.uint8)
+    for place, frame in enumerate(pictures):
+        row, column = divmod(place, columns)
+        top, left = row * height, column * width
+        picture[top : top + frame.shape[0], left : left + frame.shape[1]] = frame
+    return picture
+
+
+def _checked(place: int, frame: object) -> Frame:
+    if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8:
+        return frame
+    raise UsageError(
+        f"frame {place} is {_describe(frame)} and not a picture [height, width, 3] of uint8; make the envs with "
+        "render_mode='rgb_array'"
+    )
+
+
+def _describe(frame: object) -> str:
+    return f"an array {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else f"a {type(frame).__name__}"
+
+
+class VideoFile:
+    """Writes frames of one size to a video file, by ffmpeg. Use it as a context manager."""
+
+    def __init__(self, path: str | Path, *, fps: int = FPS) -> None:
+        """Nothing is written before the first frame.
+
+        Raises:
+            MissingExtraError: imageio-ffmpeg is not installed.
+        """
+        if find_spec("imageio_ffmpeg") is None:
+            raise MissingExtraError(module="imageio_ffmpeg", extra=EXTRA)
+        self._path = Path(path)
+        self._fps = fps
+        self._writer: Generator[None, Any, None] | None = None
+
+    def write(self, frame: Frame) -> None:
+        """Append a frame [height, width, 3] of uint8.
+
+        Raises:
+            UsageError: the file cannot be written in the format of its ending.
+        """
+        frame = np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))  # codecs want even sizes
+        try:
+            if self._writer is None:
+                self._writer = self._open(frame.shape[1], frame.shape[0])
+            self._writer.send(np.ascontiguousarray(frame))
+        except (OSError, RuntimeError) as exc:
+            self._writer = None
+            reason = str(exc).strip().splitlines()[-1]
+            raise UsageError(f"cannot write the video {str(self._path)!r}: {reason}; choose another path") from exc
+
+    def _open(self, width: int, height: int) -> Generator[None, Any, None]:
+        from imageio_ffmpeg import write_frames
+
+        if not self._path.parent.is_dir():
+            raise UsageError(f"the folder of the video {str(self._path)!r} does not exist; make it first")
+        writer: Generator[None, Any, None] = write_frames(
+            self._path, (width, height), fps=self._fps, macro_block_size=2, ffmpeg_log_level="error"
+        )
+        writer.send(None)  # starts ffmpeg
+        return writer
+
+    def close(self) -> None:
+        """Finish the file. Idempotent."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Recorder:
+    """Writes a grid of all envs to one file, or each env to a file of its own. Use it as a context manager."""
+
+    def __init__(self, path: str | Path | None, folder: str | Path | None, num_envs: int) -> None:
+        """Prepare files: `path` for the grid, and `folder/env-0.mp4`, ... for each env; None writes none.
+
+        Raises:
+            MissingExtraError: imageio-ffmpeg is not installed.
+        """
+        self._grid = None if path is None else VideoFile(path)
+        paths = [] if folder is None else [Path(folder) / f"env-{env_id}.mp4" for env_id in range(num_envs)]
+        self._each = [VideoFile(each) for each in paths]
+
+    def add(self, render: Callable[[], Sequence[Any]]) -> None:
+        """Render all envs, and write their frames.
+
+        Raises:
+            UsageError: an env returns no picture, or a file cannot be written.
+        """
+        frames = render()
+        picture = tile(frames)
+        if self._grid is not None:
+            self._grid.write(picture)
+        for file, frame in zip(self._each, frames, strict=False):
+            file.write(frame)
+
+    def close(self) -> None:
+        """Finish all files. Idempotent."""
+        for file in (*self._each, *([] if self._grid is None else [self._grid])):
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

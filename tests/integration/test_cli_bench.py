@@ -1,0 +1,88 @@
+"""`stepmill bench`: rates of engines on one env, as text, JSON and chart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from stepmill.observe.plots import text_bars
+from tests.harness.hangs import HANG_GUARD_S
+
+COMMAND = [sys.executable, "-m", "stepmill", "bench"]
+SHORT = ["--num-envs", "2", "--rounds", "2", "--round-seconds", "0.05"]
+ENGINES = {"stepmill serial", "stepmill process", "gymnasium AsyncVectorEnv", "gymnasium SyncVectorEnv"}
+
+
+def run_bench(*arguments, cwd):
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False
+    )
+
+
+def test_bench_prints_bars_and_writes_a_chart(tmp_path):
+    done = run_bench("CartPole-v1", *SHORT, "--chart", "rates.png", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("2 x CartPole-v1")
+    assert {line.split("  ")[0] for line in lines[1:]} == ENGINES
+    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_prints_json_of_an_env_with_dict_observations(tmp_path):
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "class Nested(gymnasium.Env):\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    observation_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Box(0, 1, (2,)))\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return {'a': np.zeros(2, np.float32)}, {}\n"
+        "    def step(self, action):\n"
+        "        return {'a': np.zeros(2, np.float32)}, 0.0, False, False, {}\n"
+        "gymnasium.register('Nested-v0', Nested)\n"
+    )
+    done = run_bench("my_env:Nested-v0", *SHORT, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["env"], found["num_envs"]) == ("Nested-v0", 2)
+    assert set(found["steps_per_s"]) == ENGINES
+    assert all(rate > 0 for rate in found["steps_per_s"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["CartPole-v1", "--against", "nonsense"], "--against names nonsense; choose from gymnasium, sb3"),
+        (["NoSuchEnv-v0"], "unknown env id"),
+    ],
+)
+def test_bench_says_what_is_wrong(arguments, text, tmp_path):
+    done = run_bench(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+@pytest.mark.skipif(find_spec("stable_baselines3") is not None, reason="it is installed")
+def test_bench_names_the_extra_of_a_library_that_is_missing(tmp_path):
+    done = run_bench("CartPole-v1", "--against", "sb3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "stepmill[sb3]" in done.stderr
+
+
+def test_ctrl_c_ends_bench_and_all_engines(tmp_path):
+    with subprocess.Popen([*COMMAND, "CartPole-v1", "--rounds", "9999"], stderr=subprocess.PIPE, text=True) as running:
+        from stepmill.observe.attach import find_pools
+
+        while len(find_pools(running.pid)) < 2:
+            os.sched_yield()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(HANG_GUARD_S) == 130
+
+
+def test_bars_of_text_are_sorted_and_scaled():
+    assert text_bars({"a": 50.0, "bb": 100.0, "c": 0.0}, width=4) == ["bb  ████  100", "a   ██    50", "c         0"]

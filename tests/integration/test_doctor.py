@@ -1,0 +1,120 @@
+"""`stepmill doctor` finds planted faults, and nothing in sound envs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import gymnasium
+import pytest
+
+from stepmill.observe.catalog import find_env
+from stepmill.observe.doctor import GROUPS, Severity, diagnose
+from stepmill.spec.errors import UsageError
+from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.scripts import ROOT
+from tests.harness.sick_envs import SICK, Hanging, Healthy, LeavingChildren
+
+GROUP_OF = {
+    "global-generator": "seeds",
+    "non-deterministic": "seeds",
+    "state-survives-reset": "seeds",
+    "shared-state": "seeds",
+    "fork-unsafe": "forks",
+}
+NUM_STEPS = {"holds-gil": 10, "slow-reset": 60, "threads": 320}
+
+
+@pytest.mark.observe
+@pytest.mark.parametrize("env", [each for each in SICK if each is not Hanging], ids=lambda each: each.__name__)
+def test_a_planted_fault_is_found_and_nothing_else(env):
+    found = diagnose(env, groups=[GROUP_OF.get(env.check, "steps")], num_steps=NUM_STEPS.get(env.check, 2000))
+    assert [finding.check for finding in found.findings] == [env.check]
+    finding = found.findings[0]
+    assert finding.what
+    assert finding.where
+    assert finding.cure
+    assert found.is_healthy == (finding.severity is Severity.NOTE)
+
+
+def test_an_env_that_hangs_is_found_and_ended():
+    found = diagnose(Hanging, limit_s=4.0)
+    assert [finding.check for finding in found.findings] == ["hangs"]
+    assert found.groups == ["steps"]
+
+
+def test_processes_that_an_env_left_behind_are_ended():
+    found = diagnose(LeavingChildren, num_steps=10, groups=["steps"])
+    assert [finding.check for finding in found.findings] == ["children-left"]
+
+
+def test_a_factory_that_cannot_be_pickled_is_found():
+    lock = threading.Lock()
+    found = diagnose(partial(Healthy, lock))
+    assert [finding.check for finding in found.findings] == ["unpicklable-factory"]
+    assert found.groups == []
+
+
+def test_a_sound_env_has_no_findings_in_any_group():
+    found = diagnose(Healthy, num_steps=2000)
+    assert found.findings == []
+    assert found.groups == [*GROUPS]
+    assert "nothing found" in str(found)
+
+
+def test_shared_state_shows_as_a_difference_between_backends():
+    from tests.harness.sick_envs import SharedState
+
+    found = diagnose(SharedState, groups=["backends"])
+    assert {finding.check for finding in found.findings} == {"backend-differs"}
+
+
+def test_unknown_checks_are_refused():
+    with pytest.raises(UsageError, match="choose from steps"):
+        diagnose(Healthy, groups=["everything"])
+
+
+def run_doctor(*arguments):
+    command = [sys.executable, "-m", "stepmill", "doctor", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=ROOT, env=environment, check=False
+    )
+
+
+def test_the_command_prints_findings_and_exits_with_1():
+    done = run_doctor("tests.harness.sick_envs:Sick-v0", "--steps", "50")
+    assert done.returncode == 1
+    assert "bad-reward: the reward is nan" in done.stdout
+    assert "cure:" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_command_prints_json():
+    done = run_doctor("tests.harness.sick_envs:Healthy-v0", "--steps", "50", "--json")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout) == {"env": "Healthy-v0", "is_healthy": True, "checks": [*GROUPS], "findings": []}
+
+
+def test_the_command_names_an_unknown_env():
+    done = run_doctor("NoSuchEnv-v0")
+    assert done.returncode == 2
+    assert "unknown env id" in done.stderr
+
+
+CLASSIC = ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
+TOY = ["Taxi-v4", "FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1"]
+OTHERS = ["ALE/Pong-v5", "HalfCheetah-v5"]
+
+
+@pytest.mark.observe
+@pytest.mark.parametrize("env_id", [*CLASSIC, *TOY, *OTHERS])
+def test_nothing_is_found_in_envs_that_come_with_gymnasium(env_id):
+    if env_id not in OTHERS and env_id not in gymnasium.registry:
+        env_id = env_id[:-1] + str(int(env_id[-1]) - 1)
+    found = diagnose(find_env(env_id).make, name=env_id)
+    assert found.findings == []

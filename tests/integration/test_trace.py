@@ -1,0 +1,220 @@
+"""Traces of pools: `pool.trace()` and `stepmill trace`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+import stepmill
+from stepmill.observe.trace import LEARNER, TraceKind, commands
+from stepmill.testing import SlowEnv
+from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import counting_envs, kill_worker, make_pool
+
+STEP_S = 0.002
+
+
+def slow_pool(where="forkserver", num_envs=4, **options):
+    return make_pool(where, [partial(SlowEnv, i, 3, step_s=STEP_S) for i in range(num_envs)], **options)
+
+
+def read_trace(path):
+    return json.loads(path.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "forkserver"])
+def test_every_step_and_reset_is_on_the_track_of_its_worker(where, tmp_path):
+    with slow_pool(where) as pool:
+        pool.reset(seed=0)
+        with pool.trace(tmp_path / "t.json") as recorder:
+            for _ in range(8):
+                pool.step([0] * 4)
+        worker_of = pool.worker_of
+    slices = [event for event in read_trace(tmp_path / "t.json") if event["ph"] == "X"]
+    ran = [event for event in slices if event["cat"] in ("step", "reset")]
+    assert len(ran) == 8 * 4
+    assert sum(event["cat"] == "reset" for event in ran) == 2 * 4  # episodes of three steps, and the reset after them
+    assert all(event["tid"] == 1 + worker_of[event["args"]["env"]] for event in ran)
+    assert all(event["dur"] >= STEP_S * 1e6 for event in ran if event["cat"] == "step")
+    assert {event["cat"] for event in slices if event["tid"] == LEARNER} >= {"send", "wait", "gather"}
+    assert recorder.events.num_lost == 0
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
+
+
+def test_arrows_lead_from_send_to_the_step_and_to_recv(tmp_path):
+    with slow_pool(batch_size=2) as pool:
+        pool.reset_async(seed=0)
+        with pool.trace(tmp_path / "t.json") as recorder:
+            for _ in range(20):
+                batch = pool.recv()
+                pool.send([0, 0], batch.env_id)
+            pool.recv(4)
+    found = list(commands(recorder.events))
+    assert len(found) >= 40  # the resets were sent before
+    for command in found:
+        assert command.sent_ns <= command.begin_ns <= command.end_ns <= command.received_ns
+    events = read_trace(tmp_path / "t.json")
+    slices = [event for event in events if event["ph"] == "X"]
+    for phase, names in (("s", {"send"}), ("t", {"step", "reset"}), ("f", {"gather"})):
+        arrows = [event for event in events if event["ph"] == phase]
+        assert len(arrows) == len(found)
+        for arrow in arrows:  # Perfetto draws an arrow only between slices
+            around = [
+                each["cat"]
+                for each in slices
+                if each["tid"] == arrow["tid"] and each["ts"] <= arrow["ts"] <= each["ts"] + each["dur"]
+            ]
+            assert names & set(around)
+
+
+def test_deaths_restarts_and_faults_are_marked():
+    with slow_pool(on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        with pool.trace() as recorder:
+            kill_worker(pool, 1)
+            while not pool.stats().workers[1].restarts:
+                pool.step([0] * 4)
+    texts = [text for _, _, text in recorder.events.moments]
+    assert "worker 1 died" in texts
+    assert "worker 1 was restarted" in texts
+
+
+def test_a_trace_ends_after_its_seconds_while_the_pool_goes_on():
+    with slow_pool() as pool:
+        pool.reset(seed=0)
+        recorder = pool.trace(seconds=0.05)
+        while not recorder.is_done:
+            pool.step([0] * 4)
+        for _ in range(5):
+            pool.step([0] * 4)
+        events = recorder.wait()
+    assert events.num_events > 0
+    assert max(int(events.threads[1]["end_ns"].max()), 0) <= events.ended_ns
+
+
+def test_the_memory_of_a_trace_is_limited():
+    with make_pool("serial", counting_envs(4)) as pool:
+        pool.reset(seed=0)
+        recorder = pool.trace(max_events=1000)
+        while not recorder.is_done:
+            pool.step([0] * 4)
+        events = recorder.close()
+    assert events.is_full
+    assert events.num_events < 1000 + 4096 + 16384  # at most what the rings hold is added at the end
+
+
+def test_events_that_were_written_over_are_counted_as_lost():
+    with make_pool("serial", counting_envs(4)) as pool:
+        pool.reset(seed=0)
+        from stepmill.slab.counters import TraceReader
+
+        slab = pool._runtime.slab
+        reader = TraceReader(slab.description)
+        with slab.view() as memory:
+            reader.take(memory)
+        slab.native.set_tracing(True)
+        for _ in range(2000):
+            pool.step([0] * 4)
+        slab.native.set_tracing(False)
+        with slab.view() as memory:
+            taken = reader.take(memory)
+    assert len(taken[1]) == 4095
+    assert reader.num_lost > 2000 * 4 - 4096
+    steps = taken[1][taken[1]["kind"] <= TraceKind.RESET]
+    assert (steps["end_ns"][1:] >= steps["end_ns"][:-1]).all()
+
+
+def test_nothing_is_recorded_without_a_trace():
+    with slow_pool() as pool:
+        pool.reset(seed=0)
+        with pool.trace():
+            pool.step([0] * 4)
+        slab = pool._runtime.slab
+        from stepmill.slab.counters import TraceReader
+
+        reader = TraceReader(slab.description)
+        with slab.view() as memory:
+            reader.take(memory)
+        pool.step([0] * 4)
+        with slab.view() as memory:
+            assert [len(events) for events in reader.take(memory)] == [0, 0, 0]
+
+
+def test_a_pool_that_is_closed_ends_its_trace(tmp_path):
+    pool = slow_pool()
+    pool.reset(seed=0)
+    recorder = pool.trace(tmp_path / "t.json")
+    pool.step([0] * 4)
+    pool.close()
+    recorder.wait()
+    assert (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [{"seconds": 0}, {"seconds": -1}, {"max_events": 0}])
+def test_a_trace_of_nothing_is_refused(arguments):
+    with make_pool("serial", counting_envs(2)) as pool, pytest.raises(stepmill.UsageError):
+        pool.trace(**arguments)
+
+
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
+    with make_pool("serial", counting_envs(2)) as pool:
+        recorder = pool.trace(tmp_path / "no" / "t.json")
+        with pytest.raises(stepmill.UsageError, match="cannot write the trace"):
+            recorder.close()
+
+
+def run_trace(*arguments, cwd):
+    command = [sys.executable, "-m", "stepmill", "trace", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False)
+
+
+def test_the_command_records_an_env(tmp_path):
+    done = run_trace("CartPole-v1", "--num-envs", "4", "--num-workers", "2", "--seconds", "0.1", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ui.perfetto.dev" in done.stdout
+    names = [event["args"]["name"] for event in read_trace(tmp_path / "trace.json") if event["name"] == "thread_name"]
+    assert names == ["learner", "worker 0", "worker 1"]
+
+
+@pytest.mark.observe
+@pytest.mark.parametrize(("name", "begin"), [("t.html", b"<!doctype html>"), ("t.png", b"\x89PNG")])
+def test_a_timeline_is_one_self_contained_page_or_a_picture(name, begin, tmp_path):
+    options = ["--num-envs", "4", "--num-workers", "2", "--seconds", "0.05", "--quiet", "--html", name]
+    done = run_trace("CartPole-v1", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(begin)
+    assert b"src=" not in content or name == "t.png"  # nothing is loaded
+    assert b"<svg" in content or name == "t.png"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["CartPole-v1", "--seconds", "0.01", "--html", "t.what"], "cannot write 't.what'"),
+        (["NoSuchEnv-v0"], "unknown env id"),
+        (["CartPole-v1", "--batch-size", "9"], "--batch-size 9 is larger"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, text, tmp_path):
+    done = run_trace(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+def test_ctrl_c_ends_the_command_and_leaves_nothing(tmp_path):
+    command = [sys.executable, "-m", "stepmill", "trace", "CartPole-v1", "--seconds", "600"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        from stepmill.observe.attach import find_pools
+
+        while not find_pools(running.pid):
+            os.sched_yield()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(HANG_GUARD_S) == 130
+    assert not (tmp_path / "trace.json").exists()
