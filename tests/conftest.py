@@ -137,7 +137,9 @@ def _leaves_no_workers() -> Iterator[None]:
     """Check that no worker is left. Ray keeps processes, threads and descriptors of its own."""
     before = set(leaks.workers_of_pools())
     yield
-    left = leaks.wait_until_gone([pid for pid in leaks.workers_of_pools() if pid not in before], timeout_s=leaks.GRACE_S)
+    left = leaks.wait_until_gone(
+        [pid for pid in leaks.workers_of_pools() if pid not in before], timeout_s=leaks.GRACE_S
+    )
     assert not left, f"the test left the workers {left} behind"
 
 

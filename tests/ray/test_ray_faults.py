@@ -97,7 +97,9 @@ def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
         assert [node["restarts"] for node in pool.stats()["nodes"]] == [2, 1]
     for ours, theirs in zip(actual, expected, strict=True):
         for left, right in zip(ours, theirs, strict=True):
-            np.testing.assert_equal(dict(left) if isinstance(left, dict) else left, dict(right) if isinstance(right, dict) else right)
+            np.testing.assert_equal(
+                dict(left) if isinstance(left, dict) else left, dict(right) if isinstance(right, dict) else right
+            )
 
 
 def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
@@ -132,7 +134,9 @@ def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
 
 
 def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
-    with make_pool(env_fns=[lambda i=i: ChaosEnv(i) for i in range(4)], on_fault="truncate", step_timeout_s=0.5) as pool:
+    with make_pool(
+        env_fns=[lambda i=i: ChaosEnv(i) for i in range(4)], on_fault="truncate", step_timeout_s=0.5
+    ) as pool:
         pool.reset(seed=0)
         batch = pool.step([1, 1, stepmill.testing.chaos.HANG, 1])
         assert batch.truncated.tolist() == [False, False, True, False]

@@ -121,7 +121,11 @@ class RayBackend:
             own = plans[node * len(plans) // num_nodes : (node + 1) * len(plans) // num_nodes]
             settings = dataclasses.replace(self._settings, entropy=self._settings.entropy ^ (node << 32))
             builds = tuple(
-                dump(Build(settings, local, plan.env_ids, dump_plan(dataclasses.replace(plan, worker=local)), self._program))
+                dump(
+                    Build(
+                        settings, local, plan.env_ids, dump_plan(dataclasses.replace(plan, worker=local)), self._program
+                    )
+                )
                 for local, plan in enumerate(own)
             )
             ids = tuple(plan.env_ids for plan in own)
@@ -327,7 +331,9 @@ class RayBackend:
         texts: list[str] = []
         with contextlib.suppress(Exception):  # the cluster may be gone
             refs = [link.actor.close.remote(timeout_s) for link in serving]
-            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s + CLOSE_SLACK_S) if refs else ([], [])
+            done, _ = (
+                self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s + CLOSE_SLACK_S) if refs else ([], [])
+            )
             texts = [text for found in self._ray.get(done, timeout=1.0) for text in found]
         self._shut_down()
         for text in texts:
@@ -351,4 +357,3 @@ class RayBackend:
 
 def _eventfd() -> OwnedFd:
     return OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-

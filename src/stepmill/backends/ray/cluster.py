@@ -47,7 +47,9 @@ def connect(options: RayOptions) -> Any:
     if ray.is_initialized():
         return ray
     try:
-        ray.init(address=options.address, log_to_driver=False, include_dashboard=False if options.address is None else None)
+        ray.init(
+            address=options.address, log_to_driver=False, include_dashboard=False if options.address is None else None
+        )
     except (ConnectionError, ValueError, RuntimeError) as exc:
         raise UsageError(
             f"there is no Ray cluster at {options.address or 'this machine'}: {exc}; start one with `ray start --head`, or "

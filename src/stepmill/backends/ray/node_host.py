@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as Slot
-from typing import Any
+from typing import Any, TypeVar
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Future, MonitoredBackend
@@ -36,7 +36,8 @@ from stepmill.worker.messages import Build, Outcome, Reply, Request, Value, Work
 EXCHANGES = 4  # exchanges that run at the same time: one waits, the others arrive
 GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
 LONG_POLL_S = 2.0  # an exchange without results ends after this time
-MAX_STORED_REPLIES = 16  # the pool has at most a few exchanges under way
+
+Result = TypeVar("Result")
 
 
 class NodeProcessBackend(ProcessBackend):
@@ -210,14 +211,17 @@ class NodeHost:
         """Return a request whose tickets are those of the node's slab, once its commands have arrived."""
         relay, plan = self._require(self._relay), self._require(self._plan)
         deadline = time.monotonic() + (plan.settings.call_timeout_s or 1e9)
-        tickets: list[int] = []
+
+        def find() -> tuple[int | None, ...]:
+            servers = zip(request.servers, request.after, strict=True)
+            return tuple(relay.ticket_after(worker, local, after) for local, after in servers)
+
         with self._arrived:
-            for local, after in zip(request.servers, request.after, strict=True):
-                while (ticket := relay.ticket_after(worker, local, after)) is None:
-                    if not self._arrived.wait(min(1.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                        raise EnvTimeout(f"worker {worker} was not called: the commands before the call did not arrive")
-                tickets.append(ticket)
-        return dataclasses.replace(request, after=tuple(tickets))
+            while None in (tickets := find()) and time.monotonic() < deadline:
+                self._arrived.wait(1.0)
+        if None in tickets:
+            raise EnvTimeout(f"worker {worker} was not called: the commands before the call did not arrive")
+        return dataclasses.replace(request, after=tickets)
 
     # ---- workers that are replaced ----------------------------------------------------------------------------------
 
@@ -294,7 +298,7 @@ def _packed(outcome: Outcome) -> Outcome:
     return Value(dump(outcome.value)) if isinstance(outcome, Value) else outcome
 
 
-def _guarded(function: Callable[[], Any]) -> Any:
+def _guarded(function: Callable[[], Result]) -> Result | Raised:
     """Return the result of a function, or the error of stepmill that it raised, as a value."""
     try:
         return function()
@@ -312,4 +316,3 @@ def limits_of(options: PoolOptions, attempts_timeout_s: float | None) -> dict[st
         "call_timeout_s": options.call_timeout_s,
         "attempts_timeout_s": attempts_timeout_s,
     }
-

@@ -110,7 +110,9 @@ class NodeLink:
         """Number the worker of an error as the pool does."""
         if isinstance(error, WorkerDied) and 0 <= error.worker < len(self.workers):
             number = self.workers[error.worker]
-            error.message = error.message.replace(f"worker {error.worker} ", f"worker {number} on {self.describe()} ", 1)
+            error.message = error.message.replace(
+                f"worker {error.worker} ", f"worker {number} on {self.describe()} ", 1
+            )
             error.args, error.worker, error.node = (error.message,), number, self.describe()
         return error
 
