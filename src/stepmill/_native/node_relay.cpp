@@ -74,7 +74,7 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
         Server& server = servers_[columns.server[row]];
         const std::uint8_t* blob = columns.blobs + blob_at;
         blob_at += columns.blob_bytes[row];
-        if (server.has_ticket && static_cast<std::int32_t>(columns.ticket[row] - server.pool_ticket) <= 0) continue;  // it came before
+        if (static_cast<std::int32_t>(columns.ticket[row] - server.pool_ticket) <= 0) continue;  // it came before
         const ServerWords& words = slab_->words[server.location.worker];
         const std::uint32_t local = server.location.local, first_row = server.server * slab_->plan.batch_size;
         words.flags[local] = columns.flags[row];
@@ -90,7 +90,7 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
         set_command(words, local, static_cast<Command>(columns.command[row]));
         words.slot[local] = SLOT_OF_NODE;
         server.pool_ticket = columns.ticket[row];
-        server.has_ticket = server.is_outstanding = true;
+        server.is_outstanding = true;
         words.ticket[local].store(++server.ticket, std::memory_order_release);
         has_commands[server.location.worker] = 1;
         ++num_new;
@@ -210,7 +210,6 @@ nb::object NodeRelay::collect_results() {
 
 nb::object NodeRelay::ticket_after(std::uint32_t worker, std::uint32_t local, std::uint32_t pool_ticket) const {
     const Server& server = servers_.at(first_server_.at(worker) + local);
-    if (!server.has_ticket) return pool_ticket == 0 ? nb::object(nb::int_(0)) : nb::none();
     const auto behind = static_cast<std::int32_t>(server.pool_ticket - pool_ticket);
     if (behind < 0) return nb::none();
     return nb::int_(server.ticket - static_cast<std::uint32_t>(behind));
@@ -220,6 +219,10 @@ void NodeRelay::post_request(std::uint32_t worker) {
     WorkerControl& control = *slab_->workers.at(worker);
     control.requests.store(++num_posted_[worker], std::memory_order_release);
     ring_worker(control);
+}
+
+void NodeRelay::set_tickets(std::uint32_t worker, const std::vector<std::uint32_t>& pool_tickets) {
+    for (std::uint32_t local = 0; local < pool_tickets.size(); ++local) servers_.at(first_server_.at(worker) + local).pool_ticket = pool_tickets[local];
 }
 
 void NodeRelay::clear_worker(std::uint32_t worker) {

@@ -156,6 +156,17 @@ void PoolRelay::publish_row(const ResultColumns& columns, std::size_t row, std::
     words.done[local].store(ticket, std::memory_order_release);
 }
 
+std::vector<std::uint32_t> PoolRelay::tickets_of(std::uint32_t worker) const {
+    std::vector<std::uint32_t> tickets;
+    for (std::uint32_t local = 0; local < slab_->plan.servers.at(worker).size(); ++local) tickets.push_back(slab_->words[worker].ticket[local].load(std::memory_order_acquire));
+    return tickets;
+}
+
+void PoolRelay::mark_serving(std::uint32_t worker) {
+    slab_->workers.at(worker)->current.store(NO_SERVER, std::memory_order_release);
+    slab_->workers.at(worker)->serving.store(1, std::memory_order_release);
+}
+
 void PoolRelay::expect_worker(std::uint32_t worker, std::uint32_t generation) {
     for (Worker& each : workers_) {
         if (each.worker != worker) continue;

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from stepmill import _native
 from stepmill.backends.base import Future, NodeStats
 from stepmill.backends.ray.cluster import kill
-from stepmill.backends.ray.messages import Exchanged, NodeStarted, Raised
+from stepmill.backends.ray.messages import Exchanged, NodeCall, NodeStarted, Raised
 from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
 from stepmill.worker.messages import Reply, Request
 from stepmill.worker.signals import allow_signals
@@ -66,7 +67,8 @@ class NodeLink:
         self._emit = emit
         self._lock = threading.Lock()
         self._number = 0
-        self._in_flight: dict[int, Any] = {}  # by number: the commands
+        self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls, to be sent in this order
+        self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
         self._unanswered_since: dict[int, float] = {}  # by number: when a call first failed
         self._futures: set[Future] = set()
         self._is_for_all = True
@@ -135,30 +137,33 @@ class NodeLink:
         if self.state is not NodeState.SERVING or self.relay is None:
             return
         now = time.monotonic()
-        if len(self._in_flight) < MAX_IN_FLIGHT:
+        if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
             commands = self.relay.collect_commands()
             if commands is not None:
-                self._is_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
-                self._send(commands)
+                self._queue.append((commands, None))
+        while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
+            self._send(*self._queue.popleft())
         if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
-            self._send(None)
+            self._send(None, None)
         if self._has_ping and now - self._pinged_at > timeout_s:
             self.lose(f"did not answer for {timeout_s:g} s")
         elif not self._has_ping and now - self._pinged_at >= heartbeat_s:
             self._has_ping, self._pinged_at = True, now
             self._watch(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
 
-    def _send(self, commands: Any) -> None:
+    def _send(self, commands: Any, call: NodeCall | None) -> None:
         self._number += 1
-        self._in_flight[self._number] = commands
+        self._in_flight[self._number] = commands, call
         self.counts["messages"] += 1
-        self.counts["sent_bytes"] += 0 if commands is None else commands.nbytes
+        if commands is not None:
+            self.counts["sent_bytes"] += commands.nbytes
+            self._is_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
         self._call(self._number)
 
     def _call(self, number: int) -> None:
         acknowledged = min(self._in_flight) - 1
         method = self.actor.exchange.options(concurrency_group="exchange")
-        ref = method.remote(number, self._in_flight[number], acknowledged, self._is_for_all)
+        ref = method.remote(number, *self._in_flight[number], acknowledged, self._is_for_all)
         self._watch(ref, lambda done: self._on_answer(number, done))
 
     def _watch(self, ref: Any, handle: Callable[[Any], None]) -> None:
@@ -202,17 +207,22 @@ class NodeLink:
 
     # ---- slow requests ----------------------------------------------------------------------------------------------
 
-    def call(self, requests: Mapping[int, Request], futures: Mapping[int, Future], timeout_s: float | None) -> None:
-        """Send requests, by worker of the node, whose replies finish the futures."""
+    def call(self, number: int, requests: Mapping[int, Request], futures: Mapping[int, Future]) -> None:
+        """Send requests, by worker of the node, after all commands that were given before; the replies finish the futures.
+
+        Called by the thread that gives the commands.
+        """
         with self._lock:
-            is_lost = self.state is NodeState.LOST
+            is_lost = self.state is not NodeState.SERVING or self.relay is None
             if not is_lost:
                 self._futures.update(futures.values())
-        if is_lost:
+        if is_lost or self.relay is None:
             for future in futures.values():
                 future.fail(self.lost_error(future.worker))
             return
-        ref = self.actor.call.options(concurrency_group="requests").remote(dict(requests), timeout_s)
+        commands = self.relay.collect_commands()  # now: later commands must come after the requests
+        self._emit(lambda: self._queue.append((commands, NodeCall(number, requests))))
+        ref = self.actor.fetch.options(concurrency_group="requests").remote(number)
         ref.future().add_done_callback(lambda done: self._on_replies(futures, done))
 
     def _on_replies(self, futures: Mapping[int, Future], done: Any) -> None:
@@ -220,7 +230,9 @@ class NodeLink:
             self._futures.difference_update(futures.values())
         error = done.exception()
         for local, future in futures.items():
-            reply = self.lost_error(future.worker) if error is not None else done.result()[local]
+            reply: Any = self.lost_error(future.worker)
+            if error is None:
+                reply = done.result().get(local) or done.result()[-1]
             if isinstance(reply, Reply):
                 future.finish(reply)
             else:
@@ -241,6 +253,8 @@ class NodeLink:
             self.state, self.cause = NodeState.LOST, cause
             futures, self._futures = self._futures, set()
         for future in futures:
+            if self.relay is not None:
+                self.relay.mark_serving(future.worker)
             future.fail(self.lost_error(future.worker))
         kill(self._ray, self.actor)
         self.on_lost()
