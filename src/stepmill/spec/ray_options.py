@@ -56,7 +56,7 @@ def check_ray(given: object, *, is_chosen: bool, is_forked: bool) -> None:
         is_chosen: whether the backend is "ray".
         is_forked: whether the context is "fork".
     Raises:
-        UsageError: it is no RayOptions, or does not go with the other options.
+        UsageError: it is not a RayOptions, or does not go with the other options.
     """
     if given is not None and not isinstance(given, RayOptions):
         raise UsageError(f"ray={given!r} is a {type(given).__name__}; give stepmill.RayOptions(...)")
