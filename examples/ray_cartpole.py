@@ -58,7 +58,9 @@ def train(num_nodes: int, num_rounds: int, nodes: stepmill.RayOptions) -> list[f
     weights, lengths = np.zeros(4), []
     env_fns = [partial(gymnasium.make, "CartPole-v1")] * (num_nodes * ENVS_PER_NODE)
     policy = LinearPolicy(weights, seed=0)
-    with RayRollout(env_fns, NUM_STEPS, policy=policy, seed=1, nodes=nodes, num_workers=1, on_fault="truncate") as rollout:
+    with RayRollout(
+        env_fns, NUM_STEPS, policy=policy, seed=1, nodes=nodes, num_workers=1, on_fault="truncate"
+    ) as rollout:
         for number in range(num_rounds):
             fragments = rollout.collect(timeout_s=120)
             batch = joined(fragments)

@@ -144,7 +144,8 @@ class RayBackend:
     def _start_actor(self, node: int, avoid: Sequence[str] = ()) -> NodeLink:
         workers = self._workers_of(node)
         actor = cluster.make_actor(self._ray, self._options, len(workers), avoid)
-        link = NodeLink(self._ray, actor, node, workers, self._emit)
+        ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
+        link = NodeLink(self._ray, actor, node, ids, self._emit)
         link.start_ref = actor.start.remote(self._node_plans[node])
         link.on_results = lambda answer: self._publish(link, answer)  # type: ignore[method-assign]
         link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
@@ -282,7 +283,7 @@ class RayBackend:
         if link.state is not NodeState.SERVING or worker in link.fresh:
             return
         try:
-            remote.exit_code = link.ask(link.actor.end_worker, remote.local, timeout_s=END_S)
+            remote.exit_code = link.ask(link.actor.end_worker, remote.local, worker=worker, timeout_s=END_S)
         except WorkerDied:
             if link.state is NodeState.SERVING:
                 raise
@@ -315,11 +316,13 @@ class RayBackend:
             tickets = [] if link.relay is None else link.relay.tickets_of(worker)
             generation = 0
             if worker in link.fresh and link.started is not None:
-                link.ask(link.actor.apply_settings, remote.local, tickets, packed, timeout_s=timeout_s)
+                link.ask(link.actor.apply_settings, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s)
                 link.fresh.discard(worker)
                 report = link.started.reports[remote.local]
             else:
-                report, generation = link.ask(link.actor.revive, remote.local, tickets, packed, timeout_s=timeout_s)
+                report, generation = link.ask(
+                    link.actor.revive, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s
+                )
             if link.relay is not None:
                 link.relay.expect_worker(worker, generation)
             fresh = dataclasses.replace(remote, end_fd=_eventfd(), exit_code=None)

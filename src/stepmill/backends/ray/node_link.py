@@ -52,10 +52,13 @@ class NodeLink:
         cause: why it is lost, or None.
     """
 
-    def __init__(self, ray: Any, actor: Any, node: int, workers: Sequence[int], emit: Callable[[Event], None]) -> None:
-        """`emit` passes an event to the thread of the backend, which calls it."""
+    def __init__(
+        self, ray: Any, actor: Any, node: int, env_ids: Mapping[int, Sequence[int]], emit: Callable[[Event], None]
+    ) -> None:
+        """`env_ids`: of each worker, by its number in the pool. `emit` passes an event to the backend's thread, which calls it."""
         self.node = node
-        self.workers = tuple(workers)
+        self.workers = tuple(env_ids)
+        self._env_ids = {worker: tuple(ids) for worker, ids in env_ids.items()}
         self.state = NodeState.STARTING
         self.started: NodeStarted | None = None
         self.fresh: set[int] = set()
@@ -78,18 +81,18 @@ class NodeLink:
 
     # ---- calls that wait --------------------------------------------------------------------------------------------
 
-    def ask(self, method: Any, *arguments: Any, timeout_s: float | None) -> Any:
-        """Call a method of the actor, and wait for the result.
+    def ask(self, method: Any, *arguments: Any, worker: int, timeout_s: float | None) -> Any:
+        """Call a method of the actor for a worker of the pool, and wait for the result.
 
         Raises:
             StepmillError: the method raised it.
             EnvTimeout: it has not returned in time.
             WorkerDied: the node is lost.
         """
-        return self.wait(method.remote(*arguments), timeout_s)
+        return self.wait(method.remote(*arguments), timeout_s, worker)
 
-    def wait(self, ref: Any, timeout_s: float | None) -> Any:
-        """Wait for the result of a method, as `ask` does."""
+    def wait(self, ref: Any, timeout_s: float | None, worker: int | None = None) -> Any:
+        """Wait for the result of a method, as `ask` does; without a worker, it is for all of them."""
         ray = self._ray
         try:
             with allow_signals():
@@ -103,7 +106,7 @@ class NodeLink:
             ) from exc
         except ray.exceptions.RayError as exc:
             self.lose(_first_line(exc))
-            raise self.lost_error(self.workers[0]) from exc
+            raise self.lost_error(self.workers[0] if worker is None else worker) from exc
         if isinstance(result, Raised):
             raise self._in_pool(result.error)
         return result
@@ -124,9 +127,11 @@ class NodeLink:
 
     def lost_error(self, worker: int) -> WorkerDied:
         """Return the error for something that this node did not do."""
+        ids = self._env_ids[worker]
         return WorkerDied(
-            f"worker {worker} on {self.describe()} is lost: {self.cause}; its result is lost, too",
+            f"worker {worker} on {self.describe()} {self.cause}; its envs {list(ids)} are lost",
             worker=worker,
+            env_ids=ids,
             node=self.describe(),
         )
 
@@ -255,9 +260,10 @@ class NodeLink:
         for future in futures:
             if self.relay is not None:
                 self.relay.mark_serving(future.worker)
+        self.on_lost()
+        for future in futures:
             future.fail(self.lost_error(future.worker))
         kill(self._ray, self.actor)
-        self.on_lost()
 
     def stats(self, restarts: int) -> NodeStats:
         """Return the traffic with this node."""
