@@ -12,6 +12,7 @@ import pytest
 import stepmill
 from stepmill.testing.chaos import ChaosEnv
 from tests.harness.pools import counting_envs, kill_worker
+from tests.harness.ray_cluster import add_machine
 from tests.harness.ray_nodes import actor_pid, end_processes, envs_of_node, kill_actor, link_of, stop_node, wait_lost
 
 pytest.importorskip("ray")
@@ -103,11 +104,13 @@ def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
 
 
 def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
-    from tests.harness.ray_cluster import add_machine
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Affinity
 
     machine = add_machine(ray_cluster)
-    affinity = __import__("ray.util.scheduling_strategies", fromlist=["x"]).NodeAffinitySchedulingStrategy
-    chosen = stepmill.RayOptions(num_nodes=1, num_cpus=0, strategy=affinity(machine.node_id, soft=True))
+    only_there = ray.remote(_nothing).options(num_cpus=0, scheduling_strategy=Affinity(machine.node_id, soft=False))
+    ray.get(only_there.remote())  # the scheduler knows the machine
+    chosen = stepmill.RayOptions(num_nodes=1, num_cpus=0, strategy=Affinity(machine.node_id, soft=True))
     pool = stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate")
     with pool:
         pool.reset(seed=0)
@@ -183,6 +186,10 @@ def test_a_call_comes_between_the_commands_before_and_after_it(ray_cluster):
         kill_actor(pool, 0)
         pool.step(np.arange(4))
         assert pool.call("add", 1.0) == (1.0, 2.0, 3.0, 4.0)  # before the node has any new command
+
+
+def _nothing():
+    return None
 
 
 def count_steps(env):
