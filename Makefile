@@ -13,7 +13,7 @@ PYTHON_CODE := $(wildcard src scripts tests benchmarks examples)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -95,6 +95,9 @@ bench-setup: build  ## the peers' environments
 
 bench: build  ## the tables of benchmarks/
 	$(PY) -m benchmarks.run
+
+docs: build  ## the documentation site, in build/site/html; warnings are errors
+	scripts/build_docs.sh $(PY)
 
 dist: venv  ## build sdist and wheel, and test the wheel in an empty environment
 	$(PY) scripts/check_dist.py

@@ -1,6 +1,6 @@
 """Section 6: the same faults in stepmill and its peers, each in a separate process that is killed after 15 s.
 
-    python -m benchmarks.faults [--only NAME ...] [--readme]
+    python -m benchmarks.faults [--only NAME ...] [--docs]
 
 There are four envs, and env 1 raises, hangs, or kills its process in a step. Then the other envs are stepped, and the engine is
 closed. Two further scenarios kill the learner, and send Ctrl-C to its process group. Processes that remain are found by an
@@ -292,7 +292,7 @@ def to_block(results: dict[str, dict[str, Outcome]]) -> str:
         "time from the fault until the caller gets an error or the step's result. For hangs, engines with a time limit for a step (stepmill, Gymnasium) have "
         "one of 1 s. Others go on: the other envs can be stepped and have lost no step. Whole: the failed env works again, too. Closed: the duration of "
         f"`close()`; never means longer than {LIMIT_S:.0f} s. Gone: until no process was left. CPU: of all processes, in percent of a core, while one env sleeps in a step. "
-        "Single runs on a shared machine: only the orders of magnitude are significant. Made by `make bench-setup`, then `python -m benchmarks.faults --readme`."
+        "Single runs on a shared machine: only the orders of magnitude are significant. Made by `make bench-setup`, then `python -m benchmarks.faults --docs`."
     )
     return "\n".join([*lines, "", textwrap.fill(legend, WIDTH, break_long_words=False, break_on_hyphens=False)]) + "\n"
 
@@ -347,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="*", choices=[subject.name for subject in SUBJECTS], help="run only these engines"
     )
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/performance.md")
     chosen = parser.parse_args(arguments)
     subjects = [subject for subject in SUBJECTS if not chosen.only or subject.name in chosen.only]
     results = measure(subjects, lambda line: print(line, file=sys.stderr, flush=True))
@@ -356,8 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plain = {name: {key: vars(outcome) for key, outcome in row.items()} for name, row in results.items()}
     STORED.write_text(json.dumps(plain, indent=1))
     print(to_block(results))
-    if chosen.readme:
-        write(results, ROOT / "README.md")
+    if chosen.docs:
+        write(results, ROOT / "docs" / "performance.md")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def run_stepmill(num_envs: int, num_nodes: int) -> Iterator[Step]:
         pool.reset(seed=0)
         actions = np.zeros(num_envs, np.int64)
         yield lambda: pool.step_fast(actions)
-        print(f"    stats of {num_envs} envs: {pool.stats()['nodes']}")
+        print(f"    stats of {num_envs} envs: {pool.stats().nodes}")
 
 
 @contextlib.contextmanager

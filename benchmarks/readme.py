@@ -1,4 +1,4 @@
-"""The short table in README.md: a line per cell, with stepmill, Gymnasium and the best other engine."""
+"""The tables in docs/performance.md: a line per cell, with stepmill, Gymnasium and the best other engine; and all engines on the no-op env."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from benchmarks.paths import OURS, PEERS, ROOT
 from benchmarks.report import OURS_TITLE, Cells, show_value
 from benchmarks.targets import TARGETS
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-COMMAND = "`make bench-setup bench`, then `python -m benchmarks.report --readme benchmarks/results/FILE.json`"
+PAGE = ROOT / "docs" / "performance.md"
+MARKS = "<!-- {}:begin -->", "<!-- {}:end -->"
+COMMAND = "`make bench-setup bench`, then `python -m benchmarks.report --docs benchmarks/results/FILE.json`"
 _SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
 FRONTENDS_SECTION = 7
+NOOP_SECTION = 1
 WIDTH = 120
 _BOUNDS = frozenset({"bare", "ceiling"})  # not engines, but upper bounds
 _GYMNASIUM = "gym"
@@ -24,22 +26,49 @@ _SMALL_IS_GOOD = frozenset({"s", "MB/env", "MB"})
 Engine = dict[str, Any]
 
 
-def write(results: dict[str, Any], path: Path = ROOT / "README.md") -> None:
-    """Write the table of `results` between the marks of a document.
+def write(results: dict[str, Any], path: Path = PAGE) -> None:
+    """Write the tables of `results` between the marks of a document.
 
     Raises:
         ValueError: the document lacks the marks.
     """
-    path.write_text(replace_block(path.read_text(), to_block(results)))
+    text = replace_block(path.read_text(), "bench", to_block(results))
+    path.write_text(replace_block(text, "noop", to_noop_block(results)))
 
 
-def replace_block(text: str, block: str) -> str:
-    """Return a document with a new block between its marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replace_block(text: str, name: str, block: str) -> str:
+    """Return a document with a new block between its marks of this name."""
+    first, last = (mark.format(name) for mark in MARKS)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"the document has no {BEGIN} ... {END}; put both marks where the table belongs")
-    return f"{before}{BEGIN}\n{block}{END}{after}"
+        raise ValueError(f"the document has no {first} ... {last}; put both marks where the table belongs")
+    return f"{before}{first}\n{block}{last}{after}"
+
+
+def to_noop_block(results: dict[str, Any]) -> str:
+    """Return the table of the no-op env, a line per engine; the plot of the README is drawn from it."""
+    cells = [cell for cell in results["cells"].values() if cell["section"] == NOOP_SECTION]
+    titles = dict.fromkeys(
+        engine["title"] for cell in cells for name, engine in cell["engines"].items() if name not in _BOUNDS
+    )
+    lines = [
+        f"| no-op env, env-steps/s | {' | '.join(cell['title'] for cell in cells)} |",
+        "|---|" + "---|" * len(cells),
+    ]
+    for title in sorted(titles, key=lambda title: not title.startswith(OURS_TITLE)):
+        found = [
+            next((engine for engine in cell["engines"].values() if engine["title"] == title), None) for cell in cells
+        ]
+        lines.append(f"| {title} | {' | '.join(_value(*pair) for pair in zip(found, cells, strict=True))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _value(engine: Engine | None, cell: dict[str, Any]) -> str:
+    """Return a value with its mark, or a dash."""
+    if engine is None or engine["value"] is None:
+        return "–"
+    return show_value(engine["value"], cell) + ("†" if engine["is_noisy"] else "")
 
 
 def to_block(results: dict[str, Any]) -> str:
@@ -122,9 +151,8 @@ def _show_ours(ours: Sequence[Engine], base: Engine | None, cell: dict[str, Any]
 def _show(engine: Engine | None, cell: dict[str, Any]) -> str:
     if engine is None:
         return "–"
-    mark = "†" if engine["is_noisy"] and engine["value"] is not None else ""
     title = engine["title"].replace(OURS_TITLE, "").strip()
-    return f"{show_value(engine['value'], cell)}{mark} ({title})"
+    return f"{_value(engine, cell)} ({title})"
 
 
 def _versions(versions: dict[str, dict[str, str]]) -> str:

@@ -1,6 +1,6 @@
 """Tables from raw results: `python -m benchmarks.report RESULTS.json [MORE.json]`.
 
-If several files contain a cell of an engine, the last file counts. With `--readme` the short table is written into README.md
+If several files contain a cell of an engine, the last file counts. With `--docs` the short tables are written into docs/performance.md
 (benchmarks/readme.py).
 """
 
@@ -136,10 +136,10 @@ def main() -> None:
     """Print the tables of one or more raw results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description="Tables from raw results.")
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--readme", action="store_true", help="write the short table into README.md instead")
+    parser.add_argument("--docs", action="store_true", help="write the short tables into docs/performance.md instead")
     options = parser.parse_args()
     results = merge([json.loads(path.read_text()) for path in options.results])
-    if options.readme:
+    if options.docs:
         from benchmarks import readme  # it imports this module
 
         readme.write(results)

@@ -1,6 +1,6 @@
 """Learns CartPole from whichever envs are ready, with V-trace: an IMPALA-style learner in one process.
 
-    python examples/impala_async.py [--steps 60000] [--seed 1]
+    python examples/impala_async.py [--steps 60000] [--seed 1] [--curve FILE.csv]
 
 `recv` returns the envs that finished first, `send` gives each its next action immediately, and no env waits for a slower one. The
 steps of each env are collected in a row of its own; the learner uses a row when it has LENGTH steps. By then the policy has
@@ -107,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--curve", help="write env-steps and mean returns to this CSV file")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
@@ -114,6 +115,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(agent.parameters(), lr=2e-3)
     rows = Rows()
     returns: list[float] = []
+    curve: list[tuple[int, float]] = []
     with stepmill.Pool(
         [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS, num_workers=2, batch_size=BATCH_SIZE
     ) as pool:
@@ -131,7 +133,10 @@ def main() -> None:
                 returns += batch.info["episode"]["r"][ended].tolist()
             if len(rows.full) >= ROWS:
                 learn(agent, optimizer, rows.full)
+                curve.append((int(rows.num_steps.sum()), float(np.mean(returns[-50:])) if returns else np.nan))
                 rows.full = []
+    if args.curve:
+        np.savetxt(args.curve, curve[::10], "%.6g", ",", header="env-steps,mean return of 50 episodes", comments="")
     first, last = np.mean(returns[:50]), np.mean(returns[-50:])
     print(
         f"mean return {first:.0f} at the start, {last:.0f} at the end; {rows.num_steps.min()} to {rows.num_steps.max()} steps per env"

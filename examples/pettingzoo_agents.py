@@ -1,6 +1,6 @@
 """Learns one policy for several agents whose episodes end at different times: REINFORCE in NumPy.
 
-    python examples/pettingzoo_agents.py [--rounds 60] [--seed 1]
+    python examples/pettingzoo_agents.py [--rounds 60] [--seed 1] [--curve FILE.csv]
 
 `Errands` is a PettingZoo parallel env: three walkers on a line, each with a goal of its own. A walker that arrives is terminated,
 and after LIMIT steps the others are truncated. `StackedAgents` makes the agents a dimension of the arrays, and `Batch.players` has
@@ -114,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--curve", help="write rounds and mean returns to this CSV file")
     args = parser.parse_args()
     random = np.random.default_rng(args.seed)
     weights, returns, lengths = np.zeros(3), [], set()
@@ -124,6 +125,9 @@ def main() -> None:
             weights += RATE * episode.gradient() * 10
             returns.append(episode.reward.sum() / (NUM_ENVS * NUM_AGENTS))
             lengths |= set(episode.acted.sum(axis=0).ravel().tolist())
+    if args.curve:
+        rows = list(enumerate(returns, 1))
+        np.savetxt(args.curve, rows, "%.6g", ",", header="round,mean return of a walker", comments="")
     first, last = np.mean(returns[:3]), np.mean(returns[-3:])
     print(
         f"mean return of a walker {first:.2f} at the start, {last:.2f} at the end; episodes of {sorted(lengths)} steps"

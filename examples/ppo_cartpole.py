@@ -1,6 +1,6 @@
 """Learns CartPole by PPO in plain PyTorch, from stepmill's rollouts.
 
-    python examples/ppo_cartpole.py [--steps 100000] [--engine stepmill|gymnasium] [--workers 2] [--seed 1]
+    python examples/ppo_cartpole.py [--steps 100000] [--engine stepmill|gymnasium] [--workers 2] [--curve FILE.csv]
 
 A mean return of 475 counts as solved; it takes about 60,000 to 100,000 env-steps. The program ends with an assertion: it is solved,
 or, with fewer than 50,000 steps, better than at the start. `--engine gymnasium` uses Gymnasium's AsyncVectorEnv in the same loop,
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["stepmill", "gymnasium"], default="stepmill")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--curve", help="write env-steps and mean returns to this CSV file")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
@@ -128,15 +129,18 @@ def main() -> None:
     try:
         rollout.reset(seed=args.seed)
         returns: deque[float] = deque(maxlen=40)
-        first, done, start_s = None, 0, time.perf_counter()
+        first, done, curve, start_s = None, 0, [], time.perf_counter()
         while done < args.steps and (len(returns) < 40 or np.mean(returns) < SOLVED):
             batch = rollout.collect(agent.act)
             done += int(batch.valid.sum())
             returns.extend(episode["r"] for episode in batch.episodes)
             first = np.mean(returns) if first is None and len(returns) == 40 else first
+            curve.append((done, np.mean(returns) if returns else np.nan))
             learn(agent, optimizer, batch, min(done / args.steps, 0.95))
     finally:
         close()
+    if args.curve:
+        np.savetxt(args.curve, curve, "%.6g", ",", header="env-steps,mean return of 40 episodes", comments="")
     mean = float(np.mean(returns))
     print(f"{args.engine}: mean return {mean:.0f} after {done} env-steps and {time.perf_counter() - start_s:.1f} s")
     assert mean >= SOLVED if args.steps >= 50_000 else first is None or mean > first

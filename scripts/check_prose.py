@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "scripts" / "prose.ini"
-GENERATED = ("constraints.txt", "src/stepmill/_native.pyi")
+GENERATED = ("constraints.txt", "src/stepmill/_native.pyi", "tests/unit/public_api.txt")
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,12 @@ class Result:
     training: dict[str, Any] | None
 
 
-def write_report(*, is_forced: bool = False) -> None:
-    """Write the page if there is a result of every suite, or `is_forced`; otherwise name the missing ones."""
-    suites = read_suites()
-    results = {suite.name: read_result(suite.name) for suite in suites}
-    missing = [name for name, result in results.items() if result is None]
-    if missing and not is_forced:
-        print(f"docs/originals.md is not written: there is no result of {', '.join(missing)}; --write writes it")
-        return
-    found = [(suite, results[suite.name]) for suite in suites]
-    parts = [HEAD, _table(found), "\n## Trainings\n", _trainings(found), "\n## Listed cases\n"]
-    parts += [_listed(suite) for suite in suites if suite.ours or suite.ours_unsteady]
+def write_report() -> None:
+    """Write the page. Suites without a result in build/originals keep their rows of the present page."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    found = [(suite, read_result(suite.name)) for suite in read_suites()]
+    parts = [HEAD, _table(found, page), "\n## Trainings\n", _trainings(found, page), "\n## Listed cases\n"]
+    parts += [_listed(suite) for suite, _ in found if suite.ours or suite.ours_unsteady]
     PAGE.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
@@ -56,14 +51,15 @@ def read_result(name: str) -> Result | None:
     return Result(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
-def _table(found: list[tuple[Suite, Any]]) -> str:
+def _table(found: list[tuple[Suite, Result | None]], page: str) -> str:
     lines = [
         "| suite | version | checkout | cases | passed | listed | skipped | not as listed | seconds | date |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for suite, result in found:
         if result is None:
-            lines.append(f"| {suite.title} | - | - | not run | | | | | | |")
+            results, _, _ = page.partition("## Trainings")
+            lines += _rows_of(suite, results) or [f"| {suite.title} | - | - | not run | | | | | | |"]
             continue
         checkout = f"`{suite.source}` at {result.commit[:10]}" if suite.source else "the package"
         cases = result.passed + result.failed + result.skipped
@@ -74,16 +70,23 @@ def _table(found: list[tuple[Suite, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _trainings(found: list[tuple[Suite, Any]]) -> str:
+def _trainings(found: list[tuple[Suite, Result | None]], page: str) -> str:
     lines = ["| library | what | command | steps | reward at the end | seconds |", "|---|---|---|---|---|---|"]
-    for _, result in found:
-        if result is not None and result.training is not None:
-            told = result.training
+    for suite, result in found:
+        if result is None:
+            lines += _rows_of(suite, page.partition("## Trainings")[2])
+        elif result.training is not None:
+            training = result.training
             lines.append(
-                f"| {result.title} | {told['what']} | `{told['command']}` | {told['steps']} | {told['reward']} "
-                f"| {told['seconds']:.0f} |"
+                f"| {result.title} | {training['what']} | `{training['command']}` | {training['steps']} "
+                f"| {training['reward']} | {training['seconds']:.0f} |"
             )
     return "\n".join(lines)
+
+
+def _rows_of(suite: Suite, text: str) -> list[str]:
+    """Return the rows of a table that begin with the suite's title."""
+    return [line for line in text.splitlines() if line.startswith(f"| {suite.title} |")]
 
 
 def _listed(suite: Suite) -> str:

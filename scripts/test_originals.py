@@ -37,7 +37,6 @@ def main() -> int:
     parser.add_argument(
         "--no-training", action="store_true", help="leave trainings out; the page keeps their last results"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/originals.md even if suites have no result")
     given = parser.parse_args()
     faults: list[str] = []
     left_out: list[str] = []
@@ -48,7 +47,7 @@ def main() -> int:
             left_out.append(f"{suite.title}: {missing}")
             continue
         faults += [f"{suite.title}: {fault}" for fault in found]
-    write_report(is_forced=given.write)
+    write_report()
     for line in left_out:
         print(f"left out: {line}")
     for fault in faults:
@@ -187,15 +186,19 @@ def run_training(suite: Suite, python: Path, path: list[Path], faults: list[str]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)])}
     with tempfile.TemporaryDirectory(prefix="stepmill-training-") as folder:
         command = [str(python), "-m", *suite.training]
-        run = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TRAINING_LIMIT_S,
-            check=False,
-        )
+        try:
+            run = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TRAINING_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            faults.append(f"the training took longer than {TRAINING_LIMIT_S} s")
+            return None
     lines = run.stdout.splitlines()
     if run.returncode or not lines:
         faults.append(f"the training failed:\n{run.stdout[-1000:]}{run.stderr[-3000:]}")

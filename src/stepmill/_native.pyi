@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-LAYOUT_VERSION: int = 2
+LAYOUT_VERSION: int = 3
 
-POOL_WORDS_BYTES: int = 128
+POOL_WORDS_BYTES: int = 192
 
 SHARED_WORDS_BYTES: int = 192
 
@@ -19,6 +19,21 @@ def worker_words_bytes(num_servers: int) -> int:
 def worker_word_offsets(num_servers: int) -> dict[str, int]:
     """
     Return offsets of some of a worker's own words, by name; for server words, those of its first server.
+    """
+
+ENV_COUNTERS_BYTES: int = 64
+
+def counter_offsets() -> dict[str, tuple[int, dict[str, int]]]:
+    """Return size and offsets of fields of each structure with counters."""
+
+def server_counters_offset(num_servers: int) -> int:
+    """
+    Return the offset of the counters of a worker's first server from the worker's words.
+    """
+
+def bucket_stops_ns() -> list[int]:
+    """
+    Return, for each bucket of the histograms of durations, the shortest time in ns that is above it.
     """
 
 REPLAY_PLACE: int = 0
@@ -67,9 +82,9 @@ class Slab:
         Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.
         """
 
-    def worker_stats(self, worker: int) -> dict:
+    def set_description(self, offset: int, size_bytes: int) -> None:
         """
-        Return one worker's seconds in envs and waiting, and its numbers of steps and resets.
+        Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.
         """
 
     def is_dead(self, worker: int) -> bool: ...
@@ -249,6 +264,14 @@ class PoolState:
         Condemn the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
         """
 
+    def set_pid(self, worker: int, pid: int) -> None:
+        """
+        Write the pid of a worker's newest process to the slab, for statistics.
+        """
+
+    def count_death(self, worker: int) -> None:
+        """Count a death of a worker, for statistics."""
+
     def finish_replacement(self, worker: int, pidfd: int) -> None:
         """
         Watch the successor, which serves the slab, and publish the commands that waited for it.
@@ -384,11 +407,6 @@ class PoolState:
 
     def stage_spares(self, seeds: object) -> None:
         """Reset all spares in the queue, with a seed or None for each."""
-
-    def spare_counts(self) -> tuple[int, int]:
-        """
-        Return how many staged episodes were used, and how many of them were not ready.
-        """
 
     def post_request(self, worker: int) -> None:
         """Notify a worker of a slow request in its mailbox."""

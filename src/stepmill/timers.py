@@ -80,14 +80,20 @@ _lock = threading.Lock()
 
 
 class timed:  # noqa: N801 - it is used like a function
-    """Time a block (`with timed("name"):`) or a function (`@timed("name")`)."""
+    """Time a block (`with timed("name"):`) or a function (`@timed("name")`).
 
-    __slots__ = ("_began", "_name", "_state")
+    Args:
+        name: of the timer.
+        count: how many calls one run of the block counts as.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("_began", "_count", "_name", "_state")
+
+    def __init__(self, name: str, count: int = 1) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a timer needs a name: write timed('name'), not timed({name!r})")
         self._name = name
+        self._count = count
         self._state = 0  # 0 off, 1 measuring, 2 skipped
         self._began = 0.0
 
@@ -119,16 +125,16 @@ class timed:  # noqa: N801 - it is used like a function
         elif len(own.path) > 1:  # otherwise clear() was called while the timer ran
             node = own.path.pop()
             node.total += _clock() - self._began
-            node.count += 1
+            node.count += self._count
 
     def __call__(self, function: _Function) -> _Function:
-        name = self._name
+        name, count = self._name, self._count
 
         @functools.wraps(function)
         def measured(*args: Any, **kwargs: Any) -> Any:
             if not _num_enabled:
                 return function(*args, **kwargs)
-            with timed(name):
+            with timed(name, count):
                 return function(*args, **kwargs)
 
         return measured  # type: ignore[return-value]

@@ -168,9 +168,9 @@ def test_a_reset_brings_back_an_exhausted_env_whose_worker_has_died(pool_of, whe
     pool = pool_of(counting_envs(2, 1), num_episodes=1, num_workers=2)
     pool.reset(seed=0)
     pool.step([1, 1])
-    pid = pool.stats()["workers"][1]["pid"]
+    pid = pool.stats().workers[1].pid
     os.kill(pid, signal.SIGKILL)
-    while not pool.stats()["workers"][1]["is_dead"]:
+    while not pool.stats().workers[1].is_dead:
         os.sched_yield()
     with pytest.warns(RuntimeWarning, match=r"worker of the exhausted envs \[1\] has died"):
         batch = pool.reset(seed=0)
@@ -183,7 +183,7 @@ def test_a_worker_that_is_played_again_does_not_step_those_that_are_exhausted():
     with make_pool("fork", [partial(CountingEnv, 0, 1), partial(CountingEnv, 1, 9)], **options) as pool:
         pool.reset(seed=0)
         last = pool.step([1, 1]).obs[0].tolist()
-        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
 
         for t in (2, 3):
             batch = pool.step([7, 7])

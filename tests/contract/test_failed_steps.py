@@ -160,6 +160,6 @@ def test_a_vector_env_has_statistics_and_is_a_context_manager(vector_env_of):
     with vector_env_of(_others()) as envs:
         envs.reset(seed=0)
         envs.step(np.array([1, 1, 1]))
-        assert envs.stats()["steps"] == 3
+        assert envs.stats().steps == 3
     with pytest.raises(stepmill.ClosedPoolError):
         envs.step(np.array([1, 1, 1]))

@@ -158,7 +158,7 @@ def test_agents_must_be_known_beforehand():
 # ---- gym before Gymnasium ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("T-5")
+@pytest.mark.covers("T-5/four", "T-5/five")
 @pytest.mark.parametrize("kind", [OldCounter, NewerCounter])
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_four_values_and_five_say_the_same(pool_of, kind, is_cut):

@@ -237,7 +237,7 @@ def test_large_observations_are_lent_and_never_written_again(foreign):
     pool = foreign(Script(length=99), num_envs=2048)
     pool.reset()
     kept = [pool.step(np.zeros(2048, np.int64)).obs for _ in range(3)]
-    assert pool.stats()["leased_slots"] == 3
+    assert pool.stats().leased_slots == 3
     pool.step(np.zeros(2048, np.int64))
     assert [obs[7].tolist() for obs in kept] == [[7, 1, 0], [7, 2, 0], [7, 3, 0]]
 

@@ -118,7 +118,7 @@ def test_where_gym_was_imported_a_subprocess_env_is_its_env_too():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.covers("M-2")
+@pytest.mark.covers("M-2", "M-B7/start")
 def test_start_returns_before_the_env_is_made_and_both_steps_may_be_repeated():
     with Gate() as gate:
         env = SubprocessEnv(partial(SlowToMake, gate.path), options=FORK)
@@ -173,7 +173,7 @@ def test_spaces_are_read_while_the_env_is_busy():
         env.start()
         env.initialize()
         env.reset()
-        shared, index = env.place
+        shared, index = env.pool_position
         shared.send(["wait"], [index], is_driven=False)
         gate.wait_arrivals()
         assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
@@ -281,7 +281,7 @@ def test_the_first_observation_of_a_new_episode_is_seen_and_its_action_is_not_ap
 
 
 @pytest.mark.covers("M-B8")
-def test_a_time_limit_of_the_new_api_is_told_in_either_api(multi_of):
+def test_a_time_limit_of_the_new_api_is_reported_in_either_api(multi_of):
     multi_env = multi_of(NewEnv, OldEnv)
     multi_env.reset()
     _, _, terminals, infos = multi_env.step(["cut", 1])
@@ -343,10 +343,10 @@ def test_nonsense_is_refused_and_changes_nothing(multi_of):
     with pytest.raises(LifeCycleError, match="not started yet"):
         MultiEnv([SubprocessEnv(OldEnv)])
     multi_env = multi_of(OldEnv, partial(OldEnv, 1))
-    with pytest.raises(stepmill.UsageError, match="one and the same env"):
+    with pytest.raises(stepmill.UsageError, match="are the same env"):
         MultiEnv([multi_env.envs[0]] * 2)
     multi_env.reset()
-    with pytest.raises(stepmill.UsageError, match="3 actions are given for 2 envs"):
+    with pytest.raises(stepmill.UsageError, match="got 3 actions for 2 envs"):
         multi_env.step([1, 2, 3])
     with pytest.raises(stepmill.UsageError, match="env 2 does not exist"):
         multi_env.reset(env_ids=[2])
@@ -355,7 +355,7 @@ def test_nonsense_is_refused_and_changes_nothing(multi_of):
     assert [obs["t"] for obs in multi_env.step([1, 1])[0]] == [1, 1]
 
 
-@pytest.mark.covers("M-10", "M-B7")
+@pytest.mark.covers("M-10", "M-B7/again")
 def test_close_closes_each_env_once_and_may_be_repeated(tmp_path):
     envs = create_subprocess_envs([partial(OldEnv, i, folder=tmp_path) for i in range(3)], options=FORK)
     multi_env = MultiEnv(envs)

@@ -157,7 +157,7 @@ def test_when_the_worker_dies_the_living_agents_are_truncated(pool_of, where):
     pool.reset(seed=0)
     act = np.ones((2, 3), int)
     pool.step(act)
-    os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
     batch = pool.step(act)
     while not batch.truncated[1].any():
         batch = pool.step(act)
@@ -174,7 +174,7 @@ def test_episodes_of_agents_are_played_again(pool_of, where):
     pool.reset(seed=0)
     for k in range(4):
         pool.step(np.full((2, 3), k))
-    os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
     batch = pool.step(np.full((2, 3), 7))
     assert batch.reward.tolist() == [[0, 8, 9]] * 2
     assert batch.obs.tolist() == [[0, 5, 5]] * 2

@@ -89,7 +89,7 @@ def test_a_seed_or_options_throw_away_what_was_begun_early(seeding):
 
 def wait_for_resets(pool, num_resets):
     deadline = time.monotonic() + HANG_GUARD_S
-    while pool.stats()["resets"] < num_resets:
+    while pool.stats().resets < num_resets:
         assert time.monotonic() < deadline
 
 
@@ -99,7 +99,7 @@ def test_the_step_after_the_end_does_not_wait_for_a_reset_that_is_done():
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([0, 0])
-        wait_for_resets(pool, pool.stats()["resets"] + 2)  # both were begun, though nobody asked
+        wait_for_resets(pool, pool.stats().resets + 2)  # both were begun, though nobody asked
         assert pool.call("get_wrapper_attr", "num_resets") == (2, 2)
         assert pool.step([0, 0]).obs[:, 1].tolist() == [2.0, 2.0]
 

@@ -111,7 +111,7 @@ def test_properties_are_set_again_on_envs_that_are_built_anew(pool_of, where):
     pool.properties.set("a", 5, env_ids=[1])
     pool.properties.set("b", "x", env_ids=[2])
     for worker in (1, 2):
-        os.kill(pool.stats()["workers"][worker]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[worker].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             step_for_ever(pool)
         pool.reset(seed=0)
@@ -138,7 +138,7 @@ def test_a_replayed_episode_has_its_properties_and_kept_options(pool_of, where):
         pool.step([1, 1])
     pool.properties.set("bonus", 7)
     assert pool.step([1, 1]).reward.tolist() == [107, 207]
-    os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
     batch = pool.step([1, 1])
     assert batch.reward.tolist() == [107, 207]
     assert batch.obs.tolist() == [[0, 0, 3], [1, 0, 3]]

@@ -133,7 +133,7 @@ def test_options_that_do_not_pickle_are_refused_by_name_of_the_trouble(pool_of):
 def test_kept_options_survive_the_worker(pool_of, where, on_fault):
     pool = pool_of(recorders(2, 50), num_workers=2, on_fault=on_fault)
     pool.reset(options={0: {"level": 1}, 1: {"level": 2}}, persist_options=True)
-    os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+    os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
     if on_fault == "raise":
         with pytest.raises(stepmill.WorkerDied):
             pool.step([0, 0])

@@ -82,7 +82,7 @@ def test_the_same_process_tries_again_with_the_same_seed_and_closes_nothing(
         assert notes.read_text() == "nffr"
         assert batch.info["seed"][0] == 7
         assert batch.info["options"][0] == "{'a': 1}"
-        assert pool.stats()["workers"][0]["reset_retries"] == 2
+        assert pool.stats().workers[0].reset_retries == 2
         assert pool.step([1, 1]).obs[:, 2].tolist() == [1, 1]
 
 

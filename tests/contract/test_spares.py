@@ -217,5 +217,5 @@ def test_stats_count_the_spares_that_were_used_and_waited_for():
         pool.step([0, 0])
         pool.step([0, 0])
         stats = pool.stats()
-        assert stats["spares_used"] == 2
-        assert 0 <= stats["spares_waited"] <= 2
+        assert stats.spares_used == 2
+        assert 0 <= stats.spares_waited <= 2

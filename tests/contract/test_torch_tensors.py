@@ -62,14 +62,14 @@ def test_tensors_on_the_cpu_are_the_shared_memory_and_hold_their_lease(pool_of):
     tensors = TensorPool(pool)
     tensors.reset(seed=0)
     kept = [tensors.step(torch.zeros(4, dtype=torch.int64)).obs for _ in range(3)]
-    assert pool.stats()["leased_slots"] == 3
+    assert pool.stats().leased_slots == 3
     values = [int(obs[0, 0, 0, 0]) for obs in kept]
     for _ in range(6):
         tensors.step(torch.zeros(4, dtype=torch.int64))
     assert [int(obs[0, 0, 0, 0]) for obs in kept] == values
     corner = kept[0][0, :2]
     del kept
-    assert pool.stats()["leased_slots"] == 1
+    assert pool.stats().leased_slots == 1
     assert int(corner[0, 0, 0]) == values[0]
 
 
@@ -79,15 +79,15 @@ def test_a_lease_lives_until_its_copy_is_done_and_no_longer(pool_of):
     tensors = TensorPool(pool, HostCopier(lambda: bool(is_done)))
     tensors.reset(seed=0)
     obs = tensors.step(torch.zeros(4, dtype=torch.int64)).obs
-    assert pool.stats()["leased_slots"] == 1
+    assert pool.stats().leased_slots == 1
     seen = obs.clone()
     for _ in range(6):  # the envs go on, and do not write what is still being copied
         tensors.step(torch.zeros(4, dtype=torch.int64))
     assert tensors.num_held > 0
-    assert pool.stats()["leased_slots"] == pool.options.slots
+    assert pool.stats().leased_slots == pool.options.slots
     is_done.append(True)
     assert tensors.num_held == 0
-    assert pool.stats()["leased_slots"] == 0
+    assert pool.stats().leased_slots == 0
     assert torch.equal(obs, seen)
 
 

@@ -116,7 +116,7 @@ def test_an_env_that_cannot_be_rebuilt_leaves_a_capsule(tmp_path: Path) -> None:
     env_fns = [partial(make_fragile, flag, env_id) for env_id in range(2)]
     with make_pool("fork", env_fns, crash_dir=folder) as pool:
         pool.reset(seed=0)
-        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1])
         flag.touch()

@@ -43,7 +43,7 @@ def test_settings_of_rebuilt_envs_keep_the_limit_of_memory() -> None:
         pool.reset(seed=0)
         pool.set_attr("helper", bytes(24 << 10))  # the log of calls has memory for one of them
         pool.revive(range(4), restart_living=True)
-        assert pool.stats()["replay_log_bytes"] < 1 << 16
+        assert pool.stats().replay_log_bytes < 1 << 16
 
         pool.set_attr("offset", 2.0)
         pool.set_attr("helper", None)

@@ -128,7 +128,7 @@ def test_a_hang_leaves_the_stack_of_the_worker(action: int, tmp_path: Path):
 def test_a_worker_that_is_stopped_leaves_no_stack_and_is_ended_all_the_same(tmp_path: Path):
     with pool_in(tmp_path, "fork", on_fault="truncate", step_timeout_s=0.3) as pool:
         pool.reset(seed=0)
-        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGSTOP)
+        os.kill(pool.stats().workers[1].pid, signal.SIGSTOP)
         run(pool, [1])
         run(pool, [1])
     assert the_capsule(tmp_path).notes == ["the worker left no traceback"]

@@ -120,7 +120,7 @@ def hang_in_call(pool: stepmill.Pool, gate: threading.Event) -> None:
 
 def hang_in_early_reset(pool: stepmill.Pool, gate: threading.Event) -> None:
     pool.step([1])
-    while not pool.stats()["workers"][0]["is_dead"]:
+    while not pool.stats().workers[0].is_dead:
         os.sched_yield()
     pool.step([1])
 

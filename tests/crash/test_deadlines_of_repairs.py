@@ -74,7 +74,7 @@ def stepped_pool(folder: Path, on_fault: str, gate: Gate, make: Any = make_gated
 
 
 def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
-    pidfd = _native.pidfd_open(pool.stats()["workers"][worker]["pid"])
+    pidfd = _native.pidfd_open(pool.stats().workers[worker].pid)
     _native.pidfd_send_signal(pidfd, signal.SIGKILL)
     wait_ready({pidfd: select.POLLIN}, 1e12)
     os.close(pidfd)
@@ -159,9 +159,9 @@ def test_a_wait_ends_at_its_deadline_while_a_restart_backs_off(on_fault: str, wa
 @pytest.mark.parametrize(("on_fault", "clocks"), [("truncate", [3, 2, 3, 3]), ("replay", [3, 3, 3, 3])])
 def test_an_env_that_raises_is_reset_where_it_lives(on_fault: str, clocks: list[int], tmp_path: Path) -> None:
     with Gate() as gate, stepped_pool(tmp_path, on_fault, gate, make_raising) as pool:
-        pids = [worker["pid"] for worker in pool.stats()["workers"]]
+        pids = [worker.pid for worker in pool.stats().workers]
 
         result = pool.step([3] * NUM_ENVS)  # a rebuilt env would wait at the gate
 
         assert clocks_of(result) == clocks
-        assert [worker["pid"] for worker in pool.stats()["workers"]] == pids
+        assert [worker.pid for worker in pool.stats().workers] == pids

@@ -41,7 +41,7 @@ def test_a_constructor_that_raises_before_its_process_is_known_leaves_no_descrip
         pool.reset(seed=0)
         num_open = len(os.listdir("/proc/self/fd"))
         Traps(str(tmp_path)).set("build", 0, RAISE, times=3)
-        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
 
         for _ in range(3):
             batch = pool.step([1, 1])
@@ -55,7 +55,7 @@ def test_the_error_of_a_revival_that_failed_names_all_envs_that_are_lost(tmp_pat
     options = stepmill.PoolOptions(context="fork")
     with stepmill.Pool(env_fns, backend="process", num_workers=1, options=options) as pool:
         pool.reset(seed=0)
-        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             pool.step([1, 1, 1])
         Traps(str(tmp_path)).set("build", 1, RAISE)

@@ -78,8 +78,8 @@ def test_a_worker_takes_as_many_descriptors_as_the_docs_say(
 def test_a_restart_with_too_few_descriptors_is_refused_and_can_be_repeated(where: str) -> None:
     with make_pool(where, counting_envs(2), num_workers=2) as pool:
         pool.reset(seed=0)
-        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
-        while not pool.stats()["workers"][1]["is_dead"]:
+        os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
+        while not pool.stats().workers[1].is_dead:
             os.sched_yield()
         room = 0
         while is_refused(pool.revive, room):

@@ -45,5 +45,5 @@ def test_a_copy_that_comes_back_from_an_env_is_ended(where: str, capfd: pytest.C
             assert batch.obs[:, 2].tolist() == [t, t]
         assert pool.call("fork", env_ids=[0]) == (67,)
         assert pool.step([0, 0]).obs[:, 2].tolist() == [4, 4]
-        assert [worker["steps"] for worker in pool.stats()["workers"]] == [4, 4]
+        assert [worker.steps for worker in pool.stats().workers] == [4, 4]
     assert "no such program" in capfd.readouterr().err

@@ -19,7 +19,7 @@ NUM_STEPS = 5  # before the first death
 
 
 def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
-    pidfd = _native.pidfd_open(pool.stats()["workers"][worker]["pid"])
+    pidfd = _native.pidfd_open(pool.stats().workers[worker].pid)
     _native.pidfd_send_signal(pidfd, signal.SIGKILL)
     wait_ready({pidfd: select.POLLIN}, 1e12)
     os.close(pidfd)

@@ -64,7 +64,7 @@ def lent(where: str) -> Iterator[tuple[stepmill.Pool, list[np.ndarray]]]:
     with images(where) as pool:
         pool.reset(seed=0)
         held = [pool.step([0] * NUM_ENVS).obs]
-        assert pool.stats()["leased_slots"] == 1
+        assert pool.stats().leased_slots == 1
         yield pool, held
 
 
@@ -109,15 +109,15 @@ def test_all_slots_that_are_held_are_copied_and_the_learner_goes_on_lending() ->
     with images("fork") as pool:
         pool.reset(seed=0)
         held = [pool.step([0] * NUM_ENVS).obs for _ in range(SLOTS)]
-        assert pool.stats()["leased_slots"] == SLOTS
+        assert pool.stats().leased_slots == SLOTS
         shown = [array.copy() for array in held]
         children = [Child(lambda: all(map(np.array_equal, held, shown))) for _ in range(3)]
         held.clear()
         step_often(pool)
         assert [child.look() for child in children] == [0, 0, 0]
-        assert pool.stats()["leased_slots"] == 0
+        assert pool.stats().leased_slots == 0
         fresh = [pool.step([0] * NUM_ENVS).obs for _ in range(4)]
-        assert pool.stats()["leased_slots"] == SLOTS
+        assert pool.stats().leased_slots == SLOTS
         del fresh
 
 

@@ -223,7 +223,7 @@ def test_a_step_that_takes_too_long_is_ended_and_reported(envs_of):
         assert infos[1]["fault"]["kind"] == "timed_out"
 
 
-@pytest.mark.covers("M-10", "M-B7")
+@pytest.mark.covers("M-10", "M-B7/bounded")
 def test_close_is_bounded_when_an_env_does_not_close():
     with Gate() as gate:
         fns = [partial(OldEnvDeafToClose, i, gate=gate.path) for i in range(2)]

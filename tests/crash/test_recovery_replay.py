@@ -81,7 +81,7 @@ def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **optio
 
 
 def kill(pool: stepmill.Pool, worker: int) -> None:
-    pid = pool.stats()["workers"][worker]["pid"]
+    pid = pool.stats().workers[worker].pid
     pidfd = _native.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     wait_ready({pidfd: select.POLLIN}, 1e12)
@@ -204,7 +204,7 @@ def test_a_long_episode_beside_short_ones_outlives_the_memory_that_these_took(
             assert np.array_equal(ours.obs, theirs.obs), step
             assert np.array_equal(ours.reward, theirs.reward), step
             assert np.array_equal(ours.truncated, theirs.truncated), step
-            assert pool.stats()["replay_log_bytes"] <= limit
+            assert pool.stats().replay_log_bytes <= limit
 
 
 class StillEnv(ChaosEnv):
@@ -224,7 +224,7 @@ def test_logs_take_no_more_memory_than_they_may_however_little_happens(chosen: r
             for _ in range(5_000):
                 pool.send([1] * len(chosen), list(chosen))
                 pool.recv(len(chosen))
-                assert pool.stats()["replay_log_bytes"] <= limit
+                assert pool.stats().replay_log_bytes <= limit
 
 
 def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
@@ -239,7 +239,7 @@ def test_the_longest_logs_go_first_when_there_is_too_much() -> None:
 
         batch = pool.step([1] * 4)
 
-        assert 0 < pool.stats()["replay_log_bytes"] <= 400
+        assert 0 < pool.stats().replay_log_bytes <= 400
         assert batch.truncated.tolist() == [True, False, False, False]
 
 
@@ -339,7 +339,7 @@ def test_an_env_that_failed_before_its_worker_died_is_replayed_in_a_new_one(tmp_
         while pool.states.count(stepmill.EnvState.BUSY):
             pass
         kill(pool, 0)
-        while not pool.stats()["workers"][0]["is_dead"]:
+        while not pool.stats().workers[0].is_dead:
             pass
 
         batch = pool.recv(4)

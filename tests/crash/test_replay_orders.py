@@ -75,7 +75,7 @@ def play(pool: stepmill.Pool, seed: int, kills: random.Random | None) -> Iterato
     batches = [pool.reset(seed=seed)]
     for _ in range(NUM_TURNS):
         if kills is not None and kills.random() < 0.12:
-            os.kill(kills.choice(pool.stats()["workers"])["pid"], signal.SIGKILL)
+            os.kill(kills.choice(pool.stats().workers).pid, signal.SIGKILL)
         batches = _turn(pool, rng, over)
         for batch in batches:
             ends = (batch.terminated | batch.truncated).tolist()

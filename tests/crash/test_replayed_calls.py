@@ -155,7 +155,7 @@ def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_suc
             each.call("amplify", 2.0)
             each.step([1, 2, 3, 4])
         backend = pool._runtime.backend
-        pid = pool.stats()["workers"][0]["pid"]
+        pid = pool.stats().workers[0].pid
         stop(pid)
         send, to_kill = backend.call, [pid]
 
@@ -170,7 +170,7 @@ def test_a_call_that_a_worker_did_not_read_before_it_died_is_answered_by_its_suc
         answer = act(pool)
 
         assert answer == act(calm)
-        assert pool.stats()["workers"][0]["pid"] != pid
+        assert pool.stats().workers[0].pid != pid
         for _ in range(8):
             ours, theirs = pool.step([1, 2, 3, 4]), calm.step([1, 2, 3, 4])
             assert ours.reward.tolist() == theirs.reward.tolist()
@@ -188,7 +188,7 @@ def stop(pid: int) -> None:
 def test_a_call_that_commands_have_followed_is_not_sent_to_the_successor() -> None:
     with make() as pool:
         pool.reset(seed=0)
-        pid = pool.stats()["workers"][0]["pid"]
+        pid = pool.stats().workers[0].pid
         stop(pid)
         future = pool.call_async("amplify", 2.0)
         pool.send([1, 2, 3, 4])
@@ -353,7 +353,7 @@ def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahe
         for _ in range(6):
             batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [True] * 4
-        while pool.stats()["resets"] < 8:  # each has begun its next episode
+        while pool.stats().resets < 8:  # each has begun its next episode
             pool.recv_ready()
 
         pool.call("amplify", 2.0)

@@ -123,7 +123,7 @@ def test_what_was_set_is_set_again_before_the_first_reset(on_fault: str) -> None
 def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
     with make([partial(TunedEnv, env_id) for env_id in range(4)]) as pool:
         pool.reset(seed=0)
-        pidfd = _native.pidfd_open(pool.stats()["workers"][1]["pid"])
+        pidfd = _native.pidfd_open(pool.stats().workers[1].pid)
         _native.pidfd_send_signal(pidfd, signal.SIGKILL)
         wait_ready({pidfd: select.POLLIN}, 1e12)
         os.close(pidfd)
@@ -135,7 +135,7 @@ def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
         else:
             pool.properties.set("wind", [5, 6, 7, 8])
 
-        while way != "reset" and not pool.stats()["workers"][1]["is_dead"]:
+        while way != "reset" and not pool.stats().workers[1].is_dead:
             os.sched_yield()  # else the step may be the first to find it dead
         batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [False, False, way != "reset", True]
@@ -284,7 +284,7 @@ def test_ctrl_c_while_a_replay_waits_for_a_restart_loses_nothing(tmp_path: Path)
             each.reset(seed=0)
             each.step([1] * 4)
         flag.touch()
-        os.kill(pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
 
         interrupter = threading.Thread(target=_interrupt_at, args=(gate,))
         interrupter.start()

@@ -223,7 +223,7 @@ def test_a_handlers_exception_in_a_reset_reaches_the_learner_and_the_reset_is_no
         with pytest.raises(error):
             pool.reset(seed=0)
         assert [state.name for state in pool.states] == ["READY", "FAULTED", "BUSY"]
-        assert pool.stats()["workers"][0]["reset_retries"] == 0
+        assert pool.stats().workers[0].reset_retries == 0
         check_usable(pool)
 
 

@@ -88,7 +88,7 @@ def test_a_death_names_the_envs_that_were_served_not_the_objects(meet):
         served = pool.reset(seed=0).obs[:, 0].tolist()
         while served[1] == 1:
             served = pool.step([0, 0]).obs[:, 0].tolist()
-        kill(pool.stats()["workers"][served[1]]["pid"])  # a worker has the object of its number
+        kill(pool.stats().workers[served[1]].pid)  # a worker has the object of its number
         with pytest.raises(stepmill.WorkerDied, match=r"its envs \[1\] are lost") as caught:
             meet(pool)
         assert caught.value.env_ids == (1,)
@@ -101,13 +101,13 @@ def test_under_replay_a_run_with_spares_is_the_same_whichever_worker_is_killed()
         options = {"seeding": "per_episode", "on_fault": "replay", **FAST}
         with named_pool(3, 2, backend="process", env=Repeatable, num_workers=num_workers, **options) as pool:
             seen.append(pool.reset(seed=2).obs.tolist())
-            pids = [worker["pid"] for worker in pool.stats()["workers"]]
+            pids = [worker.pid for worker in pool.stats().workers]
             for step, actions in enumerate(np.random.default_rng(4).integers(8, size=(40, 3))):
                 if step in kills:
                     os.kill(pids[kills[step]], signal.SIGKILL)
                 batch = pool.step(actions)
                 seen.append((batch.obs[:, [0, 2, 3]].tolist(), batch.reward.tolist(), batch.terminated.tolist()))
-                pids = [worker["pid"] for worker in pool.stats()["workers"]]
+                pids = [worker.pid for worker in pool.stats().workers]
             assert not any("fault" in str(entry) for entry in seen)
         return seen
 
@@ -135,8 +135,8 @@ def test_under_truncate_killed_workers_break_episodes_and_no_more():
 def test_a_spare_that_dies_with_its_worker_is_rebuilt_for_the_env_that_it_serves_next():
     with named_pool(1, 1, backend="process", num_workers=2, env=partial(Named, length=1)) as pool:
         pool.reset(seed=0)
-        worker = next(each for each in pool.stats()["workers"] if each["worker"] != pool.worker_of[0])
-        os.kill(worker["pid"], signal.SIGKILL)
+        worker = next(each for each in pool.stats().workers if each.worker != pool.worker_of[0])
+        os.kill(worker.pid, signal.SIGKILL)
         pool.step([0])
         with pytest.raises(stepmill.WorkerDied):
             step_often(pool, 3)
@@ -148,7 +148,7 @@ def test_a_spare_that_dies_with_its_worker_is_rebuilt_for_the_env_that_it_serves
 def test_a_reset_of_all_brings_back_a_pool_whose_spare_is_dead():
     with named_pool(2, 1, backend="process", num_workers=3, env=partial(Named, length=1)) as pool:
         pool.reset(seed=0)
-        os.kill(pool.stats()["workers"][2]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[2].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             step_often(pool, 6)
         pool.reset(seed=1)
@@ -180,7 +180,7 @@ def advance(pool, step, kills, *, is_calm):
     if step % 5 == 3:
         pool.set_attr("level", 1000 * step)
     if step in kills and not is_calm:
-        kill(pool.stats()["workers"][0]["pid"])
+        kill(pool.stats().workers[0].pid)
     pool.send([1, 1])
     if step % 3 == 0 and step not in kills:
         seen.append(pool.call("bump", 1, env_ids=[0]))

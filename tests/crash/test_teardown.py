@@ -192,7 +192,7 @@ def test_a_fork_that_outlives_its_maker_keeps_no_worker_alive():
         options = stepmill.PoolOptions(context="fork")
         pool = stepmill.Pool([CountingEnv] * 2, backend="process", num_workers=2, options=options)
         pool.reset(seed=0)
-        print(*[worker["pid"] for worker in pool.stats()["workers"]], flush=True)
+        print(*[worker.pid for worker in pool.stats().workers], flush=True)
         if os.fork() == 0:
             time.sleep(600)
         os._exit(0)

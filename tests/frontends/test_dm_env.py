@@ -144,7 +144,7 @@ def test_after_a_fault_the_next_step_begins_an_episode(env_of):
 def test_a_killed_worker_is_reported_and_restarted(env_of):
     env = env_of(CountingEnv, "fork")
     env.reset()
-    os.kill(env._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    os.kill(env._pool.stats().workers[0].pid, signal.SIGKILL)
     with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
         env.step(0)
     assert env.step(0).first()

@@ -16,6 +16,8 @@ RUNS = {
     "pool_async.py": ((), ()),
     "ppo_cartpole.py": (("torch",), ("--steps", "6000")),
     "impala_async.py": (("torch",), ("--steps", "6000")),
+    "cleanrl_ppo.py": (("torch",), ("--total-timesteps", "6000", "--backend", "serial")),
+    "cleanrl_ppo_atari.py": (("torch", "ale_py"), ("--total-timesteps", "32", "--num-envs", "2", "--num-steps", "16")),
     "ppo_atari.py": (("torch", "ale_py"), ("--steps", "256", "--envs", "2")),
     "pettingzoo_agents.py": (("pettingzoo",), ("--rounds", "10")),
     "sb3_ppo.py": (("stable_baselines3",), ("--steps", "1024")),

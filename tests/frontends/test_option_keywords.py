@@ -29,7 +29,7 @@ def test_a_manager_of_di_engine_gives_its_pool_the_options_that_it_has_no_settin
     manager = make(ding_envs(2), crash_dir=tmp_path, slots=7)
     try:
         manager.launch()
-        options = manager._desk.pool.options
+        options = manager._client.pool.options
         assert (options.crash_dir, options.slots) == (str(tmp_path), 7)
     finally:
         manager.close()
@@ -40,7 +40,7 @@ def test_options_that_are_settings_by_another_name_are_those_settings(make):
     manager = make(ding_envs(2), num_workers=1, linger_s=0.1, step_timeout_s=33, copy=False)
     try:
         manager.launch()
-        options = manager._desk.pool.options
+        options = manager._client.pool.options
         assert (options.num_workers, options.linger_s, options.step_timeout_s, options.copy) == (1, 0.1, 33, False)
     finally:
         manager.close()
@@ -48,7 +48,7 @@ def test_options_that_are_settings_by_another_name_are_those_settings(make):
 
 @pytest.mark.parametrize("make", MANAGERS)
 def test_an_option_that_a_manager_chooses_itself_is_refused(make):
-    with pytest.raises(UsageError, match=r"on_fault, seeding: a manager chooses"):
+    with pytest.raises(UsageError, match=r"on_fault, seeding: a manager sets"):
         make(ding_envs(2), seeding="fixed", on_fault="truncate")
 
 

@@ -129,7 +129,7 @@ def test_an_env_that_failed_is_reported_and_can_be_reset(made, monkeypatch):
 def test_a_killed_worker_is_reported_and_restarted(made):
     env = made(StepmillParallelEnv(Tag, **WHERE["fork"]))
     env.reset()
-    os.kill(env._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    os.kill(env._pool.stats().workers[0].pid, signal.SIGKILL)
     with pytest.raises(stepmill.WorkerDied, match="SIGKILL"):
         env.step({"a_0": 0, "a_1": 0, "a_2": 0})
     assert env.agents == []

@@ -56,9 +56,12 @@ class LineInterrupt:
         return False
 
     def _enter_frame(self, frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_name in self._by_instruction:  # False for one frame would be False for all in CPython 3.13
+        if not frame.f_code.co_filename.startswith(self._files):
+            return None
+        if frame.f_code.co_name in self._by_instruction:
+            frame.f_trace = self._count  # CPython 3.13 reports instructions only where it is set first
             frame.f_trace_opcodes = True
-        return self._count if frame.f_code.co_filename.startswith(self._files) else None
+        return self._count
 
     def _count(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line" or (event == "opcode" and not _is_return(frame)):

@@ -258,7 +258,7 @@ def kill_at_random(
 
 def _kill_one(pool: stepmill.Pool, rng: random.Random) -> int:
     try:
-        os.kill(rng.choice(pool.stats()["workers"])["pid"], signal.SIGKILL)
+        os.kill(rng.choice(pool.stats().workers).pid, signal.SIGKILL)
     except ProcessLookupError:
         return 0
     return 1

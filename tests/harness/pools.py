@@ -41,8 +41,8 @@ def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
 
 def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
     """Kill a worker, and wait until the pool knows: a call that is sent before may seem to have begun."""
-    os.kill(pool.stats()["workers"][worker]["pid"], signal.SIGKILL)
-    while not pool.stats()["workers"][worker]["is_dead"]:
+    os.kill(pool.stats().workers[worker].pid, signal.SIGKILL)
+    while not pool.stats().workers[worker].is_dead:
         os.sched_yield()
 
 

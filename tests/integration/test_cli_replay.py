@@ -121,7 +121,7 @@ def test_an_atari_env_that_was_killed_is_played_to_the_same_place_and_does_not_f
         pool.reset(seed=0)
         for step in range(30):
             pool.step([step % 6, 5 - step % 6])
-        os.kill(pool.stats()["workers"][1]["pid"], signal.SIGKILL)
+        os.kill(pool.stats().workers[1].pid, signal.SIGKILL)
         with pytest.raises(stepmill.WorkerDied):
             _drive(pool, [0, 0])  # the first may have been on its way already
     done = replay(str(next(tmp_path.iterdir())), "--trust", "--json")

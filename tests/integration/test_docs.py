@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts import readme_faults
 from stepmill.spec.options import PoolOptions
+from tests.frontends import guides
 from tests.harness.scripts import ROOT, run_file
 
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -88,6 +90,25 @@ def test_the_texts_of_errors_that_help_is_given_for_are_those_of_the_code():
     code = "".join(path.read_text() for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".cpp"))
     assert texts
     assert [text for text in texts if text not in code] == []
+
+
+def test_the_tables_of_faults_in_the_readme_and_on_the_performance_page_agree():
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/performance.md"))
+    assert readme_faults.rewritten(readme, page) == readme, "run: python scripts/readme_faults.py --write"
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text()
+    listed = {line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split("\n")}
+    pages = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
+    assert sorted(page for page in pages - listed - {"index"} if not page.startswith("decisions/")) == []
+
+
+@pytest.mark.torch
+def test_the_guide_to_gpus_runs_on_a_cpu(tmp_path):
+    pytest.importorskip("torch")
+    guides.run_guide("../guides/gpu", tmp_path)
 
 
 def test_every_decision_is_in_the_index():

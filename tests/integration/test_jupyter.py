@@ -47,7 +47,7 @@ NOTEBOOK = """
         return pool
 
     pool = make()
-    print(*[worker["pid"] for worker in pool.stats()["workers"]])
+    print(*[worker.pid for worker in pool.stats().workers])
     '''
     manager, client = start_new_kernel(kernel_name="python3")
 

@@ -18,6 +18,8 @@ inline SlabPlan plan_arena(std::uint32_t num_workers, std::uint32_t servers_per_
     plan.num_rows = num_workers * servers_per_worker;
     plan.shared_words = sizeof(PoolWords);
     std::size_t used = plan.shared_words + sizeof(SharedWords);
+    plan.env_counters = used;
+    used += sizeof(EnvCounters) * plan.num_rows;
     for (std::uint32_t worker = 0; worker < num_workers; ++worker) {
         plan.learner_words.push_back(used);
         used += learner_words_bytes(servers_per_worker);

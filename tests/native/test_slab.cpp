@@ -37,13 +37,13 @@ std::vector<Span> spans_of(const ServerWords& words, std::uint32_t num) {
         span_of(words.blob_offset, num),     span_of(words.blob_bytes, num),    span_of(words.blob_generation, num),
         span_of(words.done, num),            span_of(words.state, num),         span_of(words.fault, num),
         span_of(words.result, num),          span_of(words.payload_offset, num), span_of(words.payload_bytes, num),
-        span_of(words.payload_generation, num), span_of(words.hash, num),
+        span_of(words.payload_generation, num), span_of(words.hash, num), span_of(words.counters, num),
     };
 }
 
 void no_two_control_words_share_a_cache_line() {
     for (std::uint32_t num = 1; num <= 200; ++num) {
-        alignas(CACHE_LINE) static std::byte memory[1 << 16];
+        alignas(CACHE_LINE) static std::byte memory[1 << 20];
         const auto begin = reinterpret_cast<std::uintptr_t>(memory);
         const std::uintptr_t workers = begin + ServerWords::learner_bytes(num);
         std::vector<Span> spans = spans_of(ServerWords::at(memory, memory + ServerWords::learner_bytes(num), num), num);

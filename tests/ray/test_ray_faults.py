@@ -46,7 +46,7 @@ def test_a_killed_actor_is_named_with_its_envs_and_the_other_node_goes_on(ray_cl
         assert batch.env_id.tolist() == lost
         batch = pool.step(np.arange(4))
         assert batch.obs[:, 2].tolist() == [3, 3, 1, 1]
-        assert [node["restarts"] for node in pool.stats()["nodes"]] == [0, 1]
+        assert [node.restarts for node in pool.stats().nodes] == [0, 1]
 
 
 def test_a_node_that_is_lost_during_a_step_costs_only_its_own_envs(ray_cluster):
@@ -95,7 +95,7 @@ def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
         expected = run(pool, {})
     with make_pool(env_fns=envs, on_fault="replay") as pool:
         actual = run(pool, {7: 0, 19: 1, 30: 0})
-        assert [node["restarts"] for node in pool.stats()["nodes"]] == [2, 1]
+        assert [node.restarts for node in pool.stats().nodes] == [2, 1]
     for ours, theirs in zip(actual, expected, strict=True):
         for left, right in zip(ours, theirs, strict=True):
             np.testing.assert_equal(
@@ -104,23 +104,20 @@ def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
 
 
 def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Affinity
-
-    machine = add_machine(ray_cluster)
-    only_there = ray.remote(_nothing).options(num_cpus=0, scheduling_strategy=Affinity(machine.node_id, soft=False))
-    ray.get(only_there.remote())  # the scheduler knows the machine
-    chosen = stepmill.RayOptions(num_nodes=1, num_cpus=0, strategy=Affinity(machine.node_id, soft=True))
-    pool = stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate")
-    with pool:
+    first = add_machine(ray_cluster, resources={"spot": 1})
+    chosen = stepmill.RayOptions(num_nodes=1, num_cpus=0, resources={"spot": 1})
+    with stepmill.Pool(counting_envs(2), backend="ray", num_workers=2, ray=chosen, on_fault="truncate") as pool:
         pool.reset(seed=0)
-        assert link_of(pool, 0).started.node_id == machine.node_id
-        ray_cluster.remove_node(machine, allow_graceful=False)
+        assert link_of(pool, 0).started.node_id == first.node_id
+        second = add_machine(ray_cluster, resources={"spot": 1})
+        ray_cluster.remove_node(first, allow_graceful=False)
+        wait_lost(pool, 0)
         batch = pool.step(np.arange(2))
         assert batch.truncated.tolist() == [True, True]
         batch = pool.step(np.arange(2))
         assert batch.obs[:, 2].tolist() == [0, 0]
-        assert link_of(pool, 0).started.node_id != machine.node_id
+        assert link_of(pool, 0).started.node_id == second.node_id
+    ray_cluster.remove_node(second)
 
 
 def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
@@ -133,7 +130,7 @@ def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
         assert caught.value.signal_name == "SIGKILL"
         pool.reset(env_ids=[3])
         assert pool.step(np.arange(4)).obs[:, 2].tolist() == [1, 1, 1, 1]
-        assert [node["restarts"] for node in pool.stats()["nodes"]] == [0, 0]
+        assert [node.restarts for node in pool.stats().nodes] == [0, 0]
 
 
 def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
@@ -188,10 +185,6 @@ def test_a_call_comes_between_the_commands_before_and_after_it(ray_cluster):
         assert pool.call("add", 1.0) == (1.0, 2.0, 3.0, 4.0)  # before the node has any new command
 
 
-def _nothing():
-    return None
-
-
 def count_steps(env):
     return env.unwrapped.num_steps
 
@@ -207,7 +200,7 @@ def test_nodes_end_when_their_program_is_killed(ray_cluster, tmp_path):
                              ray=stepmill.RayOptions(num_nodes=2, num_cpus=0))
         pool.reset(seed=0)
         pids = [link.started.pid for link in pool._runtime.backend._links]
-        print(*pids, *[worker["pid"] for worker in pool.stats()["workers"]], flush=True)
+        print(*pids, *[worker.pid for worker in pool.stats().workers], flush=True)
         input()
     """
     from tests.harness import leaks

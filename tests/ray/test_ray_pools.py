@@ -70,7 +70,7 @@ def test_large_observations_and_infos_pass_whole(ray_cluster):
             batch = pool.step(np.arange(4) + step)
             assert (batch.obs == (np.arange(4) + step)[:, None, None]).all()
             assert [text[100_000:] for text in batch.info["text"]] == [str(each + step) for each in range(4)]
-        nodes = pool.stats()["nodes"]
-        assert [node["workers"] for node in nodes] == [[0], [1]]
-        assert all(node["received_bytes"] > 5 * 2 * 60_000 for node in nodes)
-        assert all(node["messages"] < 60 for node in nodes)
+        nodes = pool.stats().nodes
+        assert [node.workers for node in nodes] == [(0,), (1,)]
+        assert all(node.received_bytes > 5 * 2 * 60_000 for node in nodes)
+        assert all(node.messages < 60 for node in nodes)

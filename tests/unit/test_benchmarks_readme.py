@@ -1,4 +1,4 @@
-"""The short table of the README: which values it shows, and where it is written."""
+"""The short tables of docs/performance.md: which values they show, and where they are written."""
 
 from typing import Any
 
@@ -57,18 +57,36 @@ def test_versions_are_those_that_are_there():
     assert "gymnasium 1.4" in readme.to_block(results())
 
 
+def test_the_table_of_the_no_op_env_has_a_line_per_engine_without_the_upper_bounds():
+    data = results(
+        ceiling=engine("ceiling", 9e6),
+        gym_sync=engine("Gymnasium Sync", 1e5),
+        sb3=engine("SB3", None),
+        stepmill_1w=engine("**stepmill** 1 worker", 4e5, is_noisy=True),
+    )
+    assert readme.to_noop_block(data).splitlines() == [
+        "| no-op env, env-steps/s | n=8 |",
+        "|---|---|",
+        "| **stepmill** 1 worker | 400k† |",
+        "| Gymnasium Sync | 100k |",
+        "| SB3 | – |",
+    ]
+
+
 def test_only_what_stands_between_the_marks_is_replaced():
-    text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
-    assert readme.replace_block(text, "new\n") == f"before\n{readme.BEGIN}\nnew\n{readme.END}\nafter\n"
+    text = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
+    assert readme.replace_block(text, "bench", "new\n") == text.replace("old", "new")
 
 
 def test_a_document_without_marks_is_left_alone(tmp_path):
-    path = tmp_path / "README.md"
+    path = tmp_path / "page.md"
     path.write_text("no marks")
     with pytest.raises(ValueError, match="no <!-- bench:begin -->"):
         readme.write(results(), path)
     assert path.read_text() == "no marks"
 
 
-def test_the_readme_has_its_marks():
-    assert readme.replace_block((readme.ROOT / "README.md").read_text(), "")
+def test_the_performance_page_has_its_marks():
+    text = readme.PAGE.read_text()
+    assert readme.replace_block(text, "bench", "") != text
+    assert readme.replace_block(text, "noop", "") != text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -48,12 +49,12 @@ class ScriptedPool:
         return self._results(np.asarray(ready))
 
     def stats(self):
-        return {
-            "workers": [
-                {"worker": i, "pid": 100 + i, "env_s": 0.0, "wait_s": 1e9 * i, "steps": int(self.steps[i]), "resets": 0}
+        return SimpleNamespace(
+            workers=[
+                SimpleNamespace(worker=i, pid=100 + i, busy_s=0.0, wait_s=1e9 * i, steps=int(self.steps[i]), resets=0)
                 for i in range(self.num_envs)
             ]
-        }
+        )
 
     def _results(self, env_id) -> Batch:
         self.length[env_id] += 1

@@ -54,6 +54,7 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.lease_bytes = number("lease_bytes");
     plan.pool_words = number("pool_words");
     plan.shared_words = number("shared_words");
+    plan.env_counters = number("env_counters");
     auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };
     plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments");
     for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
@@ -69,19 +70,6 @@ SlabPlan parse_plan(nb::dict fields) {
     plan.payload = parse_column(fields["payload"]);
     plan.blob = parse_column(fields["blob"]);
     return plan;
-}
-
-nb::dict worker_stats(const Slab& slab, std::uint32_t worker) {
-    const WorkerControl& control = *slab.workers.at(worker);
-    nb::dict stats;
-    stats["worker"] = worker;
-    stats["env_s"] = static_cast<double>(control.env_ns.load(std::memory_order_relaxed)) * 1e-9;
-    stats["wait_s"] = static_cast<double>(control.wait_ns.load(std::memory_order_relaxed)) * 1e-9;
-    stats["steps"] = control.num_steps.load(std::memory_order_relaxed);
-    stats["resets"] = control.num_resets.load(std::memory_order_relaxed);
-    stats["reset_retries"] = control.num_retries.load(std::memory_order_relaxed);
-    stats["is_dead"] = control.dead.load(std::memory_order_relaxed) != 0;
-    return stats;
 }
 
 // nanobind classes take part in garbage collection only with these slots. Envs and callbacks refer back to pools.
@@ -146,7 +134,10 @@ void bind_slab(nb::module_& module) {
                  slab.pool->num_spin_workers.store(num_spin_workers);
                  slab.pool->spin_ns.store(spin_ns);
              }, "max_spinners"_a, "num_spin_workers"_a, "spin_ns"_a, "Set how many threads of this pool may spin at a time, which workers may, and a worker's longest spin.")
-        .def("worker_stats", &worker_stats, "worker"_a, "Return one worker's seconds in envs and waiting, and its numbers of steps and resets.")
+        .def("set_description", [](Slab& slab, std::size_t offset, std::size_t size_bytes) {
+                 slab.pool->description_offset = offset;
+                 slab.pool->description_bytes = size_bytes;
+             }, "offset"_a, "size_bytes"_a, "Write where the description for programs that attach is. Called once, by the pool, before a worker attaches.")
         .def("is_dead", [](const Slab& slab, std::uint32_t worker) { return slab.workers.at(worker)->dead.load() != 0; }, "worker"_a);
     nb::class_<Lease>(module, "Lease", "Base object of leased arrays: while it lives, nothing writes to their slot.");
 }
@@ -210,6 +201,8 @@ void bind_pool_state(nb::module_& module) {
              "Return the position of an env object: (episodes begun, results of this one, of the previous one, is commanded, is between episodes, is staged).")
         .def("begin_replacement", &PoolState::begin_replacement, "worker"_a, "is_replayed"_a, "Make commands for a worker's envs wait for its successor; with is_replayed, hold these envs.")
         .def("clear_dead_worker", &PoolState::clear_dead_worker, "worker"_a, "Condemn the commands of a worker that does not run any more. Call it before the successor starts, from any thread.")
+        .def("set_pid", &PoolState::set_pid, "worker"_a, "pid"_a, "Write the pid of a worker's newest process to the slab, for statistics.")
+        .def("count_death", &PoolState::count_death, "worker"_a, "Count a death of a worker, for statistics.")
         .def("finish_replacement", &PoolState::finish_replacement, "worker"_a, "pidfd"_a, "Watch the successor, which serves the slab, and publish the commands that waited for it.")
         .def("cancel_replacement", &PoolState::cancel_replacement, "worker"_a, "Turn the commands of the worker's envs into faults, since there is no successor.")
         .def("fail_worker", &PoolState::fail_worker, "worker"_a, "Turn a dead worker's commands into faults, and make its idle envs FAULTED.")
@@ -247,7 +240,6 @@ void bind_pool_state(nb::module_& module) {
         .def("restore_order", &PoolState::restore_order, "Assign each env to the server of its number, and queue the spares.")
         .def("claim_staged", &PoolState::claim_staged, "env_ids"_a.none(), "Make the staged episodes of these envs their next results.")
         .def("stage_spares", &PoolState::stage_spares, "seeds"_a, "Reset all spares in the queue, with a seed or None for each.")
-        .def("spare_counts", &PoolState::spare_counts, nb::sig("def spare_counts(self) -> tuple[int, int]"), "Return how many staged episodes were used, and how many of them were not ready.")
         .def("post_request", &PoolState::post_request, "worker"_a, "Notify a worker of a slow request in its mailbox.")
         .def("set_eager", &PoolState::set_eager, "is_eager"_a, "Set whether workers report each result at once, or a group at a time.")
         .def("close", &PoolState::close, "Stop the workers, wake a waiter, and refuse further use. From any thread.")
@@ -266,6 +258,45 @@ nb::dict worker_word_offsets(std::uint32_t num_servers) {
     offsets["done"] = offset(servers.done);
     offsets["state"] = offset(servers.state);
     return offsets;
+}
+
+// Returns sizes of the structures with counters, and offsets of their fields, by name. Numbers are 8 bytes long, words 4.
+nb::dict counter_offsets() {
+    nb::dict offsets;
+    auto add = [&](const char* structure, std::size_t size_bytes, std::initializer_list<std::pair<const char*, std::size_t>> fields) {
+        nb::dict own;
+        for (const auto& [name, offset] : fields) own[name] = offset;
+        offsets[structure] = nb::make_tuple(size_bytes, own);
+    };
+    add("pool", sizeof(PoolWords), {{"magic", offsetof(PoolWords, magic)}, {"version", offsetof(PoolWords, version)}, {"size_bytes", offsetof(PoolWords, size_bytes)},
+                                    {"description_offset", offsetof(PoolWords, description_offset)}, {"description_bytes", offsetof(PoolWords, description_bytes)},
+                                    {"counters", offsetof(PoolWords, counters)}});
+    add("learner", sizeof(LearnerCounters), {{"send_ns", offsetof(LearnerCounters, send_ns)}, {"wait_ns", offsetof(LearnerCounters, wait_ns)},
+                                             {"gather_ns", offsetof(LearnerCounters, gather_ns)}, {"num_sends", offsetof(LearnerCounters, num_sends)},
+                                             {"num_batches", offsetof(LearnerCounters, num_batches)}, {"num_lease_copies", offsetof(LearnerCounters, num_lease_copies)},
+                                             {"num_spares_used", offsetof(LearnerCounters, num_spares_used)}, {"num_spares_waited", offsetof(LearnerCounters, num_spares_waited)}});
+    add("env", sizeof(EnvCounters), {{"num_faults", offsetof(EnvCounters, num_faults)}, {"num_spares", offsetof(EnvCounters, num_spares)}});
+    add("learner_words", sizeof(LearnerWords), {{"pid", offsetof(LearnerWords, pid)}, {"num_restarts", offsetof(LearnerWords, num_restarts)},
+                                                {"num_deaths", offsetof(LearnerWords, num_deaths)}, {"dead", offsetof(LearnerWords, dead)}});
+    add("worker", sizeof(WorkerWords), {{"current", offsetof(WorkerWords, current)}, {"running", offsetof(WorkerWords, running)}, {"busy_ns", offsetof(WorkerWords, busy_ns)},
+                                        {"wait_ns", offsetof(WorkerWords, wait_ns)}, {"num_steps", offsetof(WorkerWords, num_steps)},
+                                        {"num_resets", offsetof(WorkerWords, num_resets)}, {"num_retries", offsetof(WorkerWords, num_retries)}});
+    add("server", sizeof(ServerCounters), {{"num_spilled", offsetof(ServerCounters, num_spilled)}, {"step", offsetof(ServerCounters, step)}, {"reset", offsetof(ServerCounters, reset)}});
+    add("histogram", sizeof(TimeHistogram), {{"total_ns", offsetof(TimeHistogram, total_ns)}, {"max_ns", offsetof(TimeHistogram, max_ns)}, {"buckets", offsetof(TimeHistogram, buckets)}});
+    return offsets;
+}
+
+// Returns the offset of the counters of a worker's first server from its WorkerWords.
+std::size_t server_counters_offset(std::uint32_t num_servers) {
+    std::vector<std::byte> learner(ServerWords::learner_bytes(num_servers)), own(ServerWords::worker_bytes(num_servers));
+    const ServerWords servers = ServerWords::at(learner.data(), own.data(), num_servers);
+    return sizeof(WorkerWords) + static_cast<std::size_t>(reinterpret_cast<const std::byte*>(servers.counters) - own.data());
+}
+
+nb::list bucket_stops_ns() {
+    nb::list stops;
+    for (std::uint32_t bucket = 0; bucket < NUM_BUCKETS; ++bucket) stops.append(bucket_stop_ns(bucket));
+    return stops;
 }
 
 void bind_foreign(nb::module_& module) {
@@ -296,6 +327,10 @@ void bind_core(nb::module_& module) {
     module.def("worker_words_bytes", &worker_words_bytes, "num_servers"_a, "Return the size of one worker's own words.");
     module.def("worker_word_offsets", &worker_word_offsets, "num_servers"_a, nb::sig("def worker_word_offsets(num_servers: int) -> dict[str, int]"),
                "Return offsets of some of a worker's own words, by name; for server words, those of its first server.");
+    module.attr("ENV_COUNTERS_BYTES") = sizeof(EnvCounters);
+    module.def("counter_offsets", &counter_offsets, nb::sig("def counter_offsets() -> dict[str, tuple[int, dict[str, int]]]"), "Return size and offsets of fields of each structure with counters.");
+    module.def("server_counters_offset", &server_counters_offset, "num_servers"_a, "Return the offset of the counters of a worker's first server from the worker's words.");
+    module.def("bucket_stops_ns", &bucket_stops_ns, nb::sig("def bucket_stops_ns() -> list[int]"), "Return, for each bucket of the histograms of durations, the shortest time in ns that is above it.");
     module.attr("REPLAY_PLACE") = static_cast<int>(ReplayEvent::PLACE);
     module.attr("REPLAY_PLAYED") = static_cast<int>(ReplayEvent::PLAYED);
     module.attr("REPLAY_DIFFERS") = static_cast<int>(ReplayEvent::DIFFERS);

@@ -152,7 +152,7 @@ std::vector<std::uint32_t> ForeignLoop::outstanding() const {
 
 void ForeignLoop::end_command(std::uint32_t local) {
     envs_[local].is_outstanding = false;
-    if (--num_outstanding_ == 0) add_to(control_->env_ns, now_ns() - busy_since_ns_);
+    if (--num_outstanding_ == 0) add_to(control_->busy_ns, now_ns() - busy_since_ns_);
 }
 
 void ForeignLoop::finish(std::uint32_t local) {

@@ -38,18 +38,26 @@ nb::object PoolState::step_uniform(nb::handle actions) {
     if (target < 0 || unclaimed_.is_any() || !kernel_->is_soon_done()) return {};
     write_all_actions(actions);
     const auto slot = static_cast<std::uint32_t>(target);
-    if (!kernel_->step_all(slot)) return write_commands_after(slot), nb::none();
+    add_to(slab_->pool->counters.num_sends, 1);
+    if (!run_kernel(slot)) return write_commands_after(slot), nb::none();
     leases_->unpin(static_cast<std::uint32_t>(uniform_slot_), num_envs_);
     leases_->pin(slot, num_envs_);
     uniform_slot_ = target;
     are_records_stale_ = true;
     unclaimed_.remember(all_, {}, true);
+    add_to(slab_->pool->counters.num_batches, 1);
+    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns);
     nb::object obs = gather_obs(all_, nullptr);
     nb::object reward = gather_rows(reward_, all_);
     nb::object terminated = gather_rows(terminated_, all_);
     nb::object truncated = gather_rows(truncated_, all_);
     nb::object info = gather_info(all_, {});
     return checked(PyTuple_Pack(5, obs.ptr(), reward.ptr(), terminated.ptr(), truncated.ptr(), info.ptr()));
+}
+
+bool PoolState::run_kernel(std::uint32_t slot) {
+    const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns);
+    return kernel_->step_all(slot);
 }
 
 void PoolState::write_all_actions(nb::handle actions) {

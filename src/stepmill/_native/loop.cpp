@@ -139,7 +139,7 @@ bool Loop::sweep(bool& is_interrupted) {
     if (!has_worked) return false;
     flush();
     const std::uint64_t spent = now_ns() - began;
-    add_to(control_->env_ns, spent);
+    add_to(control_->busy_ns, spent);
     return true;
 }
 
@@ -165,7 +165,7 @@ bool Loop::run_server(std::uint32_t local) {
     const std::uint64_t began = now_ns();
     run_command(local, ticket);
     flush();
-    add_to(control_->env_ns, now_ns() - began);
+    add_to(control_->busy_ns, now_ns() - began);
     return true;
 }
 
@@ -319,7 +319,7 @@ bool Loop::reset_early() {
             served.early_error = nb::steal(raised_exception());
         }
         end_activity(*control_);
-        add_to(control_->env_ns, now_ns() - began);
+        add_to(control_->busy_ns, now_ns() - began);
         return true;
     }
     return false;

@@ -49,6 +49,7 @@ struct ServedEnv {
     std::vector<std::uint8_t> alive;            // [A], after the newest result
     std::vector<double> episode_return;         // by row of the env and index of the reward, of the current episode
     std::vector<std::int64_t> episode_length;
+    CallSampler step_sampler, reset_sampler;
     std::vector<std::uint8_t> ended;            // batched: the last step of the row ended its episode
 };
 
@@ -93,6 +94,8 @@ class Loop {
     bool is_signal_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
     void end_stray_copy();
+    nb::object call_reset(std::uint32_t local, nb::handle seed, nb::handle options);
+    nb::object call_step(std::uint32_t local, nb::handle action);
     std::uint64_t episode_seed(std::uint32_t local) const;
     nb::object default_options(const ServedEnv& served) const;
     bool unpack_reset(PyObject* returned, Result& result);

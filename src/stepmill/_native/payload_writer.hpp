@@ -26,6 +26,7 @@ class PayloadWriter {
             words_.payload_offset[local] = ref.offset;
             words_.payload_generation[local] = ref.generation;
             words_.result[local] |= RESULT_REMOTE;
+            add_to(words_.counters[local].num_spilled, 1);
         }
         words_.payload_bytes[local] = bytes.size();
         return true;

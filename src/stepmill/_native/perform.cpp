@@ -54,18 +54,33 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
     const bool uses_default = options.is_none() && served.has_options;
     if (uses_default) options = default_options(served);
     if (!options) return false;
-    nb::object returned;
     const bool has_options = uses_default || (!is_automatic && !(flags & FLAG_AUTO));
-    if (!has_options && !seed) {
-        returned = nb::steal(PyObject_CallNoArgs(served.reset.ptr()));
-    } else {
-        PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
-        returned = nb::steal(PyObject_Vectorcall(served.reset.ptr(), args, 0, has_options ? reset_names_.ptr() : seed_name_.ptr()));
-    }
-    end_stray_copy();
-    add_to(control_->num_resets, 1);
+    const nb::object returned = call_reset(local, seed, has_options ? options : nb::object());
     if (!returned) return false;
     return unpack_reset(returned.ptr(), result);
+}
+
+// Calls `reset` with those arguments that are not null.
+nb::object Loop::call_reset(std::uint32_t local, nb::handle seed, nb::handle options) {
+    const ServedEnv& served = envs_[local];
+    TimedCall timed(envs_[local].reset_sampler, words_.counters[local].reset);
+    PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
+    PyObject* names = options ? reset_names_.ptr() : seed_name_.ptr();
+    nb::object returned = nb::steal(!options && !seed ? PyObject_CallNoArgs(served.reset.ptr()) : PyObject_Vectorcall(served.reset.ptr(), args, 0, names));
+    timed.end();
+    end_stray_copy();
+    add_to(control_->num_resets, 1);
+    return returned;
+}
+
+nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
+    PyObject* args[2] = {nullptr, action.ptr()};  // vectorcall lets the callee use args[-1]
+    TimedCall timed(envs_[local].step_sampler, words_.counters[local].step);
+    nb::object returned = nb::steal(PyObject_Vectorcall(envs_[local].step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    timed.end();
+    end_stray_copy();
+    add_to(control_->num_steps, batch_size_);
+    return returned;
 }
 
 std::uint64_t Loop::episode_seed(std::uint32_t local) const {
@@ -87,10 +102,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     nb::object action = nb::steal(build_action(local, opaques));
     if (!action) return false;
     phase = "step";
-    PyObject* args[2] = {nullptr, action.ptr()};  // vectorcall lets the callee use args[-1]
-    nb::object returned = nb::steal(PyObject_Vectorcall(served.step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    end_stray_copy();
-    add_to(control_->num_steps, batch_size_);
+    const nb::object returned = call_step(local, action);
     if (!returned) return false;
     phase = "output of step";
     if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(served, returned.ptr(), result))) return false;

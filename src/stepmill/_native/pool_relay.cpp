@@ -104,7 +104,7 @@ void PoolRelay::update_worker(Worker& worker, const RelayedWorker& report, nb::l
     if (report.generation != worker.generation) return;  // sent before its successor served
     WorkerControl& control = *slab_->workers[worker.worker];
     worker.newest = report;
-    control.env_ns.store(worker.before.env_ns + report.env_ns, std::memory_order_relaxed);
+    control.busy_ns.store(worker.before.busy_ns + report.busy_ns, std::memory_order_relaxed);
     control.wait_ns.store(worker.before.wait_ns + report.wait_ns, std::memory_order_relaxed);
     control.num_steps.store(worker.before.num_steps + report.num_steps, std::memory_order_relaxed);
     control.num_resets.store(worker.before.num_resets + report.num_resets, std::memory_order_relaxed);
@@ -171,7 +171,7 @@ void PoolRelay::expect_worker(std::uint32_t worker, std::uint32_t generation) {
     for (Worker& each : workers_) {
         if (each.worker != worker) continue;
         const WorkerControl& control = *slab_->workers[worker];
-        each.before = {control.env_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0};
+        each.before = {control.busy_ns.load(), control.wait_ns.load(), control.num_steps.load(), control.num_resets.load(), control.num_retries.load(), 0, 0, 0, 0, 0, 0};
         each.newest = {};
         each.generation = generation;
     }

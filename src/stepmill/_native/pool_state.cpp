@@ -224,6 +224,7 @@ void PoolState::use_staged(std::uint32_t id) {
     env.uses_staged = env.is_reset = true;
     env.is_lost = env.needs_restore = false;
     env.has_seed = staged.has_seed;
+    ++slab_->env_counters(id).num_spares;
     env.base_seed = staged.seed;
     env.episode = 0;
     env.reset_blob.reset();

@@ -47,6 +47,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     nb::object opaques;          // the newest opaque parts of the observation, a list
     nb::object fault_record;     // of a fault that the pool found when it read the result of command `recorded_ticket`
     std::uint32_t recorded_ticket = 0;
+    std::uint32_t counted_ticket = 0;  // of the last command whose fault was counted
     std::uint64_t num_ended = 0;  // episodes that ended, of the budget
     std::uint64_t base_seed = 0;
     std::uint64_t episode = 0;   // resets since then
@@ -104,6 +105,8 @@ class PoolState {
     // The replacement of a worker, in this order; another thread that holds the GIL may call the second.
     void begin_replacement(std::uint32_t worker, bool is_replayed);  // commands for its envs wait for its successor, or for their replay
     void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: condemns its commands
+    void set_pid(std::uint32_t worker, std::uint32_t pid) const { if (slab_) slab_->workers.at(worker)->pid.store(pid); }
+    void count_death(std::uint32_t worker) const { if (slab_) ++slab_->workers.at(worker)->num_deaths; }
     void finish_replacement(std::uint32_t worker, int pidfd);     // its successor serves the slab
     void cancel_replacement(std::uint32_t worker);                // there is no successor: commands of its envs become faults
     void fail_worker(std::uint32_t worker);                       // the same, and its idle envs become FAULTED
@@ -141,7 +144,6 @@ class PoolState {
     void restore_order();                                         // every env is served by the server of its number again
     void claim_staged(nb::handle env_ids);                        // makes the staged episodes of these envs their next results
     void stage_spares(nb::handle seeds);                          // resets all spares; one seed or None per spare
-    nb::tuple spare_counts() const { return nb::make_tuple(spares_.counts().first, spares_.counts().second); }
     void post_request(std::uint32_t worker);
     void set_eager(bool is_eager);
     void close();                                                 // from any thread: wakes a waiter and refuses further use
@@ -218,9 +220,11 @@ class PoolState {
     nb::object gather_info(const Ids& ids, const Payloads& payloads);
     bool gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloads);
     void split_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const;
+    void send_steps(nb::handle actions, const Ids& ids, CommandKind kind);
     bool step_all(nb::handle actions);
     // kernel_step.cpp
     nb::object step_uniform(nb::handle actions);
+    bool run_kernel(std::uint32_t slot);
     void find_uniform_slot();
     void sync_records();
     void write_all_actions(nb::handle actions);
@@ -233,6 +237,7 @@ class PoolState {
     std::vector<nb::object> parse_out(const Ids& ids, nb::handle out) const;
     nb::object row_ids(const Ids& ids) const;
     void mark_faulted(std::uint32_t id);
+    void count_fault(std::uint32_t id, std::uint32_t kind);
     nb::object opaque_column(const Ids& ids, int index) const;
     nb::object env_obs(std::uint32_t env_id, nb::handle opaques, bool is_final);
     nb::object gather_rows(const Leaf& leaf, const Ids& ids) const;  // of a leaf with one slot
@@ -275,6 +280,7 @@ class PoolState {
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_;
     Patience patience_;
+    CallSampler send_sampler_, run_sampler_, gather_sampler_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

@@ -19,12 +19,13 @@
 #include <utility>
 
 #include "platform.hpp"
+#include "statistics.hpp"
 
 namespace stepmill {
 
 constexpr std::size_t CACHE_LINE = 64;
 constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
-constexpr std::uint32_t LAYOUT_VERSION = 2;
+constexpr std::uint32_t LAYOUT_VERSION = 3;
 
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
 // What a worker is doing. An early reset runs before any command asks for it.
@@ -62,6 +63,7 @@ struct alignas(CACHE_LINE) PoolWords {
     std::uint32_t version;
     std::uint32_t num_workers;
     std::uint64_t size_bytes;
+    std::uint64_t description_offset, description_bytes;  // JSON for programs that attach; see slab/description.py
     alignas(CACHE_LINE) Word want;  // ring when count crosses this
     Word eager;                     // 1: workers add to count after each result, 0: after each group
     Word parked;                    // 1: the learner sleeps, so a ring needs the system call
@@ -69,8 +71,9 @@ struct alignas(CACHE_LINE) PoolWords {
     Word spin_ns;                   // how long a worker may spin before it parks
     Word num_spin_workers;          // workers with smaller numbers may spin
     Word hashing;                   // 1: workers write a hash of each observation
+    LearnerCounters counters;
 };
-static_assert(sizeof(PoolWords) == 2 * CACHE_LINE);
+static_assert(sizeof(PoolWords) == 3 * CACHE_LINE);
 
 // Words that all workers write, by atomic read-modify-write. They are the only words that a faulty worker can damage for others. All
 // three are hints: whatever they contain, no wait hangs and no array that the user holds changes.
@@ -86,6 +89,8 @@ struct alignas(CACHE_LINE) LearnerWords {
     Word bell;      // the worker sleeps on it
     Word requests;  // slow requests posted so far
     Word stop;      // 1: close the envs and end
+    Word pid;       // of the worker's newest process
+    Word num_restarts, num_deaths;
     // Written by the reaper.
     alignas(CACHE_LINE) Word dead;
     Word reaped;  // 1: the reaper has finished with a dead worker; until a successor is watched only the learner's thread writes these words
@@ -99,7 +104,7 @@ struct alignas(CACHE_LINE) WorkerWords {
     Word running;   // the Activity there
     Word serving;   // 1: runs a slow request, which has its own deadline
     std::atomic<std::uint64_t> progress;  // grows at the begin and at the end of each activity
-    alignas(CACHE_LINE) std::atomic<std::uint64_t> env_ns;
+    alignas(CACHE_LINE) std::atomic<std::uint64_t> busy_ns;  // running commands and publishing their results
     std::atomic<std::uint64_t> wait_ns;
     std::atomic<std::uint64_t> num_steps;
     std::atomic<std::uint64_t> num_resets;
@@ -113,30 +118,33 @@ struct PoolControl {
     std::uint32_t& version;
     std::uint32_t& num_workers;
     std::uint64_t& size_bytes;
+    std::uint64_t &description_offset, &description_bytes;
     Word &want, &eager, &parked;
     std::atomic<std::int32_t>& max_spinners;
     Word &spin_ns, &num_spin_workers, &hashing;
+    LearnerCounters& counters;
     Word &bell, &count;
     std::atomic<std::uint64_t>& spinners;
 
     PoolControl(PoolWords& own, SharedWords& shared) noexcept
         : magic(own.magic), version(own.version), num_workers(own.num_workers), size_bytes(own.size_bytes),
+          description_offset(own.description_offset), description_bytes(own.description_bytes),
           want(own.want), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
-          spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing),
+          spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing), counters(own.counters),
           bell(shared.bell), count(shared.count), spinners(shared.spinners) {}
 };
 
 // References to all words of one worker.
 struct WorkerControl {
     WorkerWords& own;
-    Word &bell, &requests, &stop, &dead, &reaped;
+    Word &bell, &requests, &stop, &pid, &num_restarts, &num_deaths, &dead, &reaped;
     Word &parked, &current, &running, &serving;
-    std::atomic<std::uint64_t>&progress, &env_ns, &wait_ns, &num_steps, &num_resets, &num_retries;
+    std::atomic<std::uint64_t>&progress, &busy_ns, &wait_ns, &num_steps, &num_resets, &num_retries;
 
     WorkerControl(LearnerWords& learner, WorkerWords& own) noexcept
-        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), dead(learner.dead), reaped(learner.reaped),
+        : own(own), bell(learner.bell), requests(learner.requests), stop(learner.stop), pid(learner.pid), num_restarts(learner.num_restarts), num_deaths(learner.num_deaths), dead(learner.dead), reaped(learner.reaped),
           parked(own.parked), current(own.current), running(own.running), serving(own.serving),
-          progress(own.progress), env_ns(own.env_ns), wait_ns(own.wait_ns), num_steps(own.num_steps),
+          progress(own.progress), busy_ns(own.busy_ns), wait_ns(own.wait_ns), num_steps(own.num_steps),
           num_resets(own.num_resets), num_retries(own.num_retries) {}
 };
 
@@ -168,12 +176,6 @@ inline void put(Value& place, Value value) noexcept {
     if (place != value) place = value;
 }
 
-// Adds to a counter that only the calling thread writes.
-template <typename Counter>
-inline void add_to(Counter& counter, std::uint64_t amount) noexcept {
-    counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
-}
-
 constexpr std::size_t align_line(std::size_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
 // The control words of a worker's k servers: one array per word, each from its own cache line. The learner's arrays follow its
@@ -199,6 +201,7 @@ struct ServerWords {
     std::uint64_t* payload_bytes;
     std::uint64_t* payload_generation;
     ObsHash* hash;
+    ServerCounters* counters;
 
     static ServerWords at(std::byte* learner, std::byte* worker, std::uint32_t num_servers) noexcept {
         ServerWords words{};
@@ -218,7 +221,7 @@ struct ServerWords {
         return place(base, num_servers, ticket, row, command, flags, slot, seed, blob_offset, blob_bytes, blob_generation, episode);
     }
     std::size_t place_workers(std::byte* base, std::uint32_t num_servers) noexcept {
-        return place(base, num_servers, done, state, fault, result, payload_offset, payload_bytes, payload_generation, hash);
+        return place(base, num_servers, done, state, fault, result, payload_offset, payload_bytes, payload_generation, hash, counters);
     }
     // Places arrays one after another and returns their size in bytes. Without a base it only computes the size.
     template <typename... Items>

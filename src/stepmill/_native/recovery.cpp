@@ -19,6 +19,15 @@ void PoolState::mark_faulted(std::uint32_t id) {
     envs_[id].status = EnvStatus::FAULTED;
 }
 
+// Counts each fault once. An unknown kind, which a worker has written over the right one, counts as bad output.
+void PoolState::count_fault(std::uint32_t id, std::uint32_t kind) {
+    EnvRecord& env = envs_[id];
+    if (env.counted_ticket == *env.ticket) return;
+    env.counted_ticket = *env.ticket;
+    auto& counts = slab_->env_counters(id).num_faults;
+    ++counts[kind < counts.size() ? kind : static_cast<std::uint32_t>(Fault::BAD_OUTPUT)];
+}
+
 nb::list PoolState::read_faults() {
     const InUse in_use(*this);
     nb::list faults;
@@ -26,6 +35,7 @@ nb::list PoolState::read_faults() {
         if (!is_done(id) || !has_fault(id)) continue;
         const ServerLocation location = slab_->server_locations[envs_[id].server];
         const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
+        count_fault(id, kind);
         nb::object record = nb::none();  // dead workers leave none
         if (envs_[id].fault_record && envs_[id].recorded_ticket == *envs_[id].ticket) {
             record = envs_[id].fault_record;
@@ -313,6 +323,7 @@ void PoolState::finish_replacement(std::uint32_t worker, int pidfd) {
     mark_lost_late(spares_.envs_of(worker));
     commands_.end_restart(worker);
     commands_.check_deaths_of(worker);
+    ++slab_->workers[worker]->num_restarts;
 }
 
 // There is no successor: pending commands become faults.

@@ -118,12 +118,17 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
 
 // ---- commands ---------------------------------------------------------------------------------------------------
 
+void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind) {
+    const SampledTime timed(send_sampler_, slab_->pool->counters.send_ns);
+    check_idle(ids, kind);
+    std::vector<nb::list> opaques;
+    write_actions(actions, ids, opaques);
+    dispatch(ids, Command::STEP);
+}
+
 // Steps all envs and waits; returns false if there is a fault. The caller holds InUse.
 bool PoolState::step_all(nb::handle actions) {
-    check_idle(all_, CommandKind::STEP_ALL);
-    std::vector<nb::list> opaques;
-    write_actions(actions, all_, opaques);
-    dispatch(all_, Command::STEP);
+    send_steps(actions, all_, CommandKind::STEP_ALL);
     return wait_ids(pending_, num_envs_, nb::handle()) == WaitResult::READY;
 }
 
@@ -142,6 +147,8 @@ nb::object PoolState::step_obs(nb::handle actions) {
     if (!step_all(actions)) return nb::none();
     // Gathers payloads only if restore_unclaimed() could not do so later.
     const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return bool(env.fault_info); });
+    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns);
+    add_to(slab_->pool->counters.num_batches, 1);
     Payloads payloads;
     if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();
     receive(all_, {}, std::move(payloads), is_special);
@@ -151,19 +158,12 @@ nb::object PoolState::step_obs(nb::handle actions) {
 void PoolState::send(nb::handle actions, nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
-    const Ids& ids = parse_ids(env_ids, storage);
-    check_idle(ids, CommandKind::STEP);
-    std::vector<nb::list> opaques;
-    write_actions(actions, ids, opaques);
-    dispatch(ids, Command::STEP);
+    send_steps(actions, parse_ids(env_ids, storage), CommandKind::STEP);
 }
 
 void PoolState::send_all(nb::handle actions) {
     const InUse in_use(*this);
-    check_idle(all_, CommandKind::STEP_ALL);
-    std::vector<nb::list> opaques;
-    write_actions(actions, all_, opaques);
-    dispatch(all_, Command::STEP);
+    send_steps(actions, all_, CommandKind::STEP_ALL);
 }
 
 // seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.
@@ -249,7 +249,9 @@ void PoolState::check_workers(const Ids& ids, Command command) const {
 void PoolState::choose_slots(const Ids& ids) {
     const std::uint32_t num_private = slab_->plan.private_slots;
     const bool is_whole = is_all(ids) && !is_copy_;
+    const bool may_lend = is_whole && slab_->plan.num_slots > num_private;
     const int common = is_whole ? leases_->find_free(num_private) : leases_->find_private(num_private);
+    if (may_lend && common < static_cast<int>(num_private)) add_to(slab_->pool->counters.num_lease_copies, 1);
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         env.target = common >= 0 ? static_cast<std::uint8_t>(common) : static_cast<std::uint8_t>(env.latest == 0 ? 1 : 0);
@@ -259,6 +261,7 @@ void PoolState::choose_slots(const Ids& ids) {
 
 void PoolState::dispatch(const Ids& ids, Command command) {
     uniform_slot_ = NO_SLOT;
+    add_to(slab_->pool->counters.num_sends, 1);
     if (commands_.is_any_restarting()) mark_lost_late(ids);
     if (command == Command::STEP) store_final_obs(ids);
     flush_deferred_resets();

@@ -90,7 +90,7 @@ struct SlabPlan {
     std::uint32_t num_slots = 1;
     std::uint32_t private_slots = 1;
     std::size_t lease_bytes = 0;                           // observation leaves of at least this size per batch are lent
-    std::size_t pool_words = 0, shared_words = 0;
+    std::size_t pool_words = 0, shared_words = 0, env_counters = 0;
     std::vector<std::size_t> learner_words, worker_words;  // by worker
     std::vector<std::size_t> segments;                     // by worker: where its part of the split columns begins
     std::vector<std::vector<std::uint32_t>> servers;       // by worker, in local order
@@ -291,6 +291,7 @@ class Slab {
     void write_action(std::size_t env_id, const std::byte* bytes) const noexcept {
         for_action(env_id, [&](std::byte* row, std::size_t size) { std::memcpy(row, bytes, size), bytes += size; });
     }
+    EnvCounters& env_counters(std::size_t env_id) const noexcept { return reinterpret_cast<EnvCounters*>(base + plan.env_counters)[env_id]; }
     std::byte* blob(std::size_t server) const noexcept { return cell(plan.blob, server); }
     std::byte* payload(std::size_t row) const noexcept { return cell(plan.payload, row); }
 

@@ -178,8 +178,9 @@ void SpareQueue::stage_all(nb::handle seeds) {
 
 ResetSeed SpareQueue::use_staged(std::uint32_t server) {
     records_[server].is_drawn = false;
-    ++num_used_;
-    num_late_ += !commands_.is_done(server);
+    LearnerCounters& counters = slab_.pool->counters;
+    add_to(counters.num_spares_used, 1);
+    if (!commands_.is_done(server)) add_to(counters.num_spares_waited, 1);
     return records_[server].next;
 }
 

@@ -54,7 +54,6 @@ class SpareQueue {
 
     std::uint64_t num_begun(std::uint32_t server) const { return records_[server].num_begun; }
     void count_begun(std::uint32_t server) { ++records_[server].num_begun; }
-    std::pair<std::uint64_t, std::uint64_t> counts() const { return {num_used_, num_late_}; }  // staged episodes that were used, and how many of them were not ready
 
    private:
     struct Record {
@@ -83,7 +82,6 @@ class SpareQueue {
     bool has_deferred_ = false;        // a server has deferred resets, or is rebuilt
     bool has_pool_seed_ = false;
     std::uint64_t pool_seed_ = 0, num_drawn_ = 0;  // of the last reset of all envs; seeds drawn since
-    std::uint64_t num_used_ = 0, num_late_ = 0;
 };
 
 }  // namespace stepmill

@@ -117,6 +117,7 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     }
     const std::uint64_t ended = now_ns();
     patience_.record_wait(ended - began, lost_ns, spin_ns_, ended);
+    add_to(pool.counters.wait_ns, ended - began);
 }
 
 // Whether Python must act before the wait continues. Advances the replays first.
@@ -155,7 +156,9 @@ WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t need, nb::handle
         is_fault |= has_fault(id);
         ++ready, ++i;
     }
-    add_to(control.env_ns, now_ns() - began);
+    const std::uint64_t spent_ns = now_ns() - began;
+    add_to(control.busy_ns, spent_ns);
+    add_to(slab_->pool->counters.wait_ns, spent_ns);
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
 }
 
@@ -176,6 +179,7 @@ WaitResult PoolState::wait_helped(const Ids& ids, std::uint32_t need, nb::handle
         if (ready >= need) return WaitResult::READY;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (has_helped && now_ns() >= deadline) return WaitResult::TIMED_OUT;
+        const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns);
         if (!nb::cast<bool>(commands_.helper()(true))) raise(errors().bug, "the pool waits for envs that are not stepping; please report this bug");
     }
 }

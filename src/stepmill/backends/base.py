@@ -8,12 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from stepmill import _native
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.notices import warn
+from stepmill.spec.stats import NodeStats
 from stepmill.worker.calls import ServingLoop, serve_request
 from stepmill.worker.env_host import Fault
 from stepmill.worker.error_records import env_error
@@ -91,29 +92,6 @@ class TracedBackend(Protocol):
         """Return the output of faulthandler in the worker's last process, once that has ended; empty if there is none."""
 
 
-class NodeStats(TypedDict):
-    """The traffic between a pool and one of its nodes since the start.
-
-    Attributes:
-        node: its number.
-        address: of its machine.
-        workers: the workers that it runs.
-        messages: exchanges that were sent to it.
-        sent_bytes, received_bytes: of commands and of results.
-        in_flight: exchanges without an answer, now.
-        restarts: how often the node was replaced.
-    """
-
-    node: int
-    address: str
-    workers: list[int]
-    messages: int
-    sent_bytes: int
-    received_bytes: int
-    in_flight: int
-    restarts: int
-
-
 @runtime_checkable
 class RemoteBackend(Protocol):
     """A backend whose workers run on other machines. Time limits of envs are watched there."""
@@ -128,7 +106,7 @@ class RemoteBackend(Protocol):
     def cause_of_death(self, worker: int) -> str | None:
         """Return why a worker is dead, if its node is the reason."""
 
-    def node_stats(self) -> list[NodeStats]:
+    def node_stats(self) -> tuple[NodeStats, ...]:
         """Return the traffic of each node."""
 
 

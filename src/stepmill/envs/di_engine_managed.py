@@ -145,7 +145,7 @@ class ManagedEnv:
             self._replace_env()
         if "param" in given:
             self._param = given["param"]
-        with _alarm(self.settings.reset_timeout_s, "reset"):
+        with time_limit(self.settings.reset_timeout_s, "reset"):
             if given.get("seed") is not None:
                 seed_env(self.env, *given["seed"])
             return self.env.reset(**(self._param or {})), {}
@@ -223,14 +223,8 @@ class ManagedEnv:
         return getattr(self.env, name)(*args, **kwargs)
 
     def frame(self, render_mode: str) -> object:
-        """Render the env that `env` wraps, as DI-engine does; if it has a simulator, return the simulator's image."""
-        inner = getattr(self.env, "_env", self.env)
-        if hasattr(inner, "sim"):
-            return inner.sim.render(camera_name="track", height=128, width=128)[::-1]
-        try:
-            return inner.render(mode=render_mode)
-        except TypeError:  # Gymnasium's `render` has no parameter `mode`: the mode is chosen when the env is made
-            return inner.render()
+        """Render the env."""
+        return render_frame(self.env, render_mode)
 
     @property
     def replay_path(self) -> str | None:
@@ -258,7 +252,7 @@ class ManagedEnv:
     def _step_guarded(self, action: Any) -> Any:
         for left in reversed(range(self.settings.step_tries)):
             try:
-                with _alarm(self.settings.step_timeout_s, "step"):
+                with time_limit(self.settings.step_timeout_s, "step"):
                     return self.env.step(action)
             except Exception:
                 if left == 0:
@@ -267,6 +261,17 @@ class ManagedEnv:
 
     def _blank_obs(self) -> object:
         return zeros(tree_of_any(self.spaces[0])) if self.settings.shared_memory else None
+
+
+def render_frame(env: Any, render_mode: str) -> object:
+    """Render the env that `env._env` is, as DI-engine does; if it has a simulator, return the simulator's image."""
+    inner = getattr(env, "_env", env)
+    if hasattr(inner, "sim"):
+        return inner.sim.render(camera_name="track", height=128, width=128)[::-1]
+    try:
+        return inner.render(mode=render_mode)
+    except TypeError:  # Gymnasium's `render` has no parameter `mode`: the mode is chosen when the env is made
+        return inner.render()
 
 
 def is_abnormal(info: object) -> bool:
@@ -313,7 +318,7 @@ def _spaces_of(env: Any) -> tuple[object, object, object]:
 
 
 @contextlib.contextmanager
-def _alarm(timeout_s: float | None, phase: str) -> Iterator[None]:
+def time_limit(timeout_s: float | None, phase: str) -> Iterator[None]:
     """Raise TimeoutError in the block if it takes too long. Works in the main thread only, and not inside native code."""
     if timeout_s is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -20,11 +20,11 @@ from gymnasium import spaces
 from stepmill.frontends.gymnasium.spaces import read_spaces
 from stepmill.frontends.rows import stack_rows, view_row
 from stepmill.pool.pool import Pool
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
 try:

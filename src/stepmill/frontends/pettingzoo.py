@@ -28,11 +28,11 @@ from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Options, Seed
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, Leaf, Node, Opaque, map_tree
 
 try:

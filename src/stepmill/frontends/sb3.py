@@ -20,9 +20,9 @@ from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
 from stepmill.frontends.rows import stack_rows
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf
 
 try:

@@ -22,10 +22,10 @@ from stepmill.frontends.rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
 from stepmill.spec.options import AutoresetMode, EnvState, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import DictNode, TupleNode
 
 try:

@@ -1,22 +1,22 @@
-"""The commands of `stepmill`. Only this file imports click. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands `stepmill run` and `stepmill replay`, and the group of all commands. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepmill._version import __version__
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.cli import ExitStatus, complain
+from stepmill.observe.inspection_commands import top
+from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
 from stepmill.observe.policy import act_randomly, load_policy, search_current_directory
 from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
 from stepmill.observe.run import Run, RunPlan
@@ -27,46 +27,12 @@ from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Se
 if TYPE_CHECKING:
     from stepmill.pool.pool import Pool
 
-Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 BACKENDS = ("auto", "serial", "thread", "process")
 RANDOM = "random"
 DEFAULT_NUM_ENVS = 8
 DEFAULT_SECONDS = 10.0
-COUNT = click.IntRange(min=1)
 CONTEXTS = tuple(context.value for context in Context)
 POLICIES = tuple(policy.value for policy in OnFault)
-
-
-class Seconds(click.FloatRange):
-    """A finite number of seconds above 0."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a number of seconds.", param, ctx)
-        return seconds
-
-
-class Arguments(click.ParamType[dict[str, object]]):
-    """Keyword arguments as a JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
-        try:
-            found = json.loads(value)
-        except ValueError as exc:
-            self.fail(f"{value!r} is not JSON: {exc}.", param, ctx)
-        if not isinstance(found, dict):
-            self.fail(
-                f"{value!r} is a JSON {type(found).__name__}; give an object, such as '{{\"gravity\": 9.8}}'.",
-                param,
-                ctx,
-            )
-        return found
-
-
-SECONDS = Seconds(min=0, min_open=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,24 +106,13 @@ def dispatch(arguments: list[str]) -> int:
     return ExitStatus.DONE
 
 
-def choice_option(flag: str, values: Sequence[str], default: str, what: str) -> Decorator:
-    """Declare an option that takes one of these values."""
-    help_text = f"{what}: {', '.join(values)}."
-    kind = click.Choice(values)
-    return click.option(flag, metavar="NAME", type=kind, default=default, show_default=True, help=help_text)
-
-
-def json_option(what: str) -> Decorator:
-    """Declare the option --json of a command that prints a summary or a report."""
-    return click.option(
-        "--json", "is_json", is_flag=True, help=f"Print the {what} as JSON, and nothing else, on stdout."
-    )
-
-
 @click.group(name="stepmill", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="stepmill")
 def group() -> None:
     """Runs many reinforcement-learning environments at once."""
+
+
+group.add_command(top)
 
 
 @group.command()

@@ -203,8 +203,8 @@ class Run:
 
 def _read_workers(pool: Pool) -> dict[int, _WorkerClock]:
     return {
-        each["worker"]: _WorkerClock(each["pid"], each["env_s"], each["wait_s"], each["steps"], each["resets"])
-        for each in pool.stats()["workers"]
+        each.worker: _WorkerClock(each.pid, each.busy_s, each.wait_s, each.steps, each.resets)
+        for each in pool.stats().workers
     }
 
 

@@ -133,6 +133,7 @@ class FaultHandler:
         else:
             error = record.error
         if is_new:
+            state.count_death(worker)
             error = self.capsules.report_death(error, worker, [fault.env_id for fault in faults])
             self.workers.record_cause(worker, error)
         errors = self._death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))

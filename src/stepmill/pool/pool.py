@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,12 @@ from stepmill.pool.resets import Options, ResetPlanner, Seed
 from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_log, start_pool
-from stepmill.pool.stats import PoolStats, read_stats, read_timers
+from stepmill.pool.stats import read_stats, read_timers
 from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, Seeding, merge_options
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Node, iter_tree, program
 from stepmill.worker.calls import call_payload
 from stepmill.worker.messages import RequestKind
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from stepmill.envs.gymnasium import VectorSpaces
+    from stepmill.observe.monitor import Monitor
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -83,19 +85,12 @@ class Pool:
             self._unclaimed = self._state.unclaimed
             self._faults = self._runtime.faults
             self._waits = PoolWait(self._state, self._faults, self.options)
-            self._requests = EnvRequests(
-                self._runtime.backend,
-                self._faults,
-                self._runtime.server_locations,
-                self.options,
-                num_envs=self.num_envs,
-            )
+            backend, locations = self._runtime.backend, self._runtime.server_locations
+            self._requests = EnvRequests(backend, self._faults, locations, self.options, num_envs=self.num_envs)
             self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
+            is_seeded = self.options.seeding is not Seeding.CONTINUE or has_log(self.options)
             self._resets = ResetPlanner(
-                self.num_envs,
-                self.spec.batch_size,
-                is_seeded=self.options.seeding is not Seeding.CONTINUE or has_log(self.options),
-                num_spares=self._num_spares,
+                self.num_envs, self.spec.batch_size, is_seeded=is_seeded, num_spares=self._num_spares
             )
             self._last_reset: list[int] = []
             self._snapshots = Snapshots(self._state, self._requests, self.options)
@@ -435,12 +430,17 @@ class Pool:
 
     @property
     def memory_place(self) -> tuple[int, int]:
-        """Address and size in bytes of the shared memory of the results, for programs that lock its pages."""
+        """Address and size in bytes of the shared memory, for programs that lock its pages."""
         return cast("tuple[int, int]", self._runtime.slab.native.place())
 
     def stats(self) -> PoolStats:
-        """Return the counters of the workers and of the pool since the start."""
+        """Return where the time went since the start, and what was counted."""
         return read_stats(self._runtime)
+
+    def monitor(self, interval_s: float = 1.0, *, file: TextIO | None = None) -> Monitor:
+        """Draw where the time goes every `interval_s` seconds, from a thread, until the returned context manager is closed."""
+        read = partial(self._runtime.slab.read_stats, leased_slots=0, replay_log_bytes=0)
+        return cast("Monitor", import_module("stepmill.observe.monitor").monitor(read, interval_s, file))
 
     # ---- for front-ends whose observations are other classes or tensors -------------------------------------------------
 

@@ -199,7 +199,9 @@ def _start(
     check_budget(specs[0], options)
     owned = [plan.env_ids for plan in plans]
     layout = lay_out(specs[0], owned, lease_slots=options.slots, num_spares=options.spare_envs)
-    resources.slab = slab = SharedSlab(layout, len(plans))
+    resources.slab = slab = SharedSlab(
+        layout, len(plans), backend=type(backend).__name__.removesuffix("Backend").lower()
+    )
     set_spinning(slab, options, len(plans))
     settings = _state_settings(specs, options, backend, len(plans))
     resources.state = state = _native.PoolState(slab.native, settings)

@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 from stepmill import timers
-from stepmill.backends.base import NodeStats, RemoteBackend
+from stepmill.backends.base import RemoteBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.errors import StepmillError
+from stepmill.spec.stats import PoolStats
 from stepmill.worker.messages import Request, RequestKind, Value
 
 WORKERS, WORKER_ROOT = "workers", "worker_root"  # names that users of ML-Agents know
-
-
-class WorkerStats(TypedDict):
-    """One worker since its start: seconds in envs and seconds of waiting for commands, env steps, resets, repeated resets."""
-
-    worker: int
-    pid: int
-    env_s: float
-    wait_s: float
-    steps: int
-    resets: int
-    reset_retries: int
-    is_dead: bool
-
-
-class PoolStats(TypedDict):
-    """A pool since its start.
-
-    Attributes:
-        leased_slots: result slots that are held by arrays of the user.
-        spares_used: episodes that began with a spare that was reset in advance.
-        spares_waited: how many of these had to wait for the reset.
-        replay_log_bytes: current size of the logs of `on_fault="replay"`.
-        nodes: the traffic with each node of backend="ray"; empty on other backends.
-    """
-
-    workers: list[WorkerStats]
-    steps: int
-    resets: int
-    leased_slots: int
-    spares_used: int
-    spares_waited: int
-    replay_log_bytes: int
-    nodes: list[NodeStats]
 
 
 def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
@@ -56,20 +23,10 @@ def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
 
 def read_stats(runtime: PoolRuntime) -> PoolStats:
     """Return the current counters."""
-    workers = [
-        WorkerStats(pid=pid, **runtime.slab.native.worker_stats(worker))  # type: ignore[typeddict-item]
-        for worker, pid in enumerate(runtime.faults.workers.pids)
-    ]
-    used, waited = runtime.state.spare_counts()
-    return PoolStats(
-        workers=workers,
-        steps=sum(each["steps"] for each in workers),
-        resets=sum(each["resets"] for each in workers),
+    return runtime.slab.read_stats(
         leased_slots=runtime.state.num_held(),
-        spares_used=used,
-        spares_waited=waited,
         replay_log_bytes=runtime.state.log_bytes() + runtime.faults.call_log_bytes,
-        nodes=runtime.backend.node_stats() if isinstance(runtime.backend, RemoteBackend) else [],
+        nodes=runtime.backend.node_stats() if isinstance(runtime.backend, RemoteBackend) else (),
     )
 
 
@@ -81,15 +38,15 @@ def read_timers(runtime: PoolRuntime, request_ids: Iterator[int]) -> timers.Tree
     root = timers.snapshot()
     is_serial = isinstance(runtime.backend, SerialBackend)
     trees = [] if is_serial else _read_workers(runtime, request_ids)
-    stats = read_stats(runtime)["workers"]
+    stats = read_stats(runtime).workers
     nodes = []
     for worker in stats:
-        own = next((tree for tree in trees if tree["metadata"]["worker"] == worker["worker"]), None)
+        own = next((tree for tree in trees if tree["metadata"]["worker"] == worker.worker), None)
         inside = {} if own is None else own["children"]
-        count = worker["steps"] + worker["resets"]
-        envs = timers.make_node("envs", total=worker["env_s"], count=count, children=inside)
-        wait = timers.make_node("wait", total=worker["wait_s"], count=0)
-        total = worker["env_s"] + worker["wait_s"]
+        count = worker.steps + worker.resets
+        envs = timers.make_node("envs", total=worker.busy_s, count=count, children=inside)
+        wait = timers.make_node("wait", total=worker.wait_s, count=0)
+        total = worker.busy_s + worker.wait_s
         nodes.append(timers.make_node(WORKER_ROOT, total=total, count=1, children={"envs": envs, "wait": wait}))
     merged = timers.merge(WORKER_ROOT, nodes)
     root["children"][WORKERS] = {

@@ -213,6 +213,7 @@ class WorkerSupervisor:
         self._reaper = reaper
         for report in reports:
             self._records[report.worker].pid = report.pid
+            state.set_pid(report.worker, report.pid)
 
     @property
     def state(self) -> _native.PoolState:
@@ -389,6 +390,7 @@ class WorkerSupervisor:
                 self._retry(record, task)
                 continue
             record.pid, record.task = task.report.pid, None
+            self.state.set_pid(record.plan.worker, record.pid)
             restarted.append(record.plan.worker)
         return restarted
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepmill import _native
+from stepmill.slab.counters import description_bytes
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.tree import Leaf, leaves
 
@@ -195,6 +196,8 @@ class _Builder:
     def _place_learners(self) -> dict[str, object]:
         """Place the fields that only the learner writes."""
         placer = self._slab
+        num_servers, num_envs = sum(len(owned) for owned in self._servers), self._num_rows // self._spec.batch_size
+        room = description_bytes(len(self._servers), num_servers)
         return {
             "num_rows": self._num_rows,
             "batch_size": self._spec.batch_size,
@@ -203,6 +206,8 @@ class _Builder:
             "lease_bytes": LEASE_BYTES,
             "servers": [list(owned) for owned in self._servers],
             "pool_words": placer.place("pool words", _native.POOL_WORDS_BYTES),
+            "description": (placer.place("description", room), room),
+            "env_counters": placer.place("env counters", _native.ENV_COUNTERS_BYTES * num_envs),
             "learner_words": [
                 placer.place(f"learner's words of worker {worker}", _native.learner_words_bytes(len(owned)))
                 for worker, owned in enumerate(self._servers)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from stepmill import _native
 from stepmill._native import OwnedFd
+from stepmill.slab.counters import CounterReader, Description
 from stepmill.slab.layout import Layout, WritableParts
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
+from stepmill.spec.stats import NodeStats, PoolStats
 
 _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
@@ -18,8 +22,8 @@ _native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 class SharedSlab:
     """A slab, and the descriptors of its memory, which it owns."""
 
-    def __init__(self, layout: Layout, num_workers: int) -> None:
-        """Make the memory, zeroed, and write its header.
+    def __init__(self, layout: Layout, num_workers: int, *, backend: str = "") -> None:
+        """Make the memory, zeroed, and write its header. `backend`: its name, for programs that attach.
 
         Raises:
             OSError: there is no memory or no descriptor left.
@@ -37,6 +41,11 @@ class SharedSlab:
             self._memory.fileno(), dict(layout.plan), commands, results, _whole_range(layout.plan)
         )
         mapping.format()
+        offset, room = cast("tuple[int, int]", layout.plan["description"])
+        text = Description.of(layout.plan, backend).encode(room)
+        os.pwrite(self._memory.fileno(), text, offset)
+        mapping.set_description(offset, len(text))
+        self._counters = CounterReader(Description.decode(text))
         self._mapping: _native.Slab | None = mapping
 
     @property
@@ -54,6 +63,14 @@ class SharedSlab:
     def fds_of(self, worker: int) -> tuple[int, int, int]:
         """Return the memfds that one worker needs: of the slab, of its commands and of its results."""
         return (self._memory.fileno(), *self.native.fds_of(worker))
+
+    def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
+        """Return the statistics of now."""
+        native = self.native  # keeps the memory mapped
+        address, size_bytes = native.place()
+        memory = memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B").toreadonly()
+        stats = self._counters.read(memory, leased_slots=leased_slots, replay_log_bytes=replay_log_bytes)
+        return replace(stats, nodes=nodes)
 
     def close(self) -> None:
         """Release the memory. It stays mapped until the last array that uses it is freed."""

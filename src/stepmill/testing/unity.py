@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stepmill.frontends.mlagents.messages import SideChannelManager
+from stepmill.frontends.mlagents.channels import SideChannelManager
 from stepmill.frontends.mlagents.specs import ActionSpec, AgentGroupSpec, BehaviorSpec, ObservationSpec
 from stepmill.frontends.mlagents.steps import BatchedStepResult, DecisionSteps, TerminalSteps
 

@@ -103,7 +103,7 @@ def test_a_question_during_a_step_gets_its_own_answer(make_manager: MakeManager)
 
 
 @pytest.mark.covers("D-25")
-def test_every_env_is_told_where_to_save_replays_before_its_first_reset(cls: Any, make_manager: MakeManager) -> None:
+def test_every_env_gets_the_folder_of_its_replays_before_its_first_reset(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(2))
     manager.enable_save_replay("videos")
     manager.launch()

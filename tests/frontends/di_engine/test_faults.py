@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, EnvState, SyncSubprocessEnvManager
-from stepmill.frontends.di_engine.errors import mirrored
+from stepmill.frontends.di_engine.errors import with_env_class
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout
 from stepmill.testing.faulty import OddSignatureError
 from tests.frontends.di_engine.envs import DingEnv, ding_envs
@@ -37,7 +37,7 @@ def launched(make_manager: MakeManager, cls: Any, num_envs: int = 2, length: int
 
 
 @pytest.mark.covers("D-21", "D-B6")
-def test_a_step_that_raises_closes_the_manager_and_every_error_is_told(make_manager: MakeManager) -> None:
+def test_a_step_that_raises_closes_the_manager_and_all_errors_are_raised_together(make_manager: MakeManager) -> None:
     manager = launched(make_manager, SyncSubprocessEnvManager, 3)
     with pytest.raises(RuntimeError, match="env 0 raised RuntimeError in step: env 0 fails on purpose") as caught:
         manager.step({0: "error", 1: 1, 2: "error"})
@@ -45,8 +45,8 @@ def test_a_step_that_raises_closes_the_manager_and_every_error_is_told(make_mana
     assert isinstance(error, EnvError)
     assert "Env Process Exception:" in str(error)
     assert "in _act" in error.remote_traceback
-    told = {error.env_id, *(other.env_id for other in error.others), *error.timesteps}
-    assert told >= {0, 1}
+    assert (error.env_id, [other.env_id for other in error.others], list(error.timesteps)) == (0, [2], [1])
+    assert error.timesteps[1].obs.tolist() == [1, 0, 1]
     assert manager.closed
     assert set(manager._env_states.values()) == {EnvState.VOID}
     manager.launch()
@@ -63,8 +63,8 @@ def test_an_exception_with_a_constructor_of_its_own_arrives_as_its_class(cls: An
 
 
 @pytest.mark.parametrize("name", ["builtins.print", "nowhere.NoError", "SystemExit", "numpy.ndarray", "ValueError"])
-def test_only_exceptions_that_are_known_here_are_mirrored(name: str) -> None:
-    error = mirrored(EnvError("text", env_id=3, error_type=name))
+def test_only_exceptions_that_are_known_here_keep_their_class(name: str) -> None:
+    error = with_env_class(EnvError("text", env_id=3, error_type=name))
     assert (error.env_id, error.message) == (3, "text")
     assert isinstance(error, ValueError) is (name == "ValueError")
 
@@ -171,7 +171,7 @@ def test_an_env_that_dies_gives_an_abnormal_timestep_that_names_it(
     assert (info["abnormal"], info["fault"]) == (True, "WorkerDied")
     assert "SIGKILL" in info["message"]
     assert "envs [1]" in info["message"]
-    assert "env 1 gives an abnormal timestep" in caplog.text
+    assert "env 1 returns an abnormal timestep" in caplog.text
     assert timesteps[2].reward.tolist() == [2]
     manager.reset({1: None})
     assert [obs.tolist() for obs in manager.ready_obs.values()] == [[0, 0, 1], [1, 0, 0], [2, 0, 1]]
@@ -204,23 +204,30 @@ def test_envs_that_share_a_process_are_lost_together_and_come_back(make_manager:
 
 @pytest.mark.covers("D-B7", "D-19")
 def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls, 2, step_timeout=1.0)
+    manager = launched(make_manager, cls, 2, step_timeout=0.25)
 
     def step_on() -> None:
         while True:
             manager.step({env_id: "sleep" if env_id == 1 else 1 for env_id in manager.ready_obs})
 
+    began = time.monotonic()
     with pytest.raises(TimeoutError, match="env 1 took longer than its deadline") as caught:
         step_on()
+    took_s = time.monotonic() - began
     assert isinstance(caught.value, EnvTimeout)
+    assert caught.value.timeout_s == 0.25
+    assert 0.25 <= took_s < 5.0  # the env sleeps for 1000 s
     assert manager.closed
 
 
 @pytest.mark.covers("D-B7")
 def test_with_on_error_abnormal_a_step_that_hangs_costs_its_env_only(make_manager: MakeManager) -> None:
-    manager = launched(make_manager, SyncSubprocessEnvManager, 2, step_timeout=1.0, on_error="abnormal")
+    manager = launched(make_manager, SyncSubprocessEnvManager, 2, step_timeout=0.25, on_error="abnormal")
+    began = time.monotonic()
     timesteps = manager.step({0: 1, 1: "sleep"})
+    assert time.monotonic() - began >= 0.25  # not before its limit
     assert timesteps[1].info["fault"] == "EnvTimeout"
+    assert "deadline of 0.25 s" in timesteps[1].info["message"]  # a fraction of a second, not rounded up
     manager.reset({1: None})
     assert [obs.tolist() for obs in manager.ready_obs.values()] == [[0, 0, 1], [1, 0, 0]]
 
@@ -297,7 +304,7 @@ def test_retry_by_renewal_gives_the_new_env_its_seed_its_arguments_and_its_repla
 
 
 @pytest.mark.covers("D-B4")
-def test_a_reset_that_fails_in_the_background_is_told_by_the_next_call(make_manager: MakeManager) -> None:
+def test_a_reset_that_fails_in_the_background_is_raised_by_the_next_call(make_manager: MakeManager) -> None:
     manager = launched(make_manager, SyncSubprocessEnvManager, 2, length=1)
     manager._reset_param[0] = {"stat": "error"}
     assert manager.step({0: 1})[0].done

@@ -18,7 +18,7 @@ from stepmill.frontends.di_engine import (
     BaseEnvManager,
     EnvState,
     SyncSubprocessEnvManager,
-    turns,
+    env_lifecycle,
 )
 from stepmill.spec.errors import EngineBug
 from stepmill.testing.gates import Gate
@@ -139,7 +139,7 @@ def test_an_env_goes_through_the_states_of_di_engine(make_manager: MakeManager) 
 def test_an_env_is_in_reset_until_its_first_observation_is_here(
     make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "LOG_EVERY_S", 0.02)
+    monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.02)
     with Gate() as gate, caplog.at_level(logging.WARNING, "stepmill.di_engine"):
         manager = make_manager(SyncSubprocessEnvManager, ding_envs(2, length=1, gate=str(gate.path)))
         manager.launch()
@@ -163,7 +163,7 @@ def test_an_env_is_in_reset_until_its_first_observation_is_here(
 def test_ready_obs_waits_for_an_env_that_wants_an_action_and_tells_of_a_long_wait(
     make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "LOG_EVERY_S", 0.02)
+    monkeypatch.setattr(env_lifecycle, "LOG_EVERY_S", 0.02)
     with Gate() as gate, caplog.at_level(logging.WARNING, "stepmill.di_engine"):
         manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, length=1, gate=str(gate.path)))
         manager.launch()
@@ -328,7 +328,7 @@ def test_dynamic_seeds_give_every_episode_its_own_and_static_ones_the_same(make_
 
 
 @pytest.mark.covers("D-B18")
-def test_a_seed_that_an_env_refuses_is_told_and_not_ignored(cls: Any, make_manager: MakeManager) -> None:
+def test_a_seed_that_an_env_refuses_is_an_error(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(2))
     manager.seed({1: 666})
     with pytest.raises(RuntimeError, match="a bad seed"):
@@ -357,14 +357,14 @@ def test_env_fns_travel_by_value_and_workers_are_named_after_their_env(make_mana
 
 
 @pytest.mark.covers("D-32", "D-B13")
-def test_an_env_at_work_is_active_and_not_ready(make_manager: MakeManager) -> None:
+def test_an_env_that_executes_an_action_is_active_and_not_ready(make_manager: MakeManager) -> None:
     with Gate() as gate:
         manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=1)
         manager.launch()
         manager.step({0: "gate", 1: 1})
         assert manager.ready_env == manager.ready_obs_id == list(manager.ready_obs) == [1, 2]
         assert manager.active_env == [0, 1, 2]
-        with pytest.raises(AssertionError, match=r"envs \[0\] are still at work"):
+        with pytest.raises(AssertionError, match=r"envs \[0\] still execute an action"):
             manager.step({0: 1})
         gate.open()
 

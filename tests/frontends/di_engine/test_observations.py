@@ -55,7 +55,7 @@ def test_observations_that_are_held_are_never_overwritten(make_manager: MakeMana
     manager.launch()
     kept = [act(manager)[0].obs for _ in range(8)]
     assert [int(obs[0, 0, 0]) for obs in kept] == list(range(1, 9))
-    assert (manager._desk.pool.stats()["leased_slots"] > 0) is not copy_on_get
+    assert (manager._client.pool.stats().leased_slots > 0) is not copy_on_get
 
 
 class ImageDing(LateSpaces):

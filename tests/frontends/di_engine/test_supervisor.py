@@ -16,7 +16,7 @@ from stepmill.spec.errors import EnvTimeout, UsageError, WorkerDied
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
 
-pytestmark = pytest.mark.covers("D-31")
+pytestmark = pytest.mark.covers("D-31/interface")
 
 
 @pytest.fixture(params=[ChildType.PROCESS, ChildType.THREAD])
@@ -64,6 +64,7 @@ def test_a_blocking_step_returns_trees_in_the_order_of_its_actions(supervise: An
             call()
 
 
+@pytest.mark.covers("D-31/recv")
 def test_without_blocking_answers_come_by_recv(supervise: Any, kind: Any) -> None:
     envs = supervise(kind, 2, length=2, auto_reset=False)
     envs.launch(block=False)
@@ -80,14 +81,16 @@ def test_without_blocking_answers_come_by_recv(supervise: Any, kind: Any) -> Non
     assert count == 2 * (1 + 2)
 
 
+@pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
-def test_recv_with_nothing_under_way_is_refused(supervise: Any) -> None:
+def test_recv_is_refused_while_no_env_executes_a_command(supervise: Any) -> None:
     envs = supervise()
     envs.launch()
-    with pytest.raises(UsageError, match="nothing under way"):
+    with pytest.raises(UsageError, match="no env executes a command"):
         envs.recv()
 
 
+@pytest.mark.covers("D-31/recv")
 @pytest.mark.covers("D-B17")
 def test_recv_waits_as_long_as_an_env_is_at_work(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepmill.frontends.di_engine import supervisor
@@ -138,6 +141,7 @@ def test_the_end_of_an_episode_and_a_failed_step_reset_their_env(supervise: Any,
     assert set(envs.env_states.values()) == {EnvState.RUN}
 
 
+@pytest.mark.covers("D-31/recv")
 def test_a_failed_step_comes_by_recv_unless_errors_are_passed_over(supervise: Any) -> None:
     envs = supervise(num_envs=1)
     envs.launch()
@@ -182,8 +186,8 @@ def test_a_step_that_hangs_or_dies_costs_its_env_only(supervise: Any) -> None:
 def test_the_error_in_a_timestep_keeps_no_pool_alive(supervise: Any) -> None:
     envs = EnvSupervisor(ChildType.PROCESS, ding_envs(2))
     envs.launch()
-    assert envs._desk is not None
-    pool = weakref.ref(envs._desk.pool)
+    assert envs._client is not None
+    pool = weakref.ref(envs._client.pool)
     timesteps = envs.step(["die", 1])
     error = timesteps[0].info.err.item()
     assert isinstance(error, WorkerDied)
@@ -203,7 +207,7 @@ def test_a_thread_that_hangs_closes_the_supervisor(supervise: Any) -> None:
         assert envs.closed
 
 
-def test_unknown_settings_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     EnvSupervisor(ChildType.THREAD, ding_envs(1), colour="red")
     assert "Unknown parameters on env supervisor: ['colour']" in caplog.text
 

@@ -207,7 +207,7 @@ def test_run_options_are_read_for_engine_settings_and_quotas(manager_of):
     manager = manager_of(lambda worker_id, channels: ScriptedBehaviors(WALK, side_channels=channels), 1, RunOptions())
     manager.reset()
     assert struct.pack("<iii", 0, 10, 20) in manager._pool.get_attr("sent")[0][0]
-    limits = manager._supervisor.quota.limits
+    limits = manager._driver.quota.limits
     assert (limits.max_lifetime_restarts, limits.restarts_rate_limit_n, limits.restarts_rate_limit_period_s) == (
         3,
         2,

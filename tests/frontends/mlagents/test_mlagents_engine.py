@@ -91,7 +91,7 @@ def test_timers_and_gauges_of_all_workers_are_merged_and_travel_only_when_asked_
     stepped = root["children"]["envs"]["children"]["env.step"]
     assert (stepped["count"], root["is_parallel"], stepped["is_parallel"]) == (6, True, True)
     assert set(stepped) == {"name", "total", "count", "self", "children", "is_parallel"}
-    assert tree["children"]["SubprocessEnvManager._take_step"]["count"] == 3
+    assert tree["children"]["SubprocessEnvManager._take_step"]["count"] == 6  # two workers, three steps
     assert (tree["gauges"]["agents"]["min"], tree["gauges"]["agents"]["max"]) == (0, 1)
     assert tree["gauges"]["agents"]["count"] == 6
     assert "metadata" in tree

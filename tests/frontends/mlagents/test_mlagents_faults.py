@@ -131,7 +131,7 @@ def test_crashed_env_restarts_and_healthy_ones_are_not_reset(manager_of, script,
     manager = manager_of(with_hooks(script, 1, {("step", 2): once(tmp_path / "flag", hook)}), 3)
     manager.set_policy("walk", Policy())
     manager.reset({"gravity": 9.5})
-    pids = [psutil.Process(worker["pid"]) for worker in manager._pool.stats()["workers"]]
+    pids = [psutil.Process(worker.pid) for worker in manager._pool.stats().workers]
 
     steps = step_until(manager, lambda steps: firsts_of(steps, 1) and len(steps) > 20)
 
@@ -208,7 +208,7 @@ def test_beyond_its_quota_a_crash_is_raised(manager_of, limits, allowed):
 def test_a_worker_that_died_in_between_is_noticed_by_the_next_command(manager_of, script):
     manager = manager_of(with_hooks(script, 0, {}), restarts=RestartLimits(0))
     manager.reset()
-    os.kill(manager._pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    os.kill(manager._pool.stats().workers[0].pid, signal.SIGKILL)
     with pytest.raises(UnityCommunicationException, match=r"UnityEnvironment worker: (send|recv) failed\."):
         step_until(manager, lambda steps: len(steps) > 100)
 
@@ -347,7 +347,7 @@ def test_close_closes_every_env_whatever_was_not_received_and_can_be_repeated(ma
     manager = manager_of(factory, 3)
     manager.reset()
     manager.get_steps()
-    manager._queue_steps()  # answers that nobody takes
+    manager._driver._queue_steps()  # results that are never received
     manager.close()
     manager.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed0", "closed1", "closed2"]

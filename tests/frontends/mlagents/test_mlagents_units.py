@@ -10,7 +10,6 @@ import pytest
 
 import stepmill
 from stepmill.frontends.mlagents import BatchedStepResult, DecisionSteps, RestartLimits, TerminalSteps
-from stepmill.frontends.mlagents.alive import AliveAgents
 from stepmill.frontends.mlagents.failures import UnityWorkerDied, pack, rebuild
 from stepmill.frontends.mlagents.specs import (
     ActionSpec,
@@ -21,7 +20,7 @@ from stepmill.frontends.mlagents.specs import (
     pack_spec,
     unpack_spec,
 )
-from stepmill.frontends.mlagents.workers import RestartQuota, UnityEnvWorker, WorkerState
+from stepmill.frontends.mlagents.workers import EngineWorker, LiveAgents, RestartQuota, WorkerState
 from stepmill.testing.faulty import ERRORS, MuteError
 
 
@@ -55,7 +54,7 @@ def test_restarts_in_a_lifetime_are_limited_and_minus_one_is_no_limit():
 
 
 def test_a_worker_goes_only_where_it_may():
-    worker = UnityEnvWorker(0)
+    worker = EngineWorker(0, dict)
     with pytest.raises(stepmill.EngineBug, match="NEW to STEPPING"):
         worker.move(WorkerState.STEPPING)
 
@@ -74,10 +73,10 @@ def terminal(*agents: int) -> TerminalSteps:
 
 @pytest.mark.covers("U-14", "U-5")
 def test_agents_that_asked_for_no_decision_lately_are_interrupted_too():
-    alive = AliveAgents()
-    alive.note({"walk": (decision(1, 2, 3), terminal())})
-    alive.note({"walk": (decision(3), terminal(2)), "fly": (decision(), terminal())})
-    ended: Any = alive.interrupted()
+    live = LiveAgents()
+    live.update({"walk": (decision(1, 2, 3), terminal())})
+    live.update({"walk": (decision(3), terminal(2)), "fly": (decision(), terminal())})
+    ended: Any = live.make_interrupted()
 
     assert list(ended) == ["walk"]
     nobody, gone = ended["walk"]
@@ -86,17 +85,17 @@ def test_agents_that_asked_for_no_decision_lately_are_interrupted_too():
     assert gone.obs[0][:, 0].tolist() == [1.0, 3.0]
     assert gone.interrupted.all()
     assert gone.group_id.tolist() == [1, 1]
-    alive.clear()
-    assert alive.interrupted() == {}
+    live.clear()
+    assert live.make_interrupted() == {}
 
 
 @pytest.mark.covers("U-14", "U-17")
 def test_agents_of_the_first_generation_are_interrupted_as_done_by_a_limit():
-    alive = AliveAgents()
+    live = LiveAgents()
     ids = np.array([1, 2], np.int32)
     obs, flags = [np.ones((2, 3), np.float32)], np.array([True, False])
-    alive.note({"walk": BatchedStepResult(obs, ids.astype(np.float32), flags, flags, ids, [np.zeros((2, 4), bool)])})
-    ended: Any = alive.interrupted()["walk"]
+    live.update({"walk": BatchedStepResult(obs, ids.astype(np.float32), flags, flags, ids, [np.zeros((2, 4), bool)])})
+    ended: Any = live.make_interrupted()["walk"]
 
     assert ended.agent_id.tolist() == [2]
     assert (ended.done.tolist(), ended.max_step.tolist(), ended.reward.tolist()) == ([True], [True], [0.0])

@@ -201,7 +201,7 @@ def test_envpools_envs_answer_one_by_one():
 def test_arguments_that_make_no_sense_are_refused():
     with pytest.raises(stepmill.UsageError, match="min_get=3 must be 1 to the number of envs, 2"):
         make(2, min_get=3)
-    with pytest.raises(stepmill.UsageError, match="frame_skip is for steps of all envs"):
+    with pytest.raises(stepmill.UsageError, match="asynchronous steps have no frame_skip"):
         make(2, frame_skip=2)
     env = make(2)
     td = begin(env)

@@ -159,7 +159,7 @@ def test_one_hot_actions_reach_the_env_as_their_numbers():
 @pytest.mark.parametrize("where", BACKENDS)
 def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
     env = StepmillEnv([stepmill.testing.SeedRecorder] * 3, **BACKENDS[where])
-    pids = [worker["pid"] for worker in env.stats()["workers"]]
+    pids = [worker.pid for worker in env.stats().workers]
     following = env.set_seed(10)
     assert isinstance(following, int)
     assert obs_of(env.reset())[0][0] == 10
@@ -169,7 +169,7 @@ def test_seeds_per_env_and_per_reset_build_nothing_anew(where):
     assert obs_of(env.reset(mask))[1][0] == 9
     assert [row[0] for row in obs_of(env.reset())] == [7, -1, 8]
     assert [row[0] for row in obs_of(env.reset(seed=30))] == [30, 31, 32]
-    assert [worker["pid"] for worker in env.stats()["workers"]] == pids
+    assert [worker.pid for worker in env.stats().workers] == pids
     env.close()
 
 
@@ -206,7 +206,7 @@ def test_a_wrong_batch_size_is_an_error_and_results_need_no_gradient():
     spaced.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/reopen")
 def test_closing_and_resetting_opens_it_again():
     env = counting(2, 9, "process")
     env.reset()
@@ -220,7 +220,7 @@ def test_closing_and_resetting_opens_it_again():
     env.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/device", "T-9/steps")
 @pytest.mark.parametrize("is_open_before", [True, False])
 def test_moving_to_a_device_moves_specs_and_data(is_open_before):
     # Specs without bounds, which TorchRL can move to the one other device that every machine has.
@@ -234,6 +234,13 @@ def test_moving_to_a_device_moves_specs_and_data(is_open_before):
     td = env._reset()  # without TorchRL's checks of flags, which such a device has not
     assert td.device == torch.device("meta")
     assert td["observation"].device.type == "meta"
+    stepped = env._step(TensorDict({"action": torch.tensor([0, 0])}, [2]))  # the action's values are on the CPU
+    assert {value.device.type for value in stepped.values()} == {"meta"}
+    env = env.to("cpu")
+    stepped = env.step(TensorDict({"action": torch.tensor([0, 0])}, [2]))["next"]
+    assert {value.device.type for value in stepped.values()} == {"cpu"}
+    clock = 6 if is_open_before else 3  # both steps were taken
+    assert stepped["observation"][:, 0, 0, 0].tolist() == [stepmill.testing.ImageEnv.colour(0, clock)] * 2
     env.close()
 
 
@@ -321,9 +328,9 @@ def test_what_cannot_be_a_tensor_is_refused_by_name():
     text, reward = gymnasium.spaces.Text(5), gymnasium.spaces.Dict(reward=gymnasium.spaces.Discrete(2))
     with pytest.raises(stepmill.UsageError, match=r"observation is a Text"):
         StepmillEnv([lambda: Talks(text)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL uses itself"):
+    with pytest.raises(stepmill.UsageError, match=r"keys \['reward'\], which TorchRL reserves"):
         StepmillEnv([lambda: Talks(reward)], backend="serial")
-    with pytest.raises(stepmill.UsageError, match="TorchRL resets envs itself"):
+    with pytest.raises(stepmill.UsageError, match="TorchRL requests the resets"):
         StepmillEnv([CountingEnv], backend="serial", options=stepmill.PoolOptions(autoreset_mode="SameStep"))
     with pytest.raises(stepmill.UsageError, match="frame_skip must be an integer"):
         counting(frame_skip=0)
@@ -345,7 +352,7 @@ def test_large_observations_are_lent_and_outlive_the_env():
     env = StepmillEnv([stepmill.testing.ImageEnv] * 4, backend="serial", categorical_action_encoding=True)
     td = env.reset()
     kept = [env.step(act(env, td.clone(), 0, 0, 0, 0))["next", "observation"] for _ in range(3)]
-    assert env.stats()["leased_slots"] == 3
+    assert env.stats().leased_slots == 3
     copies = [each.clone() for each in kept]
     env.step(act(env, td.clone(), 0, 0, 0, 0))
     env.close()

@@ -32,6 +32,47 @@ def test_mistakes_are_answered_in_words():
 def test_a_pool_cannot_have_options_any_more():
     with (
         stepmill.Pool([make], backend="serial", autoreset_mode="Disabled") as pool,
-        pytest.raises(UsageError, match="slots came too late: this pool is made"),
+        pytest.raises(UsageError, match="slots: this pool exists already"),
     ):
         StepmillEnv(pool, slots=2)
+
+
+@pytest.mark.covers("T-16")
+def test_arguments_of_parallel_env_that_are_options_here_do_what_they_say():
+    env = StepmillEnv([make] * 2, mp_start_method="fork", num_sub_threads=3, num_workers=1, backend="process")
+    assert (env.pool.options.context, env.pool.options.worker_threads) == ("fork", 3)
+    assert env.create_env_kwargs == [{}, {}]
+    env.close()
+    env = StepmillEnv([make], serial_for_single=True, daemon=True, metadata_from_workers=True, use_buffers=None)
+    assert env.pool.options.backend == "serial"
+    env.close()
+    env = StepmillEnv([make] * 2, serial_for_single=True, shared_memory=True, memmap=False, pin_memory=False)
+    assert env.pool.options.backend != "serial"
+    with pytest.raises(UsageError, match="the workers have been started; give use_buffers to StepmillEnv"):
+        env.configure_parallel(use_buffers=True)
+    env.close()
+
+
+@pytest.mark.covers("T-16")
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ({"allow_step_when_done": True}, "reset an env that is done"),
+        ({"consolidate": False}, "leave it out"),
+        ({"memmap": True}, "leave it out"),
+        ({"non_blocking": True}, "non_blocking=True"),
+        ({"num_threads": 2}, "torch.set_num_threads"),
+        ({"pin_memory": True}, "pin_memory()"),
+        ({"policy_proof": make}, "wrap the policy"),
+        ({"share_individual_td": True}, "one block of memory"),
+        ({"shared_memory": False}, "backend='thread'"),
+        ({"shutdown_timeout": 10.0}, "1.5 s"),
+        ({"use_buffers": False}, "leave it out"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_other_arguments_of_parallel_env_are_refused_by_name(argument, advice):
+    name = next(iter(argument))
+    with pytest.raises(UsageError, match=f"{name}=.* of ParallelEnv is not supported") as caught:
+        StepmillEnv([make] * 2, **argument)
+    assert advice in str(caught.value)

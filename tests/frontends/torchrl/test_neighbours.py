@@ -116,7 +116,9 @@ def test_envs_of_different_bounds_and_numbers_of_choices_have_each_its_own_spec(
 def test_envs_that_have_no_spec_in_common_are_refused_with_a_way_out():
     with pytest.raises(stepmill.UsageError, match=r"env 1 has the action space .* categorical_action_encoding=True"):
         StepmillEnv([partial(Bounded, 1, 3), partial(Bounded, 1, 2)], backend="serial")
-    with pytest.raises(SpecMismatch, match=r"env 1 has another .* Make a StepmillEnv of each kind") as caught:
+    with pytest.raises(
+        SpecMismatch, match=r"env 1 has another .* Make a StepmillEnv and a collector for each kind"
+    ) as caught:
         StepmillEnv([partial(Bounded, 1, 3), partial(Bounded, 1, 3, size=4)], backend="serial")
     assert len(caught.value.specs) == 2
 

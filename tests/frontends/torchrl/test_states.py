@@ -168,7 +168,7 @@ def test_an_episode_that_is_played_again_knows_what_was_loaded_in_its_middle():
     env.load_state_dict({"Keeping": {"level": 7}})
     before = act(env, td, 1, 1)
     env.state_dict()
-    os.kill(env.pool.stats()["workers"][0]["pid"], signal.SIGKILL)
+    os.kill(env.pool.stats().workers[0].pid, signal.SIGKILL)
     after = act(env, td, 1, 1)
     assert after["reward"].flatten().tolist() == before["reward"].flatten().tolist() == [7001, 7001]
     assert not after["truncated"].any()

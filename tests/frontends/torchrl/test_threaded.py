@@ -57,8 +57,8 @@ def test_a_task_is_made_by_name_with_arguments_that_stay_the_callers():
     assert kwargs == before
     assert repr(env) == "MultiThreadedEnv(env=Pong-v5, num_workers=2, device=cpu)"
     assert env.rollout(3, break_when_any_done=False)["observation"].shape == (2, 3, 4, 84, 84)
-    assert env.config == [env.config[0]] * 2
-    assert env.config[0]["max_num_players"] == 1
+    assert (env.config["num_envs"], env.config["max_num_players"]) == (2, 1)
+    assert env.create_env_kwargs == kwargs
     env.close()
 
 
@@ -137,7 +137,7 @@ def test_an_episode_that_ended_is_reset_once_and_no_step_is_lost_on_it():
     env.close()
 
 
-@pytest.mark.covers("T-5")
+@pytest.mark.covers("T-5/four", "T-5/five", "T-5/others")
 def test_steps_of_four_and_of_five_values_are_taken_and_no_others():
     pool = make_pool()
     mixin = type(pool)
@@ -202,16 +202,16 @@ def test_seeds_make_runs_that_repeat():
 
 @pytest.mark.covers("T-8")
 def test_a_seed_for_a_wrapped_pool_is_ignored_and_said_so(monkeypatch):
-    told = []
-    monkeypatch.setattr("stepmill.frontends.torchrl.threaded.logger.info", lambda text, *_: told.append(text))
+    logged = []
+    monkeypatch.setattr("stepmill.frontends.torchrl.threaded.logger.info", lambda text, *_: logged.append(text))
     env = MultiThreadedEnvWrapper(make_pool(seed=3))
     env.set_seed(9)
     assert torch.equal(env.reset()["observation"], torch.from_numpy(make_pool(seed=3).reset()[0]))
-    assert "ignores seed" in told[0]
+    assert "ignores seed" in logged[0]
     env.close()
 
 
-@pytest.mark.covers("T-9")
+@pytest.mark.covers("T-9/reopen")
 def test_closing_and_resetting_opens_it_again():
     env = MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs=THREADS)
     env.reset()
@@ -308,4 +308,39 @@ def test_it_works_in_torchrls_collectors():
     collector = Collector(env, None, frames_per_batch=20, total_frames=60)
     assert [td.batch_size for td in collector] == [(2, 10)] * 3
     collector.shutdown()
+    env.close()
+
+
+@pytest.mark.covers("T-1", "T-15")
+def test_a_pool_that_was_made_for_gym_is_wrapped_as_in_torchrls_example():
+    pool = envpool.make("CartPole-v1", env_type="gym", num_envs=4, gym_reset_return_info=True)
+    env = MultiThreadedEnvWrapper(pool)
+    assert env.config["num_envs"] == env.num_workers == 4
+    env.reset()
+    assert env.rand_step()["next", "observation"].shape == (4, 4)
+    assert env.rollout(3, break_when_any_done=False).shape == (4, 3)
+    with pytest.raises(AttributeError, match="create_env_kwargs"):
+        _ = env.create_env_kwargs
+    env.close()
+
+
+@pytest.mark.covers("T-4", "T-14", "T-15")
+def test_obs_is_the_newest_observation_of_each_env():
+    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs=THREADS)
+    assert env.obs["observation"].tolist() == [[0.0] * 4] * 3
+    first = env.reset()["observation"]
+    assert torch.equal(env.obs["observation"], first)
+    stepped = env.rand_step()["next", "observation"]
+    assert torch.equal(env.obs["observation"], stepped)
+    assert env.obs.batch_size == (3,)
+    assert not torch.equal(first, stepped)
+    env.close()
+
+
+@pytest.mark.covers("T-15")
+def test_config_of_another_backend_is_that_of_the_envs():
+    env = MultiThreadedEnv(2, CountingEnv, create_env_kwargs=[{"length": 3}, {"length": 4}], backend="serial")
+    with pytest.raises(AttributeError, match="config"):
+        _ = env.config
+    assert env.create_env_kwargs == [{"length": 3}, {"length": 4}]
     env.close()

@@ -179,5 +179,5 @@ def test_an_env_of_which_only_reset_is_there_fails_when_it_is_used() -> None:
 
     with front_end.ProcessEnvironment(Bare) as env:
         env.start()
-        with pytest.raises(stepmill.StepmillError, match="is no ALF environment"):
+        with pytest.raises(stepmill.StepmillError, match="is not an ALF environment"):
             env.reset()

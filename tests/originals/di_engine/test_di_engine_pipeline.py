@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.covers("D-29")
+@pytest.mark.covers("D-29/registry")
 @pytest.mark.parametrize(
     ("whose", "manager", "cls"),
     [
-        ("ours", "subprocess", "stepmill.frontends.di_engine.processes.SyncSubprocessEnvManager"),
-        ("ours", "base", "stepmill.frontends.di_engine.base.BaseEnvManager"),
+        ("ours", "subprocess", "stepmill.frontends.di_engine.managers.SyncSubprocessEnvManager"),
+        ("ours", "base", "stepmill.frontends.di_engine.managers.BaseEnvManager"),
         ("original", "subprocess", "ding.envs.env_manager.subprocess_env_manager.SyncSubprocessEnvManager"),
     ],
 )
@@ -36,7 +36,7 @@ def test_cartpole_dqn_trains(tmp_path: Path, whose: str, manager: str, cls: str)
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=480, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    told: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    assert told["manager"] == cls
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert result["manager"] == cls
     assert list(tmp_path.glob("cartpole_dqn_seed0*/ckpt/*.pth.tar"))
-    print(f"{whose} {manager}: {told['seconds']:.1f} s")
+    print(f"{whose} {manager}: {result['seconds']:.1f} s")

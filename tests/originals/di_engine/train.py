@@ -52,14 +52,14 @@ def main(whose: str, manager: str, num_iterations: int) -> None:
     serial_pipeline((main_cfg, create_cfg), seed=0, max_train_iter=num_iterations)
     seconds = time.perf_counter() - began
     assert num_iterations < MANY or max(returns) > LEARNED, f"the mean returns are {returns}"
-    told = {
+    result = {
         "manager": f"{cls.__module__}.{cls.__name__}",
         "what": f"dizoo's DQN on CartPole-v0, env manager '{manager}', {num_iterations} iterations",
         "steps": num_steps[0],
         "reward": ", ".join(f"{value:.1f}" for value in (returns[0], max(returns))) + " (first evaluation, best)",
         "seconds": seconds,
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

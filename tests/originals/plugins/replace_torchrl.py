@@ -7,7 +7,7 @@ from typing import Any
 
 import torchrl.envs
 import torchrl.testing
-from torchrl.envs import batched_envs, set_gym_backend
+from torchrl.envs import set_gym_backend
 from torchrl.envs.libs import envpool
 from torchrl.testing import env_creators
 
@@ -17,13 +17,17 @@ set_gym_backend("gymnasium").set()  # gym is looked for first, and is not here
 
 
 class ParallelStepmillEnv(StepmillEnv):
-    """Takes env functions as ParallelEnv does, which return TorchRL's GymEnv: the Gymnasium env in it is what is run."""
+    """Takes ParallelEnv's arguments. Its env functions return TorchRL's GymEnv, whose Gymnasium env is run.
+
+    Workers are forked, as in TorchRL's own runs of these tests (`--mp_fork`): other workers import TorchRL, which takes longer
+    on a busy machine than a test may take.
+    """
 
     def __init__(self, num_workers: int, create_env_fn: Any, **keywords: Any) -> None:
         functions: Sequence[Callable[..., Any]] = (
             [create_env_fn] * num_workers if callable(create_env_fn) else list(create_env_fn)
         )
-        super().__init__([_Inner(function) for function in functions], **keywords)
+        super().__init__([_Inner(function) for function in functions], **{"mp_start_method": "fork", **keywords})
 
 
 class _Inner:
@@ -36,7 +40,8 @@ class _Inner:
         return self._function(**keywords)._env
 
 
-for _home in (torchrl.envs, batched_envs):
+# Not in torchrl.envs.batched_envs, where the original refers to its own class.
+for _home in (torchrl.envs, env_creators):
     _home.ParallelEnv = ParallelStepmillEnv
 for _home in (torchrl.envs, torchrl.envs.libs, envpool, torchrl.testing, env_creators):
     _home.MultiThreadedEnv = MultiThreadedEnv

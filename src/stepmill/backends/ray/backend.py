@@ -16,7 +16,7 @@ from typing import Any
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import Future, NodeStats, closed_error
+from stepmill.backends.base import Future, closed_error
 from stepmill.backends.process import dump_plan, pack_request, unpack_outcome
 from stepmill.backends.ray import cluster
 from stepmill.backends.ray.messages import Exchanged, NodePlan
@@ -25,6 +25,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.ray_options import RayOptions
+from stepmill.spec.stats import NodeStats
 from stepmill.worker.messages import Build, Request, WorkerPlan, WorkerReport, WorkerSettings, dump
 from stepmill.worker.program_state import ProgramState
 
@@ -101,8 +102,8 @@ class RayBackend:
     def cause_of_death(self, worker: int) -> str | None:
         return self._link_of(worker).cause
 
-    def node_stats(self) -> list[NodeStats]:
-        return [link.stats(restarts) for link, restarts in zip(self._links, self._restarts, strict=True)]
+    def node_stats(self) -> tuple[NodeStats, ...]:
+        return tuple(link.stats(restarts) for link, restarts in zip(self._links, self._restarts, strict=True))
 
     def _link_of(self, worker: int) -> NodeLink:
         return self._links[self._workers[worker].node]

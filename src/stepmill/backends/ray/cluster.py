@@ -102,7 +102,8 @@ def make_actor(ray: Any, options: RayOptions, num_workers: int, avoid: Collectio
         num_cpus = min(num_workers, max(each.num_cpus for each in found))
     strategy = options.strategy
     others = [each for each in found if each.node_id not in avoid]
-    if others and len(others) < len(found) and isinstance(strategy, str):
+    is_free = isinstance(strategy, str) and not options.resources  # else Ray knows which machines fit
+    if others and len(others) < len(found) and is_free:
         free = _free_cpus(ray)
         best = max(others, key=lambda each: free.get(each.node_id, 0.0))
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy

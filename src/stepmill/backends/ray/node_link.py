@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import Future, NodeStats
+from stepmill.backends.base import Future
 from stepmill.backends.ray.cluster import kill
 from stepmill.backends.ray.messages import Exchanged, NodeCall, NodeStarted, Raised
 from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.stats import NodeStats
 from stepmill.worker.messages import Reply, Request
 from stepmill.worker.signals import allow_signals
 
@@ -270,7 +271,7 @@ class NodeLink:
         return NodeStats(
             node=self.node,
             address="" if self.started is None else self.started.address,
-            workers=list(self.workers),
+            workers=tuple(self.workers),
             messages=self.counts["messages"],
             sent_bytes=self.counts["sent_bytes"],
             received_bytes=self.counts["received_bytes"],

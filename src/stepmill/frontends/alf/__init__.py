@@ -39,6 +39,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'stepmill.frontends.alf' has no attribute {name!r}")
     value = getattr(import_module(home), name)
     if name == "FastParallelEnvironment":
-        value = import_module("stepmill.frontends.alf.registration").joined_to_alf(value, __name__)
+        value = import_module("stepmill.frontends.alf.configuration").joined_to_alf(value, __name__)
     globals()[name] = value
     return value

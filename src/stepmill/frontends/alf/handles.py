@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from stepmill.frontends.alf import tensors
+from stepmill.frontends.alf import nests
 from stepmill.frontends.alf.errors import as_runtime_error
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
@@ -56,7 +56,7 @@ class EnvHandle(HasSpecs):
             EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
             BusyEnvError: its last step was not waited for.
         """
-        as_array = tensors.to_array if self._specs.batched else lambda value: tensors.to_array(value)[None]
+        as_array = nests.to_array if self._specs.batched else lambda value: nests.to_array(value)[None]
         batch = converter(self._pool.spec.action, as_array)(action)
         self._begin(lambda: self._pool.send(batch, env_ids=[self._env_id]))
         return self._promised(blocking)
@@ -102,7 +102,7 @@ class EnvHandle(HasSpecs):
     def _fetch(self) -> Any:
         node = self._pool.spec.observation
         time_step = self._pool.recv(env_ids=[self._env_id]).obs
-        as_value = tensors.to_array if self._specs.batched else lambda value: tensors.to_array(value)[0]
+        as_value = nests.to_array if self._specs.batched else lambda value: nests.to_array(value)[0]
         return converter(node, as_value)(time_step)
 
     def __repr__(self) -> str:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker
-from stepmill.frontends.alf import errors, tensors
-from stepmill.frontends.alf.arguments import AlfKeywords, Chosen
+from stepmill.frontends.alf import errors, nests
+from stepmill.frontends.alf.configuration import AlfKeywords, Chosen
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, known_here, with_attributes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import PoolOptions
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class FastParallelEnvironment(HasSpecs):
         self._num_spares_for_reload = num_spare_envs_for_reload
         self._current_time_step: Any = None
         self._is_started = self._is_closed = False
-        self._is_tensor_based = tensors.is_torch_here() if own.as_tensors is None else own.as_tensors
+        self._is_tensor_based = nests.is_torch_here() if own.as_tensors is None else own.as_tensors
         # What needs torch comes before the processes do.
-        self._as_leaf = tensors.to_tensor() if self._is_tensor_based else None
-        device = tensors.default_device() if own.device is None else own.device
-        self._move_leaf = tensors.mover(device) if self._is_tensor_based else None
+        self._as_leaf = nests.to_tensor() if self._is_tensor_based else None
+        device = nests.default_device() if own.device is None else own.device
+        self._move_leaf = nests.mover(device) if self._is_tensor_based else None
         self._makers = makers
         self._options = own.pool_options(
             num_threads=torch_num_threads_per_env, start_serially=start_serially, num_spares=self._num_spares
@@ -115,7 +115,7 @@ class FastParallelEnvironment(HasSpecs):
         self._pool.set_observation_format(
             node, wrap=as_leaf, given={len(leaves(TupleNode(node.children[:place]))): slots}
         )
-        self._to_arrays = converter(self._pool.spec.action, tensors.to_array)
+        self._to_arrays = converter(self._pool.spec.action, nests.to_array)
         parts = [] if move is None else [converter(child, move) for child in node.children]
         self._move = fields_converter(with_attributes(cls), parts) if parts else None
 
@@ -344,4 +344,4 @@ def _arrays_as_they_are(nest: Any) -> Any:
         return tuple(_arrays_as_they_are(child) for child in nest)
     if isinstance(nest, list) and any(isinstance(child, (dict, tuple)) or hasattr(child, "shape") for child in nest):
         return [_arrays_as_they_are(child) for child in nest]
-    return tensors.to_array(nest)
+    return nests.to_array(nest)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker, NotAlfEnvError
-from stepmill.frontends.alf import errors, tensors
-from stepmill.frontends.alf.arguments import AlfKeywords, Chosen
+from stepmill.frontends.alf import errors, nests
+from stepmill.frontends.alf.configuration import AlfKeywords, Chosen
 from stepmill.frontends.alf.handles import Once, Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
@@ -118,8 +118,8 @@ class ProcessEnvironment(HasSpecs):
             self._is_batched = spec.is_batched
             self._first = converter(spec.observation, lambda array: array[0])
             self._fields = getattr(spec.observation, "factory")._fields  # noqa: B009  # a TimeStep's class
-            self._batch = converter(spec.action, lambda value: tensors.to_array(value)[None])
-            self._as_arrays = converter(spec.action, tensors.to_array)
+            self._batch = converter(spec.action, lambda value: nests.to_array(value)[None])
+            self._as_arrays = converter(spec.action, nests.to_array)
         return self._pool
 
     # ---- the env ------------------------------------------------------------------------------------------------

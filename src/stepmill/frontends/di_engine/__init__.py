@@ -1,36 +1,40 @@
 """DI-engine's environment managers on top of `Pool`.
 
-In a DI-engine installation, importing this package puts them into DI-engine's registry under their names: its
-`create_env_manager` finds these then, and no config has to change. Without DI-engine they run Gymnasium's envs.
+Importing this package replaces the managers in DI-engine's registry, if DI-engine is installed: its `create_env_manager`
+makes these, and no config has to change. Without DI-engine the managers run Gymnasium's envs.
 
-    manager        what all managers have in common
-    base           `BaseEnvManager`: envs in the caller's thread
-    processes      the managers with processes
-    supervisor     `EnvSupervisor`
-    supervised     the steps and resets of a supervisor's envs
-    payloads       the commands and replies of an `EnvSupervisor`
-    turns          what happens to an env between two actions
-    states         the states of an env, and the moves between them
-    desk           sends commands to the pool by env_id, and returns results one by one
-    forms          timesteps with the classes, dtypes and shapes of each env
-    trees          tree arrays of the V2 managers
-    calls          attributes and methods of envs
-    config         settings and defaults
-    registry       managers by name, and DI-engine's own registry
-    errors         errors that are also of DI-engine's classes
+    managers         the managers under DI-engine's names, and its registry
+    manager          `Manager`, their base class: launch and close, resets, seeds
+    env_pool         `PoolEnvManager`: EnvPool's envs
+    env_lifecycle    `EnvState`, and what changes it: replies, ends of episodes, retries
+    env_calls        attributes and methods of envs
+    pool_client      sends commands to the pool by env_id, and returns one reply per command
+    timestep_codec   rebuilds timesteps with the classes, dtypes and shapes of each env
+    trees            tree arrays of the V2 managers
+    supervisor       `EnvSupervisor`
+    worker_functions  DI-engine's `worker_fn`, for code that starts its own processes
+    payloads         the requests and replies of an `EnvSupervisor`
+    config           settings and their defaults
+    errors           errors that are also of DI-engine's classes
 """
 
-from stepmill.frontends.di_engine.base import BaseEnvManager, BaseEnvManagerV2
-from stepmill.frontends.di_engine.payloads import ChildType
-from stepmill.frontends.di_engine.processes import (
+from stepmill.frontends.di_engine.env_lifecycle import EnvState
+from stepmill.frontends.di_engine.env_pool import PoolEnvManager
+from stepmill.frontends.di_engine.managers import (
     AsyncSubprocessEnvManager,
+    BaseEnvManager,
+    BaseEnvManagerV2,
     GymVectorEnvManager,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
+    create_env_manager,
+    get_env_manager_cls,
+    register,
+    register_if_there,
 )
-from stepmill.frontends.di_engine.registry import create_env_manager, get_env_manager_cls, register, register_if_there
-from stepmill.frontends.di_engine.states import EnvState
+from stepmill.frontends.di_engine.payloads import ChildType
 from stepmill.frontends.di_engine.supervisor import EnvSupervisor
+from stepmill.frontends.di_engine.worker_functions import is_abnormal_timestep, worker_fn, worker_fn_robust
 
 __all__ = [
     "AsyncSubprocessEnvManager",
@@ -40,11 +44,15 @@ __all__ = [
     "EnvState",
     "EnvSupervisor",
     "GymVectorEnvManager",
+    "PoolEnvManager",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
     "create_env_manager",
     "get_env_manager_cls",
+    "is_abnormal_timestep",
     "register",
+    "worker_fn",
+    "worker_fn_robust",
 ]
 
 register_if_there()

@@ -1,18 +1,20 @@
-"""The settings of the managers: DI-engine's names and defaults, and a few of ours."""
+"""The settings of the managers: those of DI-engine with their defaults, and some of stepmill. Arguments given per env."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from stepmill.frontends.di_engine.errors import ManagerUsageError
+from stepmill.frontends.di_engine.errors import ManagerUsageError, SeedTypeError
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, merge_options
 
 BASE: dict[str, Any] = {
     "episode_num": float("inf"),  # episodes per env
-    "max_retry": 1,  # attempts at a reset; at a step, too, in line
-    "retry_type": "reset",  # or "renew": in a new process
+    "max_retry": 1,  # attempts at a reset; of the base managers at a step, too
+    "retry_type": "reset",  # or "renew": a new process for the next attempt
     "auto_reset": True,
     "step_timeout": None,  # seconds
     "reset_timeout": None,
@@ -23,21 +25,21 @@ ASYNC: dict[str, Any] = {
     "shared_memory": True,
     "copy_on_get": True,
     "context": "fork",
-    "wait_num": 2,  # a step waits for so many timesteps ...
-    "step_wait_timeout": 0.01,  # ... but not longer than so many seconds, if one is there
+    "wait_num": 2,  # a step waits for this many timesteps ...
+    "step_wait_timeout": 0.01,  # ... but at most this many seconds once one has arrived
     "connect_timeout": 60,
     "reset_inplace": False,
-    # ours
-    "num_workers": None,  # None is one process per env; else so many processes share the envs
-    "max_get": float("inf"),  # a step returns at most so many timesteps
-    "linger": 0.0,  # seconds that a step waits for more when wait_num are there
-    "on_error": "close",  # or "abnormal": an env that raises gives an abnormal timestep, and the manager goes on
+    # of stepmill
+    "num_workers": None,  # None is one process per env; a number of processes shares the envs
+    "max_get": float("inf"),  # a step returns at most this many timesteps
+    "linger": 0.0,  # seconds that a step waits for more once wait_num have arrived
+    "on_error": "close",  # or "abnormal": an env that raises returns an abnormal timestep, and the manager stays open
 }
 SYNC: dict[str, Any] = {**ASYNC, "wait_num": float("inf"), "step_wait_timeout": None}
 
 
 class Config(dict[str, Any]):
-    """A dict whose keys are attributes, too: what stands for EasyDict where that is not installed."""
+    """A dict whose keys are also attributes, for installations without EasyDict."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -49,8 +51,11 @@ class Config(dict[str, Any]):
         self[name] = value
 
 
+EMPTY = Config()  # the default of a manager's `cfg`, as in DI-engine; it is not changed
+
+
 def default_config(config: Mapping[str, Any], class_name: str) -> Any:
-    """Return a deep copy of a class's settings, as EasyDict if that is installed."""
+    """Return a deep copy of a class's settings, an EasyDict if that is installed."""
     settings = {**copy.deepcopy(dict(config)), "cfg_type": f"{class_name}Dict"}
     try:
         from easydict import EasyDict
@@ -59,12 +64,12 @@ def default_config(config: Mapping[str, Any], class_name: str) -> Any:
     return EasyDict(settings)
 
 
-def complete(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Config:
-    """Return the user's settings, with the class's where there are none."""
+def with_defaults(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Config:
+    """Return the user's settings, with the class's defaults for those that are missing."""
     return Config({**copy.deepcopy(dict(config)), **dict(cfg or {})})
 
 
-# Options of a pool for which the managers have names of their own.
+# Options of a pool that are settings of the managers under another name.
 _SETTING_OF_OPTION = {
     "context": "context",
     "copy": "copy_on_get",
@@ -74,7 +79,7 @@ _SETTING_OF_OPTION = {
     "reset_timeout_s": "reset_timeout",
     "step_timeout_s": "step_timeout",
 }
-# Options that say how an episode begins, ends and fails, and where envs run: a manager chooses them itself.
+# Options that a manager sets itself: where envs run, and how episodes begin, end and fail.
 _CHOSEN_BY_MANAGER = (
     *("autoreset_mode", "backend", "envs_per_worker", "episode_stats", "max_env_errors", "on_fault", "on_raise"),
     *("overlap_resets", "persist_options", "replay_log_bytes", "reset_retries", "reset_retry_in", "reset_retry_wait_s"),
@@ -83,20 +88,47 @@ _CHOSEN_BY_MANAGER = (
 
 
 def settings_in(keywords: OptionKeywords) -> dict[str, Any]:
-    """Return those options of a pool that are settings of a manager, by the names that they have there.
+    """Return those options of a pool that are settings of a manager, under the names of the settings.
 
     Raises:
-        UsageError: a keyword is no option; names the nearest one.
-        ManagerUsageError: a manager chooses the option itself.
+        UsageError: a keyword is not an option; the text names the nearest one.
+        ManagerUsageError: a manager sets the option itself.
     """
     check_option_names(keywords)
     refused = [name for name in _CHOSEN_BY_MANAGER if name in keywords]
     if refused:
-        raise ManagerUsageError(f"{', '.join(refused)}: a manager chooses this itself, by its class and its settings")
+        raise ManagerUsageError(f"{', '.join(refused)}: a manager sets this itself; leave it out, or use stepmill.Pool")
     given: dict[str, Any] = {**keywords}
     return {setting: given[name] for name, setting in _SETTING_OF_OPTION.items() if name in given}
 
 
 def options_in(keywords: OptionKeywords) -> PoolOptions:
-    """Return the options of a pool for which a manager has no setting; what `settings_in` has checked."""
+    """Return the options of a pool that are not settings of a manager; `settings_in` has checked the keywords."""
     return merge_options(None, {name: value for name, value in keywords.items() if name not in _SETTING_OF_OPTION})
+
+
+def seeds_by_env(seed: object, num_envs: int, type_text: str = "invalid seed arguments type") -> dict[int, int]:
+    """Return the seeds of envs: s gives env i the seed s + i; a list has one per env; a dict has those of some envs.
+
+    `type_text` begins the text of a TypeError, which differs among DI-engine's classes.
+
+    Raises:
+        AssertionError: a list of another length.
+        TypeError: another type.
+    """
+    if isinstance(seed, numbers.Integral):
+        return {env_id: int(seed) + env_id for env_id in range(num_envs)}
+    if isinstance(seed, list):
+        if len(seed) != num_envs:
+            raise ManagerUsageError(f"len(seed) {len(seed)} != env_num {num_envs}")
+        return dict(enumerate(seed))
+    if isinstance(seed, Mapping):
+        return dict(seed)
+    raise SeedTypeError(f"{type_text}: {type(seed)}")
+
+
+def replay_paths(path: str | Path | Sequence[str | Path], num_envs: int) -> list[str]:
+    """Return one path per env."""
+    if isinstance(path, (str, Path)):
+        return [str(path)] * num_envs
+    return [str(one) for one in path]

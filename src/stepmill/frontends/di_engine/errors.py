@@ -1,4 +1,4 @@
-"""Errors that are stepmill's and, at the same time, of the class that DI-engine raises: code written for either catches them."""
+"""Errors that are also of the classes that DI-engine raises, so that code written for DI-engine catches them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ class ManagerClosedError(ClosedPoolError, AssertionError):
 
 
 class ManagerUsageError(UsageError, AssertionError):
-    """Something was asked that the manager's state, or the shape of an argument, does not allow."""
+    """A request that the manager's state does not allow, or an argument of a wrong shape."""
+
+
+class WorkerFunctionError(UsageError, TypeError):
+    """A subclass of a manager overrides a function that the workers do not run."""
 
 
 class SeedTypeError(UsageError, TypeError):
-    """Seeds are neither a number, a list nor a dict."""
+    """Seeds that are neither a number, a list nor a dict."""
 
 
 class MissingAttributeError(UsageError, AttributeError):
@@ -27,25 +31,25 @@ class MissingAttributeError(UsageError, AttributeError):
 
 
 class MethodError(UsageError, RuntimeError):
-    """A method of the envs was asked for that is not in `method_name_list`."""
+    """A method of the envs that is not in `method_name_list`."""
 
 
 class UnknownCommandError(UsageError, KeyError):
-    """A command is not in `method_name_list`."""
+    """A command that is not in `method_name_list`."""
 
 
 class RetriesError(EnvError, RuntimeError):
-    """An env was tried as often as `max_retry` allows.
+    """An env has failed `max_retry` times.
 
     Attributes:
-        timesteps: of a step, what the other envs gave, by env_id. They have lost nothing.
+        timesteps: after a failed step, the timesteps of the other envs, by env_id.
     """
 
     timesteps: dict[int, Any]
 
 
 class ConnectionTimeout(EnvTimeout, ConnectionError):
-    """An env did not answer a reset within `connect_timeout`."""
+    """An env did not finish a reset within `connect_timeout`."""
 
 
 class StepTimeout(EnvTimeout, TimeoutError):
@@ -53,39 +57,39 @@ class StepTimeout(EnvTimeout, TimeoutError):
 
 
 class TornError(BadOutput):
-    """A timestep came that cannot be read."""
+    """A timestep that cannot be read."""
 
 
-def closing(error: StepmillError) -> StepmillError:
-    """Return the error that a manager raises which closes because of an env: of the env's own class, too, if that is known here."""
+def with_closing_hint(error: StepmillError) -> StepmillError:
+    """Return the error that a manager raises when an env's error closes it; see `with_env_class`."""
     hint = ". The manager is closed; launch() it again"
     if isinstance(error, EnvTimeout):
         message = error.message + hint
         return StepTimeout(message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
-    return mirrored(error, hint) if isinstance(error, EnvError) else error
+    return with_env_class(error, hint) if isinstance(error, EnvError) else error
 
 
-def payload_error(error: StepmillError) -> StepmillError:
-    """Return an error of an env as a payload has it: of the env's own class, too, or a TimeoutError."""
+def as_payload_error(error: StepmillError) -> StepmillError:
+    """Return the error that a payload contains: a TimeoutError, or `with_env_class`."""
     if isinstance(error, EnvTimeout):
         return StepTimeout(error.message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
-    return mirrored(error) if isinstance(error, EnvError) else error
+    return with_env_class(error) if isinstance(error, EnvError) else error
 
 
-def detached(error: StepmillError) -> StepmillError:
-    """Return a copy of what `payload_error` made, without traceback and cause, for an array.
+def without_traceback(error: StepmillError) -> StepmillError:
+    """Return a copy of a payload's error without traceback and cause, which an object array may contain.
 
-    A traceback holds frames, and those what was received: Python's garbage collector does not see that circle, since
-    arrays do not tell it what they hold.
+    A traceback refers to frames, and these to the array. Python's garbage collector cannot free that cycle, since arrays do
+    not report the objects that they contain.
     """
-    return mirrored(error) if isinstance(error, EnvError) else copy.copy(error)
+    return with_env_class(error) if isinstance(error, EnvError) else copy.copy(error)
 
 
-def mirrored(error: EnvError, hint: str = "") -> EnvError:
-    """Return the same error, of the class that the env raised, too, if that class is known here."""
-    mirror = _mirror(error.error_type)
-    made = mirror.__new__(mirror)
-    # Constructors call each other's, and a stranger's would be among them.
+def with_env_class(error: EnvError, hint: str = "") -> EnvError:
+    """Return an equal error that is also of the class that the env raised, if the module of that class is loaded here."""
+    cls = _mixed_class(error.error_type)
+    made = cls.__new__(cls)
+    # No constructor is called: that of the env's class may have any signature.
     made.__dict__.update(error.__dict__)
     made.message = error.message + hint
     made.args = (made.message,)
@@ -93,21 +97,21 @@ def mirrored(error: EnvError, hint: str = "") -> EnvError:
 
 
 class _EnvException(EnvError):
-    """What `mirrored` makes; its text has the words by which DI-engine's users know it."""
+    """Base class of what `with_env_class` returns. Its text begins as DI-engine's does."""
 
     def details(self) -> str:
-        """Return the traceback from where the env ran."""
+        """Return the traceback of the env's process."""
         return f"\nEnv Process Exception:\n{self.remote_traceback.rstrip()}" if self.remote_traceback else ""
 
 
-def _mirror(dotted: str) -> type[EnvError]:
-    """Return a class of errors that is ours and the named one, too; just ours if it is unknown, or cannot be inherited."""
+def _mixed_class(dotted: str) -> type[EnvError]:
+    """Return a subclass of `_EnvException` and of the class of that name; `_EnvException` if that is not possible."""
     cls = _find_class(dotted)
     if cls is None:
         return _EnvException
-    home: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    # A stranger's constructor is never called: what it wants nobody knows.
-    body: dict[str, Any] = {"__new__": lambda made, *args, **kwargs: home.__new__(made), "__reduce__": _reduce}
+    builtin_base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    # `__new__` of the env's class may have any signature; that of the built-in base takes none.
+    body: dict[str, Any] = {"__new__": lambda made, *args, **kwargs: builtin_base.__new__(made), "__reduce__": _reduce}
     try:
         made: type[EnvError] = type(cls.__name__, (_EnvException, cls), body)
         return made

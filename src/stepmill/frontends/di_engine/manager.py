@@ -1,9 +1,8 @@
-"""What all managers have in common: their life, seeds, resets, and the way to the envs' attributes and methods."""
+"""`Manager`, the base class of all managers: launch and close, resets, seeds, and questions about the envs."""
 
 from __future__ import annotations
 
 import logging
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from stepmill.envs.di_engine import as_ding_env
 from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
-from stepmill.frontends.di_engine.calls import EnvCalls
-from stepmill.frontends.di_engine.desk import Desk, DeskSettings, Kind, replay_paths
-from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError, SeedTypeError
-from stepmill.frontends.di_engine.states import EnvState
-from stepmill.frontends.di_engine.turns import Turns
+from stepmill.frontends.di_engine.env_calls import EnvCalls
+from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle, EnvState
+from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError
+from stepmill.frontends.di_engine.pool_client import PoolClient, PoolClientSettings, ReplyKind
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, OptionKeywords
 
@@ -27,18 +25,17 @@ ResetParam = Mapping[int, "dict[str, Any] | None"]
 logger = logging.getLogger("stepmill.di_engine")
 
 
-class Manager(Turns, EnvCalls):
-    """Many envs, each under an env_id, with DI-engine's states and policies.
+class Manager(EnvLifecycle, EnvCalls):
+    """Many envs, each with an env_id, and DI-engine's states and policies.
 
-    No env is built in this process to learn its spaces (D-B14): they come from the workers, which are started when
-    spaces are asked for, or by `launch`. `env_ref` builds one, if somebody asks for it.
+    No env is built in this process to learn its spaces (D-B14): they come from the workers, which `launch` starts, or
+    the first use of a space. `env_ref` builds an env when it is first used.
 
     Args:
-        env_fn: functions that make the envs; each runs in the worker that owns the env. DI-engine's envs, or
-            Gymnasium's.
-        cfg: settings; what is missing has the class's default.
-        **keywords: fields of PoolOptions by name; one that is a setting by another name (`step_timeout_s`, `linger_s`,
-            `copy`) goes over `cfg`. Those that a manager chooses itself are refused.
+        env_fn: functions that make the envs, DI-engine's or Gymnasium's; each runs in the worker that owns the env.
+        cfg: settings; those that are missing have the class's defaults.
+        **keywords: fields of PoolOptions by name; those that are also settings (`step_timeout_s`, `linger_s`, `copy`) take
+            precedence over `cfg`. Those that a manager sets itself are refused.
     """
 
     config: dict[str, Any] = settings.BASE
@@ -46,12 +43,12 @@ class Manager(Turns, EnvCalls):
     def __init__(
         self,
         env_fn: Sequence[Callable[[], Any]],
-        cfg: Mapping[str, Any] | None = None,
+        cfg: Mapping[str, Any] | None = settings.EMPTY,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        self._desk = None
+        self._client = None
         self._closed = True
-        self._cfg = settings.complete({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
+        self._cfg = settings.with_defaults({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
         self._options = settings.options_in(keywords)
         self._env_fn = list(env_fn)
         if not self._env_fn:
@@ -69,18 +66,18 @@ class Manager(Turns, EnvCalls):
         self._step_timeout = self._cfg.step_timeout
         self._reset_timeout = self._cfg.reset_timeout
         self._retry_waiting_time = self._cfg.retry_waiting_time
-        Turns.__init__(self, self._env_num)
+        EnvLifecycle.__init__(self, self._env_num)
 
     @classmethod
     def default_config(cls) -> Any:
-        """Return a deep copy of the class's settings, as EasyDict where that is installed."""
+        """Return a deep copy of the class's settings, an EasyDict if that is installed."""
         return settings.default_config(cls.config, cls.__name__)
 
-    # ---- life ----------------------------------------------------------------------------------------------------
+    # ---- launch, resets, close ---------------------------------------------------------------------------------------
 
-    def _desk_settings(self) -> DeskSettings:
-        """Return how the envs run: in line."""
-        return DeskSettings(
+    def _client_settings(self) -> PoolClientSettings:
+        """Return how the envs run: here, in the caller's thread."""
+        return PoolClientSettings(
             backend=BackendName.SERIAL,
             options=self._options,
             managed=ManagedSettings(
@@ -92,12 +89,12 @@ class Manager(Turns, EnvCalls):
             ),
         )
 
-    def _start(self) -> Desk:
-        if self._desk is None:
-            self._desk = Desk(self._env_fn, self._desk_settings())
+    def _start(self) -> PoolClient:
+        if self._client is None:
+            self._client = PoolClient(self._env_fn, self._client_settings())
             if self._space_seed is not None:
                 self._seed_action_space(self._space_seed)
-        return self._desk
+        return self._client
 
     def launch(self, reset_param: ResetParam | None = None) -> None:
         """Start the envs and reset them all.
@@ -105,7 +102,7 @@ class Manager(Turns, EnvCalls):
         Args:
             reset_param: for each env, keyword arguments of its `reset`.
         Raises:
-            AssertionError: the manager is launched already, or reset_param has not one entry per env.
+            AssertionError: the manager is launched already, or reset_param does not have one entry per env.
             RuntimeError: an env could not be reset in `max_retry` attempts; the manager is closed.
             EnvError: a constructor raised.
         """
@@ -115,38 +112,38 @@ class Manager(Turns, EnvCalls):
             raise ManagerUsageError(
                 f"reset_param has {len(reset_param)} entries for {self._env_num} envs; give one for each"
             )
-        self._checked_param(reset_param)
-        desk = self._start()
-        self._forget()
+        self._check_reset_param(reset_param)
+        client = self._start()
+        self._clear_progress()
         self._env_states.close()
-        self._to_seed.update(self._given_seed)
+        self._needs_seed.update(self._given_seed)
         for env_id in range(self._env_num):
             self._env_states.move(env_id, EnvState.INIT)
         self._closed = False
         try:
             if self._env_replay_path is not None:
-                desk.pool.set_attr("replay_path", list(self._env_replay_path))
+                client.pool.set_attr("replay_path", list(self._env_replay_path))
             self.reset(reset_param)
         except BaseException:
             self.close()
             raise
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
-        """Reset all envs, or those named, and wait until they have begun an episode; `ready_obs` has it.
+        """Reset all envs, or some, and wait until their episodes have begun; `ready_obs` has the first observations.
 
         Args:
-            reset_param: by env_id, keyword arguments of the env's `reset`, or None for none. They are kept for its
-                automatic resets. What a named env was doing is dropped.
+            reset_param: by env_id, keyword arguments of the env's `reset`, or None for none; they are stored for its
+                automatic resets. If one of these envs executes a step, the step's result is dropped.
         Raises:
             AssertionError: the manager is closed, or a value is neither None nor a dict.
             RuntimeError: as for `launch`.
         """
         self._check_closed()
-        self._reset_param.update(self._checked_param(reset_param))
+        self._reset_param.update(self._check_reset_param(reset_param))
         env_ids = list(range(self._env_num)) if reset_param is None else list(reset_param)
-        env_ids = [env_id for env_id in env_ids if not self._is_kept(env_id)]
+        env_ids = [env_id for env_id in env_ids if not self._skips_reset(env_id)]
         wanted = set(env_ids)
-        self._pump(
+        self._process_replies(
             lambda: not any(self._is_resetting(env_id) for env_id in wanted),
             lambda: 1,
             text="VEC_ENV_MANAGER: not all the envs finish resetting, sleep %d times",
@@ -157,7 +154,7 @@ class Manager(Turns, EnvCalls):
         self._wait_resets(wanted)
 
     def _wait_resets(self, wanted: set[int]) -> None:
-        self._pump(
+        self._process_replies(
             lambda: not any(self._is_resetting(env_id) for env_id in wanted),
             lambda: sum(self._is_resetting(env_id) for env_id in wanted),
             text="VEC_ENV_MANAGER: not all the envs finish resetting, sleep %d times",
@@ -166,11 +163,11 @@ class Manager(Turns, EnvCalls):
     def _is_resetting(self, env_id: int) -> bool:
         return self._env_states[env_id] is EnvState.RESET
 
-    def _is_kept(self, env_id: int) -> bool:
-        """Whether a reset passes over this env; in line it does while a replay of its episode is being saved."""
+    def _skips_reset(self, env_id: int) -> bool:
+        """Whether `reset` leaves this env alone: the base managers do while a replay of its episode is saved."""
         return False
 
-    def _checked_param(self, reset_param: ResetParam | None) -> dict[int, dict[str, Any] | None]:
+    def _check_reset_param(self, reset_param: ResetParam | None) -> dict[int, dict[str, Any] | None]:
         param = dict(reset_param or {})
         for env_id, kwargs in param.items():
             if env_id not in self._env_states:
@@ -184,67 +181,58 @@ class Manager(Turns, EnvCalls):
     def close(self) -> None:
         """End the envs, in at most two seconds. Idempotent; the manager can be launched again."""
         self._closed = True
-        desk, self._desk = self._desk, None
+        client, self._client = self._client, None
         self._env_states.close()
-        self._mail.clear()
+        self._results.clear()
         self._retry_at.clear()
-        if desk is not None:
-            desk.close()
+        if client is not None:
+            client.close()
 
     def _check_closed(self) -> None:
         if self.__dict__.get("_closed", True):
             raise ManagerClosedError("env manager is closed, please use the alive env manager")
 
-    # ---- seeds, replays ------------------------------------------------------------------------------------------
+    # ---- seeds, replays ----------------------------------------------------------------------------------------------
 
     def seed(self, seed: Mapping[int, int] | list[int] | int, dynamic_seed: bool | None = None) -> None:
-        """Give seeds, which the envs get once, with their next reset; an env that is made anew gets its own again.
+        """Set seeds, which are sent once, with the next reset of each env; an env that is rebuilt gets its seed again.
 
         Args:
-            seed: s gives env i the seed s + i; a list has one per env; a dict some. It is copied, and not changed (D-B10).
-            dynamic_seed: handed to the env's own `seed` after the seed, unless it is None.
+            seed: see `seeds_by_env`. It is copied, and not changed (D-B10).
+            dynamic_seed: the second argument of the env's own `seed`, unless it is None.
         Raises:
             AssertionError: a list of another length.
-            TypeError: something else.
+            TypeError: another type.
         """
-        if isinstance(seed, numbers.Integral):
-            given = {env_id: int(seed) + env_id for env_id in range(self._env_num)}
-        elif isinstance(seed, list):
-            if len(seed) != self._env_num:
-                raise ManagerUsageError(f"len(seed) {len(seed)} != env_num {self._env_num}")
-            given = dict(enumerate(seed))
-        elif isinstance(seed, Mapping):
-            given = dict(seed)
-        else:
-            raise SeedTypeError(f"invalid seed arguments type: {type(seed)}")
+        given = settings.seeds_by_env(seed, self._env_num)
         self._env_seed.update(given)
         self._env_dynamic_seed = dynamic_seed
         self._space_seed = given.get(0)
-        if self._desk is not None:
+        if self._client is not None:
             self._seed_action_space(self._space_seed)
 
     def _seed_action_space(self, seed: Any) -> None:
-        if self._desk is not None and hasattr(self._desk.spaces[1], "seed") and seed is not None:
-            self._desk.spaces[1].seed(int(seed))
+        if self._client is not None and hasattr(self._client.spaces[1], "seed") and seed is not None:
+            self._client.spaces[1].seed(int(seed))
 
     def enable_save_replay(self, replay_path: str | Path | Sequence[str | Path]) -> None:
-        """Have each env save replays, from the next `launch` on; also the envs that are made anew.
+        """Make each env save replays, from the next `launch` on; envs that are rebuilt do so, too.
 
         Args:
-            replay_path: one for all, or one per env.
+            replay_path: one folder for all envs, or one per env.
         """
-        self._env_replay_path = replay_paths(replay_path, self._env_num)
+        self._env_replay_path = settings.replay_paths(replay_path, self._env_num)
 
-    # ---- what can be asked ---------------------------------------------------------------------------------------
+    # ---- questions about the envs ------------------------------------------------------------------------------------
 
     @property
     def env_num(self) -> int:
-        """How many envs there are."""
+        """The number of envs."""
         return self._env_num
 
     @property
     def env_ref(self) -> Any:
-        """An env of the first function, built here, when this is first asked for, and kept."""
+        """An env of the first env_fn. It is built in this process on first use."""
         if self.__dict__.get("_reference") is None:
             self._reference = as_ding_env(self._env_fn[0]())
         return self._reference
@@ -253,49 +241,49 @@ class Manager(Turns, EnvCalls):
 
     @property
     def observation_space(self) -> Any:
-        """Of one env, as the env has it."""
+        """That of env 0."""
         return self._start().spaces[0]
 
     @property
     def action_space(self) -> Any:
-        """Of one env, as the env has it."""
+        """That of env 0."""
         return self._start().spaces[1]
 
     @property
     def reward_space(self) -> Any:
-        """Of one env, as the env has it; None if it has none."""
+        """That of env 0; None if it has none."""
         return self._start().spaces[2]
 
     @property
     def ready_env(self) -> list[int]:
-        """Envs that want an action."""
-        waiting = self._waiting()
+        """Envs that need an action."""
+        waiting = self._unreturned_steps()
         return [env_id for env_id in self._env_states.ids_in(EnvState.RUN) if env_id not in waiting]
 
     @property
     def active_env(self) -> list[int]:
-        """Envs in the middle of an episode, at work or not."""
+        """Envs in an episode, whether or not they execute an action."""
         return self._env_states.ids_in(EnvState.RUN)
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """Envs that want an action: those of `ready_obs`, in its order (D-B13)."""
+        """Envs that need an action: those of `ready_obs`, in its order (D-B13)."""
         return self.ready_env
 
     @property
     def ready_obs(self) -> Any:
-        """Observations of the envs that want an action, by env_id.
+        """Observations of the envs that need an action, by env_id.
 
-        Waits until there is one. Empty if none can come: all have had their episodes, or have failed, or want a reset by
-        you, or are at work (D-B3).
+        Waits until there is one. It is empty if no env can need an action: each is DONE, ERROR or NEED_RESET, or executes
+        one (D-B3).
         """
         return {env_id: self._ready_obs[env_id] for env_id in self._ready_ids()}
 
     def _ready_ids(self) -> list[int]:
-        if self._desk is not None and not self._closed:
-            if self._desk.pending or self._retry_at:
-                self._take_arrived()
-            self._pump(
+        if self._client is not None and not self._closed:
+            if self._client.pending or self._retry_at:
+                self._handle_ready_replies()
+            self._process_replies(
                 lambda: bool(self.ready_env) or not self._env_states.ids_in(EnvState.RESET),
                 lambda: 1,
                 text="VEC_ENV_MANAGER: all the not done envs are resetting, sleep %d times",
@@ -304,46 +292,46 @@ class Manager(Turns, EnvCalls):
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
-        """Frames ("rgb_array") of the envs that want an action, by env_id; `render_ready` takes another mode (D-B15)."""
+        """Frames ("rgb_array") of the envs that need an action, by env_id; `render_ready` has other modes (D-B15)."""
         return self.render_ready()
 
     @property
     def done(self) -> bool:
-        """Whether all envs have had their episodes."""
+        """Whether all envs are DONE."""
         return all(state is EnvState.DONE for state in self._env_states.values())
 
     def env_state_done(self, env_id: int) -> bool:
-        """Whether an env has had its episodes."""
+        """Whether an env is DONE."""
         return self._env_states[env_id] is EnvState.DONE
 
     @property
     def closed(self) -> bool:
-        """Whether the manager is closed, or was not launched yet."""
+        """Whether the manager is closed, or not launched yet."""
         return self._closed
 
     def random_action(self) -> dict[int, Any]:
-        """Return an action from the action space for each env that wants one."""
+        """Return a random action of the action space for each env that needs one."""
         space = self.action_space
         return {env_id: space.sample() for env_id in self.ready_obs_id}
 
-    # ---- inner ---------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _waiting(self) -> set[int]:
-        """Envs that have an action and whose timestep no step() has returned yet."""
-        pending = () if self._desk is None else self._desk.pending.items()
-        return {*self._mail, *(env_id for env_id, kind in pending if kind is Kind.STEP)}
+    def _unreturned_steps(self) -> set[int]:
+        """Return the envs that have an action and whose timestep no step() has returned yet."""
+        pending = () if self._client is None else self._client.pending.items()
+        return {*self._results, *(env_id for env_id, kind in pending if kind is ReplyKind.STEP)}
 
     def _check_ready(self, env_ids: Sequence[int]) -> None:
-        """Refuse actions for envs that do not want one.
+        """Check that envs need an action.
 
         Raises:
-            AssertionError: as DI-engine's, with the states of the envs.
+            AssertionError: they do not; with DI-engine's text and the states of the envs.
         """
-        waiting = self._waiting()
+        waiting = self._unreturned_steps()
         states = self._env_states
         if any(states.get(env_id) is not EnvState.RUN or env_id in waiting for env_id in env_ids):
             named = {env_id: states.get(env_id) for env_id in env_ids}
-            at_work = f"; envs {sorted(waiting)} are still at work" if waiting else ""
+            busy = f"; envs {sorted(waiting)} still execute an action" if waiting else ""
             raise ManagerUsageError(
-                f"current env state are: {named}, please check whether the requested env is in reset or done{at_work}"
+                f"current env state are: {named}, please check whether the requested env is in reset or done{busy}"
             )

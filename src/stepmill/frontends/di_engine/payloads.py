@@ -1,4 +1,4 @@
-"""What an `EnvSupervisor` is asked, and what it answers: DI-engine's payloads."""
+"""The requests and replies of an `EnvSupervisor`, with the fields of DI-engine's payloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ChildType(Enum):
-    """What an env runs in; ding's own enum will do as well."""
+    """Where envs run; members of DI-engine's enum of that name are accepted, too."""
 
     PROCESS = "process"
     THREAD = "thread"
@@ -17,7 +17,7 @@ class ChildType(Enum):
 
 @dataclass
 class SendPayload:
-    """What one env is asked to do."""
+    """A request to one env."""
 
     proc_id: int
     req_id: str = field(default_factory=lambda: uuid.uuid1().hex)
@@ -28,7 +28,7 @@ class SendPayload:
 
 @dataclass
 class RecvPayload:
-    """What came of it: `data`, or `err` and, for a step, an abnormal timestep as `data`."""
+    """The reply to a request: `data`, or `err` and, for a step, an abnormal timestep as `data`."""
 
     proc_id: int
     req_id: str | None = None

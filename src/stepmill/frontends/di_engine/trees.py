@@ -1,4 +1,4 @@
-"""Tree arrays of the V2 managers: DI-treetensor's where that is installed, else dicts whose keys are attributes."""
+"""Tree arrays of the V2 managers: DI-treetensor's if it is installed, else dicts whose keys are also attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("stepmill.di_engine")
 
 
 class Tree(dict[str, Any]):
-    """Arrays in a dict of any depth, whose keys are attributes, too."""
+    """A nested dict of arrays, whose keys are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -43,7 +43,7 @@ def make_tree(value: Any) -> Any:
 
 
 def stack_trees(values: Sequence[Any]) -> Any:
-    """Return values of one structure as one, with a leading dimension; of none, an empty array."""
+    """Stack trees of one structure along a new first dimension; return an empty array for no trees."""
     if not values:
         return np.array([])
     library = _library()
@@ -57,7 +57,7 @@ def stack_trees(values: Sequence[Any]) -> Any:
 
 
 def rows_of_tree(value: Any) -> list[Any]:
-    """Return the rows of a list, an array [B, ...], or a tree of them."""
+    """Return the B rows of a list, of an array [B, ...], or of a tree of arrays [B, ...]."""
     if isinstance(value, (list, tuple, np.ndarray)):
         return list(value)
     if isinstance(value, Tree):
@@ -67,28 +67,28 @@ def rows_of_tree(value: Any) -> list[Any]:
 
 
 def as_identifier(key: str) -> str:
-    """Return a key of an info as a name: dots become underscores, and a leading digit gets one before it."""
+    """Return a key of an info as an identifier: dots become underscores, and a leading digit is preceded by one."""
     return (f"_{key}" if key[:1].isdigit() else key).replace(".", "_")
 
 
 class TreeManager:
-    """What makes a manager a V2: observations are one tree array, a step returns a list of them.
+    """The part of the V2 managers that differs: observations are one tree array, and `step` returns a list of them.
 
-    Observations of the envs that want an action are stacked, in the order of `ready_obs_id`. A timestep has obs, reward,
-    done, info and env_id; keys of its info are made names. Strings cannot be in an array: they are left out, and the
-    first time a key is, that is logged (D-B13).
+    Observations of the envs that need an action are stacked, in the order of `ready_obs_id`. A timestep has obs, reward,
+    done, info and env_id; the keys of its info are made identifiers. Strings cannot be in an array: they are omitted, and
+    each omitted key is logged once (D-B13).
     """
 
-    _left_out: frozenset[str] = frozenset()
+    _omitted: frozenset[str] = frozenset()
 
     @property
     def ready_obs(self) -> Any:
-        """Observations of the envs that want an action, stacked; waits until there is one, and is empty if none can come."""
-        observations: Mapping[int, Any] = super().ready_obs  # type: ignore[misc]  # the manager's
+        """Observations of the envs that need an action, stacked. Waits until there is one; empty if none can need an action."""
+        observations: Mapping[int, Any] = super().ready_obs  # type: ignore[misc]  # of the manager
         return stack_trees(list(observations.values()))
 
     def step(self, actions: Any) -> list[Any]:
-        """Step the envs that want an action.
+        """Step the envs that need an action.
 
         Args:
             actions: a list, or a tree array [B, ...], one per env of `ready_obs_id`; or a dict by env_id.
@@ -97,27 +97,27 @@ class TreeManager:
         Raises:
             UsageError: not as many actions as envs (D-B13).
         """
-        self._check_closed()  # type: ignore[attr-defined]  # the manager's
-        timesteps: Mapping[int, Any] = super().step(self._by_id(actions))  # type: ignore[misc]  # the manager's
+        self._check_closed()  # type: ignore[attr-defined]  # of the manager
+        timesteps: Mapping[int, Any] = super().step(self._by_id(actions))  # type: ignore[misc]  # of the manager
         return [self._tree(env_id, timestep) for env_id, timestep in timesteps.items()]
 
     def _by_id(self, actions: Any) -> Mapping[int, Any]:
         if isinstance(actions, Mapping) and not isinstance(actions, Tree):
             return actions
-        env_ids: Iterable[int] = self.ready_obs_id  # type: ignore[attr-defined]  # the manager's
+        env_ids: Iterable[int] = self.ready_obs_id  # type: ignore[attr-defined]  # of the manager
         rows = rows_of_tree(actions)
         env_ids = list(env_ids)
         if len(rows) != len(env_ids):
             raise UsageError(
-                f"{len(rows)} actions are given for {len(env_ids)} envs {env_ids}; give one for each of ready_obs_id"
+                f"got {len(rows)} actions for {len(env_ids)} envs; give one for each of ready_obs_id, which is {env_ids}"
             )
         return dict(zip(env_ids, rows, strict=True))
 
     def _tree(self, env_id: int, timestep: Any) -> Any:
         obs, reward, done, info, *_ = timestep
         kept = {as_identifier(key): value for key, value in info.items() if not isinstance(value, str)}
-        left_out = frozenset(key for key, value in info.items() if isinstance(value, str)) - self._left_out
-        if left_out:
-            self._left_out |= left_out
-            logger.warning("strings cannot be in a tree array: info keys %s are left out", sorted(left_out))
+        omitted = frozenset(key for key, value in info.items() if isinstance(value, str)) - self._omitted
+        if omitted:
+            self._omitted |= omitted
+            logger.warning("strings cannot be in a tree array: the info keys %s are omitted", sorted(omitted))
         return make_tree({"obs": obs, "reward": reward, "done": done, "info": kept, "env_id": env_id})

@@ -29,10 +29,10 @@ from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, c
 from stepmill.frontends.rows import select_rows
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
-from stepmill.pool.stats import PoolStats
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
+from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
     from typing_extensions import Never, Self, Unpack

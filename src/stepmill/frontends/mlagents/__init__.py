@@ -2,18 +2,16 @@
 
 The names are loaded on first use: a worker imports this package, too.
 
-    manager              the interface of every manager to a trainer
-    subprocess_manager   the manager of many envs, each in a process
-    simple               the manager of one env in this process
-    supervisor           sends commands to workers, and handles failures and restarts
-    workers              the state of each worker, and its restart quota
-    worker               runs one env, in a process of its own
-    players              the programs that envs have started
-    alive                which agents are in the middle of an episode
-    steps, actions       results of agents; actions as they are sent
-    batching             agents of several workers as one batch
+    manager              `EnvManager`, what trainers call; `SimpleEnvManager` for one env in this process
+    subprocess_manager   `SubprocessEnvManager`
+    engine_workers       drives workers in stepmill's engine, which is the default
+    supervisor           commands, failures and restarts of these workers
+    unity_worker         the env and side channels in such a worker's process
+    pipe_workers         drives workers that a subclass starts; `worker()` for their processes
+    workers              the state of a worker, its restart quota, its agents; messages
+    steps                results, actions, batches of agents
     specs                specs of behaviours
-    channels, messages   side channels; their bytes
+    channels             side channels and their bytes
     settings             engine settings, restart quotas, parameters of the env
     timing               timers of the learner and the workers
     failures             exceptions of an env, and ML-Agents' classes for them
@@ -25,14 +23,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stepmill.envs.unity import ActionTuple as ActionTuple
-    from stepmill.frontends.mlagents.batching import join_steps as join_steps
-    from stepmill.frontends.mlagents.batching import split_info as split_info
     from stepmill.frontends.mlagents.channels import EngineConfig as EngineConfig
     from stepmill.frontends.mlagents.channels import EngineConfigurationChannel as EngineConfigurationChannel
     from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel as EnvironmentParametersChannel
     from stepmill.frontends.mlagents.channels import FloatPropertiesChannel as FloatPropertiesChannel
+    from stepmill.frontends.mlagents.channels import IncomingMessage as IncomingMessage
+    from stepmill.frontends.mlagents.channels import OutgoingMessage as OutgoingMessage
     from stepmill.frontends.mlagents.channels import RawBytesChannel as RawBytesChannel
     from stepmill.frontends.mlagents.channels import SideChannel as SideChannel
+    from stepmill.frontends.mlagents.channels import SideChannelManager as SideChannelManager
     from stepmill.frontends.mlagents.channels import StatsAggregationMethod as StatsAggregationMethod
     from stepmill.frontends.mlagents.channels import StatsSideChannel as StatsSideChannel
     from stepmill.frontends.mlagents.channels import aggregate_stats as aggregate_stats
@@ -45,9 +44,8 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.failures import UnitySideChannelException as UnitySideChannelException
     from stepmill.frontends.mlagents.failures import UnityTimeOutException as UnityTimeOutException
     from stepmill.frontends.mlagents.manager import EnvManager as EnvManager
-    from stepmill.frontends.mlagents.messages import IncomingMessage as IncomingMessage
-    from stepmill.frontends.mlagents.messages import OutgoingMessage as OutgoingMessage
-    from stepmill.frontends.mlagents.messages import SideChannelManager as SideChannelManager
+    from stepmill.frontends.mlagents.manager import SimpleEnvManager as SimpleEnvManager
+    from stepmill.frontends.mlagents.pipe_workers import worker as worker
     from stepmill.frontends.mlagents.settings import ConstantSettings as ConstantSettings
     from stepmill.frontends.mlagents.settings import GaussianSettings as GaussianSettings
     from stepmill.frontends.mlagents.settings import ManagerOptions as ManagerOptions
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.settings import OnCrash as OnCrash
     from stepmill.frontends.mlagents.settings import RestartLimits as RestartLimits
     from stepmill.frontends.mlagents.settings import UniformSettings as UniformSettings
-    from stepmill.frontends.mlagents.simple import SimpleEnvManager as SimpleEnvManager
     from stepmill.frontends.mlagents.specs import BrainParameters as BrainParameters
     from stepmill.frontends.mlagents.specs import CameraResolution as CameraResolution
     from stepmill.frontends.mlagents.steps import ActionInfo as ActionInfo
@@ -64,31 +61,41 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.steps import DecisionSteps as DecisionSteps
     from stepmill.frontends.mlagents.steps import EnvironmentStep as EnvironmentStep
     from stepmill.frontends.mlagents.steps import TerminalSteps as TerminalSteps
+    from stepmill.frontends.mlagents.steps import join_steps as join_steps
+    from stepmill.frontends.mlagents.steps import split_info as split_info
     from stepmill.frontends.mlagents.subprocess_manager import SubprocessEnvManager as SubprocessEnvManager
+    from stepmill.frontends.mlagents.workers import EnvironmentCommand as EnvironmentCommand
+    from stepmill.frontends.mlagents.workers import EnvironmentRequest as EnvironmentRequest
+    from stepmill.frontends.mlagents.workers import EnvironmentResponse as EnvironmentResponse
+    from stepmill.frontends.mlagents.workers import StepResponse as StepResponse
+    from stepmill.frontends.mlagents.workers import UnityEnvWorker as UnityEnvWorker
 
 _NAMES_IN = {
     "stepmill.envs.unity": ("ActionTuple",),
-    f"{__name__}.batching": ("join_steps", "split_info"),
     f"{__name__}.channels": (
         *("EngineConfig", "EngineConfigurationChannel", "EnvironmentParametersChannel", "FloatPropertiesChannel"),
-        *("RawBytesChannel", "SideChannel", "StatsAggregationMethod", "StatsSideChannel", "aggregate_stats"),
+        *("IncomingMessage", "OutgoingMessage", "RawBytesChannel", "SideChannel", "SideChannelManager"),
+        *("StatsAggregationMethod", "StatsSideChannel", "aggregate_stats"),
     ),
     f"{__name__}.failures": (
         *("UnityCommunicationException", "UnityCommunicatorStoppedException", "UnityEnvironmentException"),
         *("UnityException", "UnitySideChannelException", "UnityTimeOutException"),
     ),
-    f"{__name__}.manager": ("EnvManager",),
-    f"{__name__}.messages": ("IncomingMessage", "OutgoingMessage", "SideChannelManager"),
+    f"{__name__}.manager": ("EnvManager", "SimpleEnvManager"),
+    f"{__name__}.pipe_workers": ("worker",),
     f"{__name__}.settings": (
         *("ConstantSettings", "GaussianSettings", "ManagerOptions", "MultiRangeUniformSettings", "OnCrash"),
         *("RestartLimits", "UniformSettings"),
     ),
-    f"{__name__}.simple": ("SimpleEnvManager",),
     f"{__name__}.specs": ("BrainParameters", "CameraResolution"),
     f"{__name__}.steps": (
         *("ActionInfo", "AllStepResult", "BatchedStepResult", "DecisionSteps", "EnvironmentStep", "TerminalSteps"),
+        *("join_steps", "split_info"),
     ),
     f"{__name__}.subprocess_manager": ("SubprocessEnvManager",),
+    f"{__name__}.workers": (
+        *("EnvironmentCommand", "EnvironmentRequest", "EnvironmentResponse", "StepResponse", "UnityEnvWorker"),
+    ),
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 

@@ -1,7 +1,7 @@
-"""What goes wrong with a Unity env, as exceptions: ML-Agents' own classes, and the env's, rebuilt where that is safe.
+"""Exceptions of Unity envs: ML-Agents' classes, and how an env's exception is sent from a worker to the learner.
 
-The classes below are those of mlagents_envs where it is installed, so that code written for it catches them; ours of the
-same names where it is not.
+The classes below are those of mlagents_envs where it is installed, so that code written for it catches them; elsewhere they are
+classes of the same names.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied
 from stepmill.worker.error_records import describe_error, env_error
 
-MAX_PICKLE_BYTES = 1 << 20  # an exception that drags more along is told by its text
+MAX_PICKLE_BYTES = 1 << 20  # of a larger exception only the text is sent
 
 Failure = dict[str, Any]
-"""An exception on its way: its record, the names of its classes, and pickles of it and of its class, or None."""
+"""An exception as it is sent: its record, the names of its classes, and pickles of it and of its class, or None."""
 
 
 def _class(name: str, base: type[Exception], what: str) -> type[Exception]:
@@ -28,9 +28,9 @@ def _class(name: str, base: type[Exception], what: str) -> type[Exception]:
     return found or type(name, (base,), {"__doc__": what, "__module__": __name__})
 
 
-UnityException = _class("UnityException", Exception, "Whatever goes wrong with a Unity env.")
+UnityException = _class("UnityException", Exception, "The base of all errors of a Unity env.")
 UnityEnvironmentException = _class(
-    "UnityEnvironmentException", UnityException, "The env could not be started or ended."
+    "UnityEnvironmentException", UnityException, "The env could not be started or closed."
 )
 UnityCommunicationException = _class("UnityCommunicationException", UnityException, "The connection to the env broke.")
 UnityCommunicatorStoppedException = _class(
@@ -39,12 +39,12 @@ UnityCommunicatorStoppedException = _class(
 UnityTimeOutException = _class("UnityTimeOutException", UnityException, "The env took too long.")
 UnitySideChannelException = _class("UnitySideChannelException", UnityException, "A side channel was misused.")
 
-RECOVERABLE = ("UnityCommunicationException", "UnityTimeOutException", "UnityEnvironmentException")
-"""A worker whose env raises one of these is restarted, within its quota; by name, since a worker's class may be another."""
+RESTARTABLE = ("UnityCommunicationException", "UnityTimeOutException", "UnityEnvironmentException")
+"""A worker whose env raises one of these is restarted, within its quota. Names: the worker may have a class of its own."""
 
 
 class UnityWorkerDied(WorkerDied, UnityCommunicationException):  # type: ignore[misc, valid-type]
-    """A worker's process is gone, and its env with it."""
+    """A worker's process ended."""
 
 
 class UnityWorkerTimeout(EnvTimeout, UnityTimeOutException):  # type: ignore[misc, valid-type]
@@ -52,11 +52,11 @@ class UnityWorkerTimeout(EnvTimeout, UnityTimeOutException):  # type: ignore[mis
 
 
 class UnityStuckError(StepmillError, TimeoutError):
-    """Workers did not finish what they were at before a reset."""
+    """Workers did not finish their steps before a reset."""
 
 
 def died(error: WorkerDied, verb: str) -> UnityWorkerDied:
-    """Return a worker's death in ML-Agents' words. `verb`: what of the worker failed, "send" or "recv"."""
+    """Return the error for a worker's death, which begins with ML-Agents' text. `verb`: what failed, "send" or "recv"."""
     return UnityWorkerDied(
         f"UnityEnvironment worker: {verb} failed. {error.message}",
         worker=error.worker,
@@ -66,8 +66,8 @@ def died(error: WorkerDied, verb: str) -> UnityWorkerDied:
     )
 
 
-def overdue(error: EnvTimeout) -> UnityWorkerTimeout:
-    """Return a worker's end by a deadline in ML-Agents' words."""
+def timed_out(error: EnvTimeout) -> UnityWorkerTimeout:
+    """Return the error for a worker that was ended because of a deadline."""
     return UnityWorkerTimeout(error.message, env_id=error.env_id, phase=error.phase, timeout_s=error.timeout_s)
 
 
@@ -75,13 +75,13 @@ def overdue(error: EnvTimeout) -> UnityWorkerTimeout:
 
 
 def pack(exc: BaseException, phase: str) -> Failure:
-    """Return what travels of an exception. Never raises, whatever the exception does."""
+    """Return an exception as it is sent. Does not raise, even if methods of the exception do."""
     names = [cls.__name__ for cls in type(exc).__mro__]
     return {**describe_error(exc, phase), "names": names, "pickled": _pickled(exc), "cls": _dump(type(exc))}
 
 
 def _pickled(exc: BaseException) -> bytes | None:
-    # Tried here first: what does not come back whole in the process that made it will not elsewhere.
+    # An exception that cannot be unpickled here cannot be unpickled in the learner.
     data = _dump(exc)
     if data is None or len(data) > MAX_PICKLE_BYTES:
         return None
@@ -99,45 +99,50 @@ def _dump(value: object) -> bytes | None:
 
 
 def rebuild(failure: Failure, worker_id: int) -> Exception:
-    """Return the exception that an env raised: itself, with the remote traceback as its cause.
+    """Return the exception that an env raised, with the remote traceback as its cause.
 
-    Where it cannot be carried over, it is an EnvError that is also of the env's class if that allows it; no constructor
-    of that class is called then.
+    If it cannot be pickled, return an EnvError that is also of the env's class where possible; no constructor of that class
+    is called.
     """
-    error = env_error({key: failure[key] for key in ("phase", "type", "message", "traceback")}, worker_id)
+    error = to_env_error(failure, worker_id)
     original = _load(failure["pickled"])
     if isinstance(original, Exception):
         original.__cause__ = error
         return original
     cls = _load(failure["cls"])
-    return _both(cls, error) if isinstance(cls, type) and issubclass(cls, Exception) else error
+    return _combine(cls, error) if isinstance(cls, type) and issubclass(cls, Exception) else error
+
+
+def to_env_error(failure: Failure, worker_id: int) -> EnvError:
+    """Return the EnvError for an env's exception."""
+    return env_error({key: failure[key] for key in ("phase", "type", "message", "traceback")}, worker_id)
 
 
 def _load(data: bytes | None) -> object:
     if data is None:
         return None
-    with contextlib.suppress(Exception):  # its library may not be here
+    with contextlib.suppress(Exception):  # its library may not be installed here
         return pickle.loads(data)
     return None
 
 
-def _both(cls: type[Exception], error: EnvError) -> Exception:
+def _combine(cls: type[Exception], error: EnvError) -> Exception:
     try:
         both = type(cls.__name__, (EnvError, cls), {"__module__": __name__, "__doc__": cls.__doc__})
         made: Exception = BaseException.__new__(both, error.message)
         made.__dict__.update(error.__dict__)
-    except TypeError:  # classes of other memory layouts do not mix
+    except TypeError:  # the memory layouts of the classes differ
         return error
     return made
 
 
-def is_recoverable(failure: Failure) -> bool:
-    """Whether a restart may help: the env, the connection to it, or a deadline."""
-    return any(name in RECOVERABLE for name in failure["names"])
+def is_restartable(failure: Failure) -> bool:
+    """Whether a restart may help: an error of the env, the connection to it, or a deadline."""
+    return any(name in RESTARTABLE for name in failure["names"])
 
 
 def is_stop(failure: Failure) -> bool:
-    """Whether the env was stopped deliberately, as by the editor's stop button, in the words of either generation."""
+    """Whether the env was stopped deliberately, as by the editor's stop button. The generations report it differently."""
     names: Sequence[str] = failure["names"]
     is_old = "UnityCommunicationException" in names and "Communicator has stopped" in failure["message"]
     return is_old or "UnityCommunicatorStoppedException" in names

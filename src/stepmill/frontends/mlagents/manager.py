@@ -8,8 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepmill import timers
+from stepmill.envs.unity import (
+    Generation,
+    behavior_names,
+    generation_of,
+    read_results,
+    read_spec,
+    set_agent_actions,
+)
+from stepmill.frontends.mlagents.settings import checked_parameters
 from stepmill.frontends.mlagents.specs import BrainParameters, brain_parameters
-from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep
+from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep, plain_actions, unpack
+from stepmill.frontends.mlagents.timing import time_decisions
 
 logger = logging.getLogger("stepmill.mlagents")
 
@@ -111,14 +121,14 @@ class EnvManager(ABC):
         return self._take_steps([last_step])[0]
 
     def _decisions(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
-        """Ask for the actions of several workers: `_take_step` of each worker if a subclass overrides it, else all at once."""
-        if type(self)._take_step is not EnvManager._take_step:
+        """Return the actions of several workers: from `_take_step` of each if it was replaced, else from all at once."""
+        if getattr(self._take_step, "__func__", None) is not EnvManager._take_step:
             return [self._take_step(step) for step in last_steps]
         return self._take_steps(last_steps)
 
     def _take_steps(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
         """Ask the policies for the actions of several workers: once for all, where a policy offers that."""
-        with timers.timed(f"{type(self).__name__}._take_step"):
+        with time_decisions(f"{type(self).__name__}._take_step", len(last_steps)):
             return self._decide(last_steps)
 
     def _decide(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
@@ -191,3 +201,65 @@ def _take_newest(queue: Any) -> Any:
             if type(exc).__name__ != "Empty":  # ML-Agents' queues have an Empty of their own
                 raise
             return newest
+
+
+class SimpleEnvManager(EnvManager):
+    """Steps one env that is here already. What it raises comes as it is.
+
+    Args:
+        env: a BaseEnv of either generation.
+        env_params: the channel that the env was made with: FloatPropertiesChannel or EnvironmentParametersChannel.
+    """
+
+    def __init__(self, env: Any, env_params: Any) -> None:
+        super().__init__()
+        self.env = env
+        self.env_params = env_params
+        self.previous_step = EnvironmentStep.empty(0)
+        self.previous_all_action_info: dict[str, Any] = {}
+        self._generation: Generation = generation_of(env)
+
+    def _step(self) -> list[EnvironmentStep]:
+        self.previous_all_action_info = self._take_step(self.previous_step)
+        is_second = self.previous_step.is_second_generation
+        actions = plain_actions(self.previous_all_action_info, is_second_generation=is_second)
+        set_agent_actions(self.env, actions)
+        with timers.timed("env.step"):
+            self.env.step()
+        self.previous_step = EnvironmentStep(self._results(), 0, self.previous_all_action_info, {})
+        return [self.previous_step]
+
+    def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
+        self.set_env_parameters(config)
+        self.env.reset()
+        self.previous_step = EnvironmentStep(self._results(), 0, {}, {})
+        return [self.previous_step]
+
+    def _results(self) -> Any:
+        return unpack(read_results(self.env, self._generation))
+
+    def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
+        """Send parameters on the channel; floats as what it has for them."""
+        for name, value in checked_parameters(config).items():
+            if not isinstance(value, float):
+                value.apply(name, self.env_params)
+            elif hasattr(self.env_params, "set_property"):
+                self.env_params.set_property(name, value)
+            else:
+                self.env_params.set_float_parameter(name, value)
+
+    @property
+    def training_behaviors(self) -> dict[str, Any]:
+        """The specs of the env's behaviours, by name."""
+        names = behavior_names(self.env, self._generation)
+        return {name: read_spec(self.env, self._generation, name) for name in names}
+
+    @property
+    def get_properties(self) -> dict[str, float]:
+        """The float properties of the env, as a copy; none if its channel has none."""
+        read = getattr(self.env_params, "get_property_dict_copy", None)
+        return dict(read()) if callable(read) else {}
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()

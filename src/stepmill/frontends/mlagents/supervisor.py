@@ -1,8 +1,8 @@
-"""Gives commands to the workers and decides what becomes of those that fail.
+"""Sends commands to the engine's workers, and handles failures.
 
-answer "failed"  ─┬ stopped on purpose ─► STOPPED, left out; when all are, the env's exception is raised
-                  ├ recoverable, quota left ─► LEAVING (closes its env, ends) ─┐
-                  └ else ─► BROKEN, the exception is raised as itself           ├► RESETTING, in a new process
+result "failed"  ─┬ stopped deliberately ─► STOPPED, left out; when all are, the env's exception is raised
+                  ├ restartable, quota left ─► LEAVING (closes its env, ends) ─┐
+                  └ else ─► BROKEN, the exception is raised                     ├► RESETTING, in a new process
 process dead ─────┬ quota left ────────────────────────────────────────────────┘
                   └ else ─► BROKEN, UnityWorkerDied is raised
 """
@@ -15,29 +15,28 @@ from types import TracebackType
 from typing import Any
 
 from stepmill.frontends.mlagents import failures
-from stepmill.frontends.mlagents.channels import StatsAggregationMethod
+from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
-from stepmill.frontends.mlagents.optional_imports import load
-from stepmill.frontends.mlagents.players import end_players
 from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits
 from stepmill.frontends.mlagents.steps import AllStepResult, EnvironmentStep
-from stepmill.frontends.mlagents.workers import RestartQuota, UnityEnvWorker, WorkerState
+from stepmill.frontends.mlagents.unity_worker import end_players
+from stepmill.frontends.mlagents.workers import EngineWorker, RestartQuota, WorkerState
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import EnvState
 
 
 class Supervisor:
-    """The workers of one manager. Steps and resets are done within its `with` block.
+    """The states of one manager's workers. Steps and resets are done within its `with` block.
 
     Attributes:
-        parameters: env parameters, all of them, for envs that are made anew.
+        parameters: all env parameters, for envs that are rebuilt.
         quota: of restarts.
-        was_crash: whether a worker crashed and was restarted since the last `take_answers`.
+        was_crash: whether a worker crashed and was restarted since the last `take_results`.
     """
 
     def __init__(
-        self, pool: Pool, workers: Sequence[UnityEnvWorker], limits: RestartLimits, options: ManagerOptions
+        self, pool: Pool, workers: Sequence[EngineWorker], limits: RestartLimits, options: ManagerOptions
     ) -> None:
         self.parameters: dict[str, Any] = {}
         self.quota = RestartQuota(limits, len(workers))
@@ -45,34 +44,34 @@ class Supervisor:
         self._pool = pool
         self._workers = workers
         self._options = options
-        self._answers: list[EnvironmentStep] = []
+        self._results: list[EnvironmentStep] = []
         self._failures: list[Exception] = []
         self._stop: Exception | None = None
-        self._is_torn = False
-        self._method: Any = load("side_channel.stats_side_channel", "StatsAggregationMethod") or StatsAggregationMethod
+        self._was_interrupted = False
 
     # ---- after Ctrl-C -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> None:
-        """Begin a step or a reset: if the last was broken off, between a command and its note, the pool knows better."""
-        if self._is_torn:
-            self._is_torn = False
+        """Begin a step or a reset. If Ctrl-C ended the last one, correct the workers' states by those of the pool."""
+        if self._was_interrupted:
+            self._was_interrupted = False
             states = self._pool.states
             for worker in self._workers:
-                self._mend(worker, states[worker.worker_id])
+                self._correct(worker, states[worker.worker_id])
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_torn = kind is not None and not issubclass(kind, Exception)
+        self._was_interrupted = kind is not None and not issubclass(kind, Exception)
 
-    def _mend(self, worker: UnityEnvWorker, state: EnvState) -> None:
+    def _correct(self, worker: EngineWorker, state: EnvState) -> None:
+        """Ctrl-C may come between a command, or the receipt of a result, and the change of the worker's state."""
         is_pending = state in (EnvState.BUSY, EnvState.READY)
         if worker.waiting and state is EnvState.FAULTED:
-            worker.is_gone = True  # its fault was told, and not taken in
+            worker.is_gone = True  # its fault was raised by recv(), and not processed
             self._crash(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
         elif worker.waiting and not is_pending:
-            self._end_episodes(worker)  # its answer was received, and not taken in
+            self._end_episodes(worker)  # its result was received, and not processed
             self.reset(worker)
         elif is_pending and worker.state is WorkerState.READY:
             worker.take_pending_updates()
@@ -84,13 +83,13 @@ class Supervisor:
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Give workers their actions. One that turns out to be dead is dealt with; the others get theirs."""
+        """Send actions by worker id. If a worker is found to be dead, the others still get theirs."""
         todo = dict(actions)
         while todo:
             try:
                 updates = [(self._workers[each].parameters, self._workers[each].calls) for each in todo]
-                orders = [(action, *pending) for action, pending in zip(todo.values(), updates, strict=True)]
-                self._pool.send(orders, list(todo))
+                commands = [(action, *pending) for action, pending in zip(todo.values(), updates, strict=True)]
+                self._pool.send(commands, list(todo))
             except WorkerDied as error:
                 for worker_id in error.env_ids:
                     todo.pop(worker_id)
@@ -103,12 +102,12 @@ class Supervisor:
             todo.clear()
         self.raise_failure()
 
-    def reset(self, worker: UnityEnvWorker) -> None:
-        """Command a reset. An env that was made anew and has done nothing since needs none."""
+    def reset(self, worker: EngineWorker) -> None:
+        """Command a reset. An env that was rebuilt and reset, and has not stepped since, needs none."""
         if worker.is_fresh and not worker.parameters and not worker.calls:
             return
         parameters, calls = worker.take_pending_updates()
-        worker.alive.clear()
+        worker.live_agents.clear()
         worker.previous_all_action_info = {}
         worker.move(WorkerState.RESETTING)
         try:
@@ -117,19 +116,20 @@ class Supervisor:
             self._on_death(error, "send")
             self.raise_failure()
 
-    def renew(self, worker: UnityEnvWorker) -> None:
-        """Make a broken worker's env anew, whatever its quota: the user has asked for it."""
+    def repair(self, worker: EngineWorker) -> None:
+        """Rebuild a broken worker's env without using its quota: the user has called reset()."""
         if worker.is_gone:
             self._restart(worker)
         else:
-            self._dismiss(worker)
+            self._end_process(worker)
 
-    def _dismiss(self, worker: UnityEnvWorker) -> None:
+    def _end_process(self, worker: EngineWorker) -> None:
+        """Command the worker to close its env and to end its process."""
         worker.move(WorkerState.LEAVING)
         self._pool.reset_async(env_ids=[worker.worker_id], options={"leave": self._options.leave_timeout_s})
 
-    def _restart(self, worker: UnityEnvWorker) -> None:
-        """Start a new process in place of a dead one; nobody waits for it. Its first command is a reset."""
+    def _restart(self, worker: EngineWorker) -> None:
+        """Start a process in place of a dead one, without waiting for it. Its first command is a reset."""
         worker.move(WorkerState.RESETTING)
         worker.is_gone = False
         worker.is_fresh = True
@@ -140,62 +140,62 @@ class Supervisor:
         options = {"parameters": dict(self.parameters), "calls": calls}
         self._pool.reset_async(env_ids=[worker.worker_id], options=options)
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------------------------------
 
     @property
-    def is_any_answer(self) -> bool:
-        """Whether `take_answers` would return something."""
-        return bool(self._answers)
+    def has_results(self) -> bool:
+        """Whether `take_results` would return something."""
+        return bool(self._results)
 
-    def take_answers(self) -> list[EnvironmentStep]:
-        """Return the answers that have come, in the order in which they came."""
-        answers, self._answers = self._answers, []
+    def take_results(self) -> list[EnvironmentStep]:
+        """Return and clear the results received so far, in the order in which they came."""
+        results, self._results = self._results, []
         self.was_crash = False
-        return answers
+        return results
 
-    def on_step(self, worker: UnityEnvWorker, results: AllStepResult, stats: Mapping[str, Any]) -> None:
-        """Take in an answer."""
+    def on_step(self, worker: EngineWorker, results: AllStepResult, stats: Mapping[str, Any]) -> None:
+        """Store the result of a step or a reset."""
         worker.move(WorkerState.READY)
         worker.has_answered = True
-        worker.alive.note(results)
-        named = {name: [(value, self._method(number)) for value, number in values] for name, values in stats.items()}
-        worker.previous_step = EnvironmentStep(results, worker.worker_id, worker.previous_all_action_info, named)
-        self._answers.append(worker.previous_step)
+        worker.live_agents.update(results)
+        infos = worker.previous_all_action_info
+        worker.previous_step = EnvironmentStep(results, worker.worker_id, infos, with_methods(stats))
+        self._results.append(worker.previous_step)
 
-    def on_failure(self, worker: UnityEnvWorker, failure: failures.Failure) -> None:
-        """Take in what an env raised."""
+    def on_failure(self, worker: EngineWorker, failure: failures.Failure) -> None:
+        """Handle an exception that an env raised."""
         exception = failures.rebuild(failure, worker.worker_id)
         if failures.is_stop(failure):
             self._on_stop(worker, exception)
-        elif failures.is_recoverable(failure) and self._may_restart(worker, exception):
+        elif failures.is_restartable(failure) and self._may_restart(worker, exception):
             self._end_episodes(worker)
-            self._dismiss(worker)
+            self._end_process(worker)
         else:
             worker.move(WorkerState.BROKEN)
             self._failures.append(exception)
 
     def on_error(self, error: StepmillError) -> None:
-        """Take in what the engine says of workers: deaths, time limits, answers that cannot be read."""
+        """Handle an error of the engine: deaths, timeouts, malformed results."""
         for each in (error, *error.others):
             if isinstance(each, WorkerDied):
                 self._on_death(each, "recv")
             else:
-                self._on_late_or_bad(each)
+                self._on_timeout_or_malformed(each)
 
-    def _on_late_or_bad(self, error: StepmillError) -> None:
+    def _on_timeout_or_malformed(self, error: StepmillError) -> None:
         worker = self._find(error)
         if worker is None:
             self._failures.append(error)
             return
-        is_late = isinstance(error, EnvTimeout)
-        worker.is_gone = is_late
-        if worker.state is WorkerState.LEAVING and is_late:
-            self._bury(worker)
+        is_timeout = isinstance(error, EnvTimeout)
+        worker.is_gone = is_timeout
+        if worker.state is WorkerState.LEAVING and is_timeout:
+            self._end_players(worker)
             self._restart(worker)
         else:
-            self._crash(worker, failures.overdue(error) if isinstance(error, EnvTimeout) else error)
+            self._crash(worker, failures.timed_out(error) if isinstance(error, EnvTimeout) else error)
 
-    def _find(self, error: StepmillError) -> UnityEnvWorker | None:
+    def _find(self, error: StepmillError) -> EngineWorker | None:
         env_id = getattr(error, "env_id", None)
         if isinstance(env_id, int):
             return self._workers[env_id]
@@ -207,15 +207,15 @@ class Supervisor:
             worker = self._workers[worker_id]
             worker.is_gone = True
             if worker.state is WorkerState.LEAVING:
-                self._bury(worker)
+                self._end_players(worker)
                 self._restart(worker)
             else:
                 self._crash(worker, failures.died(error, verb))
 
-    def _crash(self, worker: UnityEnvWorker, exception: Exception) -> None:
-        """A worker's process is gone, or said nothing that can be read."""
+    def _crash(self, worker: EngineWorker, exception: Exception) -> None:
+        """Handle a worker whose process has ended, or whose result is malformed."""
         if worker.is_gone:
-            self._bury(worker)
+            self._end_players(worker)
         if worker.is_gone and self._may_restart(worker, exception):
             self._end_episodes(worker)
             self._restart(worker)
@@ -223,14 +223,14 @@ class Supervisor:
             worker.move(WorkerState.BROKEN)
             self._failures.append(exception)
 
-    def _bury(self, worker: UnityEnvWorker) -> None:
-        """End what a dead worker has left running: a player that hangs notices nothing."""
+    def _end_players(self, worker: EngineWorker) -> None:
+        """Kill the processes that a dead worker's env has started: a hung player does not notice its end."""
         end_players(worker.players)
         worker.players = []
 
-    def _may_restart(self, worker: UnityEnvWorker, exception: Exception) -> bool:
+    def _may_restart(self, worker: EngineWorker, exception: Exception) -> bool:
         if not worker.has_answered:
-            return False  # it has never worked: that is no crash, but a mistake to be told at once
+            return False  # an env that has never worked needs the user, not a restart
         if not self.quota.take(worker.worker_id):
             logger.error("Worker %d exceeded the allowed number of restarts.", worker.worker_id)
             return False
@@ -238,24 +238,24 @@ class Supervisor:
         self.was_crash = True
         return True
 
-    def _end_episodes(self, worker: UnityEnvWorker) -> None:
-        """Tell of episodes that a crash has ended: interrupted, with what was last seen."""
-        results = worker.alive.interrupted()
-        worker.alive.clear()
+    def _end_episodes(self, worker: EngineWorker) -> None:
+        """Add the result that ends all episodes of a worker as interrupted, with the agents' last observations."""
+        results = worker.live_agents.make_interrupted()
+        worker.live_agents.clear()
         if results:
             infos = worker.previous_all_action_info
-            self._answers.append(EnvironmentStep(results, worker.worker_id, infos, {}))
+            self._results.append(EnvironmentStep(results, worker.worker_id, infos, {}))
 
-    def _on_stop(self, worker: UnityEnvWorker, exception: Exception) -> None:
+    def _on_stop(self, worker: EngineWorker, exception: Exception) -> None:
         self._end_episodes(worker)
         worker.move(WorkerState.STOPPED)
-        logger.warning("worker[%d] was stopped (%s) and is left out; the others go on", worker.worker_id, exception)
+        logger.warning("worker[%d] was stopped (%s) and is left out; the others continue", worker.worker_id, exception)
         self._stop = exception
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
     def raise_failure(self) -> None:
-        """Raise what could not be dealt with, the first of it; the rest is logged."""
+        """Raise the first failure that could not be handled; log the others."""
         if not self._failures:
             return
         first, *rest = self._failures
@@ -265,7 +265,7 @@ class Supervisor:
         raise first
 
     def check_waiting(self) -> None:
-        """Raise if there is nobody to wait for.
+        """Raise if no worker is busy, so that there is no result to wait for.
 
         Raises:
             UnityCommunicatorStoppedException, UnityCommunicationException: all envs were stopped.
@@ -275,13 +275,11 @@ class Supervisor:
             return
         broken = [worker.worker_id for worker in self._workers if worker.state is WorkerState.BROKEN]
         if broken:
-            raise UsageError(
-                f"workers {broken} have failed, and nobody else is there to step; reset() makes their envs anew"
-            )
-        self.check_left()
+            raise UsageError(f"workers {broken} have failed, and no other worker is left to step; call reset()")
+        self.check_not_all_stopped()
 
-    def check_left(self) -> None:
-        """Raise if all envs were stopped on purpose."""
+    def check_not_all_stopped(self) -> None:
+        """Raise if all envs were stopped deliberately."""
         if self._stop is None or any(worker.state is not WorkerState.STOPPED for worker in self._workers):
             return
         if isinstance(self._stop, failures.UnityCommunicatorStoppedException):
@@ -290,12 +288,12 @@ class Supervisor:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def shut(self, timeout_s: float) -> list[int]:
-        """Close all envs at once; return the ids of workers that took too long."""
+    def close_envs(self, timeout_s: float) -> list[int]:
+        """Close all envs at the same time; return the ids of workers that take longer."""
         deadline = time.monotonic() + timeout_s
-        gone = (WorkerState.LEAVING, WorkerState.RESETTING)  # on their way out or in: the pool ends them
-        ids = [worker.worker_id for worker in self._workers if not worker.is_gone and worker.state not in gone]
-        asked = [(worker_id, self._pool.call_async("shut", env_ids=[worker_id])) for worker_id in ids]
+        starting_or_ending = (WorkerState.LEAVING, WorkerState.RESETTING)  # the pool ends these
+        ids = [w.worker_id for w in self._workers if not w.is_gone and w.state not in starting_or_ending]
+        asked = [(worker_id, self._pool.call_async("close_env", env_ids=[worker_id])) for worker_id in ids]
         late = []
         for worker_id, future in asked:
             try:

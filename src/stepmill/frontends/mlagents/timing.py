@@ -1,11 +1,11 @@
-"""Timer trees: the workers', those of mlagents_envs within them, and the learner's own as one."""
+"""Timers of the learner and the workers, and those of mlagents_envs in both."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepmill import timers
@@ -13,12 +13,26 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError
 
 LIBRARY = "mlagents_envs"
+_LIBRARY_TIMERS = f"{LIBRARY}.timers"
+
+
+@contextlib.contextmanager
+def time_decisions(name: str, num_workers: int) -> Iterator[None]:
+    """Time the policies' decisions for `num_workers` workers, which count one each; with mlagents_envs' timers, too."""
+    library = sys.modules.get(_LIBRARY_TIMERS)
+    with timers.timed(name, count=num_workers):
+        if library is None:
+            yield
+            return
+        with library.hierarchical_timer(name) as node:
+            yield
+            node.count += num_workers - 1
 
 
 def timer_tree(pool: Pool) -> dict[str, Any]:
-    """Return the timers of a pool, with the trees of mlagents_envs in its workers added up beside the engine's."""
+    """Return the timers of a pool, with the trees of mlagents_envs in its workers merged beside the engine's."""
     tree: dict[str, Any] = pool.timers()
-    libraries = _ask_libraries(pool, range(pool.num_envs), None)
+    libraries = _library_trees(pool, range(pool.num_envs), None)
     if libraries:
         node = timers.merge(LIBRARY, [_as_tree(LIBRARY, library) for library in libraries])
         tree["children"]["workers"]["children"]["worker_root"]["children"][LIBRARY] = node
@@ -28,21 +42,29 @@ def timer_tree(pool: Pool) -> dict[str, Any]:
 
 
 def publish_timers(pool: Pool, worker_ids: Sequence[int], timeout_s: float) -> None:
-    """Add the workers' trees to those of mlagents_envs in this process, as ML-Agents' manager does: timers.json has them.
+    """Merge the workers' trees into mlagents_envs' tree of this process, which ML-Agents writes to timers.json.
 
     Args:
         pool: of the workers.
-        worker_ids: those that can answer now.
+        worker_ids: those that are idle.
         timeout_s: for all of them together.
     """
-    library = sys.modules.get(f"{LIBRARY}.timers")
-    found = [] if library is None else _ask_libraries(pool, worker_ids, timeout_s)
+    library = sys.modules.get(_LIBRARY_TIMERS)
+    found = [] if library is None else _library_trees(pool, worker_ids, timeout_s)
     if library is None or not found:
         return
     with library.hierarchical_timer("workers") as node:
         for tree in found:
             root = node.get_child("worker_root")
             _add(root, tree)
+
+
+def merge_timers(root: Any) -> None:
+    """Merge the root of another process's mlagents_envs timers into those of this process, under "workers"."""
+    library = sys.modules.get(_LIBRARY_TIMERS)
+    if library is not None and root is not None:
+        with library.hierarchical_timer("workers") as node:
+            node.merge(root, root_name="worker_root", is_parallel=True)
 
 
 def _add(node: Any, tree: dict[str, Any]) -> None:
@@ -53,19 +75,19 @@ def _add(node: Any, tree: dict[str, Any]) -> None:
         _add(node.get_child(name), child)
 
 
-def _ask_libraries(pool: Pool, worker_ids: Sequence[int], timeout_s: float | None) -> list[dict[str, Any]]:
-    """The trees of workers that have one; one that cannot answer has none."""
+def _library_trees(pool: Pool, worker_ids: Sequence[int], timeout_s: float | None) -> list[dict[str, Any]]:
+    """Return the trees of the workers that have loaded mlagents_envs and answer in time."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     asked = [pool.call_async("library_timers", env_ids=[worker_id]) for worker_id in worker_ids]
     found: list[dict[str, Any] | None] = []
     for future in asked:
-        with contextlib.suppress(StepmillError):  # it has died, which the next command tells
+        with contextlib.suppress(StepmillError):  # it has died, which its next command raises
             found.extend(future.result(None if deadline is None else max(deadline - time.monotonic(), 0.0)))
     return [tree for tree in found if tree is not None]
 
 
 def _as_tree(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """mlagents_envs leaves out what is empty, and names of nodes that are not the root."""
+    """Return a tree of mlagents_envs, which has names only at the root and no empty children, as one of stepmill's."""
     return timers.make_node(
         name,
         total=found["total"],

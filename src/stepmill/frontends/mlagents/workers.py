@@ -1,4 +1,4 @@
-"""A manager's books: what each worker is at, and how often it may be restarted."""
+"""What a manager knows of each worker: its state, its agents, and how often it may be restarted."""
 
 from __future__ import annotations
 
@@ -6,24 +6,140 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepmill.frontends.mlagents.alive import AliveAgents
-from stepmill.frontends.mlagents.players import Player
+import numpy as np
+
+from stepmill.frontends.mlagents.failures import UnityCommunicationException
 from stepmill.frontends.mlagents.settings import NO_LIMIT, RestartLimits
-from stepmill.frontends.mlagents.steps import EnvironmentStep
-from stepmill.spec.errors import EngineBug
+from stepmill.frontends.mlagents.steps import (
+    AllStepResult,
+    BatchedStepResult,
+    DecisionSteps,
+    EnvironmentStep,
+    TerminalSteps,
+)
+from stepmill.frontends.mlagents.unity_worker import Player
+from stepmill.spec.errors import EngineBug, UsageError
+
+_END_S = 1.0
+
+# ---- messages ----------------------------------------------------------------------------------------------------------
+
+
+class EnvironmentCommand(Enum):
+    """The kind of a message between a manager and a worker that a subclass started. Numbers are ML-Agents'."""
+
+    STEP = 1
+    BEHAVIOR_SPECS = 2
+    ENVIRONMENT_PARAMETERS = 3
+    RESET = 4
+    CLOSE = 5
+    ENV_EXITED = 6
+    CLOSED = 7
+    TRAINING_STARTED = 8
+
+
+class EnvironmentRequest(NamedTuple):
+    """A message to a worker."""
+
+    cmd: EnvironmentCommand
+    payload: Any = None
+
+
+class EnvironmentResponse(NamedTuple):
+    """A message from a worker. The payload of ENV_EXITED is an exception, that of STEP a StepResponse."""
+
+    cmd: EnvironmentCommand
+    worker_id: int
+    payload: Any
+
+
+class StepResponse(NamedTuple):
+    """The result of a step: agents by behaviour, the root of mlagents_envs' timers or None, and the env's statistics."""
+
+    all_step_result: AllStepResult
+    timer_root: Any
+    environment_stats: dict[str, Any]
+
+
+# ---- workers -----------------------------------------------------------------------------------------------------------
+
+
+class UnityEnvWorker:
+    """A worker process and the connection to it, as `create_worker` of a subclass returns it.
+
+    Attributes:
+        process: a multiprocessing.Process.
+        conn: the manager's end of a pipe to it.
+        previous_step: its newest result.
+        previous_all_action_info: by behaviour, the actions that it received last.
+        waiting: whether the manager waits for the result of a step.
+        closed: whether the process has ended.
+    """
+
+    def __init__(self, process: Any, worker_id: int, conn: Any) -> None:
+        self.process = process
+        self.worker_id = worker_id
+        self.conn = conn
+        self.previous_step = EnvironmentStep.empty(worker_id)
+        self.previous_all_action_info: dict[str, Any] = {}
+        self.waiting = False
+        self.closed = False
+
+    def send(self, cmd: EnvironmentCommand, payload: Any = None) -> None:
+        """Send a request.
+
+        Raises:
+            UnityCommunicationException: the process has ended.
+        """
+        try:
+            self.conn.send(EnvironmentRequest(cmd, payload))
+        except (OSError, EOFError) as exc:
+            raise self.died_error("send") from exc
+
+    def recv(self) -> EnvironmentResponse:
+        """Wait for the next response from the connection. The results of steps come through the step queue instead.
+
+        Raises:
+            UnityCommunicationException: the process has ended.
+            Exception: what the worker sent with ENV_EXITED.
+        """
+        try:
+            response: EnvironmentResponse = self.conn.recv()
+        except (OSError, EOFError) as exc:
+            raise self.died_error("recv") from exc
+        if response.cmd is EnvironmentCommand.ENV_EXITED:
+            raise response.payload
+        return response
+
+    def request_close(self) -> None:
+        """Ask the worker to close its env and to end."""
+        try:
+            self.conn.send(EnvironmentRequest(EnvironmentCommand.CLOSE))
+        except (OSError, EOFError):
+            pass  # it has ended already
+
+    def died_error(self, verb: str) -> Exception:
+        """Return the error for a process that has ended. `verb`: what failed, "send" or "recv"."""
+        if self.process is not None:
+            self.process.join(_END_S)  # a closed connection may be seen before the exit code
+        exit_code = None if self.process is None else self.process.exitcode
+        return UnityCommunicationException(
+            f"UnityEnvironment worker: {verb} failed. The process of worker {self.worker_id} ended (exit code {exit_code}) "
+            "without sending an exception; see its output"
+        )
 
 
 class WorkerState(Enum):
-    """What a worker is at."""
+    """What a worker of the engine is doing."""
 
     NEW = "new"  # never reset: its next command is a reset
-    READY = "ready"  # its last answer is here
+    READY = "ready"  # its last result was received
     STEPPING = "stepping"
-    RESETTING = "resetting"  # also while its process is started anew
+    RESETTING = "resetting"  # also while its process is restarted
     LEAVING = "leaving"  # its env has failed and is being closed; its process ends
-    BROKEN = "broken"  # it failed, and was not restarted; only a reset brings it back
+    BROKEN = "broken"  # it failed and was not restarted; only a reset restarts it
     STOPPED = "stopped"  # its env was stopped deliberately
 
 
@@ -37,30 +153,30 @@ _MOVES = {
     _S.BROKEN: {_S.LEAVING, _S.RESETTING},
     _S.STOPPED: set(),
 }
-WAITED_FOR = frozenset({_S.STEPPING, _S.RESETTING, _S.LEAVING})
+_BUSY = frozenset({_S.STEPPING, _S.RESETTING, _S.LEAVING})
 
 
-class UnityEnvWorker:
-    """What the manager knows of one worker.
+class EngineWorker(UnityEnvWorker):
+    """A worker that stepmill's engine runs. `process` and `conn` are None.
 
     Attributes:
-        previous_step: its newest answer.
-        previous_all_action_info: by behaviour, the actions that it was last given.
-        alive: agents whose episodes are under way.
+        env_factory: makes its env.
+        run_options: engine settings for its env: an EngineConfig, RunOptions or None.
+        live_agents: agents in the middle of an episode.
         properties: float properties of its env.
-        players: programs that its env has started.
+        players: processes that its env has started.
         parameters: env parameters to be sent with its next command.
         calls: methods of the worker to be called before its next command: (name, arguments).
         has_answered: whether its env was ever reset.
         is_gone: whether a BROKEN worker's process has ended.
-        is_fresh: whether its env was made anew after a crash, and reset, and has not stepped yet.
+        is_fresh: whether its env was rebuilt after a crash and reset, and has not stepped yet.
     """
 
-    def __init__(self, worker_id: int) -> None:
-        self.worker_id = worker_id
-        self.previous_step = EnvironmentStep.empty(worker_id)
-        self.previous_all_action_info: dict[str, Any] = {}
-        self.alive = AliveAgents()
+    def __init__(self, worker_id: int, env_factory: Callable[..., Any], run_options: Any = None) -> None:
+        super().__init__(None, worker_id, None)
+        self.env_factory = env_factory
+        self.run_options = run_options
+        self.live_agents = LiveAgents()
         self.properties: dict[str, float] = {}
         self.players: list[Player] = []
         self.parameters: dict[str, Any] = {}
@@ -72,30 +188,47 @@ class UnityEnvWorker:
 
     @property
     def state(self) -> WorkerState:
-        """What it is at."""
+        """What it is doing."""
         return self._state
 
-    @property
-    def waiting(self) -> bool:
-        """Whether an answer of it is to come."""
-        return self._state in WAITED_FOR
-
     def move(self, state: WorkerState) -> None:
-        """Go into another state."""
+        """Change the state.
+
+        Raises:
+            EngineBug: the table of moves does not allow it.
+        """
         if state not in _MOVES[self._state]:
             raise EngineBug(
                 f"worker {self.worker_id} cannot go from {self._state.name} to {state.name}; please report this"
             )
         self._state = state
+        self.waiting = state in _BUSY
 
     def take_pending_updates(self) -> tuple[dict[str, Any], list[tuple[str, tuple[Any, ...]]]]:
-        """Return parameters and calls that go along with the next command, once."""
+        """Return and clear the parameters and calls that are sent with the next command."""
         pending = self.parameters, self.calls
         self.parameters, self.calls = {}, []
         return pending
 
+    def send(self, cmd: EnvironmentCommand, payload: Any = None) -> None:
+        """Refuse: there is no connection to a worker of the engine."""
+        raise UsageError(
+            f"worker {self.worker_id} is run by the engine and has no connection to send {cmd} to; override create_worker() "
+            "and return a UnityEnvWorker with your own process and connection, or call the manager's methods"
+        )
+
+    def recv(self) -> EnvironmentResponse:
+        """Refuse: there is no connection to a worker of the engine."""
+        raise UsageError(
+            f"worker {self.worker_id} is run by the engine and has no connection to receive from; override "
+            "create_worker() and return a UnityEnvWorker with your own process and connection"
+        )
+
+    def request_close(self) -> None:
+        """Do nothing: the manager's `close` ends the workers of the engine."""
+
     def __repr__(self) -> str:
-        return f"UnityEnvWorker({self.worker_id}, {self._state.name})"
+        return f"EngineWorker({self.worker_id}, {self._state.name})"
 
 
 class RestartQuota:
@@ -108,14 +241,79 @@ class RestartQuota:
         self._clock = clock
 
     def take(self, worker_id: int) -> bool:
-        """Take one restart from a worker's quota. Returns False, and takes none, if there is none left."""
+        """Use one restart of a worker's quota. Return False, and use none, if none is left."""
         limits, times, now = self.limits, self._times[worker_id], self._clock()
         while times and now - times[0] > limits.restarts_rate_limit_period_s:
             times.popleft()
-        is_worn = limits.max_lifetime_restarts != NO_LIMIT and self.counts[worker_id] >= limits.max_lifetime_restarts
-        is_fast = limits.restarts_rate_limit_n != NO_LIMIT and len(times) >= limits.restarts_rate_limit_n
-        if is_worn or is_fast:
+        is_used_up = limits.max_lifetime_restarts != NO_LIMIT and self.counts[worker_id] >= limits.max_lifetime_restarts
+        is_too_fast = limits.restarts_rate_limit_n != NO_LIMIT and len(times) >= limits.restarts_rate_limit_n
+        if is_used_up or is_too_fast:
             return False
         times.append(now)
         self.counts[worker_id] += 1
         return True
+
+
+# ---- agents ------------------------------------------------------------------------------------------------------------
+
+_LastSeen = dict[int, tuple[Any, int]]  # agent id: the result in which it was seen last, and its row there
+
+
+class LiveAgents:
+    """The agents of one worker that are in the middle of an episode, with their last observations.
+
+    A crash of the worker ends the episodes of all of them. Agents need decisions at different times: an agent that is not in
+    the newest result may still be alive.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _LastSeen] = {}
+
+    def update(self, results: AllStepResult) -> None:
+        """Add the agents of a result, and remove those whose episode ended."""
+        for name, agents in results.items():
+            seen = self._seen.setdefault(name, {})
+            if isinstance(agents, tuple):
+                decision, terminal = agents
+                for agent in terminal.agent_id:
+                    seen.pop(int(agent), None)
+                for row, agent in enumerate(decision.agent_id):
+                    seen[int(agent)] = (decision, row)
+            else:
+                _update_from_batch(seen, agents)
+
+    def clear(self) -> None:
+        """Remove all agents: a reset has ended all episodes."""
+        self._seen.clear()
+
+    def make_interrupted(self) -> AllStepResult:
+        """Return the end of each agent's episode: its last observation, no reward, interrupted."""
+        return {name: _interrupt(seen) for name, seen in self._seen.items() if seen}
+
+
+def _update_from_batch(seen: _LastSeen, agents: BatchedStepResult) -> None:
+    for row, (agent, is_done) in enumerate(zip(agents.agent_id, agents.done, strict=True)):
+        if is_done:
+            seen.pop(int(agent), None)
+        else:
+            seen[int(agent)] = (agents, row)
+
+
+def _interrupt(seen: _LastSeen) -> tuple[DecisionSteps, TerminalSteps] | BatchedStepResult:
+    places = list(seen.values())
+    size = len(places)
+    first = places[0][0]
+    obs = [np.stack([agents.obs[leaf][row] for agents, row in places]) for leaf in range(len(first.obs))]
+    ids = np.array(list(seen), np.int32)
+    no_reward, all_true = np.zeros(size, np.float32), np.ones(size, np.bool_)
+    if isinstance(first, DecisionSteps):
+        group = np.array([agents.group_id[row] for agents, row in places], np.int32)
+        no_agents = DecisionSteps([array[:0] for array in obs], no_reward[:0], ids[:0])
+        return no_agents, TerminalSteps(obs, no_reward, all_true, ids, group)
+    mask = None
+    if first.action_mask is not None:
+        mask = [
+            np.stack([agents.action_mask[branch][row] for agents, row in places])
+            for branch in range(len(first.action_mask))
+        ]
+    return BatchedStepResult(obs, no_reward, all_true, all_true.copy(), ids, mask)

@@ -1,4 +1,4 @@
-"""stepmill for actorcritic's users: `MultiEnv`, `SubprocessEnv` and `create_subprocess_envs`, in place of its own.
+"""actorcritic's `MultiEnv`, `SubprocessEnv` and `create_subprocess_envs` on top of `Pool`.
 
 multi         `MultiEnv`
 remote        `SubprocessEnv`, `create_subprocess_envs`

@@ -1,4 +1,4 @@
-"""`MultiEnv`: several envs stepped together, with lists in and lists out."""
+"""`MultiEnv`: steps several envs together; arguments and results are lists with one entry per env."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from stepmill.frontends.multi_env.remote import SubprocessEnv, restart_info
-from stepmill.frontends.multi_env.shared_pool import Answer, SharedPool
+from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
 from stepmill.spec.errors import EnvError, StepmillError, UsageError, join_errors
 from stepmill.spec.options import BackendName, PoolOptions
 
@@ -29,41 +29,46 @@ class StepApi(str, Enum):
 
 
 @dataclass(frozen=True)
-class _Lane:
-    """The envs of one shared pool. `places[i]`: which env of the MultiEnv has number `ids[i]` in the shared pool."""
+class _PoolShare:
+    """The envs of a MultiEnv that one shared pool runs.
+
+    Attributes:
+        ids: their numbers in the shared pool, in order.
+        positions: by number in the shared pool, the env's index in the MultiEnv.
+        is_whole: they are all envs of the shared pool, in its order.
+    """
 
     shared: SharedPool
     ids: tuple[int, ...]
-    places: dict[int, int]
-    is_whole: bool  # all envs of the shared pool, in its order, and nothing else
+    positions: dict[int, int]
+    is_whole: bool
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close these envs."""
-        self.shared.leave_all(self.ids)
+        self.shared.close_envs(self.ids)
 
 
 class MultiEnv:
     """Steps several envs at the same time, without a thread or a pipe for each.
 
-    Envs that `create_subprocess_envs` made together take one step of one pool. SubprocessEnvs that were made one by
-    one are driven side by side, and so is any other env, which is stepped in this process.
+    Envs that `create_subprocess_envs` made together are stepped by one pool. SubprocessEnvs that were made one by one are
+    stepped at the same time; any other env is stepped in this process.
 
-    When an episode has ended, the next `step` of that env begins a new one: its action is ignored, and its first
-    observation is what the step returns, with reward 0 (actorcritic applied the action to the new episode, and nobody
-    saw the first observation: M-B2). An episode that a crash ended is terminal, with infos "worker_restarted",
-    "TimeLimit.truncated" and "fault" (M-B3). A time limit that an env with five values reports is "TimeLimit.truncated",
-    too.
+    After the end of an episode, the next `step` of that env begins a new one: it ignores the action, and returns the first
+    observation with reward 0. (actorcritic applies the action to the new episode and drops the first observation: M-B2.)
+    If a worker dies, the episodes of its envs are terminal, with infos "worker_restarted", "TimeLimit.truncated" and "fault"
+    (M-B3). "TimeLimit.truncated" also marks an episode that an env with five values reports as truncated.
 
     Args:
         envs: initialized SubprocessEnvs, or envs.
-        step_api: four lists as actorcritic has them, or Gymnasium's five.
-        check_spaces: whether envs whose spaces differ from those of env 0 are refused (M-B8).
+        step_api: whether results are actorcritic's four lists, or Gymnasium's five.
+        check_spaces: refuse envs whose spaces differ from those of env 0 (M-B8).
     Raises:
-        UsageError: no envs, or envs with different spaces.
+        UsageError: there are no envs, their spaces differ, or an env is given twice.
         LifeCycleError: an env is not initialized.
 
     Attributes:
-        partial_results: what the other envs returned in the last step that raised; None for those that failed.
+        partial_results: the results of the last step that raised; None in the entries of the envs that failed.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class MultiEnv:
             raise UsageError("a MultiEnv needs at least one env; envs is empty")
         self._api = StepApi(step_api)
         self._members = [env if isinstance(env, SubprocessEnv) else _local(env) for env in self._envs]
-        self._lanes = _lanes(self._members)
+        self._shares = _shares(self._members)
         self._last_obs: list[Any] = [None] * len(self._envs)
         self.observation_space = self._members[0].observation_space
         self.action_space = self._members[0].action_space
@@ -84,14 +89,14 @@ class MultiEnv:
 
     @property
     def envs(self) -> list[Any]:
-        """The envs that were given."""
+        """The envs, as they were given."""
         return self._envs
 
     def __len__(self) -> int:
         """Return the number of envs."""
         return len(self._envs)
 
-    # ---- stepping and resetting ---------------------------------------------------------------------------------
+    # ---- stepping and resetting --------------------------------------------------------------------------------------
 
     def reset(
         self,
@@ -103,69 +108,73 @@ class MultiEnv:
         """Reset all envs, or some; needed once, before the first step, and after an env has raised.
 
         Args:
-            seed: s seeds env i with s + i; a list has one per env that is reset. Old envs get it by `seed()`.
+            seed: s gives env i the seed s + i; a list has one seed per env that is reset. Envs of old gym receive it by `seed()`.
             kwargs: keyword arguments of `reset`, one mapping per env that is reset.
-            env_ids: which envs; None is all.
+            env_ids: the envs; None is all.
         Returns:
-            A list of observations, one per env that was reset; with StepApi.GYMNASIUM a list of infos beside it.
+            A list of observations, one per env that was reset; with StepApi.GYMNASIUM also a list of infos.
         Raises:
             EnvError: an env raised.
         """
-        places = list(range(len(self))) if env_ids is None else [self._checked_place(place) for place in env_ids]
-        seeds = self._spread("seed", [seed + place for place in places] if isinstance(seed, int) else seed, places)
-        arguments = self._spread("kwargs", kwargs, places)
-        for place, own_seed, own in zip(places, seeds, arguments, strict=True):
-            shared, index = self._members[place].place
+        positions = (
+            list(range(len(self))) if env_ids is None else [self._checked_position(position) for position in env_ids]
+        )
+        seeds = self._per_env(
+            "seed", [seed + position for position in positions] if isinstance(seed, int) else seed, positions
+        )
+        arguments = self._per_env("kwargs", kwargs, positions)
+        for position, own_seed, own in zip(positions, seeds, arguments, strict=True):
+            shared, index = self._members[position].pool_position
             shared.send_reset(index, own_seed, own or {})
-        chosen = set(places)
-        lanes = [lane for lane in self._lanes if chosen & set(lane.places.values())]
-        rows = self._collect(lanes)
-        observations = [rows[place][0] for place in places]
-        return observations if self._api is StepApi.GYM else (observations, [rows[place][3] for place in places])
+        chosen = set(positions)
+        shares = [share for share in self._shares if chosen & set(share.positions.values())]
+        rows = self._collect(shares)
+        observations = [rows[position][0] for position in positions]
+        return (
+            observations if self._api is StepApi.GYM else (observations, [rows[position][3] for position in positions])
+        )
 
     def step(self, actions: Sequence[Any]) -> Columns:
         """Step all envs and wait for all.
 
         Args:
-            actions: one per env; an env whose action is None is left alone, and its results are None.
+            actions: one per env; an env whose action is None is not stepped, and its results are None.
         Returns:
             Lists with one entry per env: observations, rewards, terminals, infos; with StepApi.GYMNASIUM terminated
-            and truncated in the place of terminals.
+            and truncated instead of terminals.
         Raises:
-            EnvError: an env raised. The others have been stepped: `partial_results`. Reset the one that raised.
-            WorkerDied: a process ended once more than its restarts allow.
+            EnvError: an env raised; reset it. The others have been stepped: see `partial_results`.
+            WorkerDied: a process died more often than `max_restarts` allows.
         """
         actions = list(actions)
         if len(actions) != len(self._envs):
-            raise UsageError(
-                f"{len(actions)} actions are given for {len(self._envs)} envs; give one, or None, for each"
-            )
+            raise UsageError(f"got {len(actions)} actions for {len(self._envs)} envs; give one, or None, for each")
         skips = any(action is None for action in actions)
-        lanes = self._lanes
-        if len(lanes) == 1 and lanes[0].is_whole and not skips:
-            lanes[0].shared.send(actions, None, is_driven=True)
-            return self._columns(self._collect(lanes))
-        sent: list[_Lane] = []
+        shares = self._shares
+        if len(shares) == 1 and shares[0].is_whole and not skips:
+            shares[0].shared.send(actions, None, is_driven=True)
+            return self._columns(self._collect(shares))
+        sent: list[_PoolShare] = []
         refusals: list[StepmillError] = []
-        for lane in lanes:
-            ids = [env_id for env_id in lane.ids if actions[lane.places[env_id]] is not None]
+        for share in shares:
+            ids = [env_id for env_id in share.ids if actions[share.positions[env_id]] is not None]
             try:
                 if ids:
-                    lane.shared.send([actions[lane.places[env_id]] for env_id in ids], ids, is_driven=True)
-                    sent.append(lane)
-            except StepmillError as refusal:  # the other lanes go on: what they were given must be received
-                refusals.append(_at_place(refusal, lane))
+                    share.shared.send([actions[share.positions[env_id]] for env_id in ids], ids, is_driven=True)
+                    sent.append(share)
+            except StepmillError as refusal:  # what the other pools were sent must be received
+                refusals.append(_with_position(refusal, share))
         return self._columns(self._collect(sent, refusals))
 
     def close(self) -> None:
         """Close all envs, in about two seconds at most. Idempotent."""
         for member in self._members:
-            member.retire()
-        if len(self._lanes) == 1:
-            self._lanes[0].leave()
+            member.mark_closed()
+        if len(self._shares) == 1:
+            self._shares[0].close()
             return
-        with ThreadPoolExecutor(min(len(self._lanes), 32), thread_name_prefix="stepmill-close") as threads:
-            for done in [threads.submit(lane.leave) for lane in self._lanes]:
+        with ThreadPoolExecutor(min(len(self._shares), 32), thread_name_prefix="stepmill-close") as threads:
+            for done in [threads.submit(share.close) for share in self._shares]:
                 done.result()
 
     def __enter__(self) -> Self:
@@ -174,69 +183,69 @@ class MultiEnv:
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    # ---- inner --------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _collect(self, lanes: Sequence[_Lane], refusals: Sequence[StepmillError] = ()) -> list[Row]:
-        """Return a row per env, waiting for everything that these lanes have been given; `refusals` are raised after it."""
+    def _collect(self, shares: Sequence[_PoolShare], refusals: Sequence[StepmillError] = ()) -> list[Row]:
+        """Wait for all results of these shares, and return a row per env; then raise `refusals` and the errors of envs."""
         rows = [_SKIPPED] * len(self._envs)
         errors = list(refusals)
-        for lane in lanes:
-            answers, faults, failures = lane.shared.recv()
-            places, last_obs = lane.places, self._last_obs
-            for env_id, (is_step, value) in answers.items():
-                place = places[env_id]
+        for share in shares:
+            results, faults, failures = share.shared.recv()
+            positions, last_obs = share.positions, self._last_obs
+            for env_id, (is_step, value) in results.items():
+                position = positions[env_id]
                 if not is_step or env_id in faults:
-                    rows[place] = self._unusual_row(place, Answer(is_step, value, faults.get(env_id)))
+                    rows[position] = self._unusual_row(position, EnvResult(is_step, value, faults.get(env_id)))
                     continue
-                last_obs[place] = value[0]
-                rows[place] = value if len(value) == 4 else (value[0], value[1], (value[2], value[3]), value[4])
-            errors += [_at_place(error, lane) for error in failures]
+                last_obs[position] = value[0]
+                rows[position] = value if len(value) == 4 else (value[0], value[1], (value[2], value[3]), value[4])
+            errors += [_with_position(error, share) for error in failures]
         if errors:
             self.partial_results = self._columns(rows)
             raise join_errors(errors)
         return rows
 
-    def _unusual_row(self, place: int, answer: Answer) -> Row:
-        """Return the row of an env whose episode was cut short, or which was reset."""
+    def _unusual_row(self, position: int, answer: EnvResult) -> Row:
+        """Return the row of an env that was reset, or whose episode a fault ended."""
         if answer.fault is not None:
-            return self._last_obs[place], 0.0, (False, True), restart_info(answer.fault)
-        obs, info = answer.value if self._members[place].has_reset_info else (answer.value, {})
-        self._last_obs[place] = obs
+            return self._last_obs[position], 0.0, (False, True), restart_info(answer.fault)
+        obs, info = answer.value if self._members[position].has_reset_info else (answer.value, {})
+        self._last_obs[position] = obs
         return obs, 0.0, (False, False), info
 
     def _columns(self, rows: Sequence[Row]) -> Columns:
         observations, rewards, ends, infos = (list(column) for column in zip(*rows, strict=True))
         if self._api is StepApi.GYMNASIUM:
-            pairs = [_as_pair(end, info) for end, info in zip(ends, infos, strict=True)]
+            pairs = [_end_flags(end, info) for end, info in zip(ends, infos, strict=True)]
             return observations, rewards, [pair[0] for pair in pairs], [pair[1] for pair in pairs], infos
-        for place, end in enumerate(ends):
+        for position, end in enumerate(ends):
             if type(end) is tuple:
-                ends[place] = end[0] or end[1]
+                ends[position] = end[0] or end[1]
                 if end[1] and not end[0]:
-                    infos[place].setdefault("TimeLimit.truncated", True)
+                    infos[position].setdefault("TimeLimit.truncated", True)
         return observations, rewards, ends, infos
 
-    def _spread(self, name: str, values: Any, places: Sequence[int]) -> list[Any]:
+    def _per_env(self, name: str, values: Any, positions: Sequence[int]) -> list[Any]:
         if values is None:
-            return [None] * len(places)
-        if len(values) != len(places):
-            raise UsageError(f"{name} has {len(values)} entries for {len(places)} envs; give one for each")
+            return [None] * len(positions)
+        if len(values) != len(positions):
+            raise UsageError(f"{name} has {len(values)} entries for {len(positions)} envs; give one for each")
         return list(values)
 
-    def _checked_place(self, place: int) -> int:
-        if not 0 <= place < len(self._envs):
-            raise UsageError(f"env {place} does not exist; this MultiEnv has envs 0 to {len(self._envs) - 1}")
-        return int(place)
+    def _checked_position(self, position: int) -> int:
+        if not 0 <= position < len(self._envs):
+            raise UsageError(f"env {position} does not exist; this MultiEnv has envs 0 to {len(self._envs) - 1}")
+        return int(position)
 
     def _check_spaces(self) -> None:
-        for place, member in enumerate(self._members):
+        for position, member in enumerate(self._members):
             for what, own, first in (
                 ("observation space", member.observation_space, self.observation_space),
                 ("action space", member.action_space, self.action_space),
             ):
                 if not _is_equal(own, first):
                     raise UsageError(
-                        f"env {place} has another {what} than env 0: {own} instead of {first}; give envs that agree, "
+                        f"env {position} has another {what} than env 0: {own} instead of {first}; give envs with equal spaces, "
                         "or check_spaces=False"
                     )
 
@@ -244,46 +253,46 @@ class MultiEnv:
 def _is_equal(one: object, other: object) -> bool:
     try:
         return one is other or bool(one == other)
-    except ValueError:  # spaces made of arrays, which have no single truth value
+    except ValueError:  # spaces that are arrays: their comparison has no single truth value
         return True
 
 
-def _as_pair(end: Any, info: Any) -> tuple[Any, Any]:
-    """Return (terminated, truncated) of an env with either API; old gym tells a time limit by its info."""
+def _end_flags(end: Any, info: Any) -> tuple[Any, Any]:
+    """Return (terminated, truncated) of an env with either API; old gym marks a time limit in the info."""
     if type(end) is tuple or end is None:
         return (None, None) if end is None else (end[0], end[1])
     is_cut = bool(end) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
     return bool(end) and not is_cut, is_cut
 
 
-def _at_place(error: StepmillError, lane: _Lane) -> StepmillError:
-    """Return an error with the env's place in the MultiEnv, where that is not its number in its shared pool."""
+def _with_position(error: StepmillError, share: _PoolShare) -> StepmillError:
+    """Return an error that names the env's index in the MultiEnv, if that differs from its number in the shared pool."""
     env_id = getattr(error, "env_id", None)
-    if isinstance(env_id, int) and lane.places.get(env_id, env_id) != env_id:
-        place = lane.places[env_id]
-        error.env_id = place  # type: ignore[attr-defined]  # those that have one
-        error.message = f"env {place} of this MultiEnv: {error.message}"
-    elif not isinstance(error, EnvError) and list(lane.places.values()) != list(lane.ids):
-        error.message = f"envs {sorted(lane.places.values())} of this MultiEnv: {error.message}"
+    if isinstance(env_id, int) and share.positions.get(env_id, env_id) != env_id:
+        position = share.positions[env_id]
+        error.env_id = position  # type: ignore[attr-defined]  # of the classes that have one
+        error.message = f"env {position} of this MultiEnv: {error.message}"
+    elif not isinstance(error, EnvError) and list(share.positions.values()) != list(share.ids):
+        error.message = f"envs {sorted(share.positions.values())} of this MultiEnv: {error.message}"
     return error
 
 
-def _lanes(members: Sequence[SubprocessEnv]) -> list[_Lane]:
-    places: dict[SharedPool, dict[int, int]] = {}
-    for place, member in enumerate(members):
-        shared, index = member.place
-        own = places.setdefault(shared, {})
+def _shares(members: Sequence[SubprocessEnv]) -> list[_PoolShare]:
+    positions: dict[SharedPool, dict[int, int]] = {}
+    for position, member in enumerate(members):
+        shared, index = member.pool_position
+        own = positions.setdefault(shared, {})
         if index in own:
-            raise UsageError(f"envs {own[index]} and {place} are one and the same env; give each env once")
-        own[index] = place
+            raise UsageError(f"envs {own[index]} and {position} are the same env; give each env once")
+        own[index] = position
     return [
-        _Lane(shared, tuple(sorted(own)), own, list(own.items()) == [(i, i) for i in range(shared.num_envs)])
-        for shared, own in places.items()
+        _PoolShare(shared, tuple(sorted(own)), own, list(own.items()) == [(i, i) for i in range(shared.num_envs)])
+        for shared, own in positions.items()
     ]
 
 
 def _local(env: object) -> SubprocessEnv:
-    """Return an env of this process as a member: it is stepped in line, by the same rules."""
+    """Return a SubprocessEnv that steps an env of this process here, by the same rules."""
     member = SubprocessEnv(lambda: env, options=PoolOptions(backend=BackendName.SERIAL))
     member.start()
     member.initialize()

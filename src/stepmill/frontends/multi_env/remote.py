@@ -1,4 +1,4 @@
-"""`SubprocessEnv`: an env in a process of its own that looks like the env itself."""
+"""`SubprocessEnv`: an env in a process of its own, with the interface of the env itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 
-from stepmill.frontends.multi_env.shared_pool import Answer, SharedPool
+from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
 from stepmill.spec.options import OptionKeywords, PoolOptions, merge_options
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
         """Old gym's Env."""
 
 else:
-    _OldEnv = getattr(
-        sys.modules.get("gym"), "Env", object
-    )  # importing it costs seconds and warns; the user has, or has not
+    # gym is not imported here: that takes seconds and warns. A program that needs the class has imported it.
+    _OldEnv = getattr(sys.modules.get("gym"), "Env", object)
 
 
 class LifeCycleError(UsageError):
@@ -37,24 +36,24 @@ class _Phase(Enum):
 
 
 class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
-    """Runs one env in a process of its own: `start` begins that, `initialize` waits for it, then use it as an env.
+    """Runs one env in a process of its own. `start` starts the process, `initialize` waits until the env is built.
 
-    It is a `gymnasium.Env`, and an env of old gym's where gym was imported before this module; wrappers go around it.
-    `metadata`, `spec`, `render_mode` and `reward_range` are the env's own from `initialize` on.
+    It is a `gymnasium.Env`, and also a `gym.Env` if gym was imported before this module, so wrappers accept it. From
+    `initialize` on, `metadata`, `spec`, `render_mode` and `reward_range` are those of the env.
 
-    `step`, `reset` and `render` return what the env returns, as it is: four values or five, any observation. There is
-    no autoreset. A crash of the process ends the episode: `step` returns the last observation, reward 0, a terminal
-    flag and an info with "worker_restarted" and "fault", and the env is built anew (actorcritic began another episode
-    in silence: M-B3). The action that crashed it is not given to the new process (M-B4). What the env raises is raised
-    here, as `EnvError` (M-B6); `reset` brings the env back.
+    `step`, `reset` and `render` return what the env returns: four values or five, any observation. There is no autoreset.
+    If the process dies, the episode ends: `step` returns the last observation, reward 0, a terminal flag and an info with
+    "worker_restarted" and "fault", and the env is rebuilt. (actorcritic begins another episode without a message: M-B3.) The
+    action of that step is not repeated (M-B4). An exception of the env is raised here as `EnvError` (M-B6); `reset` makes the
+    env usable again.
 
     Args:
-        env_fn: makes the env, in the process; again after a crash. It travels by cloudpickle.
-        options: of the engine: context, deadlines, restarts and their limits. None isolates the env, repairs crashes
-            and raises exceptions.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it.
+        env_fn: makes the env in the process, and again after the process died. It is pickled with cloudpickle.
+        options: options of the pool, such as the start method, deadlines and the number of restarts. By default each env
+            has its own process, dead processes are restarted, and exceptions are raised.
+        **keywords: fields of PoolOptions by name, which take precedence over `options`.
 
-    Envs that `create_subprocess_envs` made share one engine, and only one thread at a time gets into it; the others wait.
+    Envs that `create_subprocess_envs` made together share a pool, which one thread at a time can use; other threads wait.
     """
 
     def __init__(
@@ -62,9 +61,9 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     ) -> None:
         if not callable(env_fn):
             raise UsageError(f"env_fn is a {type(env_fn).__name__}; give a function that makes the env")
-        self._join(SharedPool([env_fn], merge_options(options, keywords)), 0)
+        self._attach(SharedPool([env_fn], merge_options(options, keywords)), 0)
 
-    def _join(self, shared: SharedPool, index: int) -> None:
+    def _attach(self, shared: SharedPool, index: int) -> None:
         self._shared = shared
         self._index = index
         self._phase = _Phase.NEW
@@ -73,7 +72,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         self._last_obs: Any = None
         self.reward_range: tuple[float, float] = (-float("inf"), float("inf"))
 
-    # ---- life ---------------------------------------------------------------------------------------------------
+    # ---- start and close ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process, which begins to build the env; return at once. Idempotent.
@@ -87,12 +86,12 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
             self._phase = _Phase.STARTED
 
     def initialize(self) -> None:
-        """Wait until the env is built, and fetch its spaces. Idempotent. A process that dies meanwhile is made anew.
+        """Wait until the env is built, and fetch its spaces. Idempotent. A process that dies meanwhile is restarted.
 
         Raises:
             LifeCycleError: it was not started, or was closed.
-            EnvError: the constructor raised (M-B5: told at once).
-            EnvTimeout, WorkerDied: it took too long, or the process ended once more than `max_restarts`.
+            EnvError: the constructor raised (M-B5).
+            EnvTimeout, WorkerDied: it took too long, or the process died more often than `max_restarts`.
         """
         self._check_open()
         if self._phase is _Phase.NEW:
@@ -107,11 +106,11 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     def close(self) -> None:
         """Close the env, and end the process, in about two seconds at most. Idempotent (M-B7).
 
-        Of envs that were made together the processes end when the last one is closed.
+        The processes of envs that were made together end when the last of these envs is closed.
         """
         if self._phase is not _Phase.CLOSED:
             self._phase = _Phase.CLOSED
-            self._shared.leave(self._index)
+            self._shared.close_env(self._index)
 
     def __enter__(self) -> Self:
         return self
@@ -120,17 +119,17 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         self.close()
         return False
 
-    # ---- what an env has ----------------------------------------------------------------------------------------
+    # ---- the interface of an env -------------------------------------------------------------------------------------
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]
-        """The env's own, fetched once; reading it never waits."""
+        """That of the env, fetched by `initialize`; reading it never waits."""
         self._check_ready("observation_space")
         return self._spaces[0]
 
     @property
     def action_space(self) -> Any:  # type: ignore[override]
-        """The env's own, fetched once; reading it never waits."""
+        """That of the env, fetched by `initialize`; reading it never waits."""
         self._check_ready("action_space")
         return self._spaces[1]
 
@@ -139,46 +138,46 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
         Raises:
             EnvError: the env raised.
-            WorkerDied: the process ended once more than the restarts that `options` allow.
+            WorkerDied: the process died more often than `max_restarts`.
         """
         self._check_ready("step()")
         with self._shared.lock:
             self._shared.send([action], [self._index], is_driven=False)
-            answer = self._recv()
-        return self._as_step(answer)
+            result = self._recv()
+        return self._as_step(result)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env with these keyword arguments and return what it returns."""
         self._check_ready("reset()")
         with self._shared.lock:
             self._shared.send_reset(self._index, None, kwargs)
-            answer = self._recv()
-        self._last_obs = self._first_obs(answer.value)
-        return answer.value
+            result = self._recv()
+        self._last_obs = self._first_obs(result.value)
+        return result.value
 
     def render(self, mode: str = "human") -> Any:
         """Return what the env's `render(mode)` returns; an env whose `render` takes no mode is not given one.
 
         Raises:
             EnvError: the env raised.
-            WorkerDied: the process ended. That is raised, and not repaired in silence as in actorcritic, since the episode
-                is over: the next `step` tells so, and the one after it begins another.
+            WorkerDied: the process died. Unlike in actorcritic this is raised, since a new process could only render another
+                episode: the next `step` returns the end of the episode, and the one after it begins another.
         """
         self._check_ready("render()")
         with self._shared.lock:
             return self._shared.pool.call("render_as", mode, env_ids=[self._index])[0]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the env, or read an attribute that is no method."""
+        """Call a method of the env, or read another attribute."""
         self._check_ready(name)
         with self._shared.lock:
             return self._shared.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]
 
-    # ---- for MultiEnv -------------------------------------------------------------------------------------------
+    # ---- for MultiEnv ------------------------------------------------------------------------------------------------
 
     @property
-    def place(self) -> tuple[SharedPool, int]:
-        """The shared pool that runs the env, and the env's number there."""
+    def pool_position(self) -> tuple[SharedPool, int]:
+        """The shared pool that runs the env, and the env's number in it."""
         self._check_ready("step()")
         return self._shared, self._index
 
@@ -187,31 +186,31 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """Whether `reset` of the env returns a pair (observation, info)."""
         return self._is_gymnasium
 
-    def retire(self) -> None:
-        """Note that the env is closed, or about to be, by somebody else."""
+    def mark_closed(self) -> None:
+        """Record that a MultiEnv closes the env."""
         self._phase = _Phase.CLOSED
 
-    # ---- inner --------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _first_obs(self, value: Any) -> Any:
         return value[0] if self._is_gymnasium else value
 
-    def _recv(self) -> Answer:
-        answers, faults, errors = self._shared.recv()
+    def _recv(self) -> EnvResult:
+        results, faults, errors = self._shared.recv()
         if errors:
             raise join_errors(errors)
-        return Answer(*answers[self._index], faults.get(self._index))
+        return EnvResult(*results[self._index], faults.get(self._index))
 
-    def _as_step(self, answer: Answer) -> Any:
-        if answer.fault is not None:
-            return self._pack(self._last_obs, is_over=True, info=restart_info(answer.fault))
-        if not answer.is_step:  # the step after a crash: the engine has begun the next episode
-            self._last_obs = self._first_obs(answer.value)
-            return self._pack(self._last_obs, is_over=False, info={})
-        self._last_obs = answer.value[0]
-        return answer.value
+    def _as_step(self, result: EnvResult) -> Any:
+        if result.fault is not None:
+            return self._as_env_result(self._last_obs, is_over=True, info=restart_info(result.fault))
+        if not result.is_step:  # the step after a crash: the pool has begun the next episode
+            self._last_obs = self._first_obs(result.value)
+            return self._as_env_result(self._last_obs, is_over=False, info={})
+        self._last_obs = result.value[0]
+        return result.value
 
-    def _pack(self, obs: Any, *, is_over: bool, info: dict[str, Any]) -> tuple[Any, ...]:
+    def _as_env_result(self, obs: Any, *, is_over: bool, info: dict[str, Any]) -> tuple[Any, ...]:
         return (obs, 0.0, False, is_over, info) if self._is_gymnasium else (obs, 0.0, is_over, info)
 
     def _check_open(self) -> None:
@@ -231,7 +230,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
 
 def restart_info(fault: Mapping[str, str]) -> dict[str, Any]:
-    """Return the info of an episode that a crash has cut short."""
+    """Return the info of an episode that ended because its worker died."""
     return {"worker_restarted": True, "TimeLimit.truncated": True, "fault": dict(fault)}
 
 
@@ -244,13 +243,13 @@ def create_subprocess_envs(
     """Return envs in processes, started and initialized; all are built at the same time.
 
     Args:
-        env_fns: one per env; may be called again, after a crash.
-        options: as for SubprocessEnv. num_workers of None gives each env its own process, as actorcritic does; fewer are
-            faster for envs that are fast, and a crash then ends the episodes of all envs in that process.
+        env_fns: one per env; called again if the env's process died.
+        options: as for SubprocessEnv. Without num_workers each env has its own process, as in actorcritic. Fewer processes
+            are faster for fast envs, but if one dies, the episodes of all its envs end.
         **keywords: as for SubprocessEnv.
     Raises:
-        EnvError: constructors raised, all of which are told (M-B5: actorcritic returned such envs as if they were well).
-        EnvTimeout, WorkerDied: building took too long, or a process ended.
+        EnvError: constructors raised; `others` has the further errors. (actorcritic returns such envs: M-B5.)
+        EnvTimeout, WorkerDied: building took too long, or a process died.
     """
     functions = list(env_fns)
     if not functions:
@@ -272,5 +271,5 @@ def create_subprocess_envs(
 
 def _member(shared: SharedPool, index: int) -> SubprocessEnv:
     env = SubprocessEnv.__new__(SubprocessEnv)
-    env._join(shared, index)
+    env._attach(shared, index)
     return env

@@ -1,4 +1,4 @@
-"""The pool behind one SubprocessEnv, or behind many that were made together."""
+"""`SharedPool`: the pool that runs one SubprocessEnv, or several that were made together."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
 _AT_WORK = (EnvState.BUSY, EnvState.READY)
 
 
-class Answer(NamedTuple):
-    """What one env had to say.
+class EnvResult(NamedTuple):
+    """The result of one env.
 
     Attributes:
-        is_step: False for a reset, be it asked for or the engine's own.
-        value: what the env returned, as it was.
-        fault: why the episode was cut short, by the engine, after `value`; None if it was not.
+        is_step: False if it is the result of a reset, which may be an automatic one.
+        value: what the env returned.
+        fault: the fault that ended the episode after `value`; None without a fault.
     """
 
     is_step: bool
@@ -35,15 +35,15 @@ class Answer(NamedTuple):
 
 
 class SharedPool:
-    """Runs envs that were made together. Used by one thread at a time, which its lock sees to."""
+    """Runs envs that were made together. One thread at a time may use it, which holds `lock`."""
 
     def __init__(self, env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> None:
         """Check the options. Nothing runs before `launch`.
 
         Args:
             env_fns: one per env.
-            options: of the pool. What is left at its default is chosen for envs that may crash: a process for each
-                env, crashes are repaired and told, exceptions are raised.
+            options: of the pool. Those at their defaults are replaced by others that suit envs that may crash: each env has
+                its own process, dead processes are restarted, and exceptions are raised.
         """
         self.lock = threading.RLock()
         self.num_envs = len(env_fns)
@@ -53,19 +53,19 @@ class SharedPool:
         self._pool: Pool | None = None
         self._failure: StepmillError | None = None
         self._open_ids = set(range(len(env_fns)))
-        self._abandon: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
+        self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
 
     def launch(self) -> None:
-        """Start the workers and return at once; they build their envs. Idempotent."""
+        """Start the workers, which build their envs, and return without waiting. Idempotent."""
         if self._backend is not None or self._options.backend is not BackendName.PROCESS:
             return
         self._backend = ProcessBackend(worker_settings(self._options))
         self._backend.begin(plan_workers(self._makers, self._options))
-        self._abandon = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
+        self._finalizer = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
 
     @property
     def pool(self) -> Pool:
-        """The pool, once all envs are built, which the first reader waits for.
+        """The pool; the first use waits until all envs are built.
 
         Raises:
             EnvError, EnvTimeout, WorkerDied: an env could not be built.
@@ -75,17 +75,17 @@ class SharedPool:
                 raise self._failure
             if self._pool is None:
                 try:
-                    self._pool = self._built()
+                    self._pool = self._build_pool()
                 except StepmillError as failure:
                     self._failure = failure
                     raise
             return self._pool
 
-    def _built(self) -> Pool:
-        """Return the pool; if a process dies while envs are built, all are built anew, `max_restarts` times at most."""
+    def _build_pool(self) -> Pool:
+        """Return the pool. If a process dies while envs are built, all are built again, at most `max_restarts` times."""
         for num_left in range(self._options.max_restarts, -1, -1):
             self.launch()
-            self._abandon.detach()  # the pool closes it from here on
+            self._finalizer.detach()  # from here on the pool closes the backend
             options = self._options if self._backend is None else replace(self._options, backend=self._backend)
             try:
                 return Pool(self._makers, options=options)
@@ -93,15 +93,15 @@ class SharedPool:
                 self._backend = None
                 if not num_left:
                     raise
-        raise EngineBug("a negative number of restarts is allowed; please report this")
+        raise EngineBug("max_restarts is negative; please report this")
 
     def spaces(self, index: int) -> tuple[object, object]:
-        """Return an env's observation space and action space; None for what it does not have."""
+        """Return an env's observation space and action space; None in place of one that it does not have."""
         pair: tuple[object, object] = pickle.loads(self.pool.env_specs[index].spaces)
         return pair
 
     def description(self, index: int) -> Mapping[str, Any]:
-        """Return what an env says of itself beside its spaces, by the names that Gymnasium and gym have for it."""
+        """Return those of an env's attributes metadata, spec, render_mode and reward_range that it has."""
         found: Mapping[str, Any] = self.pool.call(_describe, env_ids=[index])[0]
         return found
 
@@ -110,7 +110,7 @@ class SharedPool:
         return bool(self.pool.env_specs[index].metadata["is_gymnasium"])
 
     def send(self, actions: Sequence[Any], env_ids: Sequence[int] | None, *, is_driven: bool) -> None:
-        """Give envs their actions; with `is_driven` the engine resets those whose episode is over instead."""
+        """Send envs their actions; with `is_driven`, envs whose episode has ended are reset instead."""
         self.pool.send([(is_driven, action) for action in actions], env_ids)
 
     def send_reset(self, index: int, seed: int | None, kwargs: Mapping[str, Any]) -> None:
@@ -118,11 +118,11 @@ class SharedPool:
         self.pool.reset_async(seed={index: seed}, options=dict(kwargs) or None, env_ids=[index])
 
     def recv(self) -> tuple[dict[int, tuple[bool, Any]], dict[int, Mapping[str, str]], list[StepmillError]]:
-        """Wait for all that is pending. Hot path: what an env returned is handed on as it came.
+        """Wait for all pending results. Hot path: the results are pairs, not EnvResults.
 
         Returns:
-            By env: whether it was stepped, and what it returned; and of those whose episode was cut short, the fault. Then
-            the errors of those that have nothing to tell.
+            By env, whether it was stepped, and what it returned; by env whose episode a fault ended, the fault; and the errors
+            of envs without a result.
         """
         errors: list[StepmillError] = []
         pool = self.pool
@@ -137,8 +137,8 @@ class SharedPool:
             return dict(zip(env_ids, batch.obs, strict=True)), faults, errors
         return {}, {}, errors
 
-    def leave(self, index: int) -> None:
-        """Close one env; with the last one the pool goes, within about two seconds. Idempotent."""
+    def close_env(self, index: int) -> None:
+        """Close one env; closing the last one closes the pool, within about two seconds. Idempotent."""
         with self.lock:
             if index not in self._open_ids:
                 return
@@ -148,7 +148,7 @@ class SharedPool:
             elif self._pool is not None:
                 self._pool.call("close_env", env_ids=[index])
 
-    def leave_all(self, indices: Sequence[int]) -> None:
+    def close_envs(self, indices: Sequence[int]) -> None:
         """Close several envs together."""
         with self.lock:
             leaving = sorted(self._open_ids & set(indices))
@@ -163,7 +163,7 @@ class SharedPool:
         self._open_ids.clear()
         if self._pool is not None:
             self._pool.close()
-        self._abandon()
+        self._finalizer()
 
 
 def _describe(env: Any) -> dict[str, Any]:
@@ -185,12 +185,12 @@ def _with_defaults(options: PoolOptions) -> PoolOptions:
 
 
 def _faults_of(batch: Batch, env_ids: Sequence[int]) -> dict[int, Mapping[str, str]]:
-    """Return what cut episodes short, by env."""
+    """Return the faults that ended episodes, by env."""
     columns = {key: column for key, column in batch.info.get("fault", {}).items() if not key.startswith("_")}
     rows = batch.truncated.nonzero()[0].tolist() if columns else []
-    told = {env_ids[row]: {key: column[row] for key, column in columns.items()} for row in rows}
-    return {env_id: fault for env_id, fault in told.items() if fault.get("kind") is not None}
+    faults = {env_ids[row]: {key: column[row] for key, column in columns.items()} for row in rows}
+    return {env_id: fault for env_id, fault in faults.items() if fault.get("kind") is not None}
 
 
 def _do_nothing() -> None:
-    """Stand for a backend that was never started."""
+    """Finalizer of a pool whose backend has not been started."""

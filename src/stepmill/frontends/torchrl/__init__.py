@@ -1,22 +1,22 @@
-"""TorchRL: stepmill's pools as `EnvBase`.
+"""TorchRL's `EnvBase` on top of `Pool`.
 
-    StepmillEnv              any envs, on any backend: in place of ParallelEnv
-    AsyncStepmillEnv         the same, some envs at a time: in place of AsyncEnvPool
-    MultiThreadedEnv         EnvPool's envs by name, or Gymnasium's: in place of TorchRL's class of that name
-    MultiThreadedEnvWrapper  an EnvPool pool, or a stepmill.Pool, that exists already
+    StepmillEnv              any envs, on any backend: replaces ParallelEnv
+    AsyncStepmillEnv         the same, with asynchronous steps: replaces AsyncEnvPool
+    MultiThreadedEnv         EnvPool's envs by name, or Gymnasium's: replaces TorchRL's class of that name
+    MultiThreadedEnvWrapper  an existing EnvPool pool, or stepmill.Pool
 
-The names are loaded on first use; without TorchRL that raises `MissingExtraError`.
+The names are loaded on first use, which raises `MissingExtraError` without TorchRL. The modules:
 
     env            `StepmillEnv`
     asynchronous   `AsyncStepmillEnv`
     threaded       `MultiThreadedEnv`, `MultiThreadedEnvWrapper`
-    engine         rows in NumPy, for all of these
+    engine         resets and steps of a pool, in NumPy; used by all of these
+    parallel_env   the arguments of `ParallelEnv`
     specs          Gymnasium's spaces as TorchRL's specs
-    views          `env[2:]`
-    fanout         `env.attr` and `env.method()` of all envs
+    views          `env[2:]`; `env.attr` and `env.method()` of all envs
     states         `state_dict` and `load_state_dict`
-    layers         the state of an env, read and written in its worker
-    makers         env functions with keyword arguments
+    env_state      the state of one env, read and written in its worker
+    makers         env functions and their keyword arguments
     errors         errors that are also of the classes that TorchRL's users catch
 """
 

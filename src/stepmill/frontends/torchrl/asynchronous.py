@@ -1,7 +1,7 @@
-"""`AsyncStepmillEnv`: some envs at a time, as they get ready; in place of TorchRL's `AsyncEnvPool`.
+"""`AsyncStepmillEnv`: asynchronous steps and resets of some envs; replaces TorchRL's `AsyncEnvPool`.
 
-What differs from it, on purpose: a timeout bounds the whole call and loses nothing (X-2); what was returned is never written
-again (X-3); "env_index" is a tensor [B]; data lie in shared memory on every backend, and no result waits in a queue of pickles.
+Differences from it: a timeout limits the whole call and loses nothing (X-2); returned tensors are never modified (X-3);
+"env_index" is a tensor [B]; data are in shared memory on every backend, and results are not pickled.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Ids = NDArray[np.int64]
 EnvIndex = int | Sequence[int] | None
 
 
-class _Task(Enum):
-    """What an env was asked for; the values are for messages."""
+class _TaskKind(Enum):
+    """What an env does; the values are used in error texts."""
 
     STEP = "step"
     RESET = "reset"
@@ -36,15 +36,14 @@ class _Task(Enum):
 
 
 class AsyncStepmillEnv(StepmillEnv):
-    """Envs that are stepped and reset a few at a time: `async_*_send` gives tasks, `async_*_recv` takes what is done.
+    """Envs that are stepped and reset asynchronously: `async_*_send` begins tasks, `async_*_recv` returns results.
 
-    The synchronous methods work, too, while no task is at work. An env is busy from the sending of a task until its result
-    is received.
+    An env is busy from `async_*_send` until its result is received. The synchronous methods also work, while no env is busy.
 
     Args:
         env_fns: as for `StepmillEnv`.
-        min_get: how many results a `recv` waits for if it is not told.
-        **kwargs: all others of `StepmillEnv`; `frame_skip` must be 1.
+        min_get: the default of `min_get` of the `recv` methods.
+        **kwargs: as for `StepmillEnv`; `frame_skip` must be 1.
     """
 
     def __init__(self, env_fns: Any, *, min_get: int = 1, **kwargs: Any) -> None:
@@ -55,28 +54,30 @@ class AsyncStepmillEnv(StepmillEnv):
         self.min_get = min_get
 
     def _set_up(self, engine: Engine, **kwargs: Any) -> None:
-        self._tasks: dict[int, _Task] = {}  # of envs that are busy, also those whose result only waits to be taken
-        self._roots: dict[int, tuple[TensorDictBase, int]] = {}  # what was sent with a step: a row of a tensordict
-        self._ended: dict[int, TensorDictBase] = {}  # STEP_AND_RESET: what the step gave, while the env is reset
-        self._done: dict[_Task, list[tuple[Ids, Any]]] = {task: [] for task in _Task}  # in the order of arrival
+        self._tasks: dict[int, _TaskKind] = {}  # of busy envs, until their results are received
+        self._roots: dict[int, tuple[TensorDictBase, int]] = {}  # by env, the tensordict of its step, and its row in it
+        self._ended: dict[int, TensorDictBase] = {}  # STEP_AND_RESET: the result of the step, while the env is reset
+        self._done: dict[_TaskKind, list[tuple[Ids, Any]]] = {task: [] for task in _TaskKind}  # in the order of arrival
         super()._set_up(engine, **kwargs)
         if engine.frame_skip != 1:
             self.close()
-            raise UsageError("frame_skip is for steps of all envs; wrap the single envs for asynchronous ones")
+            raise UsageError(
+                "asynchronous steps have no frame_skip; put a wrapper that repeats actions around each env"
+            )
 
-    # ---- steps --------------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def async_step_send(self, tensordict: TensorDictBase, env_index: EnvIndex = None) -> None:
         """Begin a step of some envs.
 
         Args:
             tensordict: [B] with "action", in the order of the envs; [] for a single one.
-            env_index: which envs; None is what the tensordict has under "env_index", or all.
+            env_index: the envs; None is "env_index" of the tensordict, or all envs.
         Raises:
             RuntimeError: one of them is busy. Nothing is sent.
-            UsageError: one of them is done, or was never reset.
+            UsageError: one of them is done, or has not been reset.
         """
-        self._send_step(_Task.STEP, tensordict, env_index)
+        self._send_step(_TaskKind.STEP, tensordict, env_index)
 
     def async_step_recv(
         self,
@@ -86,24 +87,24 @@ class AsyncStepmillEnv(StepmillEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> TensorDictBase:
-        """Return finished steps [B]: what was sent, with "next" and "env_index".
+        """Return the results of steps [B]: the rows that were sent, with "next" and "env_index".
 
         Args:
-            min_get: wait for so many.
-            env_index: wait for this env alone; [] is returned.
-            max_get: take at most so many; None is all that are there.
-            timeout: seconds for the whole call; 0 only looks.
+            min_get: wait for this many results.
+            env_index: wait for this env only; the result has batch size [].
+            max_get: return at most this many; None returns all that have arrived.
+            timeout: seconds for the whole call; 0 does not wait.
         Raises:
-            TimeoutError: too few in time. Nothing is lost; call again.
-            RuntimeError: fewer are at work.
-            EnvError: an env raised. The others lose nothing.
+            TimeoutError: fewer results arrived in time. Nothing is lost; call again.
+            RuntimeError: fewer envs are busy.
+            EnvError: an env raised. The results of the others are not lost.
         """
-        result: TensorDictBase = self._recv(_Task.STEP, min_get, env_index, max_get, timeout)
+        result: TensorDictBase = self._recv(_TaskKind.STEP, min_get, env_index, max_get, timeout)
         return result
 
     def async_step_and_maybe_reset_send(self, tensordict: TensorDictBase, env_index: EnvIndex = None) -> None:
-        """Begin a step of some envs, each with a reset if it is done then; see `async_step_send`."""
-        self._send_step(_Task.STEP_AND_RESET, tensordict, env_index)
+        """Begin a step of some envs, followed by a reset of each env that is done; see `async_step_send`."""
+        self._send_step(_TaskKind.STEP_AND_RESET, tensordict, env_index)
 
     def async_step_and_maybe_reset_recv(
         self,
@@ -113,19 +114,19 @@ class AsyncStepmillEnv(StepmillEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Return (finished steps, where the next ones begin), [B] each; see `async_step_recv`."""
-        result: TensorDictBase = self._recv(_Task.STEP_AND_RESET, min_get, env_index, max_get, timeout)
+        """Return (the results of steps, the roots of the next steps), [B] each; see `async_step_recv`."""
+        result: TensorDictBase = self._recv(_TaskKind.STEP_AND_RESET, min_get, env_index, max_get, timeout)
         following = self._step_mdp(result.exclude("next").set("next", result["next", "begun"]))
         return result.set("next", result["next"].exclude("begun")), following
 
-    # ---- resets -------------------------------------------------------------------------------------------------------
+    # ---- resets ------------------------------------------------------------------------------------------------------
 
     def async_reset_send(self, tensordict: TensorDictBase | None = None, env_index: EnvIndex = None) -> None:
-        """Begin a reset of some envs; see `async_step_send`. Seeds are those of `set_seed`."""
-        ids, _ = self._name(tensordict, env_index)
+        """Begin a reset of some envs, with the seeds of `set_seed`; see `async_step_send`."""
+        ids, _ = self._select_envs(tensordict, env_index)
         self._check_idle(ids)
         self._engine.reset_async(ids)
-        self._tasks.update(dict.fromkeys(ids.tolist(), _Task.RESET))
+        self._tasks.update(dict.fromkeys(ids.tolist(), _TaskKind.RESET))
 
     def async_reset_recv(
         self,
@@ -135,14 +136,14 @@ class AsyncStepmillEnv(StepmillEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> TensorDictBase:
-        """Return finished resets [B], with "env_index"; see `async_step_recv`."""
-        result: TensorDictBase = self._recv(_Task.RESET, min_get, env_index, max_get, timeout)
+        """Return the results of resets [B], with "env_index"; see `async_step_recv`."""
+        result: TensorDictBase = self._recv(_TaskKind.RESET, min_get, env_index, max_get, timeout)
         return result
 
-    # ---- sending ------------------------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------------------
 
-    def _send_step(self, task: _Task, tensordict: TensorDictBase, env_index: EnvIndex) -> None:
-        ids, rows = self._name(tensordict, env_index)
+    def _send_step(self, task: _TaskKind, tensordict: TensorDictBase, env_index: EnvIndex) -> None:
+        ids, rows = self._select_envs(tensordict, env_index)
         if rows is None or rows.batch_size != torch.Size([len(ids)]):
             shape = None if rows is None else tuple(rows.batch_size)
             raise UsageError(f"the tensordict has batch size {shape} for {len(ids)} envs; give a row for each")
@@ -156,8 +157,8 @@ class AsyncStepmillEnv(StepmillEnv):
         for place, env_id in enumerate(ids.tolist()):
             self._tasks[env_id], self._roots[env_id] = task, (rows, place)
 
-    def _name(self, tensordict: TensorDictBase | None, env_index: EnvIndex) -> tuple[Ids, TensorDictBase | None]:
-        """Return the envs meant, and the tensordict with a row for each."""
+    def _select_envs(self, tensordict: TensorDictBase | None, env_index: EnvIndex) -> tuple[Ids, TensorDictBase | None]:
+        """Return the ids of the envs, and the tensordict with a row for each."""
         named: Any = env_index
         if named is None and tensordict is not None:
             named = tensordict.get("env_index", None)
@@ -181,23 +182,27 @@ class AsyncStepmillEnv(StepmillEnv):
                 env_ids=busy,
             )
 
-    # ---- receiving ----------------------------------------------------------------------------------------------------
+    # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _recv(
-        self, task: _Task, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
+        self, task: _TaskKind, min_get: int | None, env_index: int | None, max_get: int | None, timeout: float | None
     ) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
         if env_index is not None:
-            self._await(task, lambda: any(env_index in ids for ids, _ in self._done[task]), 1, deadline, only=env_index)
-            return self._take_one(task, env_index)
+            self._wait_for(
+                task, lambda: any(env_index in ids for ids, _ in self._done[task]), 1, deadline, only=env_index
+            )
+            return self._pop_result_of(task, env_index)
         least = self.min_get if min_get is None else min_get
         if max_get is not None and max_get < least:
             raise UsageError(f"max_get={max_get} is below min_get={least}")
-        self._await(task, lambda: self._num_done(task) >= least, least, deadline)
-        self._absorb(self._engine.pool.recv_ready())
-        return self._take(task, self._num_done(task) if max_get is None else max_get)
+        self._wait_for(task, lambda: self._num_done(task) >= least, least, deadline)
+        self._handle_batch(self._engine.pool.recv_ready())
+        return self._pop_results(task, self._num_done(task) if max_get is None else max_get)
 
-    def _await(self, task: _Task, is_there: Any, least: int, deadline: float | None, only: int | None = None) -> None:
+    def _wait_for(
+        self, task: _TaskKind, is_there: Any, least: int, deadline: float | None, only: int | None = None
+    ) -> None:
         at_work = [env_id for env_id, own in self._tasks.items() if own is task and only in (None, env_id)]
         if len(at_work) < least:
             raise NotSteppedError(
@@ -206,23 +211,23 @@ class AsyncStepmillEnv(StepmillEnv):
         while not is_there():
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
-                self._absorb(self._engine.pool.recv(min_envs=1, timeout_s=left_s))
+                self._handle_batch(self._engine.pool.recv(min_envs=1, timeout_s=left_s))
             except StepmillError as exc:
-                self._forget_faulted()
+                self._drop_faulted()
                 raise translated(exc) from exc
 
-    def _forget_faulted(self) -> None:
+    def _drop_faulted(self) -> None:
         states = self._engine.pool.states
         for env_id in [env_id for env_id in self._tasks if states[env_id] is EnvState.FAULTED]:
             self._tasks.pop(env_id)
             self._roots.pop(env_id, None)
             self._ended.pop(env_id, None)
 
-    def _absorb(self, batch: Batch) -> None:
-        """Sort finished rows by what they were asked for."""
+    def _handle_batch(self, batch: Batch) -> None:
+        """Store the rows of a batch by the kind of task."""
         if not batch.num_rows:
             return
-        self._engine.note_infos(batch.info, batch.env_id)
+        self._engine.store_infos(batch.info, batch.env_id)
         packed = self._pack((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
         rows = self._to_rows(packed, batch.num_rows)
         tasks = [self._tasks[env_id] for env_id in batch.env_id.tolist()]
@@ -230,24 +235,24 @@ class AsyncStepmillEnv(StepmillEnv):
             places = [place for place, own in enumerate(tasks) if own is task]
             is_whole = len(places) == len(tasks)
             chunk = rows if is_whole else rows[places]
-            self._file(task, batch.env_id if is_whole else batch.env_id[places], chunk)
+            self._store_result(task, batch.env_id if is_whole else batch.env_id[places], chunk)
 
-    def _file(self, task: _Task, ids: Ids, rows: Any) -> None:
-        if task is _Task.RESET:
-            self._engine.note_reset(ids)
+    def _store_result(self, task: _TaskKind, ids: Ids, rows: Any) -> None:
+        if task is _TaskKind.RESET:
+            self._engine.mark_reset(ids)
             self._done[task].append((ids, rows.exclude("reward").set("env_index", torch.from_numpy(ids))))
             return
-        if task is _Task.STEP:
-            self._note_step(ids, rows)
+        if task is _TaskKind.STEP:
+            self._store_flags(ids, rows)
             self._done[task].append((ids, self._with_roots(ids, rows)))
             return
         for place, env_id in enumerate(ids.tolist()):
-            self._file_step_and_reset(env_id, ids[place : place + 1], rows[place : place + 1])
+            self._store_step_and_reset(env_id, ids[place : place + 1], rows[place : place + 1])
 
-    def _file_step_and_reset(self, env_id: int, own: Ids, row: Any) -> None:
+    def _store_step_and_reset(self, env_id: int, own: Ids, row: Any) -> None:
         stepped = self._ended.pop(env_id, None)
         if stepped is None:
-            self._note_step(own, row)
+            self._store_flags(own, row)
             if bool(row["done"].any()):
                 self._ended[env_id] = row
                 self._engine.pool.reset_async(env_ids=own)
@@ -255,16 +260,16 @@ class AsyncStepmillEnv(StepmillEnv):
             begun = row.exclude("reward")
             stepped = row
         else:
-            self._engine.note_reset(own)
+            self._engine.mark_reset(own)
             begun = row.exclude("reward")
-        self._done[_Task.STEP_AND_RESET].append((own, self._with_roots(own, stepped.copy().set("begun", begun))))
+        self._done[_TaskKind.STEP_AND_RESET].append((own, self._with_roots(own, stepped.copy().set("begun", begun))))
 
-    def _note_step(self, ids: Ids, rows: Any) -> None:
+    def _store_flags(self, ids: Ids, rows: Any) -> None:
         flags = (rows[key].reshape(len(ids)).cpu().numpy() for key in ("terminated", "truncated"))
-        self._engine.note_step(ids, *flags)
+        self._engine.store_flags(ids, *flags)
 
     def _with_roots(self, ids: Ids, following: Any) -> Any:
-        """Return what was sent with the steps of these envs, with "next"."""
+        """Return the rows that were sent with the steps of these envs, with "next"."""
         roots = [self._roots.pop(env_id) for env_id in ids.tolist()]
         source = roots[0][0]
         if all(own is source for own, _ in roots):
@@ -276,12 +281,12 @@ class AsyncStepmillEnv(StepmillEnv):
     def _to_rows(self, tensors: dict[str, Any], num: int) -> Any:
         return self._to_tensordict(tensors, batch_size=torch.Size([num]))
 
-    # ---- handing out --------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
-    def _num_done(self, task: _Task) -> int:
+    def _num_done(self, task: _TaskKind) -> int:
         return sum(len(ids) for ids, _ in self._done[task])
 
-    def _take(self, task: _Task, most: int) -> Any:
+    def _pop_results(self, task: _TaskKind, most: int) -> Any:
         taken: list[Any] = []
         left: list[tuple[Ids, Any]] = []
         for ids, rows in self._done[task]:
@@ -296,7 +301,7 @@ class AsyncStepmillEnv(StepmillEnv):
         self._done[task] = left
         return taken[0] if len(taken) == 1 else torch.cat(taken)
 
-    def _take_one(self, task: _Task, env_id: int) -> Any:
+    def _pop_result_of(self, task: _TaskKind, env_id: int) -> Any:
         for chunk, (ids, rows) in enumerate(self._done[task]):
             place = np.flatnonzero(ids == env_id)
             if not place.size:
@@ -305,9 +310,9 @@ class AsyncStepmillEnv(StepmillEnv):
             self._done[task][chunk : chunk + 1] = [(ids[rest], rows[rest.tolist()])] if rest.size else []
             self._tasks.pop(env_id)
             return rows[int(place[0])]
-        raise NotSteppedError(f"env {env_id} has no finished {task.value}")  # never: who calls has seen it
+        raise NotSteppedError(f"env {env_id} has no finished {task.value}")  # the caller has checked it
 
-    # ---- the synchronous methods --------------------------------------------------------------------------------------
+    # ---- the synchronous methods -------------------------------------------------------------------------------------
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = self._read_mask(tensordict, "_reset")
@@ -319,10 +324,10 @@ class AsyncStepmillEnv(StepmillEnv):
         return super()._step(tensordict)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """End the envs and their workers; what was not received is dropped. Idempotent."""
-        for books in (self._tasks, self._roots, self._ended):
-            books.clear()
-        self._done = {task: [] for task in _Task}
+        """End the envs and their workers; results that were not received are dropped. Idempotent."""
+        for entries in (self._tasks, self._roots, self._ended):
+            entries.clear()
+        self._done = {task: [] for task in _TaskKind}
         super().close(raise_if_closed=raise_if_closed)
 
     shutdown = close

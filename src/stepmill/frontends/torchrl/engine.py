@@ -1,7 +1,7 @@
-"""What all front-ends of TorchRL do with a pool: rows in NumPy, no tensors yet.
+"""`Engine`: resets and steps of a pool in NumPy arrays, for all of TorchRL's front-ends.
 
-The pool never resets an env by itself (DISABLED): TorchRL says when, by a mask, and an env that ended is reset once. A
-step of an env whose episode is over is refused, so that no empty transition gets among the data (T-B3).
+The pool does not reset envs automatically (DISABLED): TorchRL requests resets with a mask, and an env whose episode has ended
+is reset once. A step of such an env is refused, so that the data contain no empty transitions (T-B3).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Rows = tuple[Any, NDArray[np.float64], Mask, Mask]  # observations, rewards, ter
 
 
 def torchrl_options(options: PoolOptions | None, keywords: Mapping[str, Any], **defaults: object) -> PoolOptions:
-    """Return options for a pool that leaves resets to TorchRL; the arguments are those of `merge_options`.
+    """Return options of a pool without automatic resets; the arguments are those of `merge_options`.
 
     Raises:
-        UsageError: they ask for automatic resets.
+        UsageError: the options have automatic resets.
     """
     options = merge_options(options, keywords, **defaults)
     if options.autoreset_mode is AutoresetMode.SAME_STEP:
-        raise UsageError("TorchRL resets envs itself; leave autoreset_mode out of the options")
+        raise UsageError("TorchRL requests the resets; leave autoreset_mode out of the options")
     return replace(options, autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
 
 
 def with_deadlines(options: PoolOptions, num_envs: int) -> PoolOptions:
-    """Return options with the deadlines that BATCHED_PIPE_TIMEOUT sets, if they set none and the backend can keep them.
+    """Return options with the deadlines of BATCHED_PIPE_TIMEOUT, if they have none and the backend supports deadlines.
 
     Raises:
-        UsageError: it is no number of seconds.
+        UsageError: it is not a positive number of seconds.
     """
     text = os.environ.get("BATCHED_PIPE_TIMEOUT", "")
     if not text or options.step_timeout_s is not None or options.reset_timeout_s is not None:
@@ -60,21 +60,22 @@ def with_deadlines(options: PoolOptions, num_envs: int) -> PoolOptions:
 
 
 class Engine:
-    """A pool that can be opened again, and the newest rows of all its envs.
+    """A pool that can be closed and opened again, with the flags and infos of its envs.
 
     Attributes:
         num_envs: N.
         spaces: (observation space, action space) of each env.
-        frame_skip: how often `step` repeats an action.
-        infos: by key, the newest value that each env gave, [N, ...]; the keys are set by the owner. Never written again.
-        states: of the envs, to be saved and loaded.
-        begins_resets: `step` commands resets of the envs that it finds done, for `wait_resets`.
+        frame_skip: the number of times that `step` applies an action.
+        infos: by key, the newest value of each env, [N, ...]; the owner sets the keys. The arrays are never modified.
+        states: reads and loads the state of the envs.
+        makers: what `open_pool` makes envs of; None if the pool was given.
+        begins_resets: `step` begins to reset the envs whose episodes end; `wait_resets` waits for them.
     """
 
     def __init__(self, open_pool: Callable[[], Pool], *, frame_skip: int = 1, makers: EnvMakers | None = None) -> None:
         self._open_pool = open_pool
-        self._makers = makers  # what `open_pool` makes envs of; None if somebody else has made them
-        self._is_outdated = False  # the pool's envs were made with other arguments than its successor's will be
+        self.makers = makers
+        self._is_outdated = False  # update_kwargs() has changed the arguments since the pool was made
         self.states = States()
         self.frame_skip = _checked_skip(frame_skip)
         self._pool: Pool | None = None
@@ -86,21 +87,21 @@ class Engine:
         self.num_envs = pool.num_envs
         self.spaces = read_spaces(pool.env_specs)
 
-    # ---- open and closed ------------------------------------------------------------------------------------------
+    # ---- open and closed ---------------------------------------------------------------------------------------------
 
     @property
     def pool(self) -> Pool:
         """The pool.
 
         Raises:
-            UsageError: it is closed.
+            UsageError: the env is closed.
         """
         if self._pool is None:
             raise UsageError("the env is closed; reset() opens it again")
         return self._pool
 
     def open(self) -> Pool:
-        """Return the pool; make one if it is closed."""
+        """Return the pool; make one if there is none."""
         if self._pool is None:
             try:
                 pool = self._open_pool()
@@ -109,12 +110,12 @@ class Engine:
             self._check_spaces(pool)
             if pool.options.autoreset_mode is not AutoresetMode.DISABLED:
                 pool.close()
-                raise UsageError("TorchRL resets envs itself; make the pool with autoreset_mode='Disabled'")
+                raise UsageError("TorchRL requests the resets; make the pool with autoreset_mode='Disabled'")
             if pool.spec.is_batched:
                 pool.close()
-                raise UsageError("the envs are batched, and TorchRL's masks are of single ones; give single envs")
+                raise UsageError("the envs are batched, but TorchRL's masks select single envs; give single envs")
             self._pool, self._is_outdated = pool, False
-            self._fresh = np.ones(pool.num_envs, np.bool_)  # never reset so far
+            self._fresh = np.ones(pool.num_envs, np.bool_)  # envs that have not been reset yet
             self.terminated = np.zeros(pool.num_envs, np.bool_)
             self.truncated = np.zeros(pool.num_envs, np.bool_)
             try:
@@ -125,7 +126,7 @@ class Engine:
         return self._pool
 
     def _open_for(self, num_resets: int) -> Pool:
-        """Return the pool for a reset of so many envs. If that is all, and `update_kwargs` has been called, a new one."""
+        """Return the pool for a reset of `num_resets` envs; a new pool if these are all and `update_kwargs` has been called."""
         if self._is_outdated and num_resets == self.num_envs:
             self.close()
         return self.open()
@@ -142,18 +143,18 @@ class Engine:
             pool.close()
             env_id, now, before = differing[0]
             raise UsageError(
-                f"with the new keyword arguments env {env_id} has the spaces {now}, and {before} before; make a new env, "
-                "or call update_kwargs() with arguments that leave them as they were"
+                f"the new keyword arguments change the spaces of env {env_id} from {before} to {now}; make a new env, "
+                "or call update_kwargs() with arguments that do not change the spaces"
             )
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Change what envs are made with, for the pool that the next reset of all envs makes."""
-        if self._makers is None:
+        """Change the keyword arguments of the env functions; the next reset of all envs makes a new pool."""
+        if self.makers is None:
             raise UsageError(
-                "this env was made of a pool that exists, and how its envs are made is not known here; make a new pool with "
+                "this env was made of an existing pool, whose env functions are not known; make a new pool with "
                 "the new arguments, and a new env of it"
             )
-        self._makers.update(kwargs)
+        self.makers.update(kwargs)
         self._is_outdated = self._is_outdated or bool(kwargs)
 
     def close(self) -> None:
@@ -162,10 +163,10 @@ class Engine:
         if pool is not None:
             pool.close()
 
-    # ---- seeds ------------------------------------------------------------------------------------------------------
+    # ---- seeds -------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: Seed) -> None:
-        """Remember the seed of each env's next reset: s gives env i the seed s + i; a list or dict gives each its own."""
+        """Set the seed of each env's next reset: s gives env i the seed s + i; a list or dict has one per env."""
         seeds = spread_seed(seed, list(range(self.num_envs)), self.num_envs, 1)
         self._seeds = {env_id: own for env_id, own in enumerate(seeds) if isinstance(own, int)}
 
@@ -182,10 +183,10 @@ class Engine:
 
     @property
     def is_envpool(self) -> bool:
-        """Whether the envs are EnvPool's, which are seeded all at once or not at all."""
+        """Whether the envs are EnvPool's, which can only be seeded all together."""
         return self._pool is not None and self._pool.options.backend is BackendName.ENVPOOL
 
-    # ---- resets -----------------------------------------------------------------------------------------------------
+    # ---- resets ------------------------------------------------------------------------------------------------------
 
     def reset(self, mask: Mask | None, seed: Seed = None, options: Mapping[str, Any] | None = None) -> Any:
         """Reset the envs of a mask [N], or all; return the newest observations of all envs, fresh arrays."""
@@ -198,12 +199,12 @@ class Engine:
             obs, info = self.pool.reset_rows(mask, seeds, options)
         except StepmillError as exc:
             raise translated(exc) from exc
-        self.note_reset(mask)
-        self.note_infos(info)
+        self.mark_reset(mask)
+        self.store_infos(info)
         return obs
 
     def reset_each(self, mask: Mask | None, kwargs: Sequence[Mapping[str, Any]]) -> Any:
-        """Reset envs with arguments of their own: `kwargs[i]` has "seed" and "options" of env i."""
+        """Reset envs with different arguments: `kwargs[i]` has "seed" and "options" of env i."""
         if len(kwargs) != self.num_envs:
             raise UsageError(f"list_of_kwargs has {len(kwargs)} entries for {self.num_envs} envs; give one for each")
         mask = np.ones(self.num_envs, np.bool_) if mask is None else mask
@@ -220,36 +221,37 @@ class Engine:
             batch = pool.recv(len(ids))
         except StepmillError as exc:
             raise translated(exc) from exc
-        self.note_reset(mask)
-        self.note_infos(batch.info, batch.env_id)
+        self.mark_reset(mask)
+        self.store_infos(batch.info, batch.env_id)
         return pool.observe()
 
     def reset_async(self, ids: NDArray[np.int64]) -> None:
-        """Command resets, whose results the caller receives from the pool."""
+        """Begin resets; the caller receives the results from the pool."""
         pool = self._open_for(len(ids))
         pool.reset_async(seed=self._take_seeds(ids.tolist(), None), env_ids=ids)
 
-    def note_reset(self, mask: Any) -> None:
-        """The envs of a mask, or with these ids, have begun an episode."""
+    def mark_reset(self, mask: Any) -> None:
+        """Clear the flags of envs, given by a mask or by ids, that have been reset."""
         self._fresh[mask] = False
-        self._own_flags()
+        self._copy_flags()
         self.terminated[mask] = False
         self.truncated[mask] = False
 
-    # ---- steps ------------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, actions: Any, mask: Mask | None = None) -> Rows:
-        """Step all envs, or those of a mask; rows of all N. What is not stepped keeps its row, with reward 0.
+        """Step all envs, or those of a mask; return rows of all N envs. Envs that are not stepped have their last row, reward 0.
 
-        With a frame skip the action is repeated until the episode ends: last observation, summed reward.
+        With a frame skip, the action is applied up to `frame_skip` times, until the episode ends. The row has the last
+        observation and the sum of the rewards.
         """
         if self._fresh.any():
-            self.reset(self._fresh.copy())  # a step before any reset begins with one
+            self.reset(self._fresh.copy())  # the first step of an env resets it first
         try:
             if mask is None and self.frame_skip == 1:
                 obs, reward, terminated, truncated, info = self.pool.step_fast(actions)
                 self.terminated, self.truncated = terminated, truncated
-                self.note_infos(info)
+                self.store_infos(info)
                 self._begin_resets()
                 return obs, reward, terminated, truncated
             return self._step_some(actions, mask)
@@ -260,7 +262,7 @@ class Engine:
         pool = self.pool
         left = np.ones(self.num_envs, np.bool_) if mask is None else mask.copy()
         reward = np.zeros(self.num_envs)
-        self._own_flags()
+        self._copy_flags()
         for _ in range(self.frame_skip):
             ids = np.flatnonzero(left)
             if not ids.size:
@@ -269,7 +271,7 @@ class Engine:
             batch = pool.recv(len(ids))
             _, more, terminated, truncated, info = batch
             env_ids = batch.env_id
-            self.note_infos(info, env_ids)
+            self.store_infos(info, env_ids)
             reward[env_ids] += more
             self.terminated[env_ids], self.truncated[env_ids] = terminated, truncated
             left[env_ids[terminated | truncated]] = False
@@ -284,40 +286,40 @@ class Engine:
         if not ended.any():
             return
         self._resetting = ended
-        if not self._takes_long_way(ended):
+        if not self._needs_full_reset(ended):
             self.pool.reset_async(mask=ended)
 
-    def _takes_long_way(self, ended: Mask) -> bool:
-        """Whether a seed that was set, or new arguments of all, wait for the reset of these envs."""
+    def _needs_full_reset(self, ended: Mask) -> bool:
+        """Whether a reset of these envs must go through `reset`: seeds are set, or a new pool must be made."""
         return bool(self._seeds) or (self._is_outdated and bool(ended.all()))
 
     def wait_resets(self) -> Any:
-        """Wait for the envs that the last `step` found done; the newest observations of all envs, or None if none was."""
+        """Wait for the resets that the last `step` began; return the newest observations of all envs, or None without resets."""
         mask, self._resetting = self._resetting, None
         if mask is None:
             return None
-        if self._takes_long_way(mask):
+        if self._needs_full_reset(mask):
             return self.reset(mask)
         try:
             obs, info = self.pool.reset_wait()
         except StepmillError as exc:
             raise translated(exc) from exc
-        self.note_reset(mask)
-        self.note_infos(info)
+        self.mark_reset(mask)
+        self.store_infos(info)
         return obs
 
-    def note_infos(self, info: Mapping[str, Any], ids: NDArray[np.int64] | None = None) -> None:
-        """Remember what infos say under our keys; rows are of all envs, or of `ids`."""
+    def store_infos(self, info: Mapping[str, Any], ids: NDArray[np.int64] | None = None) -> None:
+        """Store the infos with the keys of `infos`; rows are of all envs, or of `ids`."""
         for key, column in self.infos.items():
             if key not in info:
                 continue
             has = np.flatnonzero(info[f"_{key}"])
-            fresh = column.copy()  # the last one is in somebody's tensordict
+            fresh = column.copy()  # the old array belongs to a tensordict that was returned
             fresh[has if ids is None else ids[has]] = info[key][has]
             self.infos[key] = fresh
 
-    def _own_flags(self) -> None:
-        # Those of the last step lie in somebody's tensordict, which is not ours to change (T-B4).
+    def _copy_flags(self) -> None:
+        # The arrays of the last step belong to a tensordict that was returned (T-B4).
         self.terminated, self.truncated = self.terminated.copy(), self.truncated.copy()
 
     def step_ids(self, actions: Any, ids: NDArray[np.int64]) -> Rows:
@@ -331,16 +333,15 @@ class Engine:
             order = batch.env_id
         except StepmillError as exc:
             raise translated(exc) from exc
-        self.note_infos(info, order)
-        self.note_step(order, terminated, truncated)
-        place = np.argsort(order)[
-            np.argsort(np.argsort(ids))
-        ]  # `send` returns rows in the order of ids, whichever that is
+        self.store_infos(info, order)
+        self.store_flags(order, terminated, truncated)
+        # `recv` may return the rows in another order than `ids`.
+        place = np.argsort(order)[np.argsort(np.argsort(ids))]
         return take_rows(obs, place), reward[place], terminated[place], truncated[place]
 
-    def note_step(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
-        """Remember how steps of some envs ended."""
-        self._own_flags()
+    def store_flags(self, ids: NDArray[np.int64], terminated: Mask, truncated: Mask) -> None:
+        """Store the flags that steps of some envs returned."""
+        self._copy_flags()
         self.terminated[ids], self.truncated[ids] = terminated, truncated
 
 

@@ -16,8 +16,8 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
-from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
+from stepmill.frontends.torchrl.parallel_env import ParallelKeywords, pop_parallel_arguments
 from stepmill.frontends.torchrl.specs import (
     ActionReader,
     action_spec,
@@ -25,29 +25,31 @@ from stepmill.frontends.torchrl.specs import (
     observation_spec,
     with_infos,
 )
+from stepmill.frontends.torchrl.views import EnvView, FanOut, has_attribute
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
+from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# What TorchRL itself makes its tensordicts with; private, and so with a way out.
+# TorchRL makes its tensordicts with this private constructor; the public one is used if it is removed.
 _new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 EnvFns = Sequence[Callable[[], object]]
 
 
-class EnvKeywords(OptionKeywords, total=False):
-    """What may be given by keyword beside the fields of PoolOptions.
+class EnvKeywords(OptionKeywords, ParallelKeywords, total=False):
+    """Keyword arguments beside the fields of PoolOptions and the arguments of ParallelEnv.
 
     Attributes:
-        device, allow_done_after_reset, run_type_checks: EnvBase's own. The device is "cpu" if none is given.
-        info_specs: {key: spec} of single envs, for infos that come along under ("info", key): the newest of each env.
-        create_env_kwargs: keyword arguments for the env functions, one mapping for all or one per env; each env is given
-            a deep copy. See `update_kwargs`.
+        device, allow_done_after_reset, run_type_checks: those of EnvBase. The device is "cpu" by default.
+        info_specs: {key: spec} of single envs; the newest infos of each env are added under ("info", key).
+        create_env_kwargs: keyword arguments of the env functions, one mapping for all or one per env; each env receives a
+            deep copy. See `update_kwargs`.
     """
 
     device: Any
@@ -58,31 +60,34 @@ class EnvKeywords(OptionKeywords, total=False):
 
 
 class StepmillEnv(EnvBase):
-    """Many envs as one TorchRL env: they run where the pool's backend runs them, and data crosses without pickling.
+    """Many envs as one TorchRL env, run by a pool on any backend.
 
-    Observations are named as in their space: a single leaf is "observation"; a Dict's keys, and those of Dicts in it, stay.
-    Actions lie under "action". Rewards are float32. With `device="cpu"`, large observations are lent by the pool, without
-    a copy (see `stepmill.Batch`), and stay valid as long as somebody holds them.
+    An observation space that is one leaf has the key "observation"; the keys of Dict spaces are kept. Actions have the key
+    "action". Rewards are float32. With `device="cpu"`, large observations are leased by the pool without a copy (see
+    `stepmill.Batch`), and stay valid while they are referenced.
 
-    `reset(td)` with a mask "_reset" resets those envs; the others keep observation and flags (in TorchRL's own EnvPool
-    wrapper they lose the flags, and the terminal observation that you hold is overwritten, T-B4). The first `step` of envs
-    that were never reset resets them first. A step of an env that is done is a `UsageError`.
+    `reset(td)` with a mask "_reset" resets the envs of the mask; the others keep their observations and flags. (TorchRL's
+    EnvPool wrapper clears the flags, and overwrites terminal observations that it has returned: T-B4.) The first `step` of
+    envs that have not been reset resets them first. A step of an env that is done is a `UsageError`.
 
-    An attribute that this class does not have is one of the envs: see `FanOut`.
+    Attributes that this class does not have are those of the envs: see `FanOut`.
 
     Args:
-        env_fns: functions that make Gymnasium envs, or whatever else stepmill takes; or a `stepmill.Pool` that was made
-            with `autoreset_mode="Disabled"`.
-        categorical_action_encoding: actions chosen from a list are numbers; otherwise they are one-hot.
-        frame_skip: repeat each action so often, until the episode ends: last observation, summed reward.
-        options: how the envs are run; automatic resets are TorchRL's.
-        **keywords: fields of PoolOptions by name, in place of `options` or beside it; and those of `EnvKeywords`.
+        env_fns: functions that make envs, Gymnasium's or others that stepmill supports; or a `stepmill.Pool` with
+            `autoreset_mode="Disabled"`.
+        categorical_action_encoding: actions of Discrete spaces are numbers; otherwise they are one-hot.
+        frame_skip: apply each action this many times, until the episode ends; the step has the last observation and the
+            sum of the rewards.
+        options: options of the pool, without automatic resets.
+        **keywords: fields of PoolOptions by name, which take precedence over `options`; those of `EnvKeywords`; and arguments
+            of ParallelEnv, see `parallel_env`.
     Raises:
-        UsageError: a space has parts without a fixed size, or keys that TorchRL uses itself.
+        UsageError: a space has parts without a fixed size or keys that TorchRL reserves, or an argument of ParallelEnv is
+            not supported.
         EnvError: a constructor raised.
     """
 
-    _has_frame_skip = True  # or TorchRL adds a transform of its own for it
+    _has_frame_skip = True  # otherwise TorchRL adds a transform for it
     _flag_tail: tuple[int, ...] = (1,)  # rewards and flags are [N, *_flag_tail]
 
     def __init__(
@@ -95,20 +100,19 @@ class StepmillEnv(EnvBase):
         **keywords: Unpack[EnvKeywords],
     ) -> None:
         base: dict[str, Any] = {**keywords}
+        pop_parallel_arguments(base, 0 if isinstance(env_fns, Pool) else len(checked_fns(env_fns)))
         of_pool = pop_options(base)
         known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
         check_option_names(sorted(base.keys() - known))
         kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
             if of_pool:
-                raise UsageError(
-                    f"{', '.join(of_pool)} came too late: this pool is made; give options to stepmill.Pool"
-                )
+                raise UsageError(f"{', '.join(of_pool)}: this pool exists already; give options to stepmill.Pool")
             if kwargs:
                 raise UsageError(
-                    "create_env_kwargs are for env functions, and this pool's envs are there; leave them out"
+                    "create_env_kwargs are arguments of env functions, and this pool has made its envs; leave them out"
                 )
-            opener, makers = pool_once(env_fns), None
+            opener, makers = opener_of_given(env_fns), None
         else:
             own = makers = EnvMakers(checked_fns(env_fns), kwargs)
             chosen = with_deadlines(torchrl_options(options, of_pool), len(own.functions()))
@@ -159,7 +163,7 @@ class StepmillEnv(EnvBase):
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(num_envs,), device=self.device
         )
 
-    # ---- what TorchRL calls -----------------------------------------------------------------------------------------
+    # ---- methods that TorchRL calls ----------------------------------------------------------------------------------
 
     def _reset(
         self,
@@ -181,7 +185,7 @@ class StepmillEnv(EnvBase):
         return self._to_tensordict({**self._observed(obs), **self._flags()})
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step the envs: the tensordict with "next" in it. As `EnvBase.step`; what that would complete is complete.
+        """Step the envs, and return the tensordict with "next" in it. As `EnvBase.step`, without checks that cannot fail here.
 
         Raises:
             UsageError: an env is done, or the action does not fit.
@@ -194,15 +198,15 @@ class StepmillEnv(EnvBase):
         return tensordict.set("next", self._step(tensordict))
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Step the envs and reset those that are done: (what the step gave, where the next step begins).
+        """Step the envs and reset those that are done; return (the result of the step, the root of the next step).
 
-        The first holds last observations and true flags, and is never written again; in the second all flags are False.
+        The first has the last observations and the flags, and is never modified; in the second all flags are False.
         """
         is_plain = self._post_step_mdp_hooks is None and "_compiled_step_and_maybe_reset" not in self.__dict__
         if not is_plain or tensordict.device != self.device:
             both: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
             return both
-        self._engine.begins_resets = True  # resets run while the data of the step are packed
+        self._engine.begins_resets = True  # resets run while this thread makes the tensors of the step
         try:
             tensordict = self.step(tensordict)
         finally:
@@ -211,7 +215,7 @@ class StepmillEnv(EnvBase):
         if obs is None:
             return tensordict, self._step_mdp(tensordict)
         begun = self._observed(obs)
-        for key in ("done", "terminated", "truncated"):  # who was done is so no more
+        for key in ("done", "terminated", "truncated"):  # the envs that were done have been reset
             begun[key] = torch.zeros((self._engine.num_envs, *self._flag_tail), dtype=torch.bool)
         return tensordict, self._step_mdp(tensordict.copy().set("next", self._to_tensordict(begun)))
 
@@ -221,7 +225,7 @@ class StepmillEnv(EnvBase):
         return self._to_tensordict(self._pack(rows))
 
     def _reset_proc_data(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        # What the caller did not bring along of the envs that are not reset is theirs of now. TorchRL would fill in zeros.
+        # Where the caller's tensordict has no values for envs that are not reset, it gets their present ones, and not zeros.
         if tensordict is not None and any(tensordict.get(key, None) is not None for key in self.reset_keys):
             for key, value in tensordict_reset.items(True, True):
                 if tensordict.get(key, None) is None:
@@ -233,13 +237,13 @@ class StepmillEnv(EnvBase):
         self._engine.set_seed(seed)
 
     def set_seed(self, seed: Any = None, static_seed: bool = False) -> int | None:
-        """Set the seeds of the envs' next resets, and return a seed for the next env that is made.
+        """Set the seeds of the envs' next resets, and return a seed for another env.
 
-        No env is built anew for it, but EnvPool's pools are, which know no other way; there all envs are reset together
-        at the next reset. See T-B7.
+        Envs are not rebuilt, except EnvPool's pools, which get seeds only when they are made: the next reset makes a new pool
+        and resets all envs (T-B7).
 
         Args:
-            seed: s gives env i the seed s + i; a list gives each env its own.
+            seed: s gives env i the seed s + i; a list has one per env.
             static_seed: return the seed itself.
         """
         self._set_seed(seed)
@@ -251,7 +255,7 @@ class StepmillEnv(EnvBase):
         following: int = last[-1] if static_seed else seed_generator(last[-1])
         return following
 
-    # ---- tensors ----------------------------------------------------------------------------------------------------
+    # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def _observed(self, obs: Any, ids: Any = None) -> dict[str, Any]:
         packed = self._pack_obs(obs)
@@ -279,7 +283,9 @@ class StepmillEnv(EnvBase):
 
     def _to_tensordict(self, tensors: dict[str, Any], batch_size: torch.Size | None = None) -> TensorDictBase:
         size = self.batch_size if batch_size is None else batch_size
-        make = _new_tensordict if self._is_on_cpu else TensorDict  # all is checked already: 5 µs in place of 50
+        make = (
+            _new_tensordict if self._is_on_cpu else TensorDict
+        )  # shapes and devices are known to be right: 5 µs instead of 50
         made: TensorDictBase = make(tensors, batch_size=size, device=self.device)
         return made
 
@@ -290,17 +296,34 @@ class StepmillEnv(EnvBase):
         rows: NDArray[np.bool_] = mask.reshape(self._engine.num_envs).cpu().numpy()
         return None if rows.all() else rows
 
-    # ---- asking the envs --------------------------------------------------------------------------------------------
+    # ---- attributes and views of envs --------------------------------------------------------------------------------
 
     @property
     def num_workers(self) -> int:
-        """How many envs there are: TorchRL has a worker for each."""
+        """The number of envs; TorchRL has a worker for each."""
         return self._engine.num_envs
 
     @property
     def pool(self) -> Pool:
-        """The pool behind it."""
+        """The pool that runs the envs.
+
+        Raises:
+            UsageError: the env is closed.
+        """
         return self._engine.pool
+
+    @property
+    def create_env_kwargs(self) -> Any:
+        """The keyword arguments of the env functions: a list with a dict per env, newly made."""
+        if self._engine.makers is None:
+            raise AttributeError("create_env_kwargs")  # as an attribute that the class does not have
+        return self._engine.makers.kwargs
+
+    def configure_parallel(self, **keywords: Any) -> StepmillEnv:
+        """Refuse: the workers start when the env is made, so ParallelEnv's arguments are keywords of the constructor."""
+        raise UsageError(
+            f"the workers have been started; give {', '.join(keywords)} to {type(self).__name__} as keywords"
+        )
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -314,20 +337,18 @@ class StepmillEnv(EnvBase):
         return FanOut(pool, name, range(pool.num_envs))
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
-        """Return some of the envs as a TorchRL env of their own, a view: what it does, this one's envs do."""
-        from stepmill.frontends.torchrl.views import EnvView
-
+        """Return a view of some envs, which is a TorchRL env; its steps and resets are those of this env."""
         ids = np.atleast_1d(np.arange(self.num_workers)[index if isinstance(index, (int, slice)) else list(index)])
         return EnvView(self, ids)
 
-    # ---- what envs keep, and what they are made with ------------------------------------------------------------------
+    # ---- state and arguments of envs ---------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
-        """Return what the envs keep beyond an episode: {"worker0": {part: state}, ...}, as `ParallelEnv` does.
+        """Return the state of the envs that lasts longer than an episode: {"worker0": {part: state}, ...}.
 
-        Parts are what envs and wrappers with a `state_dict()` of their own return, and running statistics, such as those of
-        Gymnasium's `NormalizeObservation`, as tensors. See `states.py`. As part of another module (with arguments) this env
-        has nothing to save.
+        Parts are the results of `state_dict()` of envs and wrappers that have that method, and running statistics as tensors,
+        such as those of Gymnasium's `NormalizeObservation`; see `env_state.py`. With arguments, as torch calls it for a part of
+        another module, the result is empty.
 
         Raises:
             EnvError: an env raised.
@@ -338,42 +359,42 @@ class StepmillEnv(EnvBase):
         return self._engine.states.read(self._engine.pool, range(self.num_workers))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
-        """Give the envs back what `state_dict` returned, between two steps. An empty dict changes nothing.
+        """Load what `state_dict` returned, between two steps. An empty dict changes nothing.
 
-        Envs that are built anew later, after a crash, by `update_kwargs` or when the env is opened again, are given it
-        before they are reset. (TorchRL's lose it.)
+        It is also loaded into envs that are rebuilt later: after a crash, after `update_kwargs`, or when the env is opened
+        again. (In TorchRL these lose it.)
 
         Args:
-            state_dict: as `state_dict` returns it; or the state of one env, without "worker0", for all.
-            strict: envs and parts must be those that there are; otherwise those that fit are loaded.
+            state_dict: as `state_dict` returns it; or the state of one env, without "worker0", for all envs.
+            strict: refuse unknown and missing envs and parts; otherwise load those that match.
         Raises:
-            UsageError: they are not. Nothing is loaded.
-            EnvError: an env refused its state. It would when it is built anew, too: load another one, or make a new env.
+            UsageError: with `strict`, envs or parts are unknown or missing. Nothing is loaded.
+            EnvError: an env raised while it loaded its state. It would again when it is rebuilt: load another state, or make a
+                new env.
         """
         self._engine.states.load(self._engine.pool, range(self.num_workers), state_dict, strict=strict)
 
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Change the keyword arguments of the env functions: the next reset of all envs closes them and makes new ones.
+        """Change the keyword arguments of the env functions; the next reset of all envs closes the envs and makes new ones.
 
-        Until then they run on as they are, and resets by a mask reset the envs that there are. (TorchRL's go on so until
-        they are closed.)
+        Until then the present envs are used, also by resets with a mask. (TorchRL uses them until it is closed.)
 
         Args:
-            kwargs: to be added, or to replace those of the same name; one mapping for all, or one per env. Not changed.
+            kwargs: arguments to add, or to replace those with the same names; one mapping for all envs, or one per env.
         Raises:
             UsageError: the number of mappings is wrong, or the env was made of a pool. At the reset: the new envs have
-                other spaces. The env is closed then; another `update_kwargs` and a reset open it again.
+                other spaces; the env is closed, and another `update_kwargs` and a reset open it again.
         """
         self._engine.update_kwargs(kwargs)
 
-    def stats(self) -> Mapping[str, Any]:
-        """Return where the time went since the start; see `stepmill.Pool.stats`."""
+    def stats(self) -> PoolStats:
+        """Return the timing statistics of the pool; see `stepmill.Pool.stats`."""
         return self._engine.pool.stats()
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
+    # ---- devices, close ----------------------------------------------------------------------------------------------
 
     def to(self, device: Any) -> StepmillEnv:
-        """Move specs and data to a device; the envs stay where they are."""
+        """Set the device of specs and data; the envs still run on the CPU."""
         moved: StepmillEnv = super().to(device)
         moved._is_on_cpu = moved.device is not None and moved.device.type == "cpu"
         return moved
@@ -387,8 +408,8 @@ class StepmillEnv(EnvBase):
         return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
-def pool_once(pool: Pool) -> Callable[[], Pool]:
-    """Return the opener of a pool that somebody else has made: it can be closed, but not opened again."""
+def opener_of_given(pool: Pool) -> Callable[[], Pool]:
+    """Return the opener of a pool that the user has made: it works once."""
     pools = [pool]
 
     def open_pool() -> Pool:

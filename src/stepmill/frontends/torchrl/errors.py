@@ -1,4 +1,4 @@
-"""Errors that are stepmill's and, at the same time, of the class that TorchRL's users catch."""
+"""Errors that are also of the classes that TorchRL's users catch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from stepmill.spec.errors import (
 
 
 class ArgumentTypeError(UsageError, TypeError):
-    """An argument is missing, or of the wrong kind."""
+    """An argument is missing, or of a wrong type."""
+
+
+class ArgumentCountError(UsageError, RuntimeError):
+    """A list does not have one entry per env."""
 
 
 class NotSteppedError(UsageError, RuntimeError):
-    """More results are awaited than envs are at work."""
+    """More results are requested than tasks are running."""
 
 
 class StillBusyError(BusyEnvError, RuntimeError):
-    """An env was given a second command before the result of the first was taken."""
+    """An env was sent a task before the result of its last one was received."""
 
 
 class DeadWorkerError(WorkerDied, RuntimeError):
-    """A worker is gone, and with it its envs."""
+    """A worker died, and with it its envs."""
 
 
 class LateWorkerError(EnvTimeout, RuntimeError):
-    """An env took longer than its deadline, and its worker was ended."""
+    """An env took longer than its deadline, and its worker was killed."""
 
 
 class StepOutputError(EnvError, TypeError):
@@ -50,7 +54,7 @@ class MissingEnvPoolError(MissingExtraError):
 
 
 def translated(error: StepmillError) -> StepmillError:
-    """Return an error as TorchRL's users know it, or itself if there is nothing to add."""
+    """Return an error that is also of TorchRL's class and has its text, or the error itself if TorchRL has none like it."""
     if isinstance(error, WorkerDied):
         dead: StepmillError = DeadWorkerError(
             f"Cannot proceed, worker {error.worker} dead. {error.message}",
@@ -69,8 +73,8 @@ def translated(error: StepmillError) -> StepmillError:
         )
     elif isinstance(error, SpecMismatch):
         return SpecMismatch(
-            f"{error.message}. (TorchRL would stack such envs lazily.) Make a StepmillEnv of each kind and a collector for each, "
-            "or bring their spaces to one shape by a wrapper that pads",
+            f"{error.message}. (TorchRL stacks such envs lazily.) Make a StepmillEnv and a collector for each kind, "
+            "or pad the spaces to one shape with a wrapper",
             specs=error.specs,
         )
     elif isinstance(error, EnvError) and error.error_type == "TypeError" and "only 4 or 5 are supported" in str(error):

@@ -1,4 +1,4 @@
-"""Env functions and the keyword arguments that they are called with. Workers load this file: no torch."""
+"""Env functions and their keyword arguments. Workers import this module, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from stepmill.frontends.torchrl.errors import ArgumentCountError
 from stepmill.spec.errors import UsageError
 
 EnvFn: TypeAlias = Callable[..., object]
@@ -13,7 +14,7 @@ Kwargs: TypeAlias = Mapping[str, Any]
 
 
 class BoundMaker:
-    """An env function with its keyword arguments, of which each env is given a deep copy."""
+    """An env function with its keyword arguments; each call gets a deep copy of them."""
 
     def __init__(self, fn: EnvFn, kwargs: Kwargs) -> None:
         self._fn = fn
@@ -28,15 +29,15 @@ class BoundMaker:
 
 
 class EnvMakers:
-    """How the N envs of a pool are made, which may change: the next pool's envs are made so.
+    """How the N envs of a pool are made. `update` changes it for the next pool.
 
     Args:
-        makers: what stands for each env: a function, or a name.
-        kwargs: keyword arguments, one mapping for all or one per env; not changed. None is none.
-        bind: returns the env function of a maker with its keyword arguments; by default it calls the maker with them.
-        is_uniform: the envs are all alike, and so one mapping for all is wanted.
+        makers: one per env: a function, or a name that `bind` understands.
+        kwargs: keyword arguments, one mapping for all envs or one per env; not changed. None is no arguments.
+        bind: returns the env function for a maker and its keyword arguments; by default one that calls the maker with them.
+        is_uniform: all envs must have the same arguments, so only one mapping for all is accepted.
     Raises:
-        UsageError: another number of mappings than envs.
+        UsageError: the number of mappings is not the number of envs.
     """
 
     def __init__(
@@ -52,10 +53,15 @@ class EnvMakers:
         self._is_uniform = is_uniform
         empty: Kwargs = {}
         self._kwargs = [empty] * len(self._makers)
-        self.update(kwargs or {})
+        self.update(kwargs or {}, name="create_env_kwargs")
+
+    @property
+    def kwargs(self) -> list[dict[str, Any]]:
+        """Copies of the keyword arguments of each env."""
+        return [copy.deepcopy(dict(own)) for own in self._kwargs]
 
     def functions(self) -> list[Callable[[], object]]:
-        """Return the env functions of today; envs of one maker and one mapping share one object."""
+        """Return the env functions with the present arguments; envs with the same maker and mapping share one object."""
         made: dict[tuple[int, int], Callable[[], object]] = {}
         for maker, own in zip(self._makers, self._kwargs, strict=True):
             key = id(maker), id(own)
@@ -63,20 +69,20 @@ class EnvMakers:
                 made[key] = self._bind(maker, own)
         return [made[id(maker), id(own)] for maker, own in zip(self._makers, self._kwargs, strict=True)]
 
-    def update(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Add keyword arguments, or replace those of the same name."""
+    def update(self, kwargs: Kwargs | Sequence[Kwargs], *, name: str = "kwargs") -> None:
+        """Add keyword arguments, or replace those with the same names."""
         if isinstance(kwargs, Mapping):
             own = copy.deepcopy(dict(kwargs))
             merged = {id(old): {**old, **own} for old in self._kwargs}
             self._kwargs = [merged[id(old)] for old in self._kwargs]
             return
         if len(kwargs) != len(self._makers):
-            raise UsageError(
-                f"len(kwargs) and num_workers mismatch, got {len(kwargs)} and {len(self._makers)}: keyword arguments for "
-                "another number of envs; give one mapping per env, or one for all"
+            raise ArgumentCountError(
+                f"len({name}) and num_workers mismatch, got {len(kwargs)} and {len(self._makers)}; "
+                "give one mapping per env, or one for all"
             )
         if self._is_uniform:
-            raise UsageError("EnvPool's envs are all made alike; give one mapping of keyword arguments for all of them")
+            raise UsageError("all envs of an EnvPool pool have the same arguments; give one mapping for all of them")
         self._kwargs = [{**old, **copy.deepcopy(dict(new))} for old, new in zip(self._kwargs, kwargs, strict=True)]
 
 

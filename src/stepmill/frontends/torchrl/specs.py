@@ -1,9 +1,8 @@
-"""Gymnasium's spaces as TorchRL's specs, and the data that goes with them; any nesting.
+"""Gymnasium's spaces as TorchRL's specs, and conversions of their data; spaces may be nested to any depth.
 
-A space that is one leaf is called "observation", or "action". The keys of a Dict stay, a Tuple's children are called "0",
-"1", …; TorchRL's own wrapper of EnvPool keeps only the first level, where keys of deeper ones overwrite each other (T-B2).
-Parts that are chosen from a list (Discrete, MultiDiscrete) are numbers in observations; in actions they are one-hot,
-unless `is_categorical`.
+A space that is one leaf has the key "observation" or "action". The keys of a Dict are kept; the children of a Tuple have the
+keys "0", "1", …. (TorchRL's wrapper of EnvPool keeps the first level only, so that keys of deeper levels overwrite each other:
+T-B2.) Discrete and MultiDiscrete parts are numbers in observations; in actions they are one-hot, unless `is_categorical`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Key: TypeAlias = tuple[str, ...]
 RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "next", "_reset", "_step", "env_index"})
 
 
-# ---- specs --------------------------------------------------------------------------------------------------------------
+# ---- specs ------------------------------------------------------------------------------------------------------------
 
 
 def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
@@ -35,7 +34,7 @@ def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
         each: the observation space of each env; bounds and numbers of choices may differ.
         device: of the spec.
     Raises:
-        UsageError: a part has no fixed size, or its key is one that TorchRL needs itself.
+        UsageError: a part has no fixed size, or TorchRL reserves its key.
     """
     spec = _joined([_spec_of(space, ("observation",), is_one_hot=False) for space in _runs(each)], each, "observation")
     if not isinstance(each[0], spaces.Dict):
@@ -43,13 +42,13 @@ def observation_spec(each: Sequence[Space], device: torch.device | None) -> Any:
     taken = sorted(RESERVED & set(spec.keys()))
     if taken:
         raise UsageError(
-            f"the observation space has keys {taken}, which TorchRL uses itself; rename them, for example by a wrapper"
+            f"the observation space has keys {taken}, which TorchRL reserves; rename them, for example with a wrapper"
         )
     return spec if device is None else spec.to(device)
 
 
 def with_infos(spec: Any, info_specs: Mapping[str, Any], num_envs: int) -> Any:
-    """Return an observation spec with what infos bring under "info".
+    """Return an observation spec with the specs of infos under "info".
 
     Args:
         spec: of N observations.
@@ -58,10 +57,8 @@ def with_infos(spec: Any, info_specs: Mapping[str, Any], num_envs: int) -> Any:
     """
     if not info_specs:
         return spec
-    if "info" in spec.keys():  # noqa: SIM118  a Composite is no dict
-        raise UsageError(
-            "the observation has a key 'info', where info_specs put infos; rename it, or leave info_specs out"
-        )
+    if "info" in spec.keys():  # noqa: SIM118  a Composite is not a dict
+        raise UsageError("the observation has a key 'info', which info_specs need; rename it, or leave info_specs out")
     spec["info"] = Composite(
         {key: own.expand(num_envs, *own.shape) for key, own in info_specs.items()}, shape=(num_envs,)
     )
@@ -76,7 +73,7 @@ def action_spec(each: Sequence[Space], device: torch.device | None, *, is_catego
         device: of the spec.
         is_categorical: actions chosen from a list are numbers.
     Raises:
-        UsageError: a part has no fixed size; or the spaces differ in what has no room in one tensor.
+        UsageError: a part has no fixed size; or the spaces differ in shapes, dtypes or one-hot choices.
     """
     distinct = _runs(each)
     if not is_categorical and len(distinct) > 1:
@@ -86,17 +83,17 @@ def action_spec(each: Sequence[Space], device: torch.device | None, *, is_catego
 
 
 def _runs(each: Sequence[Space]) -> list[Space]:
-    """Return the spaces of envs that differ as objects, in the order of the first env that has them."""
+    """Return the distinct space objects, in the order of the first env that has each."""
     return list({id(space): space for space in each}.values())
 
 
 def _check_choices(each: Sequence[Space]) -> None:
-    """Refuse one-hot actions of envs that have not the same choices."""
+    """Refuse one-hot actions of envs with different choices."""
     for env_id, space in enumerate(each):
         if [_choices(leaf) for leaf in _leaf_spaces(space)] != [_choices(leaf) for leaf in _leaf_spaces(each[0])]:
             raise UsageError(
-                f"env {env_id} has the action space {space}, env 0 {each[0]}: one-hot vectors of them are not equally long, or "
-                "mean something else; make the env with categorical_action_encoding=True"
+                f"env {env_id} has the action space {space}, env 0 {each[0]}: their one-hot vectors differ in length or "
+                "meaning; make the env with categorical_action_encoding=True"
             )
 
 
@@ -131,8 +128,8 @@ def _join(specs: Sequence[Any], what: str) -> Any:
     lows, highs = ([own[side] for own in bounds if own is not None] for side in (0, 1))
     if len(lows) != num:
         raise UsageError(
-            f"{what} has the specs {_names(specs)} in envs of one pool, which have no spec in common; make the envs alike in it, "
-            "by a wrapper, or make a StepmillEnv of each kind"
+            f"{what} has the specs {_names(specs)} in envs of one pool, and no spec covers them all; make them equal "
+            "with a wrapper, or make a StepmillEnv for each kind"
         )
     return Bounded(torch.stack(lows), torch.stack(highs), (num, *first.shape), dtype=first.dtype)
 
@@ -142,7 +139,7 @@ def _names(specs: Sequence[Any]) -> str:
 
 
 def _bounds(spec: Any) -> tuple[Any, Any] | None:
-    """Return the lowest and the highest value of a spec, in its shape and dtype; None if it has none."""
+    """Return the lower and the upper bound of a spec, in its shape and dtype; None without bounds."""
     if isinstance(spec, Bounded):
         low, high = spec.space.low, spec.space.high
     elif isinstance(spec, MultiCategorical):
@@ -170,13 +167,13 @@ def _spec_of(space: Space, path: Key, *, is_one_hot: bool) -> Any:
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_spec(space, is_one_hot=is_one_hot)
     raise UsageError(
-        f"{'.'.join(path)} is a {type(space).__name__}, which has no fixed size and no place in a tensor; leave it out by a "
-        "wrapper, or put it into arrays"
+        f"{'.'.join(path)} is a {type(space).__name__}, which has no fixed size and cannot be a tensor; remove it with a "
+        "wrapper, or convert it to arrays"
     )
 
 
 def _children(space: Space) -> list[tuple[str, Any, Space]] | None:
-    """Return (key in the spec, key in the data, space) of what a space is made of, or None for a leaf."""
+    """Return (key in the spec, key in the data, space) of each child of a space, or None for a leaf."""
     if isinstance(space, spaces.Dict):
         return [(str(key), key, child) for key, child in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
@@ -189,7 +186,7 @@ def _torch_dtype(dtype: Any, path: Key) -> torch.dtype:
         return torch.from_numpy(np.zeros(1, dtype)).dtype
     except TypeError as exc:
         raise UsageError(
-            f"{'.'.join(path)} has dtype {dtype}, which torch does not have; cast it by a wrapper"
+            f"{'.'.join(path)} has dtype {dtype}, which torch does not have; cast it with a wrapper"
         ) from exc
 
 
@@ -197,7 +194,7 @@ def _box_spec(space: spaces.Box) -> Any:
     dtype = _torch_dtype(space.dtype, ("a Box",))
     if dtype is torch.bool:
         return Categorical(2, shape=space.shape, dtype=torch.bool)
-    if dtype.is_complex or dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch compares none of these
+    if dtype.is_complex or dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch cannot compare these
         return Unbounded(space.shape, dtype=dtype)
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     is_free = bool(np.all(space.low <= info.min) and np.all(space.high >= info.max))
@@ -225,11 +222,11 @@ def _multi_discrete_spec(space: spaces.MultiDiscrete, *, is_one_hot: bool) -> An
     return Bounded(low, torch.as_tensor(space.start + space.nvec - 1, dtype=dtype), space.shape, dtype=dtype)
 
 
-# ---- data ---------------------------------------------------------------------------------------------------------------
+# ---- data -------------------------------------------------------------------------------------------------------------
 
 
 def observation_packer(space: Space) -> Callable[[Any], dict[str, Any]]:
-    """Return the function that makes a dict of tensors, nested as the spec is, of arrays [B, ...]; nothing is copied."""
+    """Return the function that converts arrays [B, ...] to a dict of tensors, nested as the spec, without copies."""
     if isinstance(space, spaces.Dict):
         return lambda obs: _pack(space, obs)
     if isinstance(space, spaces.Tuple):
@@ -246,7 +243,7 @@ def _pack(space: Space, obs: Any) -> Any:
 
 
 class ActionReader:
-    """Turns the action of a tensordict [B] into what a pool takes: NumPy arrays [B, ...] in the action space's structure."""
+    """Converts the action of a tensordict [B] to NumPy arrays [B, ...] in the structure of the action space."""
 
     def __init__(self, space: Space, *, is_categorical: bool) -> None:
         self._space = space
@@ -257,7 +254,7 @@ class ActionReader:
         """Return the actions.
 
         Raises:
-            UsageError: there is none under "action".
+            UsageError: the tensordict has no "action", or its shape is wrong.
         """
         action = tensordict.get("action", None)
         if action is None:
@@ -279,7 +276,7 @@ class ActionReader:
             return lambda action: _split_one_hot(_plain(action), sizes) + start
         dtype = np.dtype(space.dtype)
         if dtype.kind == "f":
-            # A policy of another float type is meant: bfloat16, which NumPy does not have, too.
+            # Policies may use other float types, such as bfloat16, which NumPy does not have.
             wanted = _torch_dtype(dtype, ("action",))
             return lambda action: _array(action if action.dtype is wanted else action.to(wanted))
         return _array
@@ -287,13 +284,13 @@ class ActionReader:
     def _discrete_reader(self, space: spaces.Discrete) -> Callable[[Any], NDArray[Any]]:
         start, num = int(space.start), int(space.n)
         if not self._is_one_hot:
-            # With the batch's dimension alone, or one more that policies with keepdim leave.
+            # Shape [B], or [B, 1] from policies that use keepdim.
             return lambda action: _array(action.reshape(len(action)))
 
         def read(action: Any) -> NDArray[Any]:
             if action.ndim != 2 or action.shape[1] != num:
                 raise UsageError(
-                    f"the one-hot action has shape {tuple(action.shape)}, and {(len(action), num)} is wanted; give one-hot "
+                    f"the one-hot action has shape {tuple(action.shape)} instead of {(len(action), num)}; give one-hot "
                     "vectors, or make the env with categorical_action_encoding=True"
                 )
             index = _array(action.argmax(-1) if action.dtype is not torch.bool else action.byte().argmax(-1))
@@ -307,14 +304,14 @@ def _plain(action: Any) -> Any:
 
 
 def _array(action: Any) -> NDArray[Any]:
-    # Already detached and on the CPU most of the time, which these three find out faster than we could ask.
+    # Usually detached and on the CPU already; these calls are faster than checks for that.
     array: NDArray[Any] = action.detach().cpu().numpy()
     return array
 
 
 def _split_one_hot(action: Any, sizes: list[int]) -> NDArray[Any]:
     if action.shape[-1] != sum(sizes):
-        raise UsageError(f"the one-hot action has {action.shape[-1]} entries, and {sum(sizes)} are wanted")
+        raise UsageError(f"the one-hot action has {action.shape[-1]} entries instead of {sum(sizes)}")
     return np.stack([_array(part.argmax(-1)) for part in action.split(sizes, -1)], -1)
 
 

@@ -1,10 +1,10 @@
 """`MultiThreadedEnv` and `MultiThreadedEnvWrapper`: TorchRL's classes over EnvPool, here over any backend.
 
-What differs from TorchRL 0.14, on purpose: any subset of envs can be reset, and asynchronous pools work (T-B1); observations
-of any depth (T-B2); an episode that ended is reset once, and no empty step gets among the data (T-B3); what was returned is
-never written again, and flags of envs that are not reset stay (T-B4); infos are there for who asks (`info_specs`, T-B5); all
-keyword arguments work, `frame_skip` too (T-B6); seeds can be given per env and per reset (T-B7); actions are cast to what the
-C++ side wants (T-B8). Rewards and flags are [N], as there.
+Differences from TorchRL 0.14: any subset of envs can be reset, and asynchronous pools work (T-B1); observations may be nested
+to any depth (T-B2); an episode that ended is reset once, and the data contain no empty steps (T-B3); returned tensors are never
+modified, and envs that are not reset keep their flags (T-B4); `info_specs` adds infos (T-B5); all keyword arguments work,
+`frame_skip` too (T-B6); seeds can be given per env and per reset (T-B7); actions are cast to EnvPool's dtypes (T-B8). Rewards
+and flags have shape [N], as in TorchRL.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tensordict import TensorDictBase
 from torchrl._utils import logger
 
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
 from stepmill.frontends.torchrl.engine import Engine, torchrl_options, with_deadlines
-from stepmill.frontends.torchrl.env import StepmillEnv, pool_once
+from stepmill.frontends.torchrl.env import StepmillEnv, opener_of_given
 from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
 from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
 from stepmill.pool.pool import Pool
@@ -29,22 +30,22 @@ _ABSENT: Any = object()
 
 
 class _Lib:
-    """A property of the class, not of its objects."""
+    """A property of the class instead of its objects."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         return _envpool()
 
 
 class MultiThreadedEnvWrapper(StepmillEnv):
-    """A pool that is there already, as one TorchRL env.
+    """An existing pool as one TorchRL env.
 
     Args:
-        env: an EnvPool pool for Gymnasium, synchronous or not; or a `stepmill.Pool` of any backend, made with
-            `autoreset_mode="Disabled"`. While it is used here, nobody else may use it.
+        env: an EnvPool pool with env_type "gymnasium" or "gym", synchronous or not; or a `stepmill.Pool` of any backend with
+            `autoreset_mode="Disabled"`. Nothing else may use it meanwhile.
         categorical_action_encoding, frame_skip, **base: as for `StepmillEnv`.
-        disable_env_checker: taken and not needed: no Gymnasium checker runs here.
+        disable_env_checker: accepted and ignored, since no checker of Gymnasium runs.
     Raises:
-        TypeError: env is missing, or something else.
+        TypeError: env is missing, or of another type.
         ImportError: EnvPool is not installed.
     """
 
@@ -68,11 +69,23 @@ class MultiThreadedEnvWrapper(StepmillEnv):
             **base,
         )
 
+    @property
+    def obs(self) -> TensorDictBase:
+        """The newest observation of each env, [N, ...]; zeros of envs that have not been reset."""
+        return self._to_tensordict(self._observed(self._engine.pool.observe()))
+
+    @property
+    def config(self) -> Any:
+        """The settings of the EnvPool pool. With another backend, the attribute `config` of the envs."""
+        if not self._engine.is_envpool:
+            return self.__getattr__("config")
+        return self._engine.pool.get_attr("config", env_ids=[0])[0]
+
     def _set_seed(self, seed: Seed) -> None:
         if seed is not None and self._engine.is_envpool and type(self) is MultiThreadedEnvWrapper:
             logger.info(
                 "MultiThreadedEnvWrapper ignores seed %s: an EnvPool pool has its seed from envpool.make(..., seed=...). "
-                "MultiThreadedEnv, or reset(seed=...) of all envs, makes the pool anew with the seed.",
+                "Use MultiThreadedEnv, or reset(seed=...) of all envs, which make a new pool with the seed.",
                 seed,
             )
             return
@@ -84,14 +97,13 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
     Args:
         num_workers: N.
-        env_name: an EnvPool task; "ALE/" in front of it is left out. With another backend an id of Gymnasium's, or a
-            function that makes an env.
-        create_env_kwargs: for `envpool.make`, `gymnasium.make`, or the function; not changed. See `update_kwargs`.
-        options: how the envs are run. The backend is "envpool" unless another is chosen: "thread", "process" or "serial" for
-            Python envs.
-        **kwargs: fields of PoolOptions by name, in place of `options` or beside it; and as for `MultiThreadedEnvWrapper`: device, frame_skip and the rest. EnvPool's own
-            frame skip of Atari tasks is `create_env_kwargs={"frame_skip": ...}`.
-        disable_env_checker: for `gymnasium.make`; EnvPool needs none.
+        env_name: an EnvPool task, whose prefix "ALE/" is removed. With another backend an id of Gymnasium's, or a function
+            that makes an env.
+        create_env_kwargs: arguments of `envpool.make`, `gymnasium.make`, or the function; not changed. See `update_kwargs`.
+        options: options of the pool. The backend is "envpool" by default; "thread", "process" and "serial" run Python envs.
+        **kwargs: fields of PoolOptions by name, and the arguments of `MultiThreadedEnvWrapper`: device, frame_skip and
+            others. EnvPool's own frame skip of Atari tasks is `create_env_kwargs={"frame_skip": ...}`.
+        disable_env_checker: an argument of `gymnasium.make`; EnvPool has no checker.
     Raises:
         TypeError: num_workers or env_name is missing.
         ImportError: EnvPool is not installed.
@@ -132,8 +144,14 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
     @property
     def env_name(self) -> str:
-        """What the envs are."""
+        """The name of the task, of Gymnasium's env, or of the function."""
         return self._env_name
+
+    @property
+    def create_env_kwargs(self) -> Any:
+        """The keyword arguments of the envs: a dict, or a list with a dict per env if they differ."""
+        kwargs = super().create_env_kwargs
+        return kwargs[0] if all(own == kwargs[0] for own in kwargs) else kwargs
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
@@ -162,7 +180,7 @@ def _envpool() -> Any:
 
 def _opener_of(env: Any, *, has_infos: bool) -> Callable[[], Pool]:
     if isinstance(env, Pool):
-        return pool_once(env)
+        return opener_of_given(env)
     envpool = _envpool()
     if not isinstance(env, envpool.python.envpool.EnvPoolMixin):
         raise ArgumentTypeError("env is not of type 'envpool.python.envpool.EnvPoolMixin'.")

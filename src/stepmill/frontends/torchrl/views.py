@@ -1,9 +1,10 @@
-"""`env[2:]`: some envs of a pool as a TorchRL env."""
+"""Some envs of a `StepmillEnv` as an env of their own, `env[2:]`; attributes and methods of all envs, `env.attr`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from stepmill.frontends.torchrl.engine import take_rows
-from stepmill.frontends.torchrl.fanout import FanOut, has_attribute
+from stepmill.frontends.torchrl.env_state import has_named
+from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 
 if TYPE_CHECKING:
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class EnvView(EnvBase):
-    """Envs of a `StepmillEnv`, of batch size [B]. It holds no data: its envs are those of the whole, which closes them."""
+    """B envs of a `StepmillEnv` as an env of batch size [B]. Its envs are those of the `StepmillEnv`, which closes them."""
 
     def __init__(self, whole: StepmillEnv, ids: NDArray[np.int64]) -> None:
         super().__init__(device=whole.device, batch_size=torch.Size([len(ids)]))
-        self._whole = (whole,)  # not a module of ours
+        self._whole = (whole,)  # in a tuple, so that torch does not make it a submodule
         self.env_ids = tuple(int(env_id) for env_id in ids)
         index = list(self.env_ids)
         self.action_spec = whole.full_action_spec[index]
@@ -56,7 +58,7 @@ class EnvView(EnvBase):
             self._whole[0]._engine.set_seed({env_id: seed + place for place, env_id in enumerate(self.env_ids)})
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
-        """Return what these envs keep beyond an episode, "worker0" for the first; see `StepmillEnv.state_dict`."""
+        """Return the state of these envs, "worker0" for the first; see `StepmillEnv.state_dict`."""
         if args or kwargs:
             of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
             return of_module
@@ -64,7 +66,7 @@ class EnvView(EnvBase):
         return engine.states.read(engine.pool, self.env_ids)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
-        """Give these envs back what `state_dict` returned; see `StepmillEnv.load_state_dict`."""
+        """Load what `state_dict` returned into these envs; see `StepmillEnv.load_state_dict`."""
         engine = self._whole[0]._engine
         engine.states.load(engine.pool, self.env_ids, state_dict, strict=strict)
 
@@ -84,3 +86,51 @@ class EnvView(EnvBase):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env_ids={list(self.env_ids)}, device={self.device})"
+
+
+class FanOut:
+    """An attribute of all envs, or of some. It is read when it is iterated, indexed or compared, and called when it is called.
+
+    `list(env.place)` reads an attribute of each env, `env.place[2]` that of one, `env.jump(3)` calls a method of each env and
+    returns a list, and `env.engine.temperature` is an attribute of an attribute.
+    """
+
+    def __init__(self, pool: Pool, path: str, env_ids: Sequence[int]) -> None:
+        self._pool = pool
+        self._path = path
+        self._env_ids = tuple(env_ids)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call the method of each env; an attribute that is not callable is read."""
+        return list(self._pool.call(self._path, *args, env_ids=self._env_ids, **kwargs))
+
+    def values(self) -> list[Any]:
+        """Return the attribute of each env."""
+        return list(self._pool.get_attr(self._path, env_ids=self._env_ids))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __len__(self) -> int:
+        return len(self._env_ids)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.values()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self.values() == (other.values() if isinstance(other, FanOut) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # equality depends on values that change
+
+    def __getattr__(self, name: str) -> FanOut:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} is private; use a public attribute or method of the envs")
+        return FanOut(self._pool, f"{self._path}.{name}", self._env_ids)
+
+    def __repr__(self) -> str:
+        return f"<{self._path} of envs {list(self._env_ids)}>"
+
+
+def has_attribute(pool: Pool, name: str) -> bool:
+    """Whether env 0 has an attribute; its worker is asked."""
+    return bool(pool.get_attr(partial(has_named, name), env_ids=[0])[0])  # a call would mark the env as modified

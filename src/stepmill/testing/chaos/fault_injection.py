@@ -73,10 +73,10 @@ class FaultInjector:
             self._send(pool, signal.SIGKILL)
 
     def _send(self, pool: Pool, number: signal.Signals) -> None:
-        workers = self._rng.sample(pool.stats()["workers"], self._rng.choice([1, 1, 1, 2]))
+        workers = self._rng.sample(pool.stats().workers, self._rng.choice([1, 1, 1, 2]))
         for worker in workers:
             try:
-                os.kill(worker["pid"], number)
+                os.kill(worker.pid, number)
             except ProcessLookupError:
                 continue  # it is dead already
             self._report.inflicted[number.name] += 1

@@ -1,0 +1,114 @@
+"""The pages of the API reference: which public names are on which page. Every name of scripts/public_api.py is on one."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from public_api import PublicName, all_names
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: the names of `stepmill` that it holds, and modules whose public names it holds all."""
+
+    file: str
+    title: str
+    intro: str
+    names: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+_ERRORS = (
+    "StepmillError", "UsageError", "BusyEnvError", "ClosedPoolError", "MissingExtraError", "EnvError", "BadOutput",
+    "WorkerDied", "LauncherDied", "EnvTimeout", "RecvTimeout", "EngineBug",
+)  # fmt: skip
+PAGES = (
+    Page("pool", "Pool", "What it does in full is in :doc:`/POOL`.", ("Pool",)),
+    Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv")),
+    Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
+    Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Rollout", "RolloutBatch", "EnvSpec")),
+    Page("errors", "Errors", "All errors are subclasses of ``StepmillError``. What to do about each is in :doc:`/TROUBLE`.", _ERRORS),
+    Page("kernels", "stepmill.kernels", "Envs in compiled code; the guide is :doc:`/kernels`.", ("kernel", "kernels", "get_include"), ("stepmill.kernels",)),
+    Page("arrays", "stepmill.torch and stepmill.jax", "Tensors and arrays of learners.", (), ("stepmill.torch", "stepmill.jax")),
+    Page("timers", "stepmill.timers", "Hierarchical timers of envs and learners.", (), ("stepmill.timers",)),
+    Page("testing", "stepmill.testing", "Checks for your own envs, back-ends and front-ends, and toy envs.", (), ("stepmill.testing",)),
+    Page("envs", "stepmill.envs", "Envs of other libraries that need a wrapper or a description. Most are found by their class and need nothing.", (), ("stepmill.envs.pettingzoo", "stepmill.envs.ragged", "stepmill.envs.envpool", "stepmill.envs.atari_vector")),
+    Page("backends", "stepmill.backends.base", "What a backend of your own has to do; the guide is :doc:`/guides/extending`.", (), ("stepmill.backends.base",)),
+    Page("frontend_alf", "stepmill.frontends.alf", "The guide is :doc:`/switching/alf`.", (), ("stepmill.frontends.alf",)),
+    Page("frontend_di_engine", "stepmill.frontends.di_engine", "The guide is :doc:`/switching/di_engine`.", (), ("stepmill.frontends.di_engine",)),
+    Page("frontend_dm_env", "stepmill.frontends.dm_env", "One env as a ``dm_env.Environment``.", (), ("stepmill.frontends.dm_env",)),
+    Page("frontend_mlagents", "stepmill.frontends.mlagents", "The guide is :doc:`/switching/mlagents`.", (), ("stepmill.frontends.mlagents",)),
+    Page("frontend_multi_env", "stepmill.frontends.multi_env", "The guide is :doc:`/switching/multi_env`.", (), ("stepmill.frontends.multi_env",)),
+    Page("frontend_pettingzoo", "stepmill.frontends.pettingzoo", "The guide is :doc:`/guides/multi_agent`.", (), ("stepmill.frontends.pettingzoo",)),
+    Page("frontend_sb3", "stepmill.frontends.sb3", "The guide is :doc:`/switching/sb3`.", (), ("stepmill.frontends.sb3",)),
+    Page("frontend_tianshou", "stepmill.frontends.tianshou", "The guide is :doc:`/switching/tianshou`.", (), ("stepmill.frontends.tianshou",)),
+    Page("frontend_torchrl", "stepmill.frontends.torchrl", "The guide is :doc:`/switching/torchrl`.", (), ("stepmill.frontends.torchrl",)),
+)  # fmt: skip
+# Classes of what public names return or take. They are not imported by users, but their members are used.
+TYPES = (
+    "stepmill.pool.requests.PoolFuture",
+    "stepmill.pool.requests.PoolProperties",
+    "stepmill.pool.stats.PoolStats",
+    "stepmill.pool.snapshots.PoolSnapshot",
+    "stepmill.spec.batch.Players",
+    "stepmill.spec.tree.Leaf",
+    "stepmill.spec.tree.LeafKind",
+    "stepmill.spec.tree.DictNode",
+    "stepmill.spec.tree.TupleNode",
+    "stepmill.spec.tree.Opaque",
+    "stepmill.spec.env.TimeStepFields",
+    "stepmill.envs.env_adapter.EnvAdapter",
+)
+# Public under two names; described under the other one.
+_ALIASES = {"stepmill.kernels.kernel", "stepmill.kernels.get_include", "stepmill.kernels"}
+_ALIAS_MODULES = {"stepmill.frontends.gymnasium"}
+
+
+def api_pages() -> dict[str, str]:
+    """Return the pages by file name.
+
+    Raises:
+        SystemExit: a public name is on no page.
+    """
+    names = {name.path: name for name in all_names()}
+    shown = {path for page in PAGES for path in _paths(page, names)} | _ALIASES
+    missing = [path for path, name in names.items() if path not in shown and name.module not in _ALIAS_MODULES]
+    if missing:
+        raise SystemExit(f"on no page of the API reference: {', '.join(missing)}; add them to scripts/docs_api.py")
+    pages = {f"{page.file}.rst": _page(page, names) for page in PAGES}
+    files = "\n".join(f"   {name}" for name in [*(page.file for page in PAGES), "types"])
+    pages["types.rst"] = "\n".join(
+        [_title("Other types"), "What some of the public names return or take.", ""]
+        + [line for path in TYPES for line in (f".. autoclass:: {path}", "   :members:", "")]
+    )
+    index = f"{_title('API reference')}\nEvery public name. Other names may change without notice.\n\n.. toctree::\n   :maxdepth: 2\n\n{files}\n"
+    return {**pages, "index.rst": index}
+
+
+def _title(text: str) -> str:
+    return f"{text}\n{'=' * len(text)}\n"
+
+
+def _paths(page: Page, names: dict[str, PublicName]) -> list[str]:
+    own = [f"stepmill.{name}" for name in page.names]
+    return [*own, *(path for path, name in names.items() if name.module in page.modules)]
+
+
+def _page(page: Page, names: dict[str, PublicName]) -> str:
+    parts = [_title(page.title), page.intro, ""]
+    for path in _paths(page, names):
+        if path not in _ALIASES or names[path].module == "stepmill":
+            parts += _directive(names[path])
+    return "\n".join(parts) + "\n"
+
+
+def _directive(name: PublicName) -> list[str]:
+    if isinstance(name.node, ast.ClassDef):
+        return [f".. autoclass:: {name.path}", "   :members:", "   :show-inheritance:", ""]
+    if isinstance(name.node, ast.FunctionDef):
+        return [f".. autofunction:: {name.path}", ""]
+    if name.node is None:
+        return []
+    value = ast.unparse(name.node.value) if name.node.value else ""
+    return [f".. py:data:: {name.path}", "", f"   ``{value}``", ""]

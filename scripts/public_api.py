@@ -1,0 +1,290 @@
+"""Compare the public names with tests/unit/public_api.txt: `public_api.py`, or `public_api.py --write` after a change.
+
+The file has one line for each public class, function, method and attribute: its signature and the first line of its docstring.
+The names are read from the sources, so no optional library is needed. `--write` refuses names that were added, changed or
+removed unless the newest section of CHANGELOG.md names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+SNAPSHOT = ROOT / "tests" / "unit" / "public_api.txt"
+CHANGELOG = ROOT / "CHANGELOG.md"
+# The modules from which users import. Their public names are these, or if none are given those of __all__, or all that they
+# define without an underscore.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "stepmill": (),
+    "stepmill.kernels": (),
+    "stepmill.timers": (),
+    "stepmill.torch": (),
+    "stepmill.jax": (),
+    "stepmill.testing": (),
+    "stepmill.envs.atari_vector": ("AtariVectorTask",),
+    "stepmill.envs.envpool": ("EnvPoolTask", "GivenEnvPool"),
+    "stepmill.envs.pettingzoo": ("StackedAgents",),
+    "stepmill.envs.ragged": ("RaggedEnv",),
+    "stepmill.backends.base": ("Backend", "Future", "MonitoredBackend", "TracedBackend"),
+    "stepmill.frontends.alf": (),
+    "stepmill.frontends.di_engine": (),
+    "stepmill.frontends.dm_env": (),
+    "stepmill.frontends.gymnasium": (),
+    "stepmill.frontends.mlagents": (),
+    "stepmill.frontends.multi_env": (),
+    "stepmill.frontends.pettingzoo": (),
+    "stepmill.frontends.sb3": (),
+    "stepmill.frontends.tianshou": (),
+    "stepmill.frontends.torchrl": (),
+}
+_HOMES = ("_MODULE_OF", "_HOME_OF")
+Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
+
+
+@dataclass(frozen=True)
+class PublicName:
+    """One public name: where users import it, and what defines it. `node` is None for a module."""
+
+    module: str
+    name: str
+    home: str
+    node: Definition | None
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@cache
+def parse(module: str) -> ast.Module:
+    """Parse the source of a module."""
+    return ast.parse(_file_of(module).read_text(encoding="utf-8"))
+
+
+def _file_of(module: str) -> Path:
+    path = SRC.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, also those under a condition such as TYPE_CHECKING."""
+    for statement in tree.body:
+        if isinstance(statement, (ast.If, ast.Try)):
+            yield from statement.body
+            yield from statement.orelse
+        else:
+            yield statement
+
+
+def _names_of(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
+        return [statement.name]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _constant(tree: ast.Module, name: str) -> object:
+    """Return the value of a literal that a module assigns to a name, or None."""
+    for statement in tree.body:
+        if name in _names_of(statement) and isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value:
+            try:
+                return ast.literal_eval(statement.value)
+            except ValueError:
+                return None
+    return None
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names that users may import from a module, sorted."""
+    tree = parse(module)
+    listed = MODULES.get(module) or _constant(tree, "__all__") or _reexported(tree)
+    if not listed:
+        defined = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+        listed = [name for name in defined if not name.startswith("_")]
+    return sorted(str(name) for name in cast("Sequence[object]", listed) if name != "__version__")
+
+
+def _reexported(tree: ast.Module) -> list[str]:
+    """Return the names that a module imports as themselves, `import X as X`, which says that they are public."""
+    imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
+    return [alias.name for statement in imports for alias in statement.names if alias.asname == alias.name]
+
+
+def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
+    """Return the module that defines a name, and its definition. Follows imports and tables of lazily loaded names.
+
+    Raises:
+        LookupError: the module has no such name.
+    """
+    tree = parse(module)
+    for statement in _statements(tree):
+        if name in _names_of(statement) and isinstance(statement, Definition):
+            return module, statement
+    imports = [statement for statement in _statements(tree) if isinstance(statement, ast.ImportFrom)]
+    for source, alias in ((statement.module or "", alias) for statement in imports for alias in statement.names):
+        if (alias.asname or alias.name) == name and source.startswith("stepmill"):
+            return find_definition(source, alias.name)
+    for table in _HOMES:
+        homes = _constant(tree, table)
+        if isinstance(homes, dict) and name in homes:
+            home = homes[name] if str(homes[name]).startswith("stepmill") else f"{module}.{homes[name]}"
+            return (home, None) if home == f"{module}.{name}" else find_definition(home, name)
+    raise LookupError(f"{module} has no {name}")
+
+
+def all_names() -> Iterator[PublicName]:
+    """Yield every public name of every public module."""
+    for module in MODULES:
+        for name in public_names(module):
+            yield PublicName(module, name, *find_definition(module, name))
+
+
+def _first_line(node: ast.AST) -> str:
+    text = ast.get_docstring(node) if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)) else None
+    return text.partition("\n")[0] if text else ""
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"({ast.unparse(node.args)}){returned}"
+
+
+def _is_property(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(decorator).endswith("property") for decorator in node.decorator_list)
+
+
+def _is_setter(node: ast.FunctionDef) -> bool:
+    return any(
+        ast.unparse(decorator).endswith((".setter", ".deleter", "overload")) for decorator in node.decorator_list
+    )
+
+
+def members(home: str, node: ast.ClassDef) -> Mapping[str, tuple[str, str]]:
+    """Return the public members of a class, and of its bases in stepmill: name to (signature or type, first line)."""
+    found: dict[str, tuple[str, str]] = {}
+    for base in node.bases:
+        name = ast.unparse(base).partition("[")[0]
+        try:
+            base_home, base_node = find_definition(home, name)
+        except LookupError:
+            continue
+        if isinstance(base_node, ast.ClassDef):
+            found.update(members(base_home, base_node))
+    for statement in node.body:
+        names = [name for name in _names_of(statement) if not name.startswith("_") or name == "__init__"]
+        shown = _member(statement) if names else None
+        if shown is not None:
+            found.update(dict.fromkeys(names, shown))
+    return found
+
+
+def _member(statement: ast.stmt) -> tuple[str, str] | None:
+    """Return the signature, type or value of a member, and the first line of its docstring; None for setters and overloads."""
+    if isinstance(statement, ast.FunctionDef):
+        shown = _signature(statement)
+        is_hidden = _is_setter(statement)
+        first = f": {shown.partition(' -> ')[2]}" if _is_property(statement) else shown
+        return None if is_hidden else (first, _first_line(statement))
+    if isinstance(statement, ast.AnnAssign):
+        return (
+            f": {ast.unparse(statement.annotation)}{f' = {ast.unparse(statement.value)}' if statement.value else ''}",
+            "",
+        )
+    return (f" = {ast.unparse(statement.value)}", "") if isinstance(statement, ast.Assign) else None
+
+
+def describe(public: PublicName) -> Iterator[str]:
+    """Yield the lines of one public name: its own, and one for each member of a class."""
+    node = public.node
+    if node is None:
+        yield f"{public.path}: a module"
+    elif isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        yield f"class {public.path}({bases})  # {_first_line(node)}"
+        for name, (shape, line) in sorted(members(public.home, node).items()):
+            yield f"    {name}{shape}{f'  # {line}' if line else ''}"
+    elif isinstance(node, ast.FunctionDef):
+        yield f"{public.path}{_signature(node)}  # {_first_line(node)}"
+    else:
+        yield f"{public.path} = {ast.unparse(node.value) if node.value else '...'}"
+
+
+def current() -> str:
+    """Return the text that the snapshot should have."""
+    return "\n".join(line for public in all_names() for line in describe(public)) + "\n"
+
+
+def undocumented() -> list[str]:
+    """Return the public classes and functions without a docstring."""
+    return [
+        public.path
+        for public in all_names()
+        if isinstance(public.node, (ast.ClassDef, ast.FunctionDef)) and not _first_line(public.node)
+    ]
+
+
+def changed_names(before: str, after: str) -> list[str]:
+    """Return the names whose lines differ, without their docstrings: `Pool`, or `Pool.recv` for a member."""
+    old, new = _entries(before), _entries(after)
+    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+
+
+def _entries(text: str) -> dict[str, str]:
+    entries, owner = {}, ""
+    for line in text.splitlines():
+        shape = line.partition("  # ")[0]
+        name = re.split(r"[(:= ]", shape.removeprefix("class ").strip())[0]
+        if line.startswith("    "):
+            entries[f"{owner}.{name}"] = shape
+        else:
+            owner = name
+            entries[name] = shape
+    return entries
+
+
+def missing_from_changelog(names: Sequence[str], changelog: str) -> list[str]:
+    """Return the names that the newest section of a changelog does not mention. A new class covers its members."""
+    section = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
+    words = set(re.findall(r"\w+", section))
+    return [name for name in names if not words & _covering_words(name, names)]
+
+
+def _covering_words(name: str, names: Sequence[str]) -> set[str]:
+    """Return the words of which one must be in the changelog: the last part, or the class if that is new or changed, too."""
+    owner, _, last = name.rpartition(".")
+    return {last, owner.rpartition(".")[2]} if owner in names else {last}
+
+
+def main() -> int:
+    """Compare or write the snapshot. The exit status is 1 if it is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--write", action="store_true", help="write the snapshot; CHANGELOG.md must name what has changed"
+    )
+    options = parser.parse_args()
+    before, after = SNAPSHOT.read_text(encoding="utf-8") if SNAPSHOT.exists() else "", current()
+    changed = changed_names(before, after)
+    if not options.write:
+        if before != after:
+            print(f"the public API has changed: {', '.join(changed) or 'docstrings only'}")
+            print("describe it in CHANGELOG.md, then run: python scripts/public_api.py --write")
+        return int(before != after)
+    missing = missing_from_changelog(changed, CHANGELOG.read_text(encoding="utf-8")) if before else []
+    if missing:
+        print(f"the newest section of CHANGELOG.md does not name: {', '.join(missing)}")
+        return 1
+    SNAPSHOT.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""The states of a manager's envs: `EnvState` and its transitions, and `EnvLifecycle`, which changes them.
+
+step ─► PoolClient ─► _handle_reply ─► results ─► _collect_timesteps ─► timesteps; envs that ended are reset meanwhile
+                        ├► first observation ─► ready_obs     ├► abnormal timestep ─► ERROR
+                        │                                     └► an env raised ─► the manager's `_fail_step`
+                        └► failed reset ─► repeated after retry_waiting_time, max_retry attempts in all
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from stepmill.envs.di_engine import timestep_class
+from stepmill.envs.di_engine_managed import is_abnormal
+from stepmill.frontends.di_engine.errors import ConnectionTimeout, ManagerClosedError, RetriesError
+from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, ReplyKind
+from stepmill.frontends.di_engine.timestep_codec import is_torn
+from stepmill.spec.errors import BadOutput, EngineBug, EnvError, EnvTimeout, StepmillError, WorkerDied
+
+LOG_EVERY_S = 10.0  # a wait that lasts this long is logged, and again after each further period
+logger = logging.getLogger("stepmill.di_engine")
+
+
+class EnvState(IntEnum):
+    """The state of an env, with the names and numbers of DI-engine's EnvState."""
+
+    VOID = 0  # not launched, or closed
+    INIT = 1  # its worker has started
+    RUN = 2  # it needs an action, or executes one
+    RESET = 3  # it is being reset
+    DONE = 4  # it has finished `episode_num` episodes
+    ERROR = 5  # it failed, or returned an abnormal timestep; a reset repairs it
+    NEED_RESET = 6  # its episode has ended, and auto_reset is off
+
+
+_VOID, _INIT, _RUN, _RESET = EnvState.VOID, EnvState.INIT, EnvState.RUN, EnvState.RESET
+_DONE, _ERROR, _NEED_RESET = EnvState.DONE, EnvState.ERROR, EnvState.NEED_RESET
+
+TRANSITIONS: dict[EnvState, frozenset[EnvState]] = {
+    _VOID: frozenset({_INIT}),
+    _INIT: frozenset({_RESET, _VOID}),
+    _RESET: frozenset({_RUN, _RESET, _ERROR, _VOID}),
+    _RUN: frozenset({_RUN, _RESET, _DONE, _ERROR, _NEED_RESET, _VOID}),
+    _DONE: frozenset({_RESET, _VOID}),
+    _ERROR: frozenset({_RESET, _ERROR, _VOID}),
+    _NEED_RESET: frozenset({_RESET, _VOID}),
+}
+
+
+class EnvStates(dict[int, EnvState]):
+    """The state of each env, by env_id."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(dict.fromkeys(range(num_envs), EnvState.VOID))
+
+    def move(self, env_id: int, state: EnvState) -> None:
+        """Change the state of an env.
+
+        Raises:
+            EngineBug: `TRANSITIONS` does not allow it.
+        """
+        if state not in TRANSITIONS[self[env_id]]:
+            raise EngineBug(f"env {env_id} cannot change from {self[env_id].name} to {state.name}; please report this")
+        self[env_id] = state
+
+    def close(self) -> None:
+        """Set every env to VOID."""
+        for env_id in self:
+            self[env_id] = EnvState.VOID
+
+    def ids_in(self, state: EnvState) -> list[int]:
+        """Return the envs that are in a state, in the order of their ids."""
+        return [env_id for env_id, own in self.items() if own is state]
+
+
+class EnvLifecycle:
+    """The part of a manager that handles replies, ends of episodes, resets and retries.
+
+    Names that begin with `_env` are DI-engine's; subclasses of its managers use them.
+    """
+
+    _client: PoolClient | None
+    _closed: bool
+    _env_num: int
+    _episode_num: float
+    _max_retry: int
+    _retry_type: str
+    _retry_waiting_time: float
+    _auto_reset: bool
+    _reset_inplace = False
+    _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
+    _connect_timeout: float | None = None
+    _reset_timeout: float | None = None
+
+    def __init__(self, env_num: int) -> None:
+        self._env_states = EnvStates(env_num)
+        self._env_seed: dict[int, int | None] = dict.fromkeys(range(env_num))
+        self._env_dynamic_seed: bool | None = None
+        self._given_seed: dict[int, tuple[int, bool | None]] = {}  # the newest seed that was sent to each env
+        self._clear_progress()
+
+    def _clear_progress(self) -> None:
+        """Set everything that a launch starts with."""
+        self._env_episode_count = dict.fromkeys(range(self._env_num), 0)
+        self._ready_obs: dict[int, Any] = dict.fromkeys(range(self._env_num))
+        self._reset_param: dict[int, dict[str, Any] | None] = {env_id: {} for env_id in range(self._env_num)}
+        self._results: dict[int, Any] = {}  # results of steps that no step() has returned yet
+        self._attempts: dict[int, int] = {}  # failed attempts of the current reset
+        self._retry_at: dict[int, float] = {}
+        self._failed_resets: dict[int, StepmillError] = {}  # by env, after max_retry attempts
+        self._needs_seed: set[int] = set()  # envs whose next reset sends the seed again
+        self._needs_renewal: set[int] = set()  # envs that are replaced by a new one before their next reset
+
+    # ---- resets ------------------------------------------------------------------------------------------------------
+
+    def _begin_reset(self, env_id: int) -> None:
+        client = self._open_client()
+        request: dict[str, Any] = {"param": self._reset_param[env_id]}
+        seed = self._env_seed[env_id]
+        if seed is not None:
+            self._given_seed[env_id] = (seed, self._env_dynamic_seed)
+            self._env_seed[env_id] = None  # a seed is used once
+            self._needs_seed.add(env_id)
+        if env_id in self._needs_seed and env_id in self._given_seed:
+            request["seed"] = self._given_seed[env_id]
+        self._env_states.move(env_id, _RESET)
+        self._results.pop(env_id, None)
+        self._retry_at.pop(env_id, None)
+        send = client.send_renewal if env_id in self._needs_renewal else client.send_reset
+        reply = send(env_id, request)
+        if reply is not None:
+            self._handle_reply(reply)
+
+    def _reset_failed(self, env_id: int, error: StepmillError) -> None:
+        attempts = self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
+        error = self._as_reset_error(error)
+        if attempts >= max(self._max_retry, 1):
+            self._failed_resets[env_id] = error
+            return
+        logger.info("env %d: attempt %d of %d to reset it failed: %s", env_id, attempts, self._max_retry, error)
+        self._needs_seed.add(env_id)
+        if self._retry_type == "renew" or is_torn(error):
+            self._needs_renewal.add(env_id)
+        self._retry_at[env_id] = time.monotonic() + self._retry_waiting_time
+
+    def _as_reset_error(self, error: StepmillError) -> StepmillError:
+        """Return a ConnectionTimeout if `connect_timeout` is the limit that was exceeded, else the error itself."""
+        limit_s, connect_s = self._reset_timeout, self._connect_timeout
+        if not isinstance(error, EnvTimeout) or connect_s is None or (limit_s is not None and limit_s <= connect_s):
+            return error
+        return ConnectionTimeout(
+            f"env reset connection timeout: {error.message}", env_id=error.env_id, phase="reset", timeout_s=connect_s
+        )
+
+    def _start_due_retries(self) -> None:
+        now = time.monotonic()
+        for env_id in [env_id for env_id, due in self._retry_at.items() if due <= now]:
+            self._begin_reset(env_id)
+
+    def _raise_failed_resets(self) -> NoReturn:
+        """Close the manager, and raise an error that names all envs whose resets have failed too often."""
+        errors = []
+        for env_id, cause in self._failed_resets.items():
+            text = (
+                f"Env {env_id} reset has exceeded max retries({self._max_retry}), and the latest exception is: {cause}"
+            )
+            logger.error("Env %d reset has exceeded max retries(%d)", env_id, self._max_retry)
+            error = RetriesError(
+                text,
+                env_id=env_id,
+                phase="reset",
+                error_type=getattr(cause, "error_type", type(cause).__name__),
+                remote_traceback=getattr(cause, "remote_traceback", ""),
+            )
+            error.__cause__ = cause
+            errors.append(error)
+        self._failed_resets.clear()
+        self.close()
+        errors[0].others = tuple(errors[1:])
+        raise errors[0]
+
+    # ---- replies -----------------------------------------------------------------------------------------------------
+
+    def _handle_reply(self, reply: EnvReply) -> None:
+        env_id, kind, value, command = reply
+        if kind is ReplyKind.STEP:
+            self._results[env_id] = value
+        elif kind is ReplyKind.RESET:
+            self._ready_obs[env_id] = value
+            self._env_states.move(env_id, _RUN)
+            self._attempts.pop(env_id, None)
+            self._needs_seed.discard(env_id)
+            self._needs_renewal.discard(env_id)
+        else:
+            if isinstance(value, (WorkerDied, EnvTimeout)):
+                self._needs_seed.add(env_id)  # the env is rebuilt
+            if command is ReplyKind.RESET:
+                self._reset_failed(env_id, value)
+            else:
+                self._results[env_id] = value
+
+    def _handle_ready_replies(self) -> None:
+        """Handle the replies that have arrived, without waiting."""
+        client = self._open_client()
+        self._start_due_retries()
+        for reply in client.receive(1, 0) if client.pending else ():
+            self._handle_reply(reply)
+
+    def _process_replies(
+        self, is_enough: Callable[[], bool], missing: Callable[[], int], *, until: float | None = None, text: str = ""
+    ) -> None:
+        """Handle replies until `is_enough()`, or until no further reply can arrive.
+
+        Args:
+            is_enough: called before each wait.
+            missing: the least number of replies that the next wait needs.
+            until: a time of time.monotonic() after which this returns, too.
+            text: a log message with a place for a count, for long waits; empty logs nothing.
+        Raises:
+            RetriesError: a reset has failed `max_retry` times; the manager is closed.
+        """
+        began = time.monotonic()
+        num_warnings = 0
+        while not self._failed_resets and not is_enough():
+            client = self._open_client()
+            slice_s = LOG_EVERY_S
+            if self._retry_at:
+                self._start_due_retries()
+                slice_s = min([slice_s, *(max(due - time.monotonic(), 0.0) for due in self._retry_at.values())])
+            if until is not None:
+                slice_s = min(slice_s, until - time.monotonic())
+                if slice_s <= 0.0:
+                    return
+            if client.pending:
+                for reply in client.receive(max(1, min(missing(), len(client.pending))), slice_s):
+                    self._handle_reply(reply)
+            elif self._retry_at:
+                time.sleep(slice_s)  # no command is outstanding, so no event can end this wait earlier
+            elif not self._failed_resets:
+                return
+            if text and time.monotonic() - began >= (num_warnings + 1) * LOG_EVERY_S:
+                num_warnings += 1
+                logger.warning(text, num_warnings)
+        if self._failed_resets:
+            self._raise_failed_resets()
+
+    def _collect_timesteps(self, env_ids: Iterable[int]) -> dict[int, Any]:
+        """Return the timesteps of these envs, update their states, and begin their automatic resets."""
+        timesteps: dict[int, Any] = {}
+        errors: list[StepmillError] = []
+        ended: list[int] = []
+        for env_id in env_ids:
+            timestep = self._results.pop(env_id)
+            if isinstance(timestep, StepmillError):
+                if not self._becomes_abnormal(timestep):
+                    self._env_states.move(env_id, _ERROR)
+                    errors.append(timestep)
+                    continue
+                timestep = self._abnormal_timestep(env_id, timestep)
+            timesteps[env_id] = timestep
+            info = timestep[3]
+            if info and self._marks_abnormal and is_abnormal(info):
+                self._env_states.move(env_id, _ERROR)
+            elif timestep[2]:
+                ended.append(env_id)
+            else:
+                self._ready_obs[env_id] = timestep[0]
+        for env_id in ended:
+            self._end_episode(env_id, timesteps[env_id])
+        if errors:
+            self._fail_step(errors, timesteps)
+        return timesteps
+
+    def _end_episode(self, env_id: int, timestep: Any) -> None:
+        self._env_episode_count[env_id] += 1
+        if self._env_episode_count[env_id] >= self._episode_num:
+            self._env_states.move(env_id, _DONE)
+        elif not self._auto_reset:
+            self._env_states.move(env_id, _NEED_RESET)
+        elif self._reset_inplace:
+            self._ready_obs[env_id] = timestep[0]
+        else:
+            self._begin_reset(env_id)
+
+    # ---- policy ------------------------------------------------------------------------------------------------------
+
+    def _becomes_abnormal(self, error: StepmillError) -> bool:
+        """Whether a failed step becomes an abnormal timestep; otherwise it is raised."""
+        raise NotImplementedError
+
+    def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
+        """Raise the errors of failed steps; `timesteps` are those of the other envs."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the envs."""
+        raise NotImplementedError
+
+    def _abnormal_timestep(self, env_id: int, error: StepmillError) -> Any:
+        logger.warning("env %d returns an abnormal timestep; reset it to continue: %s", env_id, error.message)
+        if isinstance(error, (EnvError, BadOutput)):
+            self._needs_seed.add(env_id)
+        if is_torn(error):
+            self._needs_renewal.add(env_id)
+        info = {"abnormal": True, "fault": type(error).__name__, "message": error.message}
+        return timestep_class()(None, None, None, info)
+
+    def _open_client(self) -> PoolClient:
+        """Return the client of the pool.
+
+        Raises:
+            ManagerClosedError: the manager is closed.
+        """
+        if self._closed or self._client is None:
+            raise ManagerClosedError("env manager is closed, please use the alive env manager")
+        return self._client

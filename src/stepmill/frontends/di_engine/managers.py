@@ -1,0 +1,372 @@
+"""The managers under DI-engine's names, and its registry of managers.
+
+    BaseEnvManager               envs in the caller's thread
+    AsyncSubprocessEnvManager    envs in processes; a step returns when some of them have replied
+    SyncSubprocessEnvManager     envs in processes; a step returns when all of them have replied
+    GymVectorEnvManager          the same, launched by its first reset
+    BaseEnvManagerV2, SubprocessEnvManagerV2    with tree arrays
+
+Each env has a worker process of its own, as in DI-engine: its envs seed NumPy's global generator, which the envs of one
+process share. With `num_workers`, several envs share a process, which is faster for small envs that do not use that generator.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stepmill.envs.di_engine_managed import ManagedSettings
+from stepmill.frontends.di_engine import config as settings
+from stepmill.frontends.di_engine import worker_functions
+from stepmill.frontends.di_engine.env_lifecycle import EnvState
+from stepmill.frontends.di_engine.env_pool import PoolEnvManager
+from stepmill.frontends.di_engine.errors import (
+    ManagerUsageError,
+    RetriesError,
+    WorkerFunctionError,
+    with_closing_hint,
+)
+from stepmill.frontends.di_engine.manager import Manager, logger
+from stepmill.frontends.di_engine.pool_client import PoolClientSettings, ReplyKind
+from stepmill.frontends.di_engine.timestep_codec import is_torn
+from stepmill.frontends.di_engine.trees import TreeManager
+from stepmill.spec.errors import StepmillError, UsageError, WorkerDied, join_errors
+from stepmill.spec.options import BackendName, OptionKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class BaseEnvManager(Manager):
+    """The manager that runs all envs in the caller's thread, one after the other: for debugging, and for very small envs.
+
+    A step that raises is tried `max_retry` times; then a RuntimeError is raised and the env is in ERROR, and the manager stays
+    open. Unlike in DI-engine, the other envs of that call are stepped, and their timesteps are in the error's `timesteps`.
+    Time limits hold in the main thread only, and not in native code.
+    """
+
+    @property
+    def _envs(self) -> list[Any]:
+        """The env objects."""
+        return [self._inline_envs[env_id] for env_id in range(self._env_num)]
+
+    def _start(self) -> Any:
+        client = super()._start()
+        self._inline_envs = client.envs
+        return client
+
+    def _skips_reset(self, env_id: int) -> bool:
+        if self._env_replay_path is None or self._env_states[env_id] is not EnvState.RUN:
+            return False
+        logger.warning("please don't reset a unfinished env when you enable save replay, we just skip it")
+        return True
+
+    def step(self, actions: Mapping[int, Any]) -> Any:
+        """Step envs; an env whose episode ends begins its next one before this returns.
+
+        Args:
+            actions: by env_id; any object, which the env receives unchanged.
+        Returns:
+            Timesteps by env_id.
+        Raises:
+            AssertionError: the manager is closed, or an env does not need an action.
+            RuntimeError: an env raised `max_retry` times.
+        """
+        self._check_closed()
+        env_ids = list(actions)
+        self._check_ready(env_ids)
+        for reply in self._open_client().send_steps(actions):
+            self._handle_reply(reply)
+        self._process_replies(lambda: len(self._results) >= len(env_ids), lambda: len(env_ids) - len(self._results))
+        try:
+            return self._collect_timesteps(env_ids)
+        finally:
+            if not self._closed:
+                self._wait_resets(set(env_ids))
+
+    def _becomes_abnormal(self, error: StepmillError) -> bool:
+        return False
+
+    def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
+        failures = []
+        for cause in errors:
+            env_id: int | None = getattr(cause, "env_id", None)
+            logger.error("Env %s step has exceeded max retries(%d)", env_id, self._max_retry)
+            failure = RetriesError(
+                f"Env {env_id} step has exceeded max retries({self._max_retry}), and the latest exception is: {cause}",
+                env_id=env_id,
+                phase="step",
+                error_type=getattr(cause, "error_type", type(cause).__name__),
+                remote_traceback=getattr(cause, "remote_traceback", ""),
+            )
+            failure.__cause__ = cause
+            failure.timesteps = timesteps
+            failures.append(failure)
+        failures[0].others = tuple(failures[1:])
+        raise failures[0]
+
+
+class BaseEnvManagerV2(TreeManager, BaseEnvManager):
+    """`BaseEnvManager` with tree arrays; see `TreeManager`."""
+
+
+class AsyncSubprocessEnvManager(Manager):
+    """The asynchronous manager: a step returns when enough envs have replied; a later step returns the others.
+
+    `wait_num` and `step_wait_timeout` differ from DI-engine, where the second is a time that is always waited, and no limit
+    exists (D-B1). Here a step returns as soon as `wait_num` timesteps have arrived, or `step_wait_timeout` seconds after it
+    began. It never returns ended episodes only while other envs execute actions, since `ready_obs` would be empty.
+    `linger` waits for more timesteps; `max_get` limits their number.
+
+    An env that dies returns an abnormal timestep; its next reset starts it in a new process, with its seed, its reset_param
+    and its replay path. An env that raises, or exceeds `step_timeout`, closes the manager; the error is of the env's own class
+    and contains the errors of all envs that failed (D-B5, D-B6). With `on_error="abnormal"` it is an abnormal timestep, too.
+    """
+
+    config: dict[str, Any] = settings.ASYNC
+    _marks_abnormal = True
+    worker_fn = staticmethod(worker_functions.worker_fn)
+    worker_fn_robust = staticmethod(worker_functions.worker_fn_robust)
+
+    def __init__(
+        self,
+        env_fn: Sequence[Callable[[], Any]],
+        cfg: Mapping[str, Any] | None = settings.EMPTY,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        super().__init__(env_fn, cfg, **keywords)
+        for name in ("worker_fn", "worker_fn_robust"):
+            if getattr(type(self), name) is not getattr(AsyncSubprocessEnvManager, name):
+                raise WorkerFunctionError(
+                    f"{type(self).__name__} overrides {name}, which the workers do not run: put its code into the env or "
+                    "into a wrapper of the env, or use DI-engine's manager"
+                )
+        self._shared_memory = self._cfg.shared_memory
+        self._copy_on_get = self._cfg.copy_on_get
+        self._context = self._cfg.context
+        self._wait_num = self._cfg.wait_num
+        self._step_wait_timeout = self._cfg.step_wait_timeout
+        self._connect_timeout = self._cfg.connect_timeout
+        self._reset_inplace = self._cfg.reset_inplace
+        self._max_get = self._cfg.max_get
+        self._on_error = self._cfg.on_error
+        if self._reset_inplace and not self._auto_reset:
+            raise ManagerUsageError("reset_inplace is unavailable when auto_reset=False.")
+        if self._on_error not in ("close", "abnormal"):
+            raise ManagerUsageError(f"on_error={self._on_error!r} is not one of 'close', 'abnormal'")
+
+    def _client_settings(self) -> PoolClientSettings:
+        limits = [limit for limit in (self._reset_timeout, self._connect_timeout) if limit is not None]
+        return PoolClientSettings(
+            backend=BackendName.PROCESS,
+            options=self._options,
+            managed=ManagedSettings(shared_memory=self._shared_memory),
+            num_workers=self._cfg.num_workers,
+            context=self._context,
+            copy=self._copy_on_get,
+            is_inplace=self._reset_inplace,
+            linger_s=self._cfg.linger,
+            step_timeout_s=self._step_timeout,
+            reset_timeout_s=min(limits, default=None),
+        )
+
+    def step(self, actions: Mapping[int, Any]) -> Any:
+        """Send envs their actions, and return the timesteps of envs that have replied, which may be other envs.
+
+        Args:
+            actions: by env_id; any object, which the env receives unchanged.
+        Returns:
+            Timesteps by env_id, in the order of arrival; at the end of an episode with its last observation.
+        Raises:
+            AssertionError: the manager is closed, or an env does not need an action.
+            Exception: of the class that an env raised; the manager is closed.
+        """
+        self._check_closed()
+        env_ids = list(actions)
+        self._check_ready(env_ids)
+        for reply in self._open_client().send_steps(actions):
+            self._handle_reply(reply)
+        until = None if self._step_wait_timeout is None else time.monotonic() + self._step_wait_timeout
+        wanted = max(min(self._wait_num, len(env_ids)), 1)
+        self._process_replies(
+            lambda: len(self._results) >= wanted and self._has_enough_results(),
+            lambda: max(wanted - len(self._results), 1),
+            until=until,
+        )
+        self._process_replies(self._has_enough_results, lambda: 1)  # after the deadline, but not without a result
+        finished = list(self._results)
+        return self._collect_timesteps(finished[: min(len(finished), self._max_get)])
+
+    def _has_enough_results(self) -> bool:
+        """Whether a step may return: `ready_obs` will not be empty, or no env executes an action."""
+        results = self._results.values()
+        is_any = any(isinstance(value, StepmillError) or not value[2] for value in results)
+        return is_any or not self._is_stepping()
+
+    def _is_stepping(self) -> bool:
+        return ReplyKind.STEP in self._open_client().pending.values()
+
+    def _becomes_abnormal(self, error: StepmillError) -> bool:
+        return isinstance(error, WorkerDied) or is_torn(error) or self._on_error == "abnormal"
+
+    def _fail_step(self, errors: Sequence[StepmillError], timesteps: dict[int, Any]) -> NoReturn:
+        self.close()
+        raised = join_errors([with_closing_hint(error) for error in errors])
+        raised.timesteps = timesteps  # type: ignore[attr-defined]  # of the envs that did not fail
+        raise raised
+
+    @staticmethod
+    def wait(rest_conn: list[Any], wait_num: int, timeout: float | None = None) -> tuple[list[Any], list[int]]:
+        """Wait for connections of multiprocessing.
+
+        Args:
+            rest_conn: the connections.
+            wait_num: return as soon as this many can be read, 1 to all.
+            timeout: return after this many seconds with those that can be read; None waits for `wait_num`.
+        Returns:
+            The connections, and their indices in rest_conn, both in that order.
+        Raises:
+            AssertionError: wait_num is less than 1, or more than there are connections.
+        """
+        if not 1 <= wait_num <= len(rest_conn):
+            raise ManagerUsageError(
+                f"please indicate proper wait_num: <wait_num: {wait_num}, rest_conn_num: {len(rest_conn)}>"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ready: set[Any] = set()
+        while len(ready) < wait_num:
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            ready.update(connection.wait([conn for conn in rest_conn if conn not in ready], left_s))
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        places = [place for place, conn in enumerate(rest_conn) if conn in ready]
+        return [rest_conn[place] for place in places], places
+
+
+class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
+    """The synchronous manager: a step returns the timesteps of exactly the envs that were given actions."""
+
+    config: dict[str, Any] = settings.SYNC
+
+    def step(self, actions: Mapping[int, Any]) -> Any:
+        """Step envs, and wait for them.
+
+        Args:
+            actions: by env_id; any object, which the env receives unchanged.
+        Returns:
+            Timesteps by env_id, in the order of `actions`; at the end of an episode with its last observation. An env
+            whose episode ended begins its next one in the background.
+        Raises:
+            AssertionError: the manager is closed, or an env does not need an action.
+            Exception: of the class that an env raised; the manager is closed.
+        """
+        self._check_closed()
+        env_ids = list(actions)
+        self._check_ready(env_ids)
+        for reply in self._open_client().send_steps(actions):
+            self._handle_reply(reply)
+        results = self._results
+        num = len(env_ids)
+        self._process_replies(lambda: len(results) >= num, lambda: num - len(results))
+        return self._collect_timesteps(env_ids)
+
+
+class SubprocessEnvManagerV2(TreeManager, SyncSubprocessEnvManager):
+    """`SyncSubprocessEnvManager` with tree arrays; see `TreeManager`."""
+
+
+class GymVectorEnvManager(SyncSubprocessEnvManager):
+    """A manager of Gymnasium's envs that `reset` launches. Each env is reset when its own episode ends.
+
+    DI-engine's steps envs without an action with a random one, and resets no env before all are done.
+    """
+
+    config: dict[str, Any] = {**settings.SYNC, "shared_memory": False}
+
+    def reset(self, reset_param: Any = None) -> None:
+        """Reset all envs, or those of `reset_param`; launch them first if the manager is closed."""
+        if self.closed:
+            self.launch(reset_param)
+        else:
+            super().reset(reset_param)
+
+
+MANAGERS: dict[str, type[Manager]] = {
+    "base": BaseEnvManager,
+    "base_v2": BaseEnvManagerV2,
+    "async_subprocess": AsyncSubprocessEnvManager,
+    "subprocess": SyncSubprocessEnvManager,
+    "subprocess_v2": SubprocessEnvManagerV2,
+    "gym_vector": GymVectorEnvManager,
+}
+
+
+def create_env_manager(manager_cfg: Mapping[str, Any], env_fn: Sequence[Callable[[], Any]]) -> Any:
+    """Make a manager by the name in a config, which is not changed.
+
+    Args:
+        manager_cfg: its settings, with "type", a name of `MANAGERS`, and optionally "import_names", modules to import.
+        env_fn: functions that make the envs.
+    Raises:
+        UsageError: no manager has that name.
+    """
+    settings = copy.deepcopy(dict(manager_cfg))
+    import_all(settings.pop("import_names", []))
+    return manager_class(settings.pop("type", None))(env_fn=env_fn, cfg=settings)
+
+
+def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
+    """Return the class that `create_env_manager` would use."""
+    import_all(cfg.get("import_names", []))
+    return manager_class(cfg.get("type"))
+
+
+def manager_class(name: object) -> Any:
+    """Return the manager class of that name."""
+    if name in MANAGERS:
+        return MANAGERS[str(name)]
+    if name == "env_pool":
+        return PoolEnvManager
+    raise UsageError(f"there is no manager {name!r}; use one of {sorted([*MANAGERS, 'env_pool'])}")
+
+
+def register() -> None:
+    """Replace the managers in DI-engine's registry by stepmill's, which its `create_env_manager` then makes.
+
+    "env_pool" is not replaced: DI-engine registers it when its own module is imported, and fails if the name is taken.
+    """
+    registry = _ding_registry()
+    for name, cls in MANAGERS.items():
+        registry.register(name, cls, force_overwrite=True)
+
+
+def register_if_there() -> None:
+    """Call `register` if DI-engine is installed; log a warning if it cannot be imported."""
+    if not has_ding():
+        return
+    try:
+        register()
+    except ImportError as error:
+        logger.warning("DI-engine cannot be imported, so its registry is not changed: %s", error)
+
+
+def has_ding() -> bool:
+    """Whether DI-engine is installed."""
+    return importlib.util.find_spec("ding") is not None
+
+
+def import_all(names: str | Sequence[str]) -> None:
+    """Import modules by name."""
+    for name in [names] if isinstance(names, str) else names:
+        importlib.import_module(name)
+
+
+def _ding_registry() -> Any:
+    # DI-engine registers its managers when it is imported; stepmill's are registered after that.
+    importlib.import_module("ding.envs")
+    return importlib.import_module("ding.utils").ENV_MANAGER_REGISTRY

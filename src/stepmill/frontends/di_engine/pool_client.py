@@ -1,0 +1,258 @@
+"""`PoolClient`: sends a manager's commands to its pool by env_id, and returns one reply per command. It has no policy.
+
+send_steps, send_reset ──► pool ──► receive ──► EnvReply(env_id, kind, value)
+                                                  STEP   the timestep
+                                                  RESET  the first observation
+                                                  FAULT  the error, of a step or a reset
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from stepmill.envs.di_engine_managed import ManagedEnvMaker, ManagedSettings
+from stepmill.frontends.di_engine.errors import TornError
+from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
+from stepmill.pool.pool import Pool
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import (
+    BadOutput,
+    EngineBug,
+    EnvError,
+    EnvTimeout,
+    RecvTimeout,
+    StepmillError,
+    UsageError,
+    WorkerDied,
+)
+from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
+
+
+class ReplyKind(IntEnum):
+    """What a reply contains. A command is STEP or RESET: what its reply contains if nothing fails."""
+
+    STEP = 0
+    RESET = 1
+    FAULT = 2
+
+
+class EnvReply(NamedTuple):
+    """The reply of one env to a command; `command` is STEP or RESET."""
+
+    env_id: int
+    kind: ReplyKind
+    value: Any
+    command: ReplyKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolClientSettings:
+    """How the envs of a manager run; fields of PoolOptions have their meaning there.
+
+    Attributes:
+        is_inplace: an env is reset in its worker, in the step that ends its episode.
+        options: of the pool; the other attributes take precedence over its fields.
+    """
+
+    backend: BackendName
+    managed: ManagedSettings
+    options: PoolOptions = field(default_factory=PoolOptions)
+    num_workers: int | None = None
+    context: str = "fork"
+    copy: bool = True
+    is_inplace: bool = False
+    linger_s: float = 0.0
+    step_timeout_s: float | None = None
+    reset_timeout_s: float | None = None
+
+    def pool_options(self) -> PoolOptions:
+        """Return the options of the pool."""
+        own: dict[str, object] = {}
+        if self.backend is not BackendName.SERIAL:
+            own = {"envs_per_worker": 1} if self.num_workers is None else {"num_workers": self.num_workers}
+        if self.backend is BackendName.PROCESS:
+            own["context"] = self.context
+        return replace(
+            self.options,
+            backend=self.backend,
+            autoreset_mode=AutoresetMode.SAME_STEP if self.is_inplace else AutoresetMode.DISABLED,
+            copy=self.copy,
+            episode_stats=False,
+            linger_s=self.linger_s,
+            step_timeout_s=self.step_timeout_s,
+            reset_timeout_s=self.reset_timeout_s,
+            **own,  # type: ignore[arg-type]  # checked by its __post_init__
+        )
+
+
+class PoolClient:
+    """Sends commands to the envs of a pool, at most one per env at a time.
+
+    Attributes:
+        pending: the command of each env that has not replied yet.
+        spaces: observation, action and reward space of env 0.
+        envs: the env objects by env_id, if they run in the caller's thread.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], object]], settings: PoolClientSettings) -> None:
+        self.envs: dict[int, object] = {}
+        is_inline = settings.backend is BackendName.SERIAL
+        makers = [
+            ManagedEnvMaker(env_fn, env_id, settings.managed, self.envs if is_inline else None)
+            for env_id, env_fn in enumerate(env_fns)
+        ]
+        self.pool = Pool(makers, options=settings.pool_options())
+        self.spaces: tuple[Any, Any, Any] = cloudpickle.loads(self.pool.spec.spaces)
+        self.pending: dict[int, ReplyKind] = {}
+        self._has_own_process = settings.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
+        self._decoder = TimestepDecoder(self.pool.spec.observation)
+        self._lost_envs: dict[int, StepmillError] = {}  # by idle env whose worker has died: the error
+        self._unreadable: Exception | None = None
+
+    def close(self) -> None:
+        """End the envs. Idempotent."""
+        self.pending.clear()
+        self.pool.close()
+
+    # ---- commands ----------------------------------------------------------------------------------------------------
+
+    def send_steps(self, actions: Mapping[int, Any]) -> list[EnvReply]:
+        """Send each env its action; return the replies of envs whose worker has died already."""
+        replies: list[EnvReply] = []
+        wanted = dict(actions)
+        while True:
+            for env_id in [env_id for env_id in wanted if env_id in self._lost_envs]:
+                replies.append(EnvReply(env_id, ReplyKind.FAULT, self._lost_envs[env_id], ReplyKind.STEP))
+                del wanted[env_id]
+            if not wanted:
+                return replies
+            try:
+                if len(wanted) == self.pool.num_envs:  # without a list of ids, the pool uses its fastest path
+                    self.pool.send([wanted[env_id] for env_id in range(len(wanted))])
+                else:
+                    self.pool.send(list(wanted.values()), list(wanted))
+            except WorkerDied as died:  # found dead before anything was sent
+                self._lost_envs.update(dict.fromkeys(died.env_ids, died))
+                continue
+            self.pending.update(dict.fromkeys(wanted, ReplyKind.STEP))
+            return replies
+
+    def send_reset(self, env_id: int, request: dict[str, Any]) -> EnvReply | None:
+        """Begin to reset an env; the result of an earlier command is dropped. Return a reply if the env cannot be repaired.
+
+        Args:
+            env_id: the env.
+            request: the options of `ManagedEnv.reset`.
+        """
+        self.pending.pop(env_id, None)
+        try:
+            if self.pool.states[env_id] is EnvState.FAULTED:
+                self.pool.revive([env_id], wait=False)  # its worker starts while the other envs run
+        except StepmillError as error:  # it cannot be replaced, for example a thread that hangs
+            return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
+        try:
+            self.pool.reset_async(env_ids=[env_id], options=request)
+        except UsageError:
+            raise
+        except StepmillError as error:
+            return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
+        self._lost_envs.pop(env_id, None)
+        self.pending[env_id] = ReplyKind.RESET
+        return None
+
+    def send_renewal(self, env_id: int, request: dict[str, Any]) -> EnvReply | None:
+        """As `send_reset`, but replace the env by a new one first; its process too, unless other envs share that."""
+        if not self._has_own_process:
+            return self.send_reset(env_id, {**request, "renew": True})
+        try:
+            self.pool.revive([env_id], wait=False, restart_living=True)
+        except StepmillError as error:
+            return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
+        return self.send_reset(env_id, request)
+
+    # ---- replies -----------------------------------------------------------------------------------------------------
+
+    def receive(self, least: int, timeout_s: float | None) -> list[EnvReply]:
+        """Wait for replies, and return all that have arrived.
+
+        Faults are returned without the replies that have arrived beside them; the next call returns those.
+
+        Args:
+            least: how many replies to wait for.
+            timeout_s: seconds, after which the result is empty; 0 does not wait; None waits without limit.
+        """
+        try:
+            batch = self.pool.recv_ready() if timeout_s == 0 else self.pool.recv(min_envs=least, timeout_s=timeout_s)
+        except RecvTimeout:
+            return []
+        except UsageError:
+            raise
+        except StepmillError as error:
+            errors = [error, *error.others]
+            error.others = ()  # each error becomes a reply of its own, and the manager joins those that it raises
+            return self._read_faults(errors)
+        except Exception as exc:  # an observation that cannot be loaded: the pool's next recv raises the fault
+            self._unreadable = exc
+            return []
+        except BaseException:
+            self._drop_interrupted()
+            raise
+        return self._read_replies(batch)
+
+    def _read_replies(self, batch: Batch) -> list[EnvReply]:
+        kinds = [self.pending.pop(env_id, ReplyKind.STEP) for env_id in batch.env_id.tolist()]
+        if ReplyKind.RESET not in kinds:
+            values = self._decoder.read(batch)
+        elif ReplyKind.STEP not in kinds:
+            values = self._decoder.read_obs(batch)
+        else:
+            values = self._decoder.read_mixed(batch, [kind is ReplyKind.RESET for kind in kinds])
+        return [
+            EnvReply(env_id, ReplyKind.FAULT if isinstance(value, TornError) else kind, value, kind)
+            for env_id, kind, value in zip(batch.env_id.tolist(), kinds, values, strict=True)
+        ]
+
+    def _read_faults(self, errors: Sequence[StepmillError]) -> list[EnvReply]:
+        replies: list[EnvReply] = []
+        states = self.pool.states
+        for error in errors:
+            for env_id in self._affected_envs(error):
+                if states[env_id] is EnvState.READY:
+                    continue  # its result was published before its worker died
+                command = self.pending.pop(env_id, None)
+                if command is not None:
+                    replies.append(EnvReply(env_id, ReplyKind.FAULT, self._as_torn_error(error, env_id), command))
+                elif isinstance(error, (WorkerDied, EnvTimeout)):
+                    self._lost_envs[env_id] = error
+        return replies
+
+    def _as_torn_error(self, error: StepmillError, env_id: int) -> StepmillError:
+        """Return a TornError if the env's observation could not be loaded, else the error itself."""
+        cause, self._unreadable = self._unreadable, None
+        if cause is None or not isinstance(error, (BadOutput, EnvError, EngineBug)):
+            return error
+        torn = TornError(error.message, env_id=env_id, leaf="observation", phase="step")
+        torn.__cause__ = cause
+        return torn
+
+    def _affected_envs(self, error: StepmillError) -> list[int]:
+        if isinstance(error, WorkerDied):
+            return list(error.env_ids)
+        env_id: int | None = getattr(error, "env_id", None)
+        if env_id is None:
+            return list(self.pending)
+        if isinstance(error, EnvTimeout):  # its worker was killed, and with it the envs that share it
+            worker_of = self.pool.worker_of
+            return [other for other in range(self.pool.num_envs) if worker_of[other] == worker_of[env_id]]
+        return [env_id]
+
+    def _drop_interrupted(self) -> None:
+        """After Ctrl-C, drop the pending commands of envs that run in the caller's thread: these envs have a fault now."""
+        for env_id, state in enumerate(self.pool.states):
+            if state in (EnvState.FAULTED, EnvState.IDLE, EnvState.NEEDS_RESET):
+                self.pending.pop(env_id, None)

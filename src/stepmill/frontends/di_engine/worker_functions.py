@@ -1,0 +1,159 @@
+"""`worker_fn` and `worker_fn_robust`: the loop of a process that runs one env for DI-engine, for code that starts its own.
+
+The managers of this package do not use it: their workers run stepmill's loop. A request is a list [name, args, kwargs] that is
+sent over a pipe; the reply is the result, or the exception that the env raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepmill.envs.di_engine_managed import is_abnormal, render_frame, time_limit
+from stepmill.worker.process_setup import limit_threads
+
+logger = logging.getLogger("stepmill.di_engine")
+
+
+def is_abnormal_timestep(timestep: Any) -> bool:
+    """Whether the info of a timestep has "abnormal"; of a list or tuple of infos, whether one of the first two has it.
+
+    Raises:
+        TypeError: the info is neither a dict nor a list or tuple.
+    """
+    return is_abnormal(timestep.info)
+
+
+def worker_fn(
+    p: Any, c: Any, env_fn_wrapper: Any, obs_buffer: Any, method_name_list: Sequence[str], reset_inplace: bool = False
+) -> None:
+    """Make an env and run the requests that arrive, until "close", or until the other end of the pipe is closed.
+
+    Args:
+        p, c: the other end of the pipe, which is closed here, and this end.
+        env_fn_wrapper: `env_fn_wrapper.data` makes the env.
+        obs_buffer: `obs_buffer.fill(obs)` receives observations, which are None in replies then; None sends them.
+        method_name_list: the names that requests may have, beside "getattr".
+        reset_inplace: a step that ends an episode resets the env, and returns the first observation of the next one.
+    """
+    _serve(_Server(p, c, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=reset_inplace))
+
+
+def worker_fn_robust(
+    parent: Any,
+    child: Any,
+    env_fn_wrapper: Any,
+    obs_buffer: Any,
+    method_name_list: Sequence[str],
+    *limits: Any,
+    **named_limits: Any,
+) -> None:
+    """As `worker_fn`, with time limits.
+
+    Unlike in DI-engine, a limit is exact and may be a fraction of a second (D-B7), and an env whose reset fails is not
+    closed (D-B19). A limit does not end native code.
+
+    Args:
+        parent, child: as `p` and `c` of `worker_fn`; the next three arguments are the same.
+        *limits, **named_limits: reset_timeout and step_timeout, in seconds, after which a TimeoutError is returned, None for
+            no limit; and reset_inplace, as for `worker_fn`.
+    """
+    of_phase, is_inplace = _read_limits(*limits, **named_limits)
+    server = _Server(parent, child, env_fn_wrapper, obs_buffer, method_name_list, is_inplace=is_inplace)
+    server.limits = of_phase
+    _serve(server)
+
+
+def _read_limits(
+    reset_timeout: float | None = None, step_timeout: float | None = None, reset_inplace: bool = False
+) -> tuple[dict[str, float | None], bool]:
+    return {"reset": reset_timeout, "step": step_timeout}, reset_inplace
+
+
+class _Server:
+    """One env, the pipe on which its requests arrive, and how they are run.
+
+    Attributes:
+        limits: seconds by method; empty for `worker_fn`, which calls an env's own `render`, too.
+    """
+
+    def __init__(
+        self,
+        parent: Any,
+        child: Any,
+        env_fn_wrapper: Any,
+        obs_buffer: Any,
+        method_names: Sequence[str],
+        *,
+        is_inplace: bool,
+    ) -> None:
+        limit_threads(1)
+        self.env = env_fn_wrapper.data()
+        parent.close()
+        self.pipe = child
+        self._buffer = obs_buffer
+        self._method_names = method_names
+        self._is_inplace = is_inplace
+        self.limits: dict[str, float | None] = {}
+
+    def run(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the result of a request."""
+        if name == "getattr":
+            return getattr(self.env, args[0])
+        if name not in self._method_names:
+            raise KeyError(f"not support env cmd: {name}")
+        args, kwargs = args or (), kwargs or {}
+        if name == "render" and self.limits:
+            return render_frame(self.env, kwargs.get("render_mode", "rgb_array"))
+        method: Callable[..., Any] = getattr(self.env, name)
+        with time_limit(self.limits.get(name), name):
+            result = method(*args, **kwargs)
+            return self._as_step(result) if name == "step" else self._as_reset(result) if name == "reset" else result
+
+    def _as_step(self, timestep: Any) -> Any:
+        if is_abnormal_timestep(timestep):
+            return timestep
+        if self._is_inplace and timestep.done:
+            timestep = timestep._replace(obs=self.env.reset())
+        if self._buffer is None:
+            return timestep
+        self._buffer.fill(timestep.obs)
+        return timestep._replace(obs=None)
+
+    def _as_reset(self, obs: Any) -> Any:
+        if self._buffer is None:
+            return obs
+        self._buffer.fill(obs)
+        return None
+
+
+def _serve(server: _Server) -> None:
+    pipe = server.pipe
+    name = ""
+    try:
+        while name != "close":
+            name, args, kwargs = pipe.recv()
+            try:
+                reply = server.run(name, args, kwargs)
+            except Exception as exc:
+                logger.warning("the env's process raised:\n%s", traceback.format_exc())
+                reply = _portable_error(exc)
+            pipe.send(reply)
+    except (EOFError, KeyboardInterrupt):
+        pass  # the manager is gone, or ends with this process
+    finally:
+        pipe.close()
+
+
+def _portable_error(exc: Exception) -> Exception:
+    """Return an exception of the same class with the traceback as its text; a RuntimeError if that class cannot be pickled so."""
+    text = "\nEnv Process Exception:\n" + "".join(traceback.format_tb(exc.__traceback__)) + repr(exc)
+    try:
+        made = type(exc)(text)
+        pickle.loads(pickle.dumps(made))
+    except Exception:  # constructors and pickles of other people's classes may raise anything
+        return RuntimeError(text)
+    return made

@@ -1,0 +1,180 @@
+"""Finds the pools of running programs, and reads their counters. Nothing is written to them, and nothing waits for them.
+
+A slab is a memfd without a name in a file system. The programs that have it open show it in /proc/PID/fd, where another
+process of the same user may open it for reading. The description at its begin says where the counters are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from stepmill import _native
+from stepmill.slab.counters import HEADER_BYTES, CounterReader, Description, read_header
+from stepmill.spec.errors import UsageError
+from stepmill.spec.stats import PoolStats
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SLAB_LINK = "/memfd:stepmill-slab"
+MAGIC = int.from_bytes(b"stepmill", "little")
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class PoolFile:
+    """The slab of a pool, in the program that made it.
+
+    Attributes:
+        path: in /proc.
+        inode: of the slab, which differs from those of all other slabs.
+        layout_version: of the slab.
+        description: None if the layout has another version than this stepmill.
+    """
+
+    pid: int
+    path: Path
+    inode: int
+    layout_version: int
+    description: Description | None
+
+    @property
+    def command(self) -> str:
+        """The command line of the program; empty if it has ended."""
+        with contextlib.suppress(OSError):
+            return (PROC / str(self.pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return ""
+
+
+def find_pools(pid: int | None = None) -> list[PoolFile]:
+    """Return the pools of one program, or of all programs of this user, oldest first.
+
+    Raises:
+        UsageError: there is no such program, or it belongs to another user.
+    """
+    if pid is not None:
+        return _sorted(_pools_of(pid, _open_files(pid)))
+    found: list[PoolFile] = []
+    for folder in PROC.iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(UsageError):
+                found += _pools_of(int(folder.name), _open_files(int(folder.name)))
+    return _sorted(found)
+
+
+def _sorted(pools: list[PoolFile]) -> list[PoolFile]:
+    return sorted(pools, key=lambda pool: (pool.description.began_ns if pool.description else 0, pool.pid))
+
+
+def _open_files(pid: int) -> list[Path]:
+    try:
+        return sorted((PROC / str(pid) / "fd").iterdir())
+    except FileNotFoundError as exc:
+        raise UsageError(
+            f"there is no process {pid}; `stepmill top` without a PID lists the programs with pools"
+        ) from exc
+    except PermissionError as exc:
+        raise UsageError(f"process {pid} belongs to another user; run stepmill as that user") from exc
+
+
+def _pools_of(pid: int, files: list[Path]) -> list[PoolFile]:
+    """Return the pools that a program made. Its workers and its launcher have the slab open, too; they are left out."""
+    found: dict[int, PoolFile] = {}
+    for path in files:
+        with contextlib.suppress(
+            OSError, ValueError, TypeError
+        ):  # the file was closed meanwhile, or is not a whole slab
+            if not str(path.readlink()).startswith(SLAB_LINK):
+                continue
+            pool = _read_pool(pid, path)
+            if pool is not None and (pool.description is None or pool.description.pid == pid):
+                found[pool.inode] = pool
+    return list(found.values())
+
+
+def _read_pool(pid: int, path: Path) -> PoolFile | None:
+    with path.open("rb", buffering=0) as file:
+        header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        magic, version, _, offset, size_bytes = read_header(header)
+        if magic != MAGIC:
+            return None
+        inode = os.fstat(file.fileno()).st_ino
+        if version != _native.LAYOUT_VERSION:
+            return PoolFile(pid, path, inode, version, None)
+        return PoolFile(pid, path, inode, version, Description.decode(os.pread(file.fileno(), size_bytes, offset)))
+
+
+class AttachedPool:
+    """The counters of a pool in another program, or in this one. Use it as a context manager."""
+
+    def __init__(self, file: PoolFile) -> None:
+        """Map the slab for reading.
+
+        Raises:
+            UsageError: the slab has the layout of another version of stepmill, or the pool was closed meanwhile.
+        """
+        if file.description is None:
+            raise UsageError(
+                f"the pool of process {file.pid} has layout {file.layout_version}, and this stepmill reads layout "
+                f"{_native.LAYOUT_VERSION}; run the stepmill of the environment of that program"
+            )
+        self.file = file
+        self.description = file.description
+        self._reader = CounterReader(file.description)
+        try:
+            with file.path.open("rb", buffering=0) as opened:
+                self._memory = mmap.mmap(opened.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as exc:
+            raise UsageError(f"the pool of process {file.pid} was closed") from exc
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the program still has the pool."""
+        try:
+            return self.file.path.stat().st_ino == self.file.inode
+        except OSError:
+            return False
+
+    def stats(self) -> PoolStats:
+        """Return the statistics of now. `leased_slots` and `replay_log_bytes` are not known outside of the program."""
+        with memoryview(self._memory) as memory:
+            return self._reader.read(memory)
+
+    def close(self) -> None:
+        """Unmap the slab. The pool goes on."""
+        self._memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def only_pool(pid: int) -> PoolFile:
+    """Return the pool of a program; the oldest if there are several.
+
+    Raises:
+        UsageError: the program has none, does not exist, or belongs to another user.
+    """
+    pools = find_pools(pid)
+    if not pools:
+        raise UsageError(f"process {pid} has no pool; `stepmill top` without a PID lists the programs with pools")
+    return pools[0]
+
+
+def process_state(pid: int) -> str:
+    """Return the state letter of a process, as in ps(1): R, S, D, T, Z, ...; "" if there is none."""
+    with contextlib.suppress(OSError, IndexError):
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    return ""

@@ -1,0 +1,318 @@
+"""What a pool has done and where its time went: `pool.stats()`. Plain data; `slab/counters.py` reads it from shared memory.
+
+Letters in shapes: N envs, S env objects (N and the spares), K kinds of faults, B buckets of durations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# By number of a fault in native code.
+FAULT_KINDS = ("none", "raised", "bad_output", "bad_action", "died", "timed_out", "neighbour", "interrupted")
+NS = 1e-9
+MAX_SLOWEST = 3  # env objects that a summary names
+
+
+@dataclass(frozen=True, eq=False)
+class Durations:
+    """How long calls took, in buckets of durations, of one env object or of several.
+
+    Attributes:
+        counts: [B] or [S, B] int64, calls by bucket. Some short calls are not timed; a timed one then stands for its neighbours.
+        stops_s: [B], for each bucket, the shortest duration in seconds that is above it.
+        total_s: [] or [S], the sum of the durations, in seconds.
+        max_s: [] or [S], the longest timed call, in seconds.
+    """
+
+    counts: NDArray[np.int64]
+    stops_s: NDArray[np.float64]
+    total_s: NDArray[np.float64]
+    max_s: NDArray[np.float64]
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls there were."""
+        return int(self.counts.sum())
+
+    @property
+    def mean_s(self) -> float:
+        """The mean in seconds; 0 without calls."""
+        return float(self.total_s.sum()) / max(self.num_calls, 1)
+
+    def percentile(self, percent: float) -> float:
+        """Return the duration in seconds that `percent` of the calls do not exceed, at most 25 % too large; 0 without calls."""
+        counts = self.counts.reshape(-1, len(self.stops_s)).sum(axis=0)
+        if not counts.any():
+            return 0.0
+        bucket = int(np.searchsorted(counts.cumsum(), percent / 100 * counts.sum()))
+        return min(float(self.stops_s[min(bucket, len(counts) - 1)]), float(self.max_s.max()))
+
+    def of(self, server: int) -> Durations:
+        """Return the durations of one env object."""
+        return Durations(self.counts[server], self.stops_s, self.total_s[server], self.max_s[server])
+
+    def __sub__(self, earlier: Self) -> Durations:
+        """Return the calls since an earlier state. `max_s` is then exact only if the longest call was made since."""
+        counts = self.counts - earlier.counts
+        is_used = counts > 0
+        highest = counts.shape[-1] - 1 - np.argmax(is_used[..., ::-1], axis=-1)
+        bound = np.where(is_used.any(axis=-1), self.stops_s[highest], 0.0)
+        return Durations(counts, self.stops_s, self.total_s - earlier.total_s, np.minimum(self.max_s, bound))
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the number of calls, and mean, percentiles and maximum in seconds."""
+        return {
+            "calls": self.num_calls,
+            "total_s": float(self.total_s.sum()),
+            "mean_s": self.mean_s,
+            "p50_s": self.percentile(50),
+            "p90_s": self.percentile(90),
+            "p99_s": self.percentile(99),
+            "max_s": float(self.max_s.max(initial=0.0)),
+        }
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """One worker since the start of the pool. On the serial backend the worker is the caller.
+
+    Attributes:
+        worker: its number.
+        pid: of its newest process; of the learner if it is a thread.
+        step_s, reset_s: seconds in the envs' `step` and `reset`.
+        publish_s: seconds in which it built actions and wrote results.
+        wait_s: seconds in which it waited for commands.
+        steps, resets: calls of the envs.
+        reset_retries: repeated attempts of resets.
+        restarts, deaths: how often it was replaced, and how often it died or was given up.
+        current: the env object whose command runs now; None if none does.
+        is_dead: whether it is dead now.
+    """
+
+    worker: int
+    pid: int
+    step_s: float
+    reset_s: float
+    publish_s: float
+    wait_s: float
+    steps: int
+    resets: int
+    reset_retries: int
+    restarts: int
+    deaths: int
+    current: int | None
+    is_dead: bool
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it did not wait for commands: in envs, building actions and writing results."""
+        return self.step_s + self.reset_s + self.publish_s
+
+    def __sub__(self, earlier: WorkerStats) -> WorkerStats:
+        """Return the counts since an earlier state of the same worker."""
+        return WorkerStats(
+            worker=self.worker,
+            pid=self.pid,
+            step_s=self.step_s - earlier.step_s,
+            reset_s=self.reset_s - earlier.reset_s,
+            publish_s=max(0.0, self.publish_s - earlier.publish_s),
+            wait_s=self.wait_s - earlier.wait_s,
+            steps=self.steps - earlier.steps,
+            resets=self.resets - earlier.resets,
+            reset_retries=self.reset_retries - earlier.reset_retries,
+            restarts=self.restarts - earlier.restarts,
+            deaths=self.deaths - earlier.deaths,
+            current=self.current,
+            is_dead=self.is_dead,
+        )
+
+
+@dataclass(frozen=True)
+class LearnerStats:
+    """The program that uses the pool, since the start of the pool.
+
+    Attributes:
+        send_s: seconds in which it checked and wrote actions.
+        wait_s: seconds in which it waited for results. On the serial backend the envs run in this time.
+        gather_s: seconds in which it made batches of results.
+        elsewhere_s: the rest of the time since the start: the program itself.
+        sends, batches: how many commands to envs together, and how many batches of results.
+    """
+
+    send_s: float
+    wait_s: float
+    gather_s: float
+    elsewhere_s: float
+    sends: int
+    batches: int
+
+    def __sub__(self, earlier: LearnerStats) -> LearnerStats:
+        """Return the counts since an earlier state."""
+        old = asdict(earlier)
+        return LearnerStats(**{name: value - old[name] for name, value in asdict(self).items()})
+
+
+@dataclass(frozen=True)
+class NodeStats:
+    """The traffic between a pool and one of its nodes, with backend="ray".
+
+    Attributes:
+        node: its number.
+        address: of its machine.
+        workers: the workers that it runs.
+        messages: exchanges that were sent to it.
+        sent_bytes, received_bytes: of commands and of results.
+        in_flight: exchanges without an answer, now.
+        restarts: how often the node was replaced.
+    """
+
+    node: int
+    address: str
+    workers: tuple[int, ...]
+    messages: int
+    sent_bytes: int
+    received_bytes: int
+    in_flight: int
+    restarts: int
+
+    def __sub__(self, earlier: NodeStats) -> NodeStats:
+        """Return the counts since an earlier state of the same node."""
+        return replace(
+            self,
+            messages=self.messages - earlier.messages,
+            sent_bytes=self.sent_bytes - earlier.sent_bytes,
+            received_bytes=self.received_bytes - earlier.received_bytes,
+            restarts=self.restarts - earlier.restarts,
+        )
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """A pool since its start, or, as the difference of two, between two moments.
+
+    Attributes:
+        elapsed_s: seconds since the start of the pool.
+        num_envs: N.
+        workers: by worker.
+        learner: the program that uses the pool.
+        step, reset: durations of the envs' `step` and `reset` by env object [S, B]; without spares that is the env. Not
+            measured on the EnvPool and kernel backends.
+        faults: [N, K] int64, faults by env and by kind in the order of FAULT_KINDS.
+        spilled: [S] int64, results whose payload did not fit in the slab, by env object.
+        spares: [N] int64, episodes that began with a spare.
+        spares_used, spares_waited: these episodes in all, and how many of them had to wait for the reset.
+        lease_copies: batches of all envs whose large observations were copied because no result slot was free.
+        leased_slots: result slots that arrays of the user hold now.
+        replay_log_bytes: size of the logs of `on_fault="replay"` now.
+        nodes: the traffic with each node of backend="ray"; empty on other backends.
+    """
+
+    elapsed_s: float
+    num_envs: int
+    workers: tuple[WorkerStats, ...]
+    learner: LearnerStats
+    step: Durations
+    reset: Durations
+    faults: NDArray[np.int64]
+    spilled: NDArray[np.int64]
+    spares: NDArray[np.int64]
+    spares_used: int
+    spares_waited: int
+    lease_copies: int
+    leased_slots: int = 0
+    replay_log_bytes: int = 0
+    nodes: tuple[NodeStats, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Env steps of all workers."""
+        return sum(worker.steps for worker in self.workers)
+
+    @property
+    def resets(self) -> int:
+        """Resets of all workers."""
+        return sum(worker.resets for worker in self.workers)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps per second."""
+        return self.steps / max(self.elapsed_s, NS)
+
+    @property
+    def faults_by_kind(self) -> dict[str, int]:
+        """How many faults there were of each kind, without kinds that have none."""
+        return {kind: int(num) for kind, num in zip(FAULT_KINDS, self.faults.sum(axis=0), strict=True) if num}
+
+    @property
+    def slowest(self) -> list[int]:
+        """The env objects whose steps take longer than twice the median of all, slowest first."""
+        counts = self.step.counts.sum(axis=-1)
+        means = self.step.total_s / np.maximum(counts, 1)
+        is_slow = (counts > 0) & (means > 2 * np.median(means[counts > 0], axis=0)) if counts.any() else counts > 0
+        return [int(server) for server in np.argsort(-means) if is_slow[server]]
+
+    def __sub__(self, earlier: PoolStats) -> PoolStats:
+        """Return what happened since earlier statistics of the same pool; states are those of now."""
+        return PoolStats(
+            elapsed_s=self.elapsed_s - earlier.elapsed_s,
+            num_envs=self.num_envs,
+            workers=tuple(now - old for now, old in zip(self.workers, earlier.workers, strict=True)),
+            learner=self.learner - earlier.learner,
+            step=self.step - earlier.step,
+            reset=self.reset - earlier.reset,
+            faults=self.faults - earlier.faults,
+            spilled=self.spilled - earlier.spilled,
+            spares=self.spares - earlier.spares,
+            spares_used=self.spares_used - earlier.spares_used,
+            spares_waited=self.spares_waited - earlier.spares_waited,
+            lease_copies=self.lease_copies - earlier.lease_copies,
+            leased_slots=self.leased_slots,
+            replay_log_bytes=self.replay_log_bytes,
+            nodes=tuple(now - old for now, old in zip(self.nodes, earlier.nodes, strict=True)),
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain numbers, lists and dicts, which JSON can hold. Durations of all envs are merged."""
+        return {
+            "elapsed_s": self.elapsed_s,
+            "num_envs": self.num_envs,
+            "steps": self.steps,
+            "resets": self.resets,
+            "steps_per_s": self.steps_per_s,
+            "learner": asdict(self.learner),
+            "workers": [asdict(worker) for worker in self.workers],
+            "step": self.step.to_dict(),
+            "reset": self.reset.to_dict(),
+            "faults": self.faults_by_kind,
+            "spilled_infos": int(self.spilled.sum()),
+            "spares_used": self.spares_used,
+            "spares_waited": self.spares_waited,
+            "lease_copies": self.lease_copies,
+            "leased_slots": self.leased_slots,
+            "replay_log_bytes": self.replay_log_bytes,
+            "nodes": [asdict(node) for node in self.nodes],
+        }
+
+    def to_scalars(self) -> dict[str, float]:
+        """Return numbers by a path such as `learner/wait_share`, for TensorBoard and similar loggers."""
+        from stepmill.spec.stats_text import scalars
+
+        return scalars(self)
+
+    def to_prometheus(self) -> str:
+        """Return the counters in the text format of Prometheus, in base units."""
+        from stepmill.spec.stats_text import prometheus
+
+        return prometheus(self)
+
+    def __str__(self) -> str:
+        from stepmill.spec.stats_text import summary
+
+        return summary(self)

@@ -1,0 +1,211 @@
+"""`pool.stats()`: where the time goes, per worker, per env and in the learner."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+import stepmill
+from stepmill.spec.stats import FAULT_KINDS
+from stepmill.testing.envs import CountingEnv, ImageEnv
+from stepmill.testing.faulty import RaisingEnv
+from tests.harness.pools import BACKENDS, counting_envs, kill_worker, make_pool
+
+BUSY_S = 0.002
+
+
+class BusyEnv(CountingEnv):
+    """Steps of env 1 take 2 ms of computation, its resets 4 ms; other envs take no time."""
+
+    def reset(self, **arguments):
+        self._compute(2 * BUSY_S)
+        return super().reset(**arguments)
+
+    def step(self, action):
+        self._compute(BUSY_S)
+        return super().step(action)
+
+    def _compute(self, seconds):
+        until = time.monotonic() + seconds * (self.identity == 1)
+        while time.monotonic() < until:
+            pass
+
+
+class WordyEnv(CountingEnv):
+    """Its infos do not fit in a row of the slab."""
+
+    def step(self, action):
+        return (*super().step(action)[:4], {"text": "x" * 5000})
+
+
+def busy_pool(where="forkserver", num_envs=3, **options):
+    return make_pool(where, [partial(BusyEnv, i, 100) for i in range(num_envs)], **options)
+
+
+def play(pool, num_steps):
+    pool.reset(seed=0)
+    for _ in range(num_steps):
+        pool.step([0] * pool.num_envs)
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "forkserver"])
+def test_durations_of_a_slow_env_are_found_by_env_id(where):
+    with busy_pool(where) as pool:
+        play(pool, 20)
+        stats = pool.stats()
+    assert stats.slowest[0] == 1
+    slow = stats.step.of(1)
+    assert slow.num_calls == 20
+    assert slow.percentile(1) >= BUSY_S
+    assert slow.max_s >= slow.percentile(50) >= BUSY_S
+    assert stats.reset.of(1).mean_s >= 2 * BUSY_S
+    assert stats.step.of(0).percentile(50) < BUSY_S
+
+
+@pytest.mark.parametrize("where", BACKENDS)
+def test_the_time_of_workers_and_learner_is_divided_without_rest(where):
+    with busy_pool(where) as pool:
+        play(pool, 20)
+        stats = pool.stats()
+        owner = stats.workers[pool.worker_of[1]]
+    assert owner.step_s >= 20 * BUSY_S
+    assert owner.reset_s >= 2 * BUSY_S
+    assert owner.step_s + owner.reset_s + owner.publish_s + owner.wait_s <= stats.elapsed_s
+    learner = stats.learner
+    assert learner.wait_s >= 20 * BUSY_S
+    assert learner.send_s > 0
+    assert learner.gather_s > 0
+    parts = learner.send_s + learner.wait_s + learner.gather_s + learner.elsewhere_s
+    assert parts == pytest.approx(stats.elapsed_s, rel=0.01)
+    assert (learner.sends, learner.batches) == (21, 21)
+
+
+def test_short_steps_are_sampled_and_still_all_counted():
+    with make_pool("serial", counting_envs(2)) as pool:
+        play(pool, 5000)
+        stats = pool.stats()
+    for env_id in range(2):
+        num_steps = stats.workers[0].steps / 2
+        assert num_steps - 300 < stats.step.of(env_id).num_calls <= num_steps
+    assert stats.workers[0].step_s <= stats.workers[0].busy_s + 1e-6
+
+
+def test_a_difference_has_only_what_happened_between():
+    with busy_pool("serial") as pool:
+        play(pool, 10)
+        earlier = pool.stats()
+        for _ in range(5):
+            pool.step([0] * 3)
+        between = pool.stats() - earlier
+    assert (between.steps, between.resets) == (15, 0)
+    assert between.step.of(1).num_calls == 5
+    assert between.reset.num_calls == 0
+    assert between.reset.max_s.max() == 0
+    assert (between.learner.sends, between.workers[0].steps) == (5, 15)
+    assert between.elapsed_s < earlier.elapsed_s + between.elapsed_s
+
+
+def test_faults_are_counted_once_by_env_and_kind():
+    envs = [partial(RaisingEnv, at=3 if i == 1 else 100, identity=i) for i in range(3)]
+    with make_pool("forkserver", envs, on_fault="truncate") as pool:
+        play(pool, 4)
+        stats = pool.stats()
+        pool.step([0] * 3)
+        assert pool.stats().faults.sum() == stats.faults.sum()
+    assert stats.faults_by_kind == {"raised": 1}
+    assert stats.faults[1, FAULT_KINDS.index("raised")] == 1
+
+
+def test_deaths_and_restarts_of_workers_are_counted():
+    with make_pool("forkserver", counting_envs(4), on_fault="truncate") as pool:
+        play(pool, 1)
+        pid = pool.stats().workers[1].pid
+        kill_worker(pool, 1)
+        for _ in range(3):
+            pool.step([0] * 4)
+        stats = pool.stats()
+    assert [worker.deaths for worker in stats.workers] == [0, 1]
+    assert [worker.restarts for worker in stats.workers] == [0, 1]
+    assert stats.workers[1].pid != pid
+    assert not stats.workers[1].is_dead
+
+
+def test_infos_that_do_not_fit_in_the_slab_are_counted():
+    with make_pool("forkserver", [partial(WordyEnv, i, 100) for i in range(2)]) as pool:
+        play(pool, 3)
+        assert pool.stats().spilled.tolist() == [3, 3]
+
+
+def test_copies_because_no_slot_was_free_are_counted():
+    with make_pool("serial", [ImageEnv] * 4, slots=2) as pool:
+        pool.reset(seed=0)
+        assert pool.stats().lease_copies == 0
+        held = [pool.step([0] * 4).obs for _ in range(5)]
+        stats = pool.stats()
+    assert len(held) == 5
+    assert stats.leased_slots == 2
+    assert stats.lease_copies == 3
+
+
+def test_used_spares_are_counted_by_env():
+    with make_pool("serial", counting_envs(3, length=1), spare_envs=1) as pool:
+        pool.reset(seed=0)
+        pool.step([0, 0])
+        pool.step([0, 0])
+        stats = pool.stats()
+    assert stats.spares.sum() == stats.spares_used == 2
+
+
+def test_a_worker_that_steps_shows_which_env():
+    with busy_pool("serial") as pool:
+        pool.reset()
+        assert pool.stats().workers[0].current is None
+
+
+def test_statistics_are_json_and_text():
+    with busy_pool("forkserver") as pool:
+        play(pool, 20)
+        stats = pool.stats()
+    assert json.loads(json.dumps(stats.to_dict()))["steps"] == 60
+    text = str(stats)
+    assert "slow envs 1 (" in text
+    assert "worker 1 " in text
+    assert "learner   send" in text
+    assert all(isinstance(value, float) for value in stats.to_scalars().values())
+    assert stats.to_scalars()["step/p99_s"] >= BUSY_S
+
+
+def test_prometheus_text_has_base_units_and_cumulative_buckets():
+    with make_pool(
+        "forkserver", [partial(RaisingEnv, at=3, identity=i) for i in range(2)], on_fault="truncate"
+    ) as pool:
+        play(pool, 10)
+        text = pool.stats().to_prometheus()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(samples['stepmill_faults_total{kind="raised"}']) == 2
+    assert float(samples["stepmill_envs"]) == 2
+    buckets = [float(value) for name, value in samples.items() if name.startswith("stepmill_step_seconds_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == float(samples["stepmill_step_seconds_count"])
+    assert 0 < float(samples["stepmill_step_seconds_sum"]) < 10
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+
+
+def test_the_statistics_of_a_closed_pool_are_refused():
+    pool = make_pool("serial", counting_envs(2))
+    pool.close()
+    with pytest.raises(stepmill.ClosedPoolError):
+        pool.stats()
+
+
+def test_statistics_of_many_envs_are_whole():
+    with make_pool("thread", counting_envs(300), num_workers=3) as pool:
+        play(pool, 2)
+        stats = pool.stats()
+    assert stats.step.counts.shape[0] == stats.faults.shape[0] == 300
+    assert np.count_nonzero(stats.step.max_s) == 300

@@ -1,0 +1,98 @@
+"""The V2 managers and `EnvSupervisor` with the real treetensor, and the program of the page with both libraries."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepmill.frontends import di_engine
+from stepmill.frontends.di_engine import ChildType
+from tests.frontends.di_engine.envs import ding_envs
+from tests.originals.pages import run_page
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # those of DI-engine, and of what it imports
+    pytest.mark.skipif(
+        importlib.util.find_spec("ding") is None, reason="DI-engine is not installed; make test-originals has it"
+    ),
+]
+MODULES = {
+    "BaseEnvManagerV2": "base_env_manager",
+    "SubprocessEnvManagerV2": "subprocess_env_manager",
+    "EnvSupervisor": "env_supervisor",
+}
+
+
+def theirs(name: str) -> Any:
+    """Return DI-engine's class of that name."""
+    return getattr(importlib.import_module(f"ding.envs.env_manager.{MODULES[name]}"), name)
+
+
+def run_v2(cls: Any) -> list[Any]:
+    """Return the observations and timesteps of an episode of a V2 manager."""
+    import treetensor.numpy as tnp
+
+    manager = cls(ding_envs(3, length=2), cls.default_config())
+    manager.seed(0)
+    manager.launch()
+    found: list[Any] = []
+    try:
+        for step in range(2):
+            obs = manager.ready_obs
+            assert isinstance(obs, (tnp.ndarray, np.ndarray))
+            actions = tnp.array({"a": np.arange(3)})["a"] if step == 0 else [1, 2, 3]
+            timesteps = manager.step(actions)
+            assert all(type(timestep) is tnp.ndarray for timestep in timesteps)
+            found.append(
+                [obs.tolist(), *(_plain(timestep) for timestep in timesteps), [type(one.obs) for one in timesteps]]
+            )
+    finally:
+        manager.close()
+    return found
+
+
+def _plain(timestep: Any) -> Any:
+    return {
+        "obs": timestep.obs.tolist(),
+        "reward": timestep.reward.tolist(),
+        "done": timestep.done,
+        "info": timestep.info.json() if hasattr(timestep.info, "json") else timestep.info,
+        "env_id": timestep.env_id,
+    }
+
+
+@pytest.mark.covers("D-28/original", "D-37")
+@pytest.mark.parametrize("name", ["BaseEnvManagerV2", "SubprocessEnvManagerV2"])
+def test_v2_gives_the_same_tree_arrays_as_the_original(name: str) -> None:
+    assert run_v2(getattr(di_engine, name)) == run_v2(theirs(name))
+
+
+@pytest.mark.covers("D-31/original", "D-37")
+@pytest.mark.parametrize("child", ["PROCESS", "THREAD"])
+def test_a_supervisor_gives_the_same_tree_arrays_as_the_original(child: str) -> None:
+    import treetensor.numpy as tnp
+
+    found = []
+    original_type = importlib.import_module("ding.framework.supervisor").ChildType
+    for cls, kind in ((di_engine.EnvSupervisor, ChildType[child]), (theirs("EnvSupervisor"), original_type[child])):
+        supervisor = cls(kind, ding_envs(2, length=9), **cls.default_config() if hasattr(cls, "default_config") else {})
+        supervisor.launch()
+        try:
+            timesteps = supervisor.step({0: 1, 1: 2})
+            assert all(type(timestep) is tnp.ndarray for timestep in timesteps)
+            by_env = sorted(timesteps, key=lambda timestep: int(timestep.env_id))
+            found.append([_plain(timestep) for timestep in by_env] + [supervisor.ready_obs.tolist()])
+        finally:
+            supervisor.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.covers("D-1", "D-8")
+@pytest.mark.parametrize("is_original", [True, False])
+def test_the_pages_program_runs_with_either(tmp_path: Path, is_original: bool) -> None:
+    run_page("di_engine", tmp_path, is_original=is_original)

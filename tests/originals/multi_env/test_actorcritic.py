@@ -1,0 +1,227 @@
+"""The same program with actorcritic's own classes and with ours: what is the same, and the faults that ours does not have.
+
+The original comes from the checkout `actor-critic` (jrobine/actor-critic) in the folder $STEPMILL_ORIGINALS. It needs gym.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepmill.frontends import multi_env
+from stepmill.spec.errors import StepmillError
+from tests.originals.pages import run_page
+
+CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "actor-critic")
+HAS_ORIGINAL = CHECKOUT.is_dir() and importlib.util.find_spec("gym") is not None
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # gym's
+    pytest.mark.skipif(not HAS_ORIGINAL, reason="needs actorcritic's checkout and gym; make test-originals has both"),
+]
+
+
+class Walk:
+    """Old gym's interface; the episode ends at step 3."""
+
+    metadata: dict[str, Any] = {}
+    reward_range = (-1.0, 1.0)
+    spec = None
+    observation_space = "observations"
+    action_space = "actions"
+
+    def __init__(self) -> None:
+        self.episode = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episode += 1
+        self.t = 0
+        return {"episode": self.episode, "t": 0, "kwargs": kwargs}
+
+    def step(self, action: Any) -> Any:
+        if action == "raise":
+            raise RuntimeError("on purpose")
+        if action == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t += 1
+        return {"episode": self.episode, "t": self.t, "action": action}, 1.0, self.t >= 3, {"t": self.t}
+
+    def render(self, mode: str = "human") -> Any:
+        return [mode, self.t]
+
+    def close(self) -> None:
+        pass
+
+
+def load_original() -> Any:
+    """Return the module actorcritic.multi_env; the package itself needs TensorFlow."""
+    spec = importlib.util.spec_from_file_location("original_multi_env", CHECKOUT / "actorcritic" / "multi_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.get(spec.name)
+    if module is None:
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["original", "ours"])
+def module(request: pytest.FixtureRequest) -> Any:
+    """The module that has the classes under test."""
+    return multi_env if request.param == "ours" else load_original()
+
+
+@pytest.fixture
+def envs(module: Any) -> Iterator[Any]:
+    """Three envs in a MultiEnv."""
+    made = module.MultiEnv(module.create_subprocess_envs([Walk] * 3))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def one(module: Any) -> Iterator[Any]:
+    """One env, started and initialized."""
+    env = module.SubprocessEnv(Walk)
+    env.start()
+    env.initialize()
+    yield env
+    env.close()
+
+
+@pytest.mark.covers("M-1", "M-7", "M-8")
+def test_lists_and_skipped_envs(envs: Any) -> None:
+    assert (envs.observation_space, envs.action_space) == ("observations", "actions")
+    assert envs.reset() == [{"episode": 1, "t": 0, "kwargs": {}}] * 3
+    observations, rewards, terminals, infos = envs.step([1, None, (2, "x")])
+    assert observations == [{"episode": 1, "t": 1, "action": 1}, None, {"episode": 1, "t": 1, "action": (2, "x")}]
+    assert (rewards, terminals, infos) == ([1.0, None, 1.0], [False, None, False], [{"t": 1}, None, {"t": 1}])
+
+
+@pytest.mark.covers("M-5")
+def test_one_env_returns_what_the_env_returns(one: Any) -> None:
+    assert one.reset(level=3) == {"episode": 1, "t": 0, "kwargs": {"level": 3}}
+    assert one.step(5) == ({"episode": 1, "t": 1, "action": 5}, 1.0, False, {"t": 1})
+    assert (one.render(), one.render("human"), one.render(mode="rgb_array")) == (
+        ["human", 1],
+        ["human", 1],
+        ["rgb_array", 1],
+    )
+
+
+@pytest.mark.covers("M-3")
+def test_uses_out_of_turn_have_the_same_words() -> None:
+    texts = []
+    for module in (load_original(), multi_env):
+        env = module.SubprocessEnv(Walk)
+        uses = [
+            env.initialize,
+            lambda env=env: env.step(1),
+            env.reset,
+            env.render,
+            lambda env=env: env.observation_space,
+            lambda env=env: env.action_space,
+        ]
+        found = [_error_of(use) for use in uses]
+        env.start()
+        found += [_error_of(use) for use in uses[1:]]
+        env.close()
+        found += [_error_of(use) for use in (env.start, *uses)]
+        texts.append(found)
+    assert texts[0] == texts[1]
+
+
+def _error_of(use: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        use()
+    return str(caught.value)
+
+
+@pytest.mark.covers("M-9", "M-B2")
+def test_the_first_observation_after_the_end(envs: Any, module: Any) -> None:
+    envs.reset()
+    for _ in range(3):
+        terminals = envs.step([1, 1, 1])[2]
+    assert terminals == [True] * 3
+    observations = envs.step([7, 7, 7])[0]
+    if module is multi_env:
+        assert observations == [{"episode": 2, "t": 0, "kwargs": {}}] * 3
+    else:  # the action that was chosen for the last observation is applied to the new episode
+        assert observations == [{"episode": 2, "t": 1, "action": 7}] * 3
+
+
+@pytest.mark.covers("M-B3", "M-6/step")
+def test_a_process_that_was_killed_between_two_steps(one: Any, module: Any) -> None:
+    one.reset()
+    one.step(1)
+    os.kill(_child_of(one, module), signal.SIGKILL)
+    _, _, terminal, info = one.step(1)
+    assert terminal is (module is multi_env)  # the original says nothing
+    assert info.get("worker_restarted", False) is (module is multi_env)
+
+
+def _child_of(env: Any, module: Any) -> int:
+    if module is not multi_env:
+        return int(env._process.pid)
+    stats = env.pool_position[0].pool.stats()
+    return int(stats.workers[0].pid)
+
+
+@pytest.mark.covers("M-B4", "M-B6")
+def test_an_action_that_always_kills_and_one_that_raises(one: Any, module: Any) -> None:
+    one.reset()
+    if module is multi_env:
+        assert one.step("die")[2] is True
+        one.step(1)
+        with pytest.raises(StepmillError, match="on purpose"):
+            one.step("raise")
+    else:
+        with pytest.raises(EOFError):
+            one.step("die")
+
+
+@pytest.mark.covers("M-B5")
+def test_a_constructor_that_raises(module: Any) -> None:
+    def broken() -> Any:
+        raise RuntimeError("no simulator")
+
+    if module is multi_env:
+        with pytest.raises(StepmillError, match="no simulator"):
+            module.create_subprocess_envs([broken])
+        return
+    (env,) = module.create_subprocess_envs([broken])  # swallowed
+    with pytest.raises(ValueError, match="not initialized yet"):
+        env.reset()
+    env.close()
+
+
+@pytest.mark.covers("M-1")
+def test_envs_are_built_at_the_same_time(module: Any, tmp_path: Path) -> None:
+    def slow(number: int) -> Any:
+        (tmp_path / f"{number}").touch()
+        while len(list(tmp_path.iterdir())) < 3:  # waits for the other constructors: one after the other never ends
+            time.sleep(0.01)
+        return Walk()
+
+    envs = module.create_subprocess_envs([lambda number=number: slow(number) for number in range(3)])
+    assert [env.action_space for env in envs] == ["actions"] * 3
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.parametrize("is_original", [True, False])
+def test_the_pages_program_runs_with_either(tmp_path: Path, is_original: bool) -> None:
+    package = tmp_path / "package" / "actorcritic"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()  # the original's own imports TensorFlow
+    (package / "multi_env.py").write_text((CHECKOUT / "actorcritic" / "multi_env.py").read_text())
+    run_page("multi_env", tmp_path, is_original=is_original, path=str(package.parent))

@@ -1,0 +1,115 @@
+"""TorchRL's tutorial on collectors and its example of info readers, with ParallelEnv and with StepmillEnv: the same data.
+
+The tutorial comes from the checkout `rl` (pytorch/rl) in the folder $STEPMILL_ORIGINALS.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchrl")
+
+from tensordict import TensorDict  # noqa: E402 - only if TorchRL is there
+from torchrl.data import Unbounded  # noqa: E402
+from torchrl.envs import GymEnv, ParallelEnv, set_gym_backend  # noqa: E402
+from torchrl.envs.utils import check_env_specs  # noqa: E402
+
+from stepmill.frontends.torchrl import StepmillEnv  # noqa: E402
+from tests.originals.pages import run_page  # noqa: E402
+
+CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "rl")
+TUTORIAL = CHECKOUT / "tutorials" / "sphinx-tutorials" / "getting-started-3.py"
+SEEDS = [0, 11, 22, 33]
+INFOS = ("x_position", "x_velocity", "reward_ctrl", "reward_forward")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # TorchRL's
+    pytest.mark.skipif(not TUTORIAL.exists(), reason="needs TorchRL's checkout; make test-originals has it"),
+]
+
+
+def parallel_env(name: str, *, has_infos: bool = False) -> Any:
+    """Return TorchRL's env, whose envs have been seeded and reset."""
+    set_gym_backend("gymnasium").set()
+
+    def make(seed: int) -> Any:
+        env = GymEnv(name)
+        if has_infos:
+            env = env.auto_register_info_dict()  # runs some steps
+        env.set_seed(seed, static_seed=True)
+        return env
+
+    return ParallelEnv(4, [lambda seed=seed: make(seed) for seed in SEEDS], mp_start_method="fork")
+
+
+def stepmill_env(name: str, *, has_infos: bool = False) -> Any:
+    """Return ours. TorchRL's GymEnv resets an env when it is seeded, so this one is reset, too."""
+    specs = {key: Unbounded((), dtype=torch.float64) for key in INFOS} if has_infos else None
+    env = StepmillEnv([lambda: gymnasium.make(name)] * 4, context="fork", num_workers=2, info_specs=specs)
+    env.set_seed(SEEDS)
+    env.reset()
+    return env
+
+
+@pytest.mark.covers("T-12", "T-3")
+def test_the_tutorial_on_collectors_collects_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = TUTORIAL.read_text(encoding="utf-8").splitlines()
+    made = [number for number, line in enumerate(lines) if line.startswith('env = GymEnv("CartPole-v1")')]
+    seeded = [number for number, line in enumerate(lines) if line.startswith("env.set_seed(0)")]
+    stored = [number for number, line in enumerate(lines) if line == "indices = buffer.extend(data)"]
+    counted = [number for number, line in enumerate(lines) if line.endswith("== collector.frames_per_batch")]
+    assert [len(found) for found in (made, seeded, stored, counted)] == [1] * 4  # or the tutorial has changed
+    lines[made[0]], lines[seeded[0]] = "env = make_env('CartPole-v1')", "torch.manual_seed(0)"
+    lines[stored[0]] = "indices = buffer.extend(data.reshape(-1))"  # the tutorial's env is a single one
+    lines[counted[0]] += " * 4"
+    code = compile("\n".join(lines), str(TUTORIAL), "exec")
+    monkeypatch.chdir(tmp_path)
+    collected = []
+    for make_env in (parallel_env, stepmill_env):
+        variables: dict[str, Any] = {"make_env": make_env, "__name__": "tutorial"}
+        exec(code, variables)
+        collected.append(variables["data"].clone())
+        assert len(variables["buffer"]) == 200
+        variables["collector"].shutdown()
+    theirs, ours = collected
+    assert theirs.batch_size == ours.batch_size == (4, 50)
+    assert set(theirs.keys(True, True)) == set(ours.keys(True, True))
+    for key in theirs.keys(True, True):
+        assert (theirs[key].dtype, theirs[key].shape) == (ours[key].dtype, ours[key].shape), key
+        assert torch.equal(theirs[key], ours[key]), key
+    assert theirs["next", "done"].any()  # episodes ended, and others began
+
+
+@pytest.mark.covers("T-B5", "T-12")
+def test_infos_are_those_that_an_info_reader_reads() -> None:
+    rollouts = []
+    for make_env in (parallel_env, stepmill_env):
+        env = make_env("HalfCheetah-v5", has_infos=True)
+        check_env_specs(env)
+        env.close()
+        env = make_env("HalfCheetah-v5", has_infos=True)
+        torch.manual_seed(0)
+        td, steps = env.reset(), []
+        for _ in range(10):
+            td = td.set("action", torch.rand(4, 6) * 2 - 1)
+            steps.append(env.step(td)["next"].clone())
+            td = steps[-1].clone()
+        rollouts.append(torch.stack(steps, 1))
+        env.close()
+    theirs, ours = rollouts
+    for key in INFOS:
+        assert torch.equal(theirs[key], ours["info", key]), key
+    assert torch.equal(theirs["observation"], ours["observation"])
+    assert isinstance(ours, TensorDict)
+
+
+@pytest.mark.covers("T-12")
+@pytest.mark.parametrize("is_original", [True, False])
+def test_the_pages_program_runs_with_either(tmp_path: Path, is_original: bool) -> None:
+    run_page("torchrl", tmp_path, is_original=is_original)

@@ -1,0 +1,57 @@
+"""The public API is the one that tests/unit/public_api.txt lists, and each of its names has a docstring."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts import public_api
+
+OLD = "class stepmill.Pool()  # Runs envs.\n    recv(self, n: int) -> Batch  # Waits.\nstepmill.make(name: str) -> Pool  # Makes.\n"
+
+
+def test_the_public_names_and_signatures_are_those_of_the_snapshot():
+    assert public_api.SNAPSHOT.read_text() == public_api.current(), (
+        "the public API has changed: describe it in CHANGELOG.md, then run: python scripts/public_api.py --write"
+    )
+
+
+def test_every_public_class_and_function_has_a_docstring():
+    assert public_api.undocumented() == []
+
+
+def test_every_module_that_is_listed_has_public_names():
+    assert [module for module in public_api.MODULES if not public_api.public_names(module)] == []
+
+
+def test_a_changed_signature_is_found_and_a_changed_docstring_is_none():
+    assert public_api.changed_names(OLD, OLD.replace("n: int", "n: int=1").replace("Makes.", "Builds.")) == [
+        "stepmill.Pool.recv"
+    ]
+
+
+def test_a_removed_member_is_found():
+    assert public_api.changed_names(OLD, OLD.replace("    recv", "    receive")) == [
+        "stepmill.Pool.receive",
+        "stepmill.Pool.recv",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["stepmill.Pool.recv"], []),
+        (["stepmill.Pool.send"], ["stepmill.Pool.send"]),
+        (["stepmill.Rollout", "stepmill.Rollout.collect"], []),
+        (["stepmill.Old"], ["stepmill.Old"]),
+    ],
+)
+def test_only_the_newest_section_of_the_changelog_counts(names, missing):
+    changelog = "# Changelog\n\n## [Unreleased]\n\n- `Pool.recv` and `Rollout`.\n\n## 0.1.0\n\n- `Old`.\n"
+    assert public_api.missing_from_changelog(names, changelog) == missing
+
+
+def test_the_names_of_a_lazily_loaded_module_lead_to_their_definitions():
+    home, node = public_api.find_definition("stepmill.frontends.torchrl", "StepmillEnv")
+    assert home.startswith("stepmill.frontends.torchrl.")
+    assert node is not None
+    assert Path(public_api._file_of(home)).exists()
