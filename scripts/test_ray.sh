@@ -15,3 +15,4 @@ if [ $# -gt 0 ]; then
     exec "$side" -m pytest --where ray -m "not soak" "$@"
 fi
 "$side" -m pytest --where ray -m "ray and not soak" --covers=build/covers/ray.json tests/ray
+"$side" -m pytest tests/frontends/test_examples.py -k ray_cartpole

@@ -649,6 +649,14 @@ class PoolRelay:
     def has_outstanding(self) -> bool:
         """Return whether a collected command has no result."""
 
+    def tickets_of(self, worker: int) -> list[int]:
+        """Return the newest ticket of each server of a worker."""
+
+    def mark_serving(self, worker: int) -> None:
+        """
+        Record that a worker, whose node is lost, may have begun a slow request.
+        """
+
     def expect_worker(self, worker: int, generation: int) -> None:
         """
         A successor serves: messages of its predecessors say nothing about it, and its counters begin again.
@@ -691,6 +699,11 @@ class NodeRelay:
 
     def post_request(self, worker: int) -> None:
         """Count a slow request for a worker, and ring its doorbell."""
+
+    def set_tickets(self, worker: int, pool_tickets: Sequence[int]) -> None:
+        """
+        Set the pool's newest tickets of a worker's servers, whose commands are done or lost.
+        """
 
     def clear_worker(self, worker: int) -> None:
         """

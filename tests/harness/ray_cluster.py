@@ -34,6 +34,6 @@ def running_cluster(num_machines: int = 2) -> Iterator[Any]:
             cluster.shutdown()
 
 
-def add_machine(cluster: Any) -> Any:
-    """Add a machine to a cluster."""
-    return cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=100 << 20)
+def add_machine(cluster: Any, **arguments: Any) -> Any:
+    """Add a machine to a cluster; `arguments` are Ray's."""
+    return cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=100 << 20, **arguments)

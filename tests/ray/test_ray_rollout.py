@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 
@@ -42,25 +43,33 @@ class Suicidal(Constant):
         return super().__call__(obs, env_ids)
 
 
+def ordered(episodes):
+    return sorted(episodes, key=lambda episode: (episode["t"], episode["env_id"]))
+
+
 def make(policy, **options):
     nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0)
-    return RayRollout(counting_envs(N), T, policy=policy, seed=0, ray=nodes, num_workers=1, **options)
+    return RayRollout(counting_envs(N), T, policy=policy, seed=0, nodes=nodes, num_workers=1, **options)
 
 
-def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
+def local_batches(num):
+    """Return the batches of a Rollout on this machine, copied."""
     with stepmill.Pool(counting_envs(N), backend="serial") as pool:
         local = stepmill.Rollout(pool, T)
         local.reset(seed=0)
-        with make(Constant(3)) as rollout:
-            for turn in range(3):
-                expected, fragments = local.collect(Constant(3)), rollout.collect()
-                assert [fragment.is_first for fragment in fragments] == [turn == 0] * 2
-                actual = joined(fragments)
-                for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "final_at", "final_obs"):
-                    np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
-                np.testing.assert_array_equal(actual.extras["t"], expected.extras["t"])
-                key = lambda episode: (episode["t"], episode["env_id"])
-                assert sorted(actual.episodes, key=key) == sorted(expected.episodes, key=key)
+        return [copy.deepcopy(local.collect(Constant(3))) for _ in range(num)]
+
+
+def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
+    with make(Constant(3)) as rollout:
+        for turn, expected in enumerate(local_batches(3)):
+            fragments = rollout.collect()
+            assert [fragment.is_first for fragment in fragments] == [turn == 0] * 2
+            actual = joined(fragments)
+            for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "final_at", "final_obs"):
+                np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
+            np.testing.assert_array_equal(actual.extras["t"], expected.extras["t"])
+            assert ordered(actual.episodes) == ordered(expected.episodes)
 
 
 def test_each_fragment_names_the_version_that_acted(ray_cluster):

@@ -19,6 +19,7 @@ from stepmill.spec.options import (
     Seeding,
     merge_options,
 )
+from stepmill.spec.ray_options import RayOptions
 
 
 def test_the_defaults_are_those_of_the_documentation():
@@ -60,7 +61,10 @@ def test_numpy_numbers_become_python_numbers():
     [
         ({"backend": "gpu"}, r"backend='gpu' is not one of 'auto', 'serial'"),
         ({"backend": 3}, r"backend=3 is not a Backend"),
-        ({"backend": "ray"}, r"backend='ray' is not one of .* 'envpool', 'kernel'$"),
+        ({"backend": "dask"}, r"backend='dask' is not one of .* 'kernel', 'ray'$"),
+        ({"ray": {"num_nodes": 2}}, r"ray=.* is a dict; give stepmill.RayOptions"),
+        ({"ray": RayOptions()}, r"only for backend='ray'"),
+        ({"backend": "ray", "context": "fork"}, r"cannot fork this program on other machines"),
         ({"context": "thread"}, r"context='thread' is not one of 'forkserver'"),
         ({"autoreset_mode": "Never"}, r"autoreset_mode='Never' is not one of 'NextStep'"),
         ({"num_workers": -1}, r"num_workers=-1 must be a whole number, 0 or more, or None"),

@@ -16,6 +16,8 @@ void bind_relay(nb::module_& module) {
         .def("publish_results", &PoolRelay::publish_results, nb::sig("def publish_results(self, message: Any) -> tuple[list[int], int]"), "message"_a,
              "Write the results of a message to the pool's slab. Return the workers that are dead, and how many results there were.")
         .def("has_outstanding", &PoolRelay::has_outstanding, "Return whether a collected command has no result.")
+        .def("tickets_of", &PoolRelay::tickets_of, "worker"_a, "Return the newest ticket of each server of a worker.")
+        .def("mark_serving", &PoolRelay::mark_serving, "worker"_a, "Record that a worker, whose node is lost, may have begun a slow request.")
         .def("expect_worker", &PoolRelay::expect_worker, "worker"_a, "generation"_a, "A successor serves: messages of its predecessors say nothing about it, and its counters begin again.");
     nb::class_<NodeRelay>(module, "NodeRelay", "A node's side of the messages: it writes commands to the node's slab and reads results.")
         .def(nb::init<std::shared_ptr<Slab>>(), "slab"_a)
@@ -27,6 +29,7 @@ void bind_relay(nb::module_& module) {
         .def("ticket_after", &NodeRelay::ticket_after, nb::sig("def ticket_after(self, worker: int, local: int, pool_ticket: int) -> int | None"), "worker"_a, "local"_a, "pool_ticket"_a,
              "Return the number that a command has in the node's slab, or None if it has not arrived.")
         .def("post_request", &NodeRelay::post_request, "worker"_a, "Count a slow request for a worker, and ring its doorbell.")
+        .def("set_tickets", &NodeRelay::set_tickets, "worker"_a, "pool_tickets"_a, "Set the pool's newest tickets of a worker's servers, whose commands are done or lost.")
         .def("clear_worker", &NodeRelay::clear_worker, "worker"_a, "Drop the commands of a worker that is gone, and rewrite its words for its successor.")
         .def("begin_generation", &NodeRelay::begin_generation, "worker"_a, "A successor serves.")
         .def("generation", &NodeRelay::generation, "worker"_a, "Return how often a worker was restarted.")

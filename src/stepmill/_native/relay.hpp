@@ -45,6 +45,8 @@ class PoolRelay {
     nb::tuple publish_results(nb::handle message);   // (workers found dead, number of results)
     bool has_outstanding() const;                    // whether a collected command has no result
     void expect_worker(std::uint32_t worker, std::uint32_t generation);  // a successor serves: its counters begin again
+    std::vector<std::uint32_t> tickets_of(std::uint32_t worker) const;   // the newest ticket of each of its servers
+    void mark_serving(std::uint32_t worker);  // its node is lost, and it may have begun a slow request
 
    private:
     struct Server {
@@ -82,6 +84,7 @@ class NodeRelay {
     // The node's ticket after which a request must run, or None if its command has not arrived.
     nb::object ticket_after(std::uint32_t worker, std::uint32_t local, std::uint32_t pool_ticket) const;
     void post_request(std::uint32_t worker);
+    void set_tickets(std::uint32_t worker, const std::vector<std::uint32_t>& pool_tickets);  // of commands that are done or lost
     void clear_worker(std::uint32_t worker);            // rewrites the words of a worker that is gone, for its successor
     void begin_generation(std::uint32_t worker);        // the successor serves
     std::uint32_t generation(std::uint32_t worker) const { return generations_.at(worker); }
@@ -92,7 +95,6 @@ class NodeRelay {
         ServerLocation location;
         std::uint32_t server;
         std::uint32_t pool_ticket = 0;  // of the newest command, as the pool numbers them
-        bool has_ticket = false;
         std::uint32_t ticket = 0;       // the same command in the node's slab
         bool is_outstanding = false;    // its result has not been collected
     };

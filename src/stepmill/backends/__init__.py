@@ -6,5 +6,6 @@ thread            envs in threads of this process
 process           envs in processes
 launcher_client   starts worker processes through the launcher, and waits until they are ready
 worker_link       the learner's end of one worker process
+ray               workers on the machines of a Ray cluster
 foreign           envs of another library's pool, such as EnvPool
 """

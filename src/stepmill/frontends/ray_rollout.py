@@ -26,7 +26,7 @@ from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.spec.errors import ClosedPoolError, EngineBug, RecvTimeout, StepmillError, UsageError, WorkerDied
-from stepmill.spec.options import BackendName, OnFault, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.options import BackendName, OnFault, OptionKeywords, merge_options
 from stepmill.spec.ray_options import RayOptions
 from stepmill.worker.messages import dump, load
 
@@ -62,7 +62,8 @@ class RolloutHost:
         arguments: Any = load(setup)
         env_fns, options, num_steps, is_double_buffered, seeds, path = arguments
         sys.path += [entry for entry in path if entry not in sys.path]
-        self._pool = Pool([load(env_fn) for env_fn in env_fns], options=options)
+        made: Any = [load(env_fn) for env_fn in env_fns]
+        self._pool = Pool(made, options=options)
         self._rollout = Rollout(self._pool, num_steps, is_double_buffered=is_double_buffered)
         self._seeds = seeds
         self._policy: Policy | None = None
@@ -104,9 +105,8 @@ class RayRollout:
             a dict of further arrays. It is pickled (cloudpickle) and runs on the nodes. The ids count from 0 on each node.
         seed: of the envs' first resets, as for `Pool.reset`.
         is_double_buffered: as for `Rollout`.
-        ray: where the nodes run.
-        options: of the pools of the nodes; `backend` is that of each node, "auto" by default.
-        **keywords: fields of PoolOptions by name. on_fault="raise" raises the errors of a node in `recv`; with the other policies
+        nodes: where the nodes run; None is RayOptions().
+        **keywords: fields of PoolOptions by name, for the pool of each node; `backend` is "auto" by default. on_fault="raise" raises the errors of a node in `recv`; with the other policies
             a lost node is replaced, and its envs begin new episodes.
     Raises:
         UsageError: an env_fn or the policy cannot be pickled, or an option is wrong.
@@ -121,18 +121,17 @@ class RayRollout:
         policy: Policy,
         seed: Seed = None,
         is_double_buffered: bool = False,
-        ray: RayOptions | None = None,
-        options: PoolOptions | None = None,
+        nodes: RayOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         env_fns = checked_fns(env_fns)
-        self.options = merge_options(options, keywords)
+        self.options = merge_options(None, keywords)
         if self.options.backend is BackendName.RAY:
             raise UsageError("a RayRollout runs a local pool on each node; give backend='process', or leave it out")
-        self.ray = ray or RayOptions()
+        self.nodes = nodes or RayOptions()
         self.num_envs, self.version = len(env_fns), 0
-        self._module = cluster.connect(self.ray)
-        num_nodes = cluster.count_nodes(self._module, self.ray, len(env_fns))
+        self._module = cluster.connect(self.nodes)
+        num_nodes = cluster.count_nodes(self._module, self.nodes, len(env_fns))
         self._env_ids = np.array_split(np.arange(len(env_fns)), num_nodes)
         seeds = spread_seed(seed, range(len(env_fns)), len(env_fns), 1)
         self._setups = [
@@ -163,14 +162,14 @@ class RayRollout:
         setup = dump(
             (env_fns, self.options, num_steps, is_double_buffered, own_seeds, [entry for entry in sys.path if entry])
         )
-        num_cpus = self.ray.num_cpus if self.ray.num_cpus is not None else self.options.num_workers or 1
+        num_cpus = self.nodes.num_cpus if self.nodes.num_cpus is not None else self.options.num_workers or 1
         actor = (
             self._module.remote(RolloutHost)
             .options(
                 num_cpus=num_cpus,
-                resources=dict(self.ray.resources) or None,
-                scheduling_strategy=self.ray.strategy,
-                runtime_env=None if self.ray.runtime_env is None else dict(self.ray.runtime_env),
+                resources=dict(self.nodes.resources) or None,
+                scheduling_strategy=self.nodes.strategy,
+                runtime_env=None if self.nodes.runtime_env is None else dict(self.nodes.runtime_env),
             )
             .remote(setup)
         )
@@ -322,7 +321,9 @@ def joined(fragments: Sequence[Fragment]) -> RolloutBatch:
         first,
         obs=map_nest(stack, first.obs, *(batch.obs for batch in rest)),
         action=map_nest(stack, first.action, *(batch.action for batch in rest)),
-        final_at=np.concatenate([[*batch.final_at, 0, start] for batch, start in zip(batches, starts, strict=True)]),
+        final_at=np.concatenate(
+            [batch.final_at + np.array([0, start]) for batch, start in zip(batches, starts, strict=True)]
+        ),
         final_obs=map_nest(lambda *parts: np.concatenate(parts), first.final_obs, *(batch.final_obs for batch in rest)),
         extras={name: stack(*(batch.extras[name] for batch in batches)) for name in first.extras},
         episodes=[

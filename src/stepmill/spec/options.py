@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, Ty
 import numpy as np
 
 from stepmill.spec.errors import UsageError
-from stepmill.spec.ray_options import RayOptions
+from stepmill.spec.option_values import checked_cores, checked_environment, checked_folder
+from stepmill.spec.ray_options import RayOptions, check_ray
 
 if TYPE_CHECKING:
     import gymnasium.vector
@@ -284,15 +285,15 @@ class PoolOptions:
             self._set(name, _switch(name, getattr(self, name)))
         if self.episode_stats is not None:
             self._set("episode_stats", _switch("episode_stats", self.episode_stats))
-        self._set("worker_env", _environment(self.worker_env))
-        self._set("crash_dir", _folder(self.crash_dir))
-        self._set("affinity", _cores(self.affinity))
+        self._set("worker_env", checked_environment(self.worker_env))
+        self._set("crash_dir", checked_folder(self.crash_dir))
+        self._set("affinity", checked_cores(self.affinity))
         if self.slots > MAX_SLOTS:
             raise UsageError(f"slots={self.slots} is too large; use {MAX_SLOTS} or less (each slot holds a batch)")
         self._check_workers()
         self._check_envpool()
         self._check_kernel()
-        self._check_ray()
+        check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
         self._check_replay()
         self._check_spares()
 
@@ -335,18 +336,6 @@ class PoolOptions:
             raise UsageError(
                 f"{', '.join(unkept)}: kernels have no worker processes, and their resets take no time; leave that out, "
                 "and say with num_workers how many threads there are"
-            )
-
-    def _check_ray(self) -> None:
-        if self.ray is not None and not isinstance(self.ray, RayOptions):
-            raise UsageError(f"ray={self.ray!r} is a {type(self.ray).__name__}; give stepmill.RayOptions(...)")
-        if self.ray is not None and self.backend is not BackendName.RAY:
-            raise UsageError(
-                f"ray is only for backend='ray', and the backend is {_name_of(self.backend)!r}; leave it out"
-            )
-        if self.backend is BackendName.RAY and self.context is Context.FORK:
-            raise UsageError(
-                "backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'"
             )
 
     def _check_replay(self) -> None:
@@ -487,31 +476,3 @@ def _switch(name: str, value: object) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise UsageError(f"{name}={value!r} must be True or False")
-
-
-def _folder(value: object) -> str | None:
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
-    if path is None or (isinstance(path, str) and path and "\0" not in path):
-        return path
-    raise UsageError(f"crash_dir={value!r} must be the path of a folder, or None for no crash capsules")
-
-
-def _cores(value: object) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    try:
-        cores = tuple(operator.index(core) for core in value)  # type: ignore[attr-defined]  # that is the check
-    except TypeError:
-        cores = ()
-    if not cores or len(set(cores)) != len(cores) or min(cores) < 0:
-        raise UsageError(f"affinity={value!r} must be a list of different core numbers, or None for all cores")
-    return cores
-
-
-def _environment(value: object) -> dict[str, str]:
-    is_valid = isinstance(value, Mapping) and all(
-        isinstance(name, str) and name and "=" not in name and isinstance(text, str) for name, text in value.items()
-    )
-    if not isinstance(value, Mapping) or not is_valid:
-        raise UsageError(f"worker_env={value!r} must map names of environment variables to strings")
-    return dict(value)

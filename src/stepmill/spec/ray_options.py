@@ -46,3 +46,23 @@ class RayOptions:
             raise UsageError(f"node_timeout_s={self.node_timeout_s!r} must be a number of seconds above 0")
         if self.num_cpus is not None and self.num_cpus < 0:
             raise UsageError(f"num_cpus={self.num_cpus!r} must be 0 or more, or None")
+
+
+def check_ray(given: object, *, is_chosen: bool, is_forked: bool) -> None:
+    """Check the option `ray`.
+
+    Args:
+        given: its value.
+        is_chosen: whether the backend is "ray".
+        is_forked: whether the context is "fork".
+    Raises:
+        UsageError: it is not a RayOptions, or does not go with the other options.
+    """
+    if given is not None and not isinstance(given, RayOptions):
+        raise UsageError(f"ray={given!r} is a {type(given).__name__}; give stepmill.RayOptions(...)")
+    if given is not None and not is_chosen:
+        raise UsageError("the option ray is only for backend='ray'; give backend='ray', or leave it out")
+    if is_chosen and is_forked:
+        raise UsageError(
+            "backend='ray' cannot fork this program on other machines; use context='forkserver' or 'spawn'"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import select
 import sys
@@ -74,6 +75,9 @@ class RayBackend:
         self._node_plans: list[NodePlan] = []
         self._replacing: list[threading.Lock] = []
         self._restarts: list[int] = []
+        self._call_numbers = itertools.count(1)
+        self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker that is being replaced
+        self._postponing = threading.Lock()
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._thread: threading.Thread | None = None
@@ -141,7 +145,8 @@ class RayBackend:
     def _start_actor(self, node: int, avoid: Sequence[str] = ()) -> NodeLink:
         workers = self._workers_of(node)
         actor = cluster.make_actor(self._ray, self._options, len(workers), avoid)
-        link = NodeLink(self._ray, actor, node, workers, self._emit)
+        ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
+        link = NodeLink(self._ray, actor, node, ids, self._emit)
         link.start_ref = actor.start.remote(self._node_plans[node])
         link.on_results = lambda answer: self._publish(link, answer)  # type: ignore[method-assign]
         link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
@@ -246,16 +251,24 @@ class RayBackend:
             for future in futures.values():
                 future.fail(closed_error())
             return list(futures.values())
-        for node in sorted({self._workers[worker].node for worker in requests}):
-            own = {self._workers[worker].local: worker for worker in requests if self._workers[worker].node == node}
-            self._links[node].call(
-                {local: packed[worker] for local, worker in own.items()},
-                {local: futures[worker] for local, worker in own.items()},
-                None,
-            )
+        with self._postponing:
+            postponed = [worker for worker in requests if worker in self._postponed]
+            for worker in postponed:
+                self._postponed[worker].append((packed[worker], futures[worker]))
+        self._post({worker: (packed[worker], futures[worker]) for worker in requests if worker not in postponed})
         for worker in requests:
             ring(worker)
         return list(futures.values())
+
+    def _post(self, calls: Mapping[int, tuple[Request, Future]]) -> None:
+        """Send requests, by worker, to their nodes."""
+        for node in sorted({self._workers[worker].node for worker in calls}):
+            own = {self._workers[worker].local: worker for worker in calls if self._workers[worker].node == node}
+            self._links[node].call(
+                next(self._call_numbers),
+                {local: calls[worker][0] for local, worker in own.items()},
+                {local: calls[worker][1] for local, worker in own.items()},
+            )
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         while not future.is_done and (deadline is None or time.monotonic() < deadline):
@@ -271,7 +284,7 @@ class RayBackend:
         if link.state is not NodeState.SERVING or worker in link.fresh:
             return
         try:
-            remote.exit_code = link.ask(link.actor.end_worker, remote.local, timeout_s=END_S)
+            remote.exit_code = link.ask(link.actor.end_worker, remote.local, worker=worker, timeout_s=END_S)
         except WorkerDied:
             if link.state is NodeState.SERVING:
                 raise
@@ -279,6 +292,18 @@ class RayBackend:
             link.lose(f"did not end its worker {worker}: {error.message}")
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Replace a worker, and its node if that is lost. Calls that come meanwhile are sent to the successor."""
+        with self._postponing:
+            self._postponed.setdefault(worker, [])
+        try:
+            return self._revive(worker, settings_requests)
+        finally:
+            with self._postponing:
+                calls = self._postponed.pop(worker, [])
+            for call in calls:
+                self._post({worker: call})
+
+    def _revive(self, worker: int, settings_requests: Iterable[Request]) -> WorkerReport:
         remote = self._workers[worker]
         with self._replacing[remote.node]:
             if self._is_closed:
@@ -289,13 +314,16 @@ class RayBackend:
             limit_s = self._settings.start_timeout_s
             timeout_s = None if limit_s is None else limit_s + REPLY_SLACK_S
             packed = [pack_request(request) for request in settings_requests]
+            tickets = [] if link.relay is None else link.relay.tickets_of(worker)
             generation = 0
             if worker in link.fresh and link.started is not None:
-                link.ask(link.actor.apply_settings, remote.local, packed, timeout_s=timeout_s)
+                link.ask(link.actor.apply_settings, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s)
                 link.fresh.discard(worker)
                 report = link.started.reports[remote.local]
             else:
-                report, generation = link.ask(link.actor.revive, remote.local, packed, timeout_s=timeout_s)
+                report, generation = link.ask(
+                    link.actor.revive, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s
+                )
             if link.relay is not None:
                 link.relay.expect_worker(worker, generation)
             fresh = dataclasses.replace(remote, end_fd=_eventfd(), exit_code=None)

@@ -13,7 +13,8 @@ from stepmill.backends.ray.node_host import EXCHANGES, NodeHost
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.ray_options import RayOptions
 
-REQUESTS = 8  # slow requests that a node serves at the same time; each may go to all of its workers
+CONTROLS = 8  # starts, restarts and ends of workers at the same time
+REQUESTS = 32  # calls of a node whose replies are waited for at the same time; each may go to all of its workers
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def make_actor(ray: Any, options: RayOptions, num_workers: int, avoid: Collectio
         num_cpus = min(num_workers, max(each.num_cpus for each in found))
     strategy = options.strategy
     others = [each for each in found if each.node_id not in avoid]
-    if others and len(others) < len(found) and isinstance(strategy, str):
+    is_free = isinstance(strategy, str) and not options.resources  # else Ray knows which machines fit
+    if others and len(others) < len(found) and is_free:
         free = _free_cpus(ray)
         best = max(others, key=lambda each: free.get(each.node_id, 0.0))
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -115,7 +117,7 @@ def make_actor(ray: Any, options: RayOptions, num_workers: int, avoid: Collectio
         runtime_env=None if options.runtime_env is None else dict(options.runtime_env),
         max_restarts=0,
         max_task_retries=0,
-        max_concurrency=REQUESTS,
+        max_concurrency=CONTROLS,
     )
     return actor.remote()
 

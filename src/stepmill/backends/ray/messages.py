@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.messages import Reply, WorkerReport, WorkerSettings
+from stepmill.worker.messages import Reply, Request, WorkerReport, WorkerSettings
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,14 @@ class NodeStarted:
 
 
 @dataclass(frozen=True)
+class NodeCall:
+    """Requests to workers of a node, by worker of the node. `number` is unique within the pool."""
+
+    number: int
+    requests: Mapping[int, Request]
+
+
+@dataclass(frozen=True)
 class Exchanged:
     """The answer of a node to one message.
 
@@ -70,9 +77,4 @@ class Raised:
 
 
 Replies = Mapping[int, "Reply | StepmillError"]
-"""By worker of the node, the reply to a request, or why there is none."""
-
-
-def first_spec(reports: Sequence[WorkerReport]) -> EnvSpec:
-    """Return the spec of the first env of a node."""
-    return reports[0].specs[0]
+"""By worker of the node, the reply to a request, or why there is none; under -1 why no request was sent."""

@@ -18,25 +18,27 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as Slot
-from typing import Any
+from typing import Any, TypeVar
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Future, MonitoredBackend
 from stepmill.backends.process import ProcessBackend
-from stepmill.backends.ray.messages import Exchanged, NodePlan, NodeStarted, Raised, Replies
+from stepmill.backends.ray.messages import Exchanged, NodeCall, NodePlan, NodeStarted, Raised, Replies
 from stepmill.backends.thread import ThreadBackend
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvTimeout, StepmillError
+from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Build, Outcome, Reply, Request, Value, WorkerPlan, WorkerReport, dump, load
 
-EXCHANGES = 4  # exchanges that run at the same time: one waits, the others arrive
+EXCHANGES = 8  # exchanges that run at the same time: one waits, the others arrive
 GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
+NO_TIMEOUT_S = 1e9  # the pool knows the time limit of a call
 LONG_POLL_S = 2.0  # an exchange without results ends after this time
-MAX_STORED_REPLIES = 16  # the pool has at most a few exchanges under way
+
+Result = TypeVar("Result")
 
 
 class NodeProcessBackend(ProcessBackend):
@@ -95,7 +97,8 @@ class NodeHost:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # commands have arrived
         self._turn = threading.Lock()  # held by the exchange that waits for results
-        self._newest = 0
+        self._newest = 0  # number of the newest exchange; they are done in this order
+        self._calls: dict[int, Slot[list[Future] | StepmillError]] = {}  # by number of the call
         self._slots: dict[int, Slot[Exchanged]] = {}  # by number of the exchange: its answer, once it is known
 
     # ---- start ------------------------------------------------------------------------------------------------------
@@ -141,12 +144,15 @@ class NodeHost:
 
     # ---- commands and results ---------------------------------------------------------------------------------------
 
-    def exchange(self, number: int, commands: Any, acknowledged: int, is_for_all: bool) -> Exchanged:
-        """Give commands to the workers, and return results as soon as there are any.
+    def exchange(
+        self, number: int, commands: Any, call: NodeCall | None, acknowledged: int, is_for_all: bool
+    ) -> Exchanged:
+        """Give commands and then requests to the workers, and return results as soon as there are any.
 
         Args:
             number: of this exchange, from 1 on. An exchange that comes a second time gets the answer of the first.
             commands: a message of PoolRelay, or None.
+            call: requests that come after these commands, and before those of the next exchange; `fetch` returns the replies.
             acknowledged: the pool has the answers of all exchanges up to this number.
             is_for_all: wait, for a short time, until all commands are done.
         """
@@ -160,18 +166,22 @@ class NodeHost:
         if is_repeated:
             return slot.result()
         try:
-            slot.set_result(self._exchange(number, commands, is_for_all=is_for_all))
+            slot.set_result(self._exchange(number, commands, call, is_for_all=is_for_all))
         except BaseException as exc:
             slot.set_exception(exc)
         return slot.result()
 
-    def _exchange(self, number: int, commands: Any, *, is_for_all: bool) -> Exchanged:
+    def _exchange(self, number: int, commands: Any, call: NodeCall | None, *, is_for_all: bool) -> Exchanged:
         relay = self._require(self._relay)
-        with self._lock:
+        with self._arrived:
+            while self._newest != number - 1:  # Ray may have started a later exchange first
+                self._arrived.wait()
             if commands is not None:
                 relay.apply_commands(commands)
-                self._arrived.notify_all()
-            self._newest = max(self._newest, number)
+            if call is not None:
+                self._post(call)
+            self._newest = number
+            self._arrived.notify_all()
         relay.wake()  # the exchange that waits returns what there is, and this one waits in its place
         with self._turn:
             deadline = time.monotonic() + LONG_POLL_S
@@ -189,17 +199,28 @@ class NodeHost:
 
     # ---- slow requests ----------------------------------------------------------------------------------------------
 
-    def call(self, requests: Mapping[int, Request], timeout_s: float | None) -> Replies:
-        """Send requests to workers, each after the commands that were sent to its envs before, and wait for the replies."""
-        backend = self._require(self._backend)
-        replies: dict[int, Any] = {}
+    def _post(self, call: NodeCall) -> None:
+        """Send requests to workers. Called in the order of the exchanges."""
+        slot = self._calls.setdefault(call.number, Slot())
         try:
-            futures = backend.call({worker: self._translate(worker, each) for worker, each in requests.items()})
+            requests = {worker: self._translate(worker, each) for worker, each in call.requests.items()}
+            slot.set_result(self._require(self._backend).call(requests))
         except StepmillError as error:
-            return dict.fromkeys(requests, error)
+            slot.set_result(error)
+
+    def fetch(self, number: int) -> Replies:
+        """Wait for the replies to a call, which comes with an exchange; return them by worker."""
+        with self._lock:
+            slot = self._calls.setdefault(number, Slot())
+        futures = slot.result()
+        replies: dict[int, Reply | StepmillError] = {}
+        with self._lock:
+            del self._calls[number]
+        if isinstance(futures, StepmillError):
+            return {-1: futures}
         for future in futures:
             try:
-                outcomes = future.result(timeout_s)
+                outcomes = future.result(NO_TIMEOUT_S)
                 packed = map(_packed, outcomes) if self._require(self._plan).host == "thread" else outcomes
                 replies[future.worker] = Reply(future.request.id, tuple(packed))
             except StepmillError as error:
@@ -207,17 +228,15 @@ class NodeHost:
         return replies
 
     def _translate(self, worker: int, request: Request) -> Request:
-        """Return a request whose tickets are those of the node's slab, once its commands have arrived."""
-        relay, plan = self._require(self._relay), self._require(self._plan)
-        deadline = time.monotonic() + (plan.settings.call_timeout_s or 1e9)
-        tickets: list[int] = []
-        with self._arrived:
-            for local, after in zip(request.servers, request.after, strict=True):
-                while (ticket := relay.ticket_after(worker, local, after)) is None:
-                    if not self._arrived.wait(min(1.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                        raise EnvTimeout(f"worker {worker} was not called: the commands before the call did not arrive")
-                tickets.append(ticket)
-        return dataclasses.replace(request, after=tuple(tickets))
+        """Return a request whose tickets are those of the node's slab."""
+        relay = self._require(self._relay)
+        servers = zip(request.servers, request.after, strict=True)
+        tickets = tuple(relay.ticket_after(worker, local, after) for local, after in servers)
+        if None in tickets and self._require(self._slab).native.is_dead(worker):
+            raise WorkerDied(f"worker {worker} is dead, and was not called", worker=worker)
+        if None in tickets:
+            raise EngineBug(f"a request came before the commands {request.after} of its envs; please report this")
+        return dataclasses.replace(request, after=tickets)
 
     # ---- workers that are replaced ----------------------------------------------------------------------------------
 
@@ -233,8 +252,16 @@ class NodeHost:
 
         return _guarded(end)
 
-    def revive(self, worker: int, settings_requests: Sequence[Request]) -> tuple[WorkerReport, int] | Raised:
-        """Replace a worker that has ended; return the report of its successor, and the number of its restarts."""
+    def revive(
+        self, worker: int, tickets: Sequence[int], settings_requests: Sequence[Request]
+    ) -> tuple[WorkerReport, int] | Raised:
+        """Replace a worker that has ended; return the report of its successor, and the number of its restarts.
+
+        Args:
+            worker: its number in the node.
+            tickets: by server of the worker, the pool's newest ticket.
+            settings_requests: to do before the successor serves.
+        """
 
         def restart() -> tuple[WorkerReport, int]:
             backend, relay = self._require(self._backend), self._require(self._relay)
@@ -242,6 +269,7 @@ class NodeHost:
                 self._reaper.declare_dead(worker)
             with self._lock:
                 relay.clear_worker(worker)
+                relay.set_tickets(worker, list(tickets))
             report = backend.revive(worker, settings_requests)
             with self._lock:
                 relay.begin_generation(worker)
@@ -251,11 +279,15 @@ class NodeHost:
 
         return _guarded(restart)
 
-    def apply_settings(self, worker: int, settings_requests: Sequence[Request]) -> Raised | None:
-        """Do requests in a new worker before its first command."""
+    def apply_settings(
+        self, worker: int, tickets: Sequence[int], settings_requests: Sequence[Request]
+    ) -> Raised | None:
+        """Do requests in a worker of a new node before its first command; arguments as for `revive`."""
 
         def apply() -> None:
             backend, plan = self._require(self._backend), self._require(self._plan)
+            with self._lock:
+                self._require(self._relay).set_tickets(worker, list(tickets))
             for request in settings_requests:
                 outcomes = backend.call({worker: request})[0].result()
                 for env_id, outcome in zip((plan.env_ids[worker][at] for at in request.servers), outcomes, strict=True):
@@ -294,7 +326,7 @@ def _packed(outcome: Outcome) -> Outcome:
     return Value(dump(outcome.value)) if isinstance(outcome, Value) else outcome
 
 
-def _guarded(function: Callable[[], Any]) -> Any:
+def _guarded(function: Callable[[], Result]) -> Result | Raised:
     """Return the result of a function, or the error of stepmill that it raised, as a value."""
     try:
         return function()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from stepmill import _native
 from stepmill.backends.base import Future
 from stepmill.backends.ray.cluster import kill
-from stepmill.backends.ray.messages import Exchanged, NodeStarted, Raised
+from stepmill.backends.ray.messages import Exchanged, NodeCall, NodeStarted, Raised
 from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.stats import NodeStats
 from stepmill.worker.messages import Reply, Request
@@ -52,10 +53,13 @@ class NodeLink:
         cause: why it is lost, or None.
     """
 
-    def __init__(self, ray: Any, actor: Any, node: int, workers: Sequence[int], emit: Callable[[Event], None]) -> None:
-        """`emit` passes an event to the thread of the backend, which calls it."""
+    def __init__(
+        self, ray: Any, actor: Any, node: int, env_ids: Mapping[int, Sequence[int]], emit: Callable[[Event], None]
+    ) -> None:
+        """`env_ids`: of each worker, by its number in the pool. `emit` passes an event to the backend's thread, which calls it."""
         self.node = node
-        self.workers = tuple(workers)
+        self.workers = tuple(env_ids)
+        self._env_ids = {worker: tuple(ids) for worker, ids in env_ids.items()}
         self.state = NodeState.STARTING
         self.started: NodeStarted | None = None
         self.fresh: set[int] = set()
@@ -67,7 +71,8 @@ class NodeLink:
         self._emit = emit
         self._lock = threading.Lock()
         self._number = 0
-        self._in_flight: dict[int, Any] = {}  # by number: the commands
+        self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls, to be sent in this order
+        self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
         self._unanswered_since: dict[int, float] = {}  # by number: when a call first failed
         self._futures: set[Future] = set()
         self._is_for_all = True
@@ -77,18 +82,18 @@ class NodeLink:
 
     # ---- calls that wait --------------------------------------------------------------------------------------------
 
-    def ask(self, method: Any, *arguments: Any, timeout_s: float | None) -> Any:
-        """Call a method of the actor, and wait for the result.
+    def ask(self, method: Any, *arguments: Any, worker: int, timeout_s: float | None) -> Any:
+        """Call a method of the actor for a worker of the pool, and wait for the result.
 
         Raises:
             StepmillError: the method raised it.
             EnvTimeout: it has not returned in time.
             WorkerDied: the node is lost.
         """
-        return self.wait(method.remote(*arguments), timeout_s)
+        return self.wait(method.remote(*arguments), timeout_s, worker)
 
-    def wait(self, ref: Any, timeout_s: float | None) -> Any:
-        """Wait for the result of a method, as `ask` does."""
+    def wait(self, ref: Any, timeout_s: float | None, worker: int | None = None) -> Any:
+        """Wait for the result of a method, as `ask` does; without a worker, it is for all of them."""
         ray = self._ray
         try:
             with allow_signals():
@@ -102,7 +107,7 @@ class NodeLink:
             ) from exc
         except ray.exceptions.RayError as exc:
             self.lose(_first_line(exc))
-            raise self.lost_error(self.workers[0]) from exc
+            raise self.lost_error(self.workers[0] if worker is None else worker) from exc
         if isinstance(result, Raised):
             raise self._in_pool(result.error)
         return result
@@ -123,9 +128,11 @@ class NodeLink:
 
     def lost_error(self, worker: int) -> WorkerDied:
         """Return the error for something that this node did not do."""
+        ids = self._env_ids[worker]
         return WorkerDied(
-            f"worker {worker} on {self.describe()} is lost: {self.cause}; its result is lost, too",
+            f"worker {worker} on {self.describe()} {self.cause}; its envs {list(ids)} are lost",
             worker=worker,
+            env_ids=ids,
             node=self.describe(),
         )
 
@@ -136,30 +143,33 @@ class NodeLink:
         if self.state is not NodeState.SERVING or self.relay is None:
             return
         now = time.monotonic()
-        if len(self._in_flight) < MAX_IN_FLIGHT:
+        if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
             commands = self.relay.collect_commands()
             if commands is not None:
-                self._is_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
-                self._send(commands)
+                self._queue.append((commands, None))
+        while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
+            self._send(*self._queue.popleft())
         if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
-            self._send(None)
+            self._send(None, None)
         if self._has_ping and now - self._pinged_at > timeout_s:
             self.lose(f"did not answer for {timeout_s:g} s")
         elif not self._has_ping and now - self._pinged_at >= heartbeat_s:
             self._has_ping, self._pinged_at = True, now
             self._watch(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
 
-    def _send(self, commands: Any) -> None:
+    def _send(self, commands: Any, call: NodeCall | None) -> None:
         self._number += 1
-        self._in_flight[self._number] = commands
+        self._in_flight[self._number] = commands, call
         self.counts["messages"] += 1
-        self.counts["sent_bytes"] += 0 if commands is None else commands.nbytes
+        if commands is not None:
+            self.counts["sent_bytes"] += commands.nbytes
+            self._is_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
         self._call(self._number)
 
     def _call(self, number: int) -> None:
         acknowledged = min(self._in_flight) - 1
         method = self.actor.exchange.options(concurrency_group="exchange")
-        ref = method.remote(number, self._in_flight[number], acknowledged, self._is_for_all)
+        ref = method.remote(number, *self._in_flight[number], acknowledged, self._is_for_all)
         self._watch(ref, lambda done: self._on_answer(number, done))
 
     def _watch(self, ref: Any, handle: Callable[[Any], None]) -> None:
@@ -203,17 +213,22 @@ class NodeLink:
 
     # ---- slow requests ----------------------------------------------------------------------------------------------
 
-    def call(self, requests: Mapping[int, Request], futures: Mapping[int, Future], timeout_s: float | None) -> None:
-        """Send requests, by worker of the node, whose replies finish the futures."""
+    def call(self, number: int, requests: Mapping[int, Request], futures: Mapping[int, Future]) -> None:
+        """Send requests, by worker of the node, after all commands that were given before; the replies finish the futures.
+
+        Called by the thread that gives the commands.
+        """
         with self._lock:
-            is_lost = self.state is NodeState.LOST
+            is_lost = self.state is not NodeState.SERVING or self.relay is None
             if not is_lost:
                 self._futures.update(futures.values())
-        if is_lost:
+        if is_lost or self.relay is None:
             for future in futures.values():
                 future.fail(self.lost_error(future.worker))
             return
-        ref = self.actor.call.options(concurrency_group="requests").remote(dict(requests), timeout_s)
+        commands = self.relay.collect_commands()  # now: later commands must come after the requests
+        self._emit(lambda: self._queue.append((commands, NodeCall(number, requests))))
+        ref = self.actor.fetch.options(concurrency_group="requests").remote(number)
         ref.future().add_done_callback(lambda done: self._on_replies(futures, done))
 
     def _on_replies(self, futures: Mapping[int, Future], done: Any) -> None:
@@ -221,7 +236,9 @@ class NodeLink:
             self._futures.difference_update(futures.values())
         error = done.exception()
         for local, future in futures.items():
-            reply = self.lost_error(future.worker) if error is not None else done.result()[local]
+            reply: Any = self.lost_error(future.worker)
+            if error is None:
+                reply = done.result().get(local) or done.result()[-1]
             if isinstance(reply, Reply):
                 future.finish(reply)
             else:
@@ -242,9 +259,12 @@ class NodeLink:
             self.state, self.cause = NodeState.LOST, cause
             futures, self._futures = self._futures, set()
         for future in futures:
+            if self.relay is not None:
+                self.relay.mark_serving(future.worker)
+        self.on_lost()
+        for future in futures:
             future.fail(self.lost_error(future.worker))
         kill(self._ray, self.actor)
-        self.on_lost()
 
     def stats(self, restarts: int) -> NodeStats:
         """Return the traffic with this node."""
