@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ COLOURS = {
 INK, FAINT, *SERIES = COLOURS
 _UNITS = {"k": 1e3, "M": 1e6, "": 1.0}
 _RATIO = re.compile(r"([\d.]+)×")
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "stepmill",
     "font.size": 10,
@@ -88,7 +89,7 @@ def plot_noop(table: Sequence[Sequence[str]]) -> str:
     counts = [int(head.removeprefix("n=")) for head in table[0][1:]]
     order = sorted(table[1:], key=lambda row: -(number(row[-1]) or 0))
     for row, colour in zip(order, SERIES, strict=False):
-        values = [number(cell) for cell in row[1:]]
+        values = [number(cell) or math.nan for cell in row[1:]]
         axes.plot(counts, values, marker="o", color=colour, linewidth=2)
         title = row[0].replace("**", "")
         axes.annotate(title, (counts[-1], values[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
@@ -113,8 +114,8 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
     names, values = zip(*reversed(rows), strict=True)
     axes.barh(range(len(rows)), [value - 1 for value in values], left=1, color=SERIES[0], height=0.65)
     for position, value in enumerate(values):
-        place = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        axes.annotate(f"{value:g}×", (max(value, 1), position), (4, 0), **place)
+        text = f"{value:g}×"
+        axes.annotate(text, (max(value, 1), position), (4, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(range(len(rows)), names)
     axes.set_xscale("log")
     axes.set_xlim(min(*values, 0.9) * 0.7, max(values) * 1.9)
