@@ -97,10 +97,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "where" in metafunc.fixturenames and "where" not in getattr(metafunc, "_arg2fixturedefs", {}).get("", ()):
-        is_given = any("where" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
-        if not is_given:
-            metafunc.parametrize("where", metafunc.config.getoption("--where").split(","), indirect=True)
+    """Run tests that use the fixture `where` below on the backends of --where. A module may define a fixture of that name itself."""
+    is_given = any("where" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "where" in metafunc.fixturenames and not is_given and not hasattr(metafunc.module, "where"):
+        metafunc.parametrize("where", metafunc.config.getoption("--where").split(","), indirect=True)
 
 
 @pytest.fixture
