@@ -37,6 +37,9 @@ class FakeState:
     def notify(self) -> None:
         self.notified.set()
 
+    def set_pid(self, worker: int, pid: int) -> None:
+        """Used by statistics only."""
+
     def begin_replacement(self, worker: int, is_replayed: bool) -> None:
         self.has_died = False
         self.calls.append("begin_replacement")

@@ -67,8 +67,8 @@ nb::object Loop::call_reset(std::uint32_t local, nb::handle seed, nb::handle opt
     PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
     PyObject* names = options ? reset_names_.ptr() : seed_name_.ptr();
     nb::object returned = nb::steal(!options && !seed ? PyObject_CallNoArgs(served.reset.ptr()) : PyObject_Vectorcall(served.reset.ptr(), args, 0, names));
+    end_stray_copy();  // before anything is counted: a copy has no slab
     timed.end(TraceKind::RESET, slab_->plan.servers[worker_][local]);
-    end_stray_copy();
     add_to(control_->num_resets, 1);
     return returned;
 }
@@ -77,8 +77,8 @@ nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
     PyObject* args[2] = {nullptr, action.ptr()};  // vectorcall lets the callee use args[-1]
     TimedCall timed(envs_[local].step_sampler, words_.counters[local].step, slab_->worker_trace(worker_));
     nb::object returned = nb::steal(PyObject_Vectorcall(envs_[local].step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    end_stray_copy();  // before anything is counted: a copy has no slab
     timed.end(TraceKind::STEP, slab_->plan.servers[worker_][local]);
-    end_stray_copy();
     add_to(control_->num_steps, batch_size_);
     return returned;
 }
