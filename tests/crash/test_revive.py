@@ -167,7 +167,7 @@ def test_a_revival_names_those_whose_episodes_a_death_has_cost() -> None:
         pool.step([1] * 4), pool.step([1] * 4)
         kill_worker(pool)
 
-        with pytest.warns(RuntimeWarning, match=r"worker 0 has died, and its envs \[1\] have lost"):
+        with pytest.warns(RuntimeWarning, match=r"worker 0 has died, so its other envs \[1\] have lost"):
             pool.revive([0])
 
         assert [each.name for each in pool.states][1] == "FAULTED"

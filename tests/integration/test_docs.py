@@ -60,7 +60,7 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
     program.write_text(python_of(path.read_text()))
     done = run_file(program)
     assert done.returncode == 0, f"line numbers are those of {name_of(path)}:\n{done.stderr}"
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("absorbed by the fault policy")]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("handled by the fault policy")]
     assert not lines
 
 

@@ -1,4 +1,4 @@
-"""One env of a kernel as a Gymnasium env: for every backend but "kernel", and to look for mistakes in a debugger."""
+"""One env of a kernel as a Gymnasium env: for every backend but "kernel", and for debugging a kernel."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RESULT = np.dtype(
 StepResult: TypeAlias = "tuple[Any, float, bool, bool, dict[str, Any]]"
 
 
-class Memory:
-    """What the functions of a kernel work on, for one env."""
+class KernelMemory:
+    """The arrays that a kernel's functions read and write, for one env."""
 
     def __init__(self, state: np.dtype[Any], observation: RowLayout, action: RowLayout) -> None:
         self.state = np.zeros(1, state)
@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def record(self) -> Any:
-        """The state as a record that shares its memory."""
+        """The state as a record, without a copy."""
         return self.state.view(np.recarray)[0]
 
     @property
@@ -52,22 +52,22 @@ class Memory:
 
 
 class KernelEnv(gymnasium.Env[Any, Any]):
-    """One env of a kernel. Methods that the kernel declares are attributes of it.
+    """One env of a kernel. The methods that the kernel declares can be called on it.
 
     Args:
-        spec: of the env.
+        spec: the spec of the env.
         spaces: its observation and action space.
-        memory: of the env.
-        limit: steps until an episode is truncated; 0 is no limit.
-        methods: functions of the state.
-        run_reset, run_step: do it, and leave the result in the memory.
+        memory: the arrays that the kernel's functions use.
+        limit: an episode is truncated after this many steps; 0 means no limit.
+        methods: the kernel's methods by name; each takes the state first.
+        run: two functions, one that resets and one that steps; both write to `memory`.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
         spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]],
-        memory: Memory,
+        memory: KernelMemory,
         limit: int,
         methods: dict[str, Callable[..., Any]],
         run: tuple[Callable[[], None], Callable[[], None]],
@@ -84,10 +84,10 @@ class KernelEnv(gymnasium.Env[Any, Any]):
         """Begin an episode.
 
         Raises:
-            UsageError: there are options: kernels take none.
+            UsageError: `options` is not empty.
         """
         if options:
-            raise UsageError("kernels take no reset options; declare a method, and call it")
+            raise UsageError("kernels take no reset options; declare a kernel method and call it before reset()")
         if seed is not None:
             seed_words(self.memory.words, seed)
         self.memory.result[0] = 0
@@ -102,9 +102,15 @@ class KernelEnv(gymnasium.Env[Any, Any]):
         self._run_step()
         self._num_steps += 1
         result = self.memory.result[0]
-        is_late = 0 < self._limit <= self._num_steps
+        has_reached_limit = 0 < self._limit <= self._num_steps
         obs = read_row(self.env_spec.observation, self.memory.obs)
-        return obs, float(result["reward"]), bool(result["terminated"]), bool(result["truncated"]) or is_late, {}
+        return (
+            obs,
+            float(result["reward"]),
+            bool(result["terminated"]),
+            bool(result["truncated"]) or has_reached_limit,
+            {},
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
@@ -114,9 +120,9 @@ class KernelEnv(gymnasium.Env[Any, Any]):
 
 
 def python_calls(
-    reset: Callable[..., Any], step: Callable[..., Any], memory: Memory
+    reset: Callable[..., Any], step: Callable[..., Any], memory: KernelMemory
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what runs a kernel's functions as Python."""
+    """Return functions that call a kernel's `reset` and `step` as Python."""
     rng = Rng(memory.words)
 
     def run_reset() -> None:
@@ -129,15 +135,17 @@ def python_calls(
     return run_reset, run_step
 
 
-def native_calls(program: KernelProgram, memory: Memory) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what runs a kernel's compiled functions."""
+def native_calls(program: KernelProgram, memory: KernelMemory) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return functions that call a kernel's compiled `reset` and `step`."""
     state, obs, action = memory.state, memory.obs, memory.action
-    front = [_address(state)]
-    back = [_address(memory.words), _address(obs), _address(memory.result)]
-    outcome = (ctypes.c_uint64 * 2)()  # a Numba function writes what it returns, and the address of its exception
+    leading = [_address(state)]
+    trailing = [_address(memory.words), _address(obs), _address(memory.result)]
+    outcome = (
+        ctypes.c_uint64 * 2
+    )()  # Numba writes the return value to the first, the exception's address to the second
     extra = [ctypes.addressof(outcome), ctypes.addressof(outcome) + 8] if program.call is KernelCall.NUMBA else []
 
-    def caller(address: int, arguments: list[int]) -> Callable[[], None]:
+    def make_call(address: int, arguments: list[int]) -> Callable[[], None]:
         function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * len(arguments))(address)
 
         def run() -> None:
@@ -150,8 +158,8 @@ def native_calls(program: KernelProgram, memory: Memory) -> tuple[Callable[[], N
         return run
 
     return (
-        caller(program.reset, [*extra, *front, *back]),
-        caller(program.step, [*extra, *front, _address(action), *back]),
+        make_call(program.reset, [*extra, *leading, *trailing]),
+        make_call(program.step, [*extra, *leading, _address(action), *trailing]),
     )
 
 

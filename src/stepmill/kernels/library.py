@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from stepmill import _native
-from stepmill.kernels.env import KernelEnv, Memory, native_calls
+from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls
 from stepmill.kernels.rows import describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
@@ -116,7 +116,7 @@ class LibraryKernel:
     def __call__(self) -> KernelEnv:
         """Return one env, for any backend but "kernel"."""
         program = self.compile()
-        memory = Memory(program.state, program.observation, program.action)
+        memory = KernelMemory(program.state, program.observation, program.action)
         spaces = self.observation_space, self.action_space
         run = native_calls(program, memory)
         return KernelEnv(self._spec, spaces, memory, program.max_episode_steps, {}, run)

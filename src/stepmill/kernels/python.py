@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from stepmill.kernels.env import KernelEnv, Memory, native_calls, python_calls
+from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls, python_calls
 from stepmill.kernels.rows import describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
@@ -110,7 +110,7 @@ class PythonKernel:
         Args:
             compiled: False runs the functions as Python, for a debugger; results are the same.
         """
-        memory = Memory(self.state, row_layout(self._spec.observation, "observation_space"), self._action_layout)
+        memory = KernelMemory(self.state, row_layout(self._spec.observation, "observation_space"), self._action_layout)
         run = native_calls(self.compile(), memory) if compiled else python_calls(self.reset, self.step, memory)
         spaces = self.observation_space, self.action_space
         return KernelEnv(self._spec, spaces, memory, self.max_episode_steps, dict(self.methods), run)

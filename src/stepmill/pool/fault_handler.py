@@ -1,8 +1,8 @@
-"""Assigns faults to the policies, and stores their errors until they are raised.
+"""Passes each fault to a policy, and stores the resulting errors until they are raised.
 
-a wait ends with FAULT or EVENT ─► handle() ─┬ restarts that are done   ─► workers.finish_restarts ─► policy.on_restarted
-                                             ├ events of replays        ─► policy.on_event
-                                             └ faults, by worker        ─► policy.on_env_error, policy.on_worker_death
+a wait ends with FAULT or EVENT ─► handle() ─┬ finished restarts  ─► workers.finish_restarts ─► policy.on_restarted
+                                             ├ replay events      ─► policy.on_event
+                                             └ faults, by worker  ─► policy.on_env_error, policy.on_worker_death
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ from stepmill.worker.signals import defer_signals
 
 logger = logging.getLogger("stepmill")
 
-DEATHS = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
-RETRIED = (FaultKind.RAISED, FaultKind.DIED, FaultKind.TIMED_OUT)  # faults of a reset that a new process may not have
+# The worker does not serve its envs any more. NEIGHBOUR: it was lost through another of its envs.
+WORKER_LOST = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
+RETRYABLE = (
+    FaultKind.RAISED,
+    FaultKind.DIED,
+    FaultKind.TIMED_OUT,
+)  # faults of a reset that may not recur in a new process
 
 
 class FaultHandler:
@@ -43,14 +48,14 @@ class FaultHandler:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
         self.capsules = CrashReporter(plans, backend, options)
-        self.errors: list[StepmillError] = []  # the next call that may raise them does so
-        self.notices: list[str] = []  # that call gives these warnings
+        self.errors: list[StepmillError] = []  # raised by the next call that can raise
+        self.notices: list[str] = []  # warnings, issued by the same call
         self.replayer: EpisodeReplayer | None = None
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
         self._attempts = ResetAttempts(options)
         self._num_absorbed: Counter[int] = Counter()
         self._replay_policy: ReplayPolicy | None = None
-        self._death_policy = self._make_policies(plans, backend, options)
+        self._worker_death_policy = self._make_policies(plans, backend, options)
 
     def _make_policies(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> FaultPolicy:
         on_raise = options.on_fault if options.on_raise is None else options.on_raise
@@ -70,7 +75,7 @@ class FaultHandler:
                 on_reset_repeated=lambda env_id: self._attempts.record_retry(env_id, self._state.ticket_of(env_id)),
                 warn=self.notices.append,
             )
-        self._env_policy = policies[on_raise]
+        self._env_error_policy = policies[on_raise]
         self.workers.policy = policies[options.on_fault]
         return policies[options.on_fault]
 
@@ -80,33 +85,33 @@ class FaultHandler:
 
     @property
     def call_log_bytes(self) -> int:
-        """Memory of the log of calls that replays repeat."""
+        """Size of the log of env calls that replays repeat."""
         return 0 if self.replayer is None else self.replayer.log.size_bytes
 
-    # ---- from a wait ------------------------------------------------------------------------------------------------
+    # ---- called after a wait ------------------------------------------------------------------------------------------
 
     def handle(self) -> None:
         """Handle all faults and events; errors for the user are appended to `errors`. Never waits."""
         self.handle_events()
-        # The next wait finds faults that come from here on.
+        # Faults that occur after this line are found by the next wait.
         faults = [EnvFault(row[0], kind_of(row[1]), *row[2:]) for row in self._state.read_faults()]
         if self._attempts.is_in_new_process:
             for worker in sorted({fault.worker for fault in faults}):
                 self._retry_resets(worker, [fault for fault in faults if fault.worker == worker])
         for fault in faults:
-            if fault.kind not in DEATHS and self._is_open(fault):
+            if fault.kind not in WORKER_LOST and self._is_unhandled(fault):
                 self._handle_env_error(fault)
-        deaths = [fault for fault in faults if fault.kind in DEATHS]
+        deaths = [fault for fault in faults if fault.kind in WORKER_LOST]
         for worker in sorted({fault.worker for fault in deaths}):
-            left = [fault for fault in deaths if fault.worker == worker and self._is_open(fault)]
-            if left:
-                self.handle_death(worker, left)
+            unhandled = [fault for fault in deaths if fault.worker == worker and self._is_unhandled(fault)]
+            if unhandled:
+                self.handle_death(worker, unhandled)
 
     def handle_events(self) -> None:
-        """Handle restarts that are done and events of replays, but not faults of pending commands."""
-        events = self._state.pop_events()  # first, because a restart that ends from here on ends the next wait
+        """Handle finished restarts and replay events, but not faults of pending commands."""
+        events = self._state.pop_events()  # first: a restart that finishes later wakes the next wait
         for worker in self.workers.finish_restarts():
-            self._death_policy.on_restarted(worker)
+            self._worker_death_policy.on_restarted(worker)
         if self._replay_policy is None:
             return
         for env_id, event, step in events:
@@ -117,7 +122,7 @@ class FaultHandler:
             if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
                 self.handle_death(worker)
 
-    def _is_open(self, fault: EnvFault) -> bool:
+    def _is_unhandled(self, fault: EnvFault) -> bool:
         """Whether a fault is not handled yet: the restart for another fault of its worker may have handled it."""
         state, env_id = self._state, fault.env_id
         return state.is_pending(env_id) and not state.is_held(env_id) and state.ticket_of(env_id) == fault.ticket
@@ -136,7 +141,7 @@ class FaultHandler:
             state.count_death(worker)
             error = self.capsules.report_death(error, worker, [fault.env_id for fault in faults])
             self.workers.record_cause(worker, error)
-        errors = self._death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))
+        errors = self._worker_death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))
         if is_new and self._replay_policy is not None:
             self._replay_policy.drop(worker)
         self.errors += errors
@@ -151,7 +156,7 @@ class FaultHandler:
             self._state.fail([fault.env_id])
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
             return
-        policy = self._raise_policy if fault.kind is FaultKind.INTERRUPTED else self._env_policy
+        policy = self._raise_policy if fault.kind is FaultKind.INTERRUPTED else self._env_error_policy
         errors = policy.on_env_error(fault, error)
         self.errors += errors
         if not errors:
@@ -160,7 +165,7 @@ class FaultHandler:
     def _log(self, env_ids: Sequence[int], error: StepmillError) -> None:
         self._num_absorbed.update(env_ids)
         counts = ", ".join(f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids)
-        logger.warning("absorbed by the fault policy (faults so far: %s): %s", counts, error.message)
+        logger.warning("handled by the fault policy, not raised (faults so far: %s): %s", counts, error.message)
 
     def _death_error(self, worker: int, faults: Sequence[EnvFault]) -> StepmillError:
         late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)
@@ -170,10 +175,12 @@ class FaultHandler:
         return late_error(late.env_id, self._state.envs_of(worker), phase, self._limits[phase])
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFault]) -> None:
-        """Restart a worker in which resets failed, and repeat them; for its other envs this is like a death."""
+        """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""
         if self.workers.state_of(worker) is WorkerState.RESTARTING:
             return
-        failed = [fault for fault in faults if fault.kind in RETRIED and fault.begins_episode and self._is_open(fault)]
+        failed = [
+            fault for fault in faults if fault.kind in RETRYABLE and fault.begins_episode and self._is_unhandled(fault)
+        ]
         retried = []
         for fault in failed:
             if self._attempts.count(fault.env_id, fault.ticket):
@@ -186,20 +193,20 @@ class FaultHandler:
             return
         death = WorkerDeath(worker, retried, self._error_of(retried[0]), is_new=True)
         self.workers.record_cause(worker, death.error)
-        self._death_policy.replace_worker(death, self._attempts.wait_s)
+        self._worker_death_policy.replace_worker(death, self._attempts.wait_s)
         for fault in retried:
             self._attempts.record_retry(fault.env_id, self._state.ticket_of(fault.env_id))
 
     def _error_of(self, fault: EnvFault) -> StepmillError:
-        if fault.kind in DEATHS:
+        if fault.kind in WORKER_LOST:
             return self._death_error(fault.worker, [fault])
         return fault_error((fault.env_id, fault.kind or 0, fault.record))
 
     def raise_errors(self) -> None:
-        """Give the warnings in `notices`, and raise the errors in `errors` as one error.
+        """Issue the warnings in `notices`, and raise the errors in `errors` as one error.
 
         Raises:
-            EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not absorb.
+            EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
         """
         while self.notices:
             warn(self.notices.pop(0))
@@ -208,7 +215,7 @@ class FaultHandler:
             self.errors = []  # no signal handler runs between this line and the next
             raise error
 
-    # ---- from other calls -------------------------------------------------------------------------------------------
+    # ---- called by other methods -------------------------------------------------------------------------------------
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
         """Handle workers that `send` found dead. Nothing was sent."""
@@ -219,7 +226,7 @@ class FaultHandler:
         """Wait until replays have restored the envs of these workers.
 
         Raises:
-            EnvTimeout: they have not within `timeout_s`.
+            EnvTimeout: the envs were not restored within `timeout_s`.
         """
         policy = self._replay_policy
         if policy is None:
@@ -227,10 +234,10 @@ class FaultHandler:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in sorted(set(workers)):
             while not policy.is_ready_for_call(worker) and not self.errors:
-                self._advance_repair(worker, deadline, timeout_s)
+                self._advance_restoration(worker, deadline, timeout_s)
 
-    def _advance_repair(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
-        """Handle the death of a worker, or wait for the next event of its repair."""
+    def _advance_restoration(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
+        """Handle the death of a worker, or wait for the next event of its restart or replay."""
         if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 self.handle()
@@ -241,7 +248,7 @@ class FaultHandler:
         self._wait_event(left_s)
         if deadline is not None and time.monotonic() >= deadline:
             raise EnvTimeout(
-                f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, and were not called; try again",
+                f"the envs of worker {worker} were not restored within {timeout_s:g} s, so the call was not sent to them; try again",
                 phase="call",
                 timeout_s=timeout_s or 0.0,
             )
@@ -252,11 +259,11 @@ class FaultHandler:
             self.handle_events()
 
     def restart_all(self) -> bool:
-        """Restart every dead worker, also those of spares, and wait; return whether there was one.
+        """Restart every dead worker, those of spares included, and wait. Return whether any was restarted.
 
         Raises:
             WorkerDied: the death of a worker had not been reported yet.
-            EnvError, EnvTimeout: one could not be started.
+            EnvError, EnvTimeout: a worker could not be started.
         """
         workers = self.workers
         before = workers.num_restarts
@@ -275,8 +282,8 @@ class FaultHandler:
         """Before a reset of these envs, revive those that are FAULTED and those whose worker is known to be dead.
 
         Raises:
-            WorkerDied: a worker has died, its death was not reported yet, and another env of it was in the middle of an
-                episode. Repeat the reset: it revives the envs.
+            WorkerDied: a worker has died, its death was not reported yet, and another of its envs was in the middle of an
+                episode. Reset again: that restarts the worker.
             EnvError, EnvTimeout: a worker could not be started.
         """
         state, workers = self._state, self.workers
@@ -285,9 +292,8 @@ class FaultHandler:
             env_id for env_id in env_ids if workers.state_of(state.worker_of(env_id)) is WorkerState.DEAD_REPORTED
         }
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
-        if (
-            self._death_policy.reports_deaths
-        ):  # else the reset finds the dead worker, and the policy handles all of its envs
+        # Otherwise the reset itself finds the dead worker, and the policy handles all of its envs.
+        if self._worker_death_policy.reports_deaths:
             exhausted = [
                 env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and env_id not in reported
             ]
@@ -303,7 +309,7 @@ class FaultHandler:
             self.revive(lost, wait=wait)
 
     def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
-        """Return the other envs of a worker that have lost their episodes by a death that was not reported yet."""
+        """Return the other envs of a worker that have lost their episodes in a death that was not reported yet."""
         if self.workers.state_of(worker) not in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
             return []
         states = self._state.states()
@@ -313,17 +319,17 @@ class FaultHandler:
     def warn_of_losses(self, env_ids: Sequence[int]) -> None:
         """Warn of episodes that other envs of the dead workers of these envs have lost."""
         for worker in sorted({self._state.worker_of(env_id) for env_id in env_ids}):
-            beside = self._lost_neighbours(worker, env_ids)
-            if beside:
+            others = self._lost_neighbours(worker, env_ids)
+            if others:
                 self.notices.append(
-                    f"worker {worker} has died, and its envs {beside} have lost their episodes, too; reset them"
+                    f"worker {worker} has died, so its other envs {others} have lost their episodes, too; reset them"
                 )
 
     def revive(self, env_ids: Sequence[int], *, wait: bool = True, restart_living: bool = False) -> None:
-        """Restart the dead workers of these envs, or all of them. All envs of restarted workers then need a reset.
+        """Restart those workers of these envs that are dead, or all of them. All envs of restarted workers then need a reset.
 
         Raises:
-            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Not with `wait=False`.
+            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
         """
         state = self._state
         for worker in sorted({state.worker_of(env_id) for env_id in env_ids}):
@@ -366,7 +372,9 @@ class FaultHandler:
 
 
 class ResetAttempts:
-    """Counts attempts of failed resets. The worker repeats a reset in the same process; the pool repeats it in a new one."""
+    """Counts attempts of failed resets. Depending on `reset_retry_in`, the worker repeats
+    a reset in the same process, or the pool repeats it in a new one.
+    """
 
     def __init__(self, options: PoolOptions) -> None:
         self.max_attempts = options.reset_retries + 1

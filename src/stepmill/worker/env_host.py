@@ -1,10 +1,10 @@
-"""What every worker does, whether it is a process, a thread or the calling thread: build envs, make the native loop, serve
-it, close the envs.
+"""What every worker does, whether it is a process, a thread or the calling thread: build envs, run the native loop over
+them and answer its requests, close the envs.
 
     build_envs(env_ids, env_fns)   returns BuiltEnvs: envs, specs, faults
     make_loop(slab, …)             returns the native loop over those envs
-    apply_requests(…)              does requests that must come before the first command; returns faults
-    serve(loop, …)                 runs the loop, serves slow requests in between, returns when the pool says stop
+    apply_requests(…)              applies requests that must come before the first command; returns faults
+    serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when told to stop
     close_envs(…)                  returns the faults of envs that raised in close()
 """
 
@@ -27,15 +27,15 @@ from stepmill.worker.messages import EnvFn, ErrorRecord, Reply, Request, WorkerS
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.signals import allow_signals
 
-Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and what was raised
+Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and the error
 
 
-EXIT_STRAY_COPY = 67  # as in _native/forks.hpp
+EXIT_STRAY_COPY = 67  # of a copy that an env forked; must match the value in _native/forks.hpp
 REQUEST_COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
 
 
 class AdapterPackage(Protocol):
-    """The functions of `stepmill.envs`, which is imported by name: adapters import RL libraries, and this package does not."""
+    """The functions of `stepmill.envs`, which is imported at run time: adapters import RL libraries, and this package must not."""
 
     def describe(self, env: object, like: EnvSpec | None = None) -> EnvSpec: ...
     def adapt(self, env: object) -> object: ...
@@ -45,7 +45,7 @@ class Mailbox(Protocol):
     """Receives slow requests and sends replies."""
 
     def next(self) -> Request | None:
-        """Wait for the request that was announced; return None if the learner is gone."""
+        """Wait for the request that was announced; return None if the learner has exited."""
 
     def reply(self, reply: Reply) -> None:
         """Send a reply without waiting until it is read."""
@@ -53,7 +53,7 @@ class Mailbox(Protocol):
 
 @dataclass
 class BuiltEnvs:
-    """The envs of one worker, all built if there are no faults. If there are faults, the envs are closed already."""
+    """The envs of one worker, all built if there are no faults. If there are faults, all of them have been closed."""
 
     envs: list[object] = field(default_factory=list)
     specs: list[EnvSpec] = field(default_factory=list)
@@ -67,13 +67,13 @@ def build_envs(
     on_begin: Callable[[int], None] = lambda _: None,
     should_raise: RaisePredicate = raise_none,
 ) -> BuiltEnvs:
-    """Build envs one after the other. Goes on after one that raises, so that all faults are reported at once.
+    """Build envs one after the other. If one raises, continue with the rest, so that all faults are reported together.
 
     Args:
-        env_ids: of the envs.
+        env_ids: the ids of the envs.
         env_fns: their constructors.
         on_begin: called with the env_id before each construction.
-        should_raise: says which exceptions are raised here, after closing the envs; all others become faults.
+        should_raise: returns True for exceptions to raise again after closing the envs; all others become faults.
     """
     built = BuiltEnvs()
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
@@ -82,7 +82,7 @@ def build_envs(
         try:
             on_begin(env_id)
             with allow_signals():
-                _native.append_result(made, env_fn)  # in one step: Ctrl-C cannot come between the env and the list
+                _native.append_result(made, env_fn)  # atomic: no Ctrl-C between building the env and storing it
                 spec = adapters.describe(made[0], built.specs[-1] if built.specs else None)
                 env = adapters.adapt(made[0])
             built.specs.append(spec)
@@ -104,12 +104,12 @@ def map_slab(
     """Map a slab for one worker, without the memory files of the other workers.
 
     Args:
-        plan: of the slab.
-        num_workers: of the pool.
+        plan: the layout of the slab.
+        num_workers: the number of workers in the pool.
         worker: the worker that uses the mapping.
-        fds: of the slab, of this worker's commands and of its results. They may be closed afterwards.
+        fds: three descriptors: the slab, this worker's commands, its results. They may be closed afterwards.
         is_process: whether the worker is a process. Then the memory of other workers is read-only, and an env that writes
-            to it ends this process by a signal. A thread gets no protection, since such a signal would end the learner.
+            to it ends this process by SIGSEGV. A thread is not protected, since such a signal would end the learner.
     """
     slab_fd, commands_fd, results_fd = fds
     all_fds = [slab_fd] + [NO_FD] * (2 * num_workers)
@@ -120,7 +120,7 @@ def map_slab(
 def make_loop(
     slab: _native.Slab, worker: int, built: BuiltEnvs, settings: WorkerSettings, *, is_inline: bool
 ) -> _native.Loop:
-    """Return the native loop over a worker's envs. `is_inline`: a thread of the learner runs it, on the serial backend."""
+    """Return the native loop over a worker's envs. `is_inline`: the calling thread runs it (serial backend)."""
     native = loop_settings(built.specs[0], settings)
     if is_inline:
         native |= {"inline": True, "describe": partial(describe_error, should_raise=_native.is_from_signal)}
@@ -140,13 +140,13 @@ def loop_settings(spec: EnvSpec, settings: WorkerSettings) -> dict[str, object]:
 
 
 def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_requests: int = 0) -> bool:
-    """Run the loop until the pool says stop. Return False if the learner is gone before.
+    """Run the loop until the pool tells it to stop. Return False if the learner exits first.
 
     Args:
-        loop: over `envs`.
-        envs: the worker's envs, by server.
+        loop: the native loop over `envs`.
+        envs: the worker's envs.
         mailbox: receives the requests that the slab announces.
-        num_requests: how many requests were announced to this worker's predecessors.
+        num_requests: how many requests were announced to the workers that this one replaces.
     """
     num_seen = num_requests
     own_pid = os.getpid()
@@ -167,7 +167,7 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
 def apply_requests(
     loop: calls.ServingLoop, env_ids: Sequence[int], envs: Sequence[object], requests: Iterable[Request]
 ) -> tuple[Fault, ...]:
-    """Do requests with new envs before the loop serves them; return the faults of envs that raised."""
+    """Apply requests to newly built envs before the loop starts; return the faults of envs that raised."""
     faults: list[Fault] = []
     for request in requests:
         records = calls.apply_request(loop, envs, request)

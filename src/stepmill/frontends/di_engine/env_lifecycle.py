@@ -1,6 +1,6 @@
-"""The states of a manager's envs: `EnvState` and its transitions, and `EnvLifecycle`, which changes them.
+"""The states of a manager's envs: `EnvState` and its transitions, and `EnvLifecycle`, which moves envs between them.
 
-step ─► PoolClient ─► _handle_reply ─► results ─► _collect_timesteps ─► timesteps; envs that ended are reset meanwhile
+step ─► PoolClient ─► _handle_reply ─► results ─► _collect_timesteps ─► timesteps; envs whose episode ended begin their reset
                         ├► first observation ─► ready_obs     ├► abnormal timestep ─► ERROR
                         │                                     └► an env raised ─► the manager's `_fail_step`
                         └► failed reset ─► repeated after retry_waiting_time, max_retry attempts in all
@@ -30,7 +30,7 @@ class EnvState(IntEnum):
 
     VOID = 0  # not launched, or closed
     INIT = 1  # its worker has started
-    RUN = 2  # it needs an action, or executes one
+    RUN = 2  # it waits for an action, or executes one
     RESET = 3  # it is being reset
     DONE = 4  # it has finished `episode_num` episodes
     ERROR = 5  # it failed, or returned an abnormal timestep; a reset repairs it
@@ -61,7 +61,7 @@ class EnvStates(dict[int, EnvState]):
         """Change the state of an env.
 
         Raises:
-            EngineBug: `TRANSITIONS` does not allow it.
+            EngineBug: `TRANSITIONS` does not allow the change.
         """
         if state not in TRANSITIONS[self[env_id]]:
             raise EngineBug(f"env {env_id} cannot change from {self[env_id].name} to {state.name}; please report this")
@@ -74,13 +74,13 @@ class EnvStates(dict[int, EnvState]):
 
     def ids_in(self, state: EnvState) -> list[int]:
         """Return the envs that are in a state, in the order of their ids."""
-        return [env_id for env_id, own in self.items() if own is state]
+        return [env_id for env_id, env_state in self.items() if env_state is state]
 
 
 class EnvLifecycle:
-    """The part of a manager that handles replies, ends of episodes, resets and retries.
+    """The part of a manager that handles replies, episode ends, resets and retries.
 
-    Names that begin with `_env` are DI-engine's; subclasses of its managers use them.
+    Names that begin with `_env` come from DI-engine, because users' subclasses rely on them.
     """
 
     _client: PoolClient | None
@@ -91,7 +91,7 @@ class EnvLifecycle:
     _retry_type: str
     _retry_waiting_time: float
     _auto_reset: bool
-    _reset_inplace = False
+    _reset_inplace = False  # whether the env resets itself in its step
     _marks_abnormal = False  # whether an abnormal timestep sets its env to ERROR
     _connect_timeout: float | None = None
     _reset_timeout: float | None = None
@@ -100,20 +100,20 @@ class EnvLifecycle:
         self._env_states = EnvStates(env_num)
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(env_num))
         self._env_dynamic_seed: bool | None = None
-        self._given_seed: dict[int, tuple[int, bool | None]] = {}  # the newest seed that was sent to each env
+        self._last_sent_seed: dict[int, tuple[int, bool | None]] = {}  # the newest seed that was sent to each env
         self._clear_progress()
 
     def _clear_progress(self) -> None:
-        """Set everything that a launch starts with."""
+        """Reset what is kept for one launch."""
         self._env_episode_count = dict.fromkeys(range(self._env_num), 0)
         self._ready_obs: dict[int, Any] = dict.fromkeys(range(self._env_num))
         self._reset_param: dict[int, dict[str, Any] | None] = {env_id: {} for env_id in range(self._env_num)}
-        self._results: dict[int, Any] = {}  # results of steps that no step() has returned yet
+        self._results: dict[int, Any] = {}  # results that step() has not returned yet
         self._attempts: dict[int, int] = {}  # failed attempts of the current reset
         self._retry_at: dict[int, float] = {}
         self._failed_resets: dict[int, StepmillError] = {}  # by env, after max_retry attempts
         self._needs_seed: set[int] = set()  # envs whose next reset sends the seed again
-        self._needs_renewal: set[int] = set()  # envs that are replaced by a new one before their next reset
+        self._needs_renewal: set[int] = set()  # envs to replace by new ones before their next reset
 
     # ---- resets ------------------------------------------------------------------------------------------------------
 
@@ -122,11 +122,11 @@ class EnvLifecycle:
         request: dict[str, Any] = {"param": self._reset_param[env_id]}
         seed = self._env_seed[env_id]
         if seed is not None:
-            self._given_seed[env_id] = (seed, self._env_dynamic_seed)
+            self._last_sent_seed[env_id] = (seed, self._env_dynamic_seed)
             self._env_seed[env_id] = None  # a seed is used once
             self._needs_seed.add(env_id)
-        if env_id in self._needs_seed and env_id in self._given_seed:
-            request["seed"] = self._given_seed[env_id]
+        if env_id in self._needs_seed and env_id in self._last_sent_seed:
+            request["seed"] = self._last_sent_seed[env_id]
         self._env_states.move(env_id, _RESET)
         self._results.pop(env_id, None)
         self._retry_at.pop(env_id, None)
@@ -135,7 +135,7 @@ class EnvLifecycle:
         if reply is not None:
             self._handle_reply(reply)
 
-    def _reset_failed(self, env_id: int, error: StepmillError) -> None:
+    def _handle_reset_failure(self, env_id: int, error: StepmillError) -> None:
         attempts = self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
         error = self._as_reset_error(error)
         if attempts >= max(self._max_retry, 1):
@@ -158,11 +158,11 @@ class EnvLifecycle:
 
     def _start_due_retries(self) -> None:
         now = time.monotonic()
-        for env_id in [env_id for env_id, due in self._retry_at.items() if due <= now]:
+        for env_id in [env_id for env_id, retry_at in self._retry_at.items() if retry_at <= now]:
             self._begin_reset(env_id)
 
     def _raise_failed_resets(self) -> NoReturn:
-        """Close the manager, and raise an error that names all envs whose resets have failed too often."""
+        """Close the manager, and raise the error of the first env that is out of attempts, with the others in `others`."""
         errors = []
         for env_id, cause in self._failed_resets.items():
             text = (
@@ -197,9 +197,9 @@ class EnvLifecycle:
             self._needs_renewal.discard(env_id)
         else:
             if isinstance(value, (WorkerDied, EnvTimeout)):
-                self._needs_seed.add(env_id)  # the env is rebuilt
+                self._needs_seed.add(env_id)  # the env will be built again
             if command is ReplyKind.RESET:
-                self._reset_failed(env_id, value)
+                self._handle_reset_failure(env_id, value)
             else:
                 self._results[env_id] = value
 
@@ -211,15 +211,20 @@ class EnvLifecycle:
             self._handle_reply(reply)
 
     def _process_replies(
-        self, is_enough: Callable[[], bool], missing: Callable[[], int], *, until: float | None = None, text: str = ""
+        self,
+        is_enough: Callable[[], bool],
+        num_missing: Callable[[], int],
+        *,
+        until: float | None = None,
+        text: str = "",
     ) -> None:
         """Handle replies until `is_enough()`, or until no further reply can arrive.
 
         Args:
             is_enough: called before each wait.
-            missing: the least number of replies that the next wait needs.
-            until: a time of time.monotonic() after which this returns, too.
-            text: a log message with a place for a count, for long waits; empty logs nothing.
+            num_missing: returns how many replies the next wait should wait for.
+            until: return at this time of time.monotonic() at the latest.
+            text: a message for long waits, with one %d for the number of periods waited; nothing is logged if it is empty.
         Raises:
             RetriesError: a reset has failed `max_retry` times; the manager is closed.
         """
@@ -227,19 +232,19 @@ class EnvLifecycle:
         num_warnings = 0
         while not self._failed_resets and not is_enough():
             client = self._open_client()
-            slice_s = LOG_EVERY_S
+            wait_s = LOG_EVERY_S
             if self._retry_at:
                 self._start_due_retries()
-                slice_s = min([slice_s, *(max(due - time.monotonic(), 0.0) for due in self._retry_at.values())])
+                wait_s = min([wait_s, *(max(retry_at - time.monotonic(), 0.0) for retry_at in self._retry_at.values())])
             if until is not None:
-                slice_s = min(slice_s, until - time.monotonic())
-                if slice_s <= 0.0:
+                wait_s = min(wait_s, until - time.monotonic())
+                if wait_s <= 0.0:
                     return
             if client.pending:
-                for reply in client.receive(max(1, min(missing(), len(client.pending))), slice_s):
+                for reply in client.receive(max(1, min(num_missing(), len(client.pending))), wait_s):
                     self._handle_reply(reply)
             elif self._retry_at:
-                time.sleep(slice_s)  # no command is outstanding, so no event can end this wait earlier
+                time.sleep(wait_s)  # no command is outstanding, so no event can end this wait earlier
             elif not self._failed_resets:
                 return
             if text and time.monotonic() - began >= (num_warnings + 1) * LOG_EVERY_S:
@@ -252,7 +257,7 @@ class EnvLifecycle:
         """Return the timesteps of these envs, update their states, and begin their automatic resets."""
         timesteps: dict[int, Any] = {}
         errors: list[StepmillError] = []
-        ended: list[int] = []
+        ended_ids: list[int] = []
         for env_id in env_ids:
             timestep = self._results.pop(env_id)
             if isinstance(timestep, StepmillError):
@@ -266,10 +271,10 @@ class EnvLifecycle:
             if info and self._marks_abnormal and is_abnormal(info):
                 self._env_states.move(env_id, _ERROR)
             elif timestep[2]:
-                ended.append(env_id)
+                ended_ids.append(env_id)
             else:
                 self._ready_obs[env_id] = timestep[0]
-        for env_id in ended:
+        for env_id in ended_ids:
             self._end_episode(env_id, timesteps[env_id])
         if errors:
             self._fail_step(errors, timesteps)
@@ -297,7 +302,7 @@ class EnvLifecycle:
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the envs."""
+        """Close all envs."""
         raise NotImplementedError
 
     def _abnormal_timestep(self, env_id: int, error: StepmillError) -> Any:

@@ -116,7 +116,7 @@ class Manager(EnvLifecycle, EnvCalls):
         client = self._start()
         self._clear_progress()
         self._env_states.close()
-        self._needs_seed.update(self._given_seed)
+        self._needs_seed.update(self._last_sent_seed)
         for env_id in range(self._env_num):
             self._env_states.move(env_id, EnvState.INIT)
         self._closed = False

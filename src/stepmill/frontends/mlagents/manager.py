@@ -1,4 +1,4 @@
-"""The interface of all managers of Unity envs to a trainer, and the manager of one env in this process."""
+"""The interface that every manager of Unity envs offers to a trainer, and the manager of one env in this process."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from stepmill.frontends.mlagents.timing import time_decisions
 logger = logging.getLogger("stepmill.mlagents")
 
 Actions = dict[str, Any]
-"""By behaviour, the ActionInfo that its policy returned."""
+"""The ActionInfo that a policy returned, by behaviour (which old versions of ML-Agents call brain)."""
 
 
 class EnvManager(ABC):
     """Steps envs with the actions of policies, and passes the results to agent managers.
 
-    A policy has `get_action(decision_steps, worker_id)`, which returns an ActionInfo. One that also has
+    A policy has `get_action(decision_steps, worker_id)`, which returns an ActionInfo. One whose class also has
     `get_action_batch(list of decision_steps, list of worker_ids)`, which returns a list of ActionInfo, is called
     once for all workers that need actions. An agent manager has `add_experiences`, `end_episode`, `policy_queue`, and may have
-    `record_environment_stats`; ML-Agents' own does.
+    `record_environment_stats`; those of ML-Agents have it.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class EnvManager(ABC):
     # ---- methods that trainers call ---------------------------------------------------------------------------------
 
     def reset(self, config: Mapping[str, Any] | None = None) -> int:
-        """End all episodes and reset all envs. The next `advance` passes their first results to the agent managers.
+        """Tell all agent managers that their episodes ended, and reset all envs. The next `get_steps` passes the first steps on.
 
         Args:
-            config: parameters that are sent to the envs before they are reset; None sends nothing. (In the original None
-                ends the workers: U-B3.)
+            config: parameters that are sent to the envs before they are reset; None sends nothing. (In ML-Agents,
+                None stops the workers.)
         Returns:
-            The number of first results.
+            The number of first steps, one for each env.
         """
         for manager in self.agent_managers.values():
             manager.end_episode()
@@ -71,13 +71,13 @@ class EnvManager(ABC):
         return len(self.first_step_infos)
 
     def advance(self) -> int:
-        """Step the envs once, and pass the results to the agent managers. Return the number of results."""
+        """Step the envs once, and pass the steps to the agent managers. Return the number of steps."""
         return self.process_steps(self.get_steps())
 
     def get_steps(self) -> list[EnvironmentStep]:
-        """Take the newest policies, step the envs, and return the results, which the caller passes to `process_steps`."""
+        """Switch to the newest policies, step the envs, and return the steps, which the caller passes to `process_steps`."""
         if self.first_step_infos:
-            # Not in reset(): the trainer makes its agent managers after the first reset.
+            # reset() cannot do this: the trainer makes its agent managers after the first reset.
             first, self.first_step_infos = self.first_step_infos, []
             self._process_step_infos(first)
         for name, manager in self.agent_managers.items():
@@ -87,7 +87,7 @@ class EnvManager(ABC):
         return self._step()
 
     def process_steps(self, new_step_infos: Sequence[EnvironmentStep]) -> int:
-        """Pass results to the agent managers. Return the number of results."""
+        """Pass steps to the agent managers. Return the number of steps."""
         return self._process_step_infos(new_step_infos)
 
     def _process_step_infos(self, step_infos: Sequence[EnvironmentStep]) -> int:
@@ -112,7 +112,7 @@ class EnvManager(ABC):
             )
 
     def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 - optional for managers
-        """Report to the envs that training of a behaviour begins."""
+        """Report to the envs that training of a behaviour begins. Does nothing by default."""
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class EnvManager(ABC):
         return self._take_steps([last_step])[0]
 
     def _decisions(self, last_steps: Sequence[EnvironmentStep]) -> list[Actions]:
-        """Return the actions of several workers: from `_take_step` of each if it was replaced, else from all at once."""
+        """Return the actions of several workers: from `_take_step` of each if it is overridden, else for all at once."""
         if getattr(self._take_step, "__func__", None) is not EnvManager._take_step:
             return [self._take_step(step) for step in last_steps]
         return self._take_steps(last_steps)
