@@ -1,5 +1,6 @@
 """The public API is the one that tests/unit/public_api.txt lists, and each of its names has a docstring."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from scripts import public_api
 OLD = "class stepmill.Pool()  # Runs envs.\n    recv(self, n: int) -> Batch  # Waits.\nstepmill.make(name: str) -> Pool  # Makes.\n"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="ast.unparse of 3.10 writes some default values differently")
 def test_the_public_names_and_signatures_are_those_of_the_snapshot():
     assert public_api.SNAPSHOT.read_text() == public_api.current(), (
         "the public API has changed: describe it in CHANGELOG.md, then run: python scripts/public_api.py --write"
