@@ -51,14 +51,15 @@ def test_the_timers_of_workers_are_among_mlagents_own_once_it_is_closed(manager_
         def step(self) -> None:
             super().step()
 
-    manager = SubprocessEnvManager(lambda worker_id, channels: Timed(), n_env=2, options=ManagerOptions(context="fork"))
+    manager = SubprocessEnvManager(lambda worker_id, channels: Timed(), n_env=1, options=ManagerOptions(context="fork"))
     manager.reset()
     for _ in range(3):
         manager.get_steps()
     manager.close()
     root = timers.get_timer_tree()["children"]["workers"]["children"]["worker_root"]
     assert root["is_parallel"]
-    assert 3 <= sum(child["count"] for name, child in root["children"].items() if name.endswith("step")) <= 6
+    # A worker that is in the middle of a step when it is closed sends no timers: this one is idle.
+    assert sum(child["count"] for name, child in root["children"].items() if name.endswith("step")) == 3
 
 
 @pytest.mark.covers("U-15/policies")
