@@ -117,9 +117,8 @@ class WorkerStats:
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
         """Return the counts since an earlier state of the same worker."""
-        return WorkerStats(
-            worker=self.worker,
-            pid=self.pid,
+        return replace(
+            self,
             step_s=self.step_s - earlier.step_s,
             reset_s=self.reset_s - earlier.reset_s,
             publish_s=max(0.0, self.publish_s - earlier.publish_s),
@@ -129,8 +128,6 @@ class WorkerStats:
             reset_retries=self.reset_retries - earlier.reset_retries,
             restarts=self.restarts - earlier.restarts,
             deaths=self.deaths - earlier.deaths,
-            current=self.current,
-            is_dead=self.is_dead,
         )
 
 
@@ -260,9 +257,9 @@ class PoolStats:
 
     def __sub__(self, earlier: PoolStats) -> PoolStats:
         """Return what happened since earlier statistics of the same pool; states are those of now."""
-        return PoolStats(
+        return replace(
+            self,
             elapsed_s=self.elapsed_s - earlier.elapsed_s,
-            num_envs=self.num_envs,
             workers=tuple(now - old for now, old in zip(self.workers, earlier.workers, strict=True)),
             learner=self.learner - earlier.learner,
             step=self.step - earlier.step,
@@ -273,8 +270,6 @@ class PoolStats:
             spares_used=self.spares_used - earlier.spares_used,
             spares_waited=self.spares_waited - earlier.spares_waited,
             lease_copies=self.lease_copies - earlier.lease_copies,
-            leased_slots=self.leased_slots,
-            replay_log_bytes=self.replay_log_bytes,
             nodes=tuple(now - old for now, old in zip(self.nodes, earlier.nodes, strict=True)),
         )
 
