@@ -77,11 +77,7 @@ class BaseEnvManager(Manager):
             AssertionError: the manager is closed, or an env does not need an action.
             RuntimeError: an env raised `max_retry` times.
         """
-        self._check_closed()
-        env_ids = list(actions)
-        self._check_ready(env_ids)
-        for reply in self._open_client().send_steps(actions):
-            self._handle_reply(reply)
+        env_ids = self._begin_steps(actions)
         self._process_replies(lambda: len(self._results) >= len(env_ids), lambda: len(env_ids) - len(self._results))
         try:
             return self._collect_timesteps(env_ids)
@@ -186,11 +182,7 @@ class AsyncSubprocessEnvManager(Manager):
             AssertionError: the manager is closed, or an env does not need an action.
             Exception: of the class that an env raised; the manager is closed.
         """
-        self._check_closed()
-        env_ids = list(actions)
-        self._check_ready(env_ids)
-        for reply in self._open_client().send_steps(actions):
-            self._handle_reply(reply)
+        env_ids = self._begin_steps(actions)
         until = None if self._step_wait_timeout is None else time.monotonic() + self._step_wait_timeout
         wanted = max(min(self._wait_num, len(env_ids)), 1)
         self._process_replies(
@@ -265,11 +257,7 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
             AssertionError: the manager is closed, or an env does not need an action.
             Exception: of the class that an env raised; the manager is closed.
         """
-        self._check_closed()
-        env_ids = list(actions)
-        self._check_ready(env_ids)
-        for reply in self._open_client().send_steps(actions):
-            self._handle_reply(reply)
+        env_ids = self._begin_steps(actions)
         results = self._results
         num = len(env_ids)
         self._process_replies(lambda: len(results) >= num, lambda: num - len(results))
