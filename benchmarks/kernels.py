@@ -114,7 +114,8 @@ def bare_mujoco(env_id: str, num_envs: int, num_threads: int) -> Callable[[int],
             call(state.mj_rnePostConstraint, state.model, state.data)
 
     rng = np.random.default_rng(0)
-    for data, _ in kept:
+    for simulation in kept:
+        data = simulation.data
         data.ctrl[:] = rng.uniform(-1, 1, data.ctrl.shape)
     bounds = np.linspace(0, num_envs, num_threads + 1).astype(int)
     pool = ThreadPoolExecutor(num_threads)

@@ -1,4 +1,4 @@
-"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends]`.
+"""Builds the peers' environments: `python -m benchmarks.setup [--only peers,diengine,pufferlib,stepmill,frontends,ray]`.
 
 If a peer cannot be set up, the others are set up nevertheless, and the tables of the benchmark show the reason.
 
@@ -6,6 +6,7 @@ If a peer cannot be set up, the others are set up nevertheless, and the tables o
 - `diengine`: DI-engine 0.5.3. pip cannot resolve it (it needs gym 0.25 and old build tools), so its dependencies are listed here.
 - `pufferlib`: PufferLib 3.0.0 does not install. Its vector files are pure Python and are unpacked from the sdist, with a stub for `gym`.
 - `frontends`: `.venvs/frontends`, with stepmill and the peers together.
+- `ray`: `.venvs/ray-bench`, with stepmill, Ray, RLlib and Tianshou, for `python -m benchmarks.ray`.
 - `stepmill`: needed only if the Python that runs this is not the peers' Python. stepmill is then also built in the peers' environment.
 """
 
@@ -26,6 +27,7 @@ PYTHON = "3.11"  # a version for which all peers have wheels
 PEER_LIST = ROOT / "benchmarks" / "peers.txt"
 PEER_PACKAGES = (*(line for line in PEER_LIST.read_text().split("\n") if line and not line.startswith("#")), "uv")
 TORCH = next(package for package in PEER_PACKAGES if package.startswith("torch=="))
+RAY = "ray[rllib]==2.60.0"
 STEP_LIMIT_S = 1800
 
 DIENGINE_PACKAGES = (
@@ -131,12 +133,23 @@ def set_up_frontends() -> None:
     _run([str(ROOT / "scripts" / "frontends_env.sh"), sys.executable])
 
 
+def set_up_ray() -> None:
+    """Make the environment of `python -m benchmarks.ray`. RLlib needs another Gymnasium than the other peers."""
+    folder = ROOT / ".venvs" / "ray-bench"
+    _run([sys.executable, str(ROOT / "scripts" / "side_env.py"), str(folder), "--editable"])
+    python = folder / "bin" / "python"
+    tianshou = next(package for package in PEER_PACKAGES if package.startswith("tianshou=="))
+    _pip(python, "install", TORCH)
+    _pip(python, "install", RAY, tianshou, TORCH)
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "peers": set_up_peers,
     "diengine": set_up_diengine,
     "pufferlib": set_up_pufferlib,
     "stepmill": set_up_stepmill,
     "frontends": set_up_frontends,
+    "ray": set_up_ray,
 }
 
 

@@ -1,6 +1,6 @@
 """Learns CartPole on two nodes of a Ray cluster: rollouts near the envs, a linear policy, NumPy only.
 
-    python examples/ray_cartpole.py [--nodes 2] [--rounds 40] [--address ADDRESS]
+    python examples/ray_cartpole.py [--nodes 2] [--rounds 40] [--address ADDRESS] [--curve FILE.csv]
 
 Each node runs 8 envs and the newest policy that it has. The program gets one fragment of 64 steps per node, makes a step of REINFORCE
 with a baseline, and sends the policy back. It ends with an assertion: episodes have become longer. Without an address, a cluster
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--address", default=None)
+    parser.add_argument("--curve", help="write rounds and mean lengths to this CSV file")
     given = parser.parse_args()
     cluster = None
     if given.address is None:
@@ -93,6 +94,9 @@ def main() -> None:
         if cluster is not None:
             ray.shutdown()
             cluster.shutdown()
+    if given.curve:
+        rows = list(enumerate(lengths, 1))
+        np.savetxt(given.curve, rows, "%.6g", ",", header="round,mean length of episodes", comments="")
     assert np.mean(lengths[-5:]) > 1.3 * np.mean(lengths[:3]), "episodes have not become longer"
 
 

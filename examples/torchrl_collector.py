@@ -1,6 +1,6 @@
 """TorchRL's PPO on CartPole: its collector, its loss, its modules; stepmill runs the envs.
 
-    python examples/torchrl_collector.py [--frames 40000] [--seed 1]
+    python examples/torchrl_collector.py [--frames 40000] [--seed 1] [--curve FILE.csv]
 
 `StepmillEnv` replaces `ParallelEnv(16, lambda: GymEnv("CartPole-v1"))`; all other parts are TorchRL's. Episodes
 are counted in the collector's batches. The program ends with assertions: all frames arrived, and the episodes got longer.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 import gymnasium
+import numpy as np
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -32,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=20 * FRAMES)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--curve", help="write frames and steps per episode to this CSV file")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
@@ -69,6 +71,9 @@ def main() -> None:
         collector.update_policy_weights_()
     collector.shutdown()  # closes the env, too
     print(f"{num_frames} frames; {lengths[0]:.0f} steps per episode at the start, {lengths[-1]:.0f} at the end")
+    if args.curve:
+        rows = [(FRAMES * number, length) for number, length in enumerate(lengths, 1)]
+        np.savetxt(args.curve, rows, "%.6g", ",", header="env-steps,steps per episode", comments="")
     assert num_frames >= args.frames
     assert lengths[-1] > (4 * lengths[0] if args.frames >= 40_000 else 0)
 

@@ -47,12 +47,12 @@ inline check_deaths() {
 }
 
 #if !SPARES && !REPLAYS
-#define PLAN(r_) if :: status[r_] == IDLE && books[r_] < T -> is_touched[(r_) / R] = true :: else fi
+#define PLAN(r_) if :: status[r_] == IDLE && newest_ticket[r_] < T -> is_touched[(r_) / R] = true :: else fi
 #define PLAN_ALL PLAN(0); if :: NR > 1 -> PLAN(1 % NR) :: else fi; if :: NR > 2 -> PLAN(2 % NR); PLAN(3 % NR) :: else fi
 
 inline write_ticket(r_) {
 	if
-	:: atomic { status[r_] == IDLE && books[r_] < T -> status[r_] = PENDING; num_pending++; books[r_]++; PUBLISH(r_) }
+	:: atomic { status[r_] == IDLE && newest_ticket[r_] < T -> status[r_] = PENDING; num_pending++; newest_ticket[r_]++; PUBLISH(r_) }
 	:: else
 	fi
 }
@@ -88,7 +88,7 @@ inline dispatch() {
 
 #endif
 
-/* Envs that are held for a replay are never done, whatever their words say. */
+/* Suspended envs are never done, whatever their words say. */
 #ifdef NO_NEVER_DONE
 #define IS_COUNTED_OUT(r_) false
 #else
@@ -96,10 +96,10 @@ inline dispatch() {
 #endif
 inline scan_row(r_) {
 	if
-	:: status[r_] == PENDING && ready < need && !IS_COUNTED_OUT(r_) ->
+	:: status[r_] == PENDING && num_ready < num_needed && !IS_COUNTED_OUT(r_) ->
 		if
-		:: atomic { done[SERVER(r_)] == books[SERVER(r_)] -> ready++; is_fault = is_fault || fault[SERVER(r_)] }
-		:: done[SERVER(r_)] != books[SERVER(r_)]
+		:: atomic { done[SERVER(r_)] == newest_ticket[SERVER(r_)] -> num_ready++; is_fault = is_fault || fault[SERVER(r_)] }
+		:: done[SERVER(r_)] != newest_ticket[SERVER(r_)]
 		fi
 	:: else
 	fi
@@ -107,7 +107,7 @@ inline scan_row(r_) {
 
 /* C++: scan (wait.cpp) */
 inline scan() {
-	ready = 0;
+	num_ready = 0;
 	scan_row(0);
 #if NR - SPARES > 1
 	scan_row(1);
@@ -119,27 +119,27 @@ inline scan() {
 }
 
 #if SCRIBBLES
-/* C++: condemn_commands_of_dead (wait.cpp). Rewrites the words that a dead worker has overwritten, and condemns its commands; the ring ends the wait. */
-inline settle_dead_row(r_) {
+/* C++: abort_commands_of_dead_workers (wait.cpp). Rewrites the words that a dead worker has overwritten, and aborts its commands; the ring ends the wait. */
+inline abort_row_of_dead_worker(r_) {
 	if
-	:: status[r_] == PENDING && done[r_] != books[r_] && !is_restarting[(r_) / R] && buried[(r_) / R] ->
+	:: status[r_] == PENDING && done[r_] != newest_ticket[r_] && !is_restarting[(r_) / R] && reaped[(r_) / R] ->
 #ifndef NO_TICKET_AGAIN
-		ticket[r_] = books[r_];
+		ticket[r_] = newest_ticket[r_];
 #endif
 #ifndef NO_STATE_AGAIN
-		state[r_] = STATE(books[r_] - 1, 0);
+		state[r_] = STATE(newest_ticket[r_] - 1, 0);
 #endif
 		check_deaths_of((r_) / R);
 		/* Otherwise the learner would come here without limit. The thread of a failed restart may do the same: the GIL is not in the model. */
-		assert(done[r_] == books[r_] || state[r_] == STATE(books[r_], CONDEMNED))
+		assert(done[r_] == newest_ticket[r_] || state[r_] == STATE(newest_ticket[r_], ABORTED))
 	:: else
 	fi
 }
 
-inline settle_dead() {
-	settle_dead_row(0);
+inline abort_commands_of_dead_workers() {
+	abort_row_of_dead_worker(0);
 #if NR > 1
-	settle_dead_row(1)
+	abort_row_of_dead_worker(1)
 #endif
 }
 #endif
@@ -156,10 +156,10 @@ inline rest() {
 	is_rung = false
 }
 
-#if REPLAYS && !defined(NO_REPLAY_WANT)
-#define NUM_WANTED (IS_ANY_PLAYING -> 1 : need - ready)
+#if REPLAYS && !defined(NO_REPLAY_RING_AT)
+#define NUM_MISSING (IS_ANY_REPLAYING -> 1 : num_needed - num_ready)
 #else
-#define NUM_WANTED need - ready
+#define NUM_MISSING num_needed - num_ready
 #endif
 
 /* Ctrl-C ends the wait and changes nothing else. Python: handle (pool/receiving.py) follows a wait, and may be skipped. */
@@ -188,8 +188,8 @@ inline look_for_events() {
 #endif
 }
 #endif
-/* C++: wait_ids (wait.cpp), wait_event (wait.cpp) */
-inline wait_ids() {
+/* C++: wait_until_done (wait.cpp), wait_event (wait.cpp) */
+inline wait_until_done() {
 	do
 	::
 #if SPARES && defined(EARLY_TEND)
@@ -218,7 +218,7 @@ inline wait_ids() {
 #endif
 #ifdef TRUST_COUNT
 		if
-		:: wanted && counted < wanted
+		:: armed && counted < armed
 		:: else -> scan()
 		fi;
 #else
@@ -235,11 +235,11 @@ inline wait_ids() {
 		counted = count;
 #endif
 		if
-		:: is_fault || ready >= need -> break
+		:: is_fault || num_ready >= num_needed -> break
 		:: else
 		fi;
-#if SCRIBBLES && !defined(NO_SETTLE_DEAD)
-		settle_dead();
+#if SCRIBBLES && !defined(NO_ABORT_DEAD)
+		abort_commands_of_dead_workers();
 #endif
 #if CLOSERS
 		if
@@ -247,13 +247,13 @@ inline wait_ids() {
 		:: !is_closed
 		fi;
 #endif
-#ifdef KEEP_WANT
+#ifdef KEEP_RING_AT
 		if
-		:: !wanted -> atomic { wanted = counted + need - ready; want = wanted }
+		:: !armed -> atomic { armed = counted + num_needed - num_ready; ring_at = armed }
 		:: else
 		fi;
-#elif !defined(LATE_WANT)
-		atomic { wanted = counted + NUM_WANTED; want = wanted };
+#elif !defined(LATE_RING_AT)
+		atomic { armed = counted + NUM_MISSING; ring_at = armed };
 #endif
 		if
 #ifndef NO_RECOUNT
@@ -262,8 +262,8 @@ inline wait_ids() {
 #else
 		:: true ->
 #endif
-#ifdef LATE_WANT
-			want = counted + need - ready;
+#ifdef LATE_RING_AT
+			ring_at = counted + num_needed - num_ready;
 #endif
 #ifdef LATE_BELL
 			bell = false;
@@ -273,7 +273,7 @@ inline wait_ids() {
 		fi
 	od;
 	LEAVE_BEFORE_HANDLING;
-	atomic { counted = 0; wanted = 0; need = 0; ready = 0 }
+	atomic { counted = 0; armed = 0; num_needed = 0; num_ready = 0 }
 }
 
 /* Only differences of count matter. Counting from the lowest value in use keeps the number of states small. */
@@ -284,7 +284,7 @@ inline rebase() {
 	:: else -> v = 0; break
 	od;
 	count = count - r;
-	want = (want > r -> want - r : 0);
+	ring_at = (ring_at > r -> ring_at - r : 0);
 	do
 	:: v < W + 3 -> before[v] = (before[v] == 255 -> 255 : before[v] - r); v++
 	:: else -> v = 0; r = 0; break
@@ -292,7 +292,7 @@ inline rebase() {
 }
 
 /* The ghosts of a row whose result was received: no thread may write it. Values that are not read again are cleared. */
-#define RECEIVE(r_) honest[r_] = books[r_]; settled[r_] = books[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
+#define RECEIVE(r_) last_result[r_] = newest_ticket[r_]; last_fault[r_] = newest_ticket[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
 #if !SPARES && !REPLAYS
 /* C++: mark_received (gather.cpp), read_faults (recovery.cpp). Each result is received once, and as it was published. */
@@ -301,12 +301,12 @@ inline collect() {
 	:: atomic {
 			r < NR ->
 			if
-			:: status[r] == PENDING && done[r] == books[r] && fault[r] == NONE ->
-				assert(IS_SCRIBBLED(r) || (data[r] == books[r] && honest[r] == books[r] && settled[r] < books[r]));
+			:: status[r] == PENDING && done[r] == newest_ticket[r] && fault[r] == NONE ->
+				assert(IS_SCRIBBLED(r) || (data[r] == newest_ticket[r] && last_result[r] == newest_ticket[r] && last_fault[r] < newest_ticket[r]));
 				status[r] = IDLE;
 				RECEIVE(r)
-			:: status[r] == PENDING && done[r] == books[r] && fault[r] != NONE ->
-				assert(SCRIBBLES || (settled[r] == books[r] && honest[r] < books[r]));
+			:: status[r] == PENDING && done[r] == newest_ticket[r] && fault[r] != NONE ->
+				assert(SCRIBBLES || (last_fault[r] == newest_ticket[r] && last_result[r] < newest_ticket[r]));
 				status[r] = FAULTED;
 				RECEIVE(r)
 			:: else
@@ -321,7 +321,7 @@ inline collect() {
 
 /* C++: post_request (pool_state.cpp) */
 inline post_request(r_) {
-	STEP(request_row[(r_) / R] = r_; request_after[(r_) / R] = books[r_]; num_posted[(r_) / R]++);
+	STEP(request_row[(r_) / R] = r_; request_after[(r_) / R] = newest_ticket[r_]; num_posted[(r_) / R]++);
 #ifdef EARLY_REQUEST_RING
 	ring_worker((r_) / R);
 	STEP(requests[(r_) / R]++)
@@ -349,7 +349,7 @@ inline reset_faulted() {
 #if REVIVES
 			:: atomic {
 					dead[r / R] && !is_restarting[r / R] && revives ->
-					revives--; BEGIN_REPLACEMENT(r / R); status[r] = IDLE
+					revives--; BEGIN_RESTART(r / R); status[r] = IDLE
 				};
 #if AWAITS
 				if
@@ -427,7 +427,7 @@ inline finish() {
 active proctype Pool() {
 	byte status[NR];
 	byte me = LEARNER, posts = REQUESTS, revives = REVIVES, retries = RETRIES;
-	byte num_pending, need, ready, r, v, t, old, num_settled, counted, wanted;
+	byte num_pending, num_needed, num_ready, r, v, t, old, num_aborted, counted, armed;
 	bool is_touched[W];
 	bool is_gone, is_fault, is_event, is_for_event, is_left, is_rung;
 
@@ -450,7 +450,7 @@ active proctype Pool() {
 #endif
 #if AWAITS
 		if
-		:: is_for_event && is_restarting[0] -> need = 1; goto to_wait
+		:: is_for_event && is_restarting[0] -> num_needed = 1; goto to_wait
 		:: else -> is_for_event = false
 		fi;
 #endif
@@ -459,13 +459,13 @@ active proctype Pool() {
 		MAYBE_REQUEST;
 		if
 		:: num_pending == 0 -> break
-		:: num_pending > 0 -> need = 1
+		:: num_pending > 0 -> num_needed = 1
 #if NEED > 1
-		:: num_pending > 1 -> need = num_pending
+		:: num_pending > 1 -> num_needed = num_pending
 #endif
 		fi;
 to_wait:
-		wait_ids();
+		wait_until_done();
 #if REVIVES
 		if
 		:: is_left

@@ -7,7 +7,7 @@
  */
 inline rewrite_row(r_) {
 	if
-	:: done[r_] != PUBLISHED(r_) && IS_LOST(r_) -> SETTLE(r_, PUBLISHED(r_), DIED); done[r_] = PUBLISHED(r_)
+	:: done[r_] != PUBLISHED(r_) && IS_LOST(r_) -> WRITE_FAULT(r_, PUBLISHED(r_), DIED); done[r_] = PUBLISHED(r_)
 	:: done[r_] != PUBLISHED(r_) && !IS_LOST(r_) -> done[r_] = PUBLISHED(r_) - 1
 	:: else
 	fi;
@@ -38,7 +38,7 @@ inline rewrite_control_words(w_) {
 #define START(w_) gone[w_] = false; frozen[w_] = false; hung[w_] = false; sigkill[w_] = false; respawn[w_] = true
 active proctype Restarter() {
 	byte me = RESTARTER, late_fails = LATE_FAILS;
-	byte w, t, old, num_settled, death;
+	byte w, t, old, num_aborted, death;
 	bool is_gone, is_good;
 
 end_waiting:
@@ -54,7 +54,7 @@ end_waiting:
 #ifndef NO_DECLARE
 		LOCK;
 		if
-		:: is_watched[w] -> bury(w)
+		:: is_watched[w] -> mark_dead(w)
 		:: else
 		fi;
 		UNLOCK;
@@ -123,7 +123,7 @@ died:
 inline end_overdue() {
 	STEP(dead[w] = OVERDUE);
 	STEP(sigkill[w] = true);
-	condemn_worker(w, NEIGHBOUR);
+	abort_commands(w, NEIGHBOUR);
 	/* A process is killed, so no bell matters. */
 #if THREADS && !defined(NO_OVERDUE_RING)
 	ring_worker(w)
@@ -133,12 +133,12 @@ inline end_overdue() {
 /* C++: abandon (reaper.cpp) */
 inline give_up(r_, late_) {
 	if
-	:: atomic { IS_STILL_AT(r_, late_) -> state[r_] = STATE(c, CONDEMNED); IS_JUST(r_) };
+	:: atomic { IS_STILL_AT(r_, late_) -> state[r_] = STATE(c, ABORTED); IS_JUST(r_) };
 #ifndef LATE_OVERDUE
 		STEP(dead[w] = OVERDUE);
 #endif
-		settle(r_, c, OVERDUE);
-#ifndef NO_SETTLED_COUNT
+		write_fault(r_, c, OVERDUE);
+#ifndef NO_ABORTED_COUNT
 		count_results(1);
 #endif
 		end_overdue()
@@ -167,7 +167,7 @@ inline check_current(r_) {
 	:: is_hit && IS_LATE_COMMAND -> give_up(r_, s)
 	:: is_hit && is_early && !is_asked -> IS_JUST(r_); end_overdue()
 #if STOPS && !defined(NO_STUCK)
-	/* C++: end_stuck (reaper.cpp). The publishing never ends: the command is condemned when the worker is dead. */
+	/* C++: end_stuck (reaper.cpp). The publishing never ends: the command is aborted when the worker is dead. */
 	:: is_hit && !IS_LATE_COMMAND && !(is_early && !is_asked) -> stuck[w] = l; end_overdue()
 #endif
 	:: else
@@ -264,7 +264,7 @@ inline check_deadlines() {
 /* C++: loop (reaper.cpp), on_event (reaper.cpp) */
 active proctype Reaper() {
 	byte me = REAPER, limits = LIMITS, looks;
-	byte w, l, t, c, s, old, num_settled, death, looked, event_generation;
+	byte w, l, t, c, s, old, num_aborted, death, looked, event_generation;
 	bool is_gone, is_hit, is_early, is_asked, is_untaken, was_waiting;
 
 end_watching:
@@ -283,9 +283,9 @@ on_event:
 		LOCK;
 		if
 #ifdef NO_GENERATION
-		:: is_watched[w] -> bury(w)
+		:: is_watched[w] -> mark_dead(w)
 #else
-		:: is_watched[w] && event_generation == generation[w] -> bury(w)
+		:: is_watched[w] && event_generation == generation[w] -> mark_dead(w)
 #endif
 		:: else
 		fi;
@@ -313,13 +313,13 @@ inline scribble_row(r_) {
 	fi;
 	if
 	:: true
-	:: state[r_] = STATE(books[r_], CONDEMNED)
-	:: state[r_] = STATE(books[r_], PUBLISHING)
+	:: state[r_] = STATE(newest_ticket[r_], ABORTED)
+	:: state[r_] = STATE(newest_ticket[r_], PUBLISHING)
 	:: state[r_] = STATE(WILD, RUNNING)
 	fi;
 	if
 	:: true
-	:: done[r_] = books[r_]
+	:: done[r_] = newest_ticket[r_]
 	:: done[r_] = WILD
 	fi;
 	scribbled[r_] = true

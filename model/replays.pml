@@ -1,28 +1,28 @@
 /* The learner with the policy "replay" or, with TRUNCATES, "truncate". One worker. Part of wake.pml, in place of the Pool of
  * learner.pml.
  *
- *   death ─► envs are held ─► restart ─► calls, then the log: RESET, steps ─► the step that was pending, or sent meanwhile
+ *   death ─► envs are suspended ─► restart ─► calls, then the log: RESET, steps ─► the step that was pending, or sent meanwhile
  *
  * A result says how much of its episode the env object has done. The learner knows how much the expected result must have done:
  * so it notices the result of another command, a step that ran twice, and a step that was left out.
  */
 #if REPLAYS
 
-/* ---- envs that are held ------------------------------------------------------------------------------------------ */
+/* ---- suspended envs ---------------------------------------------------------------------------------------------- */
 
-/* C++: hold_env (replay.cpp). Part of an atomic step. */
+/* C++: suspend_env (replay.cpp). Part of an atomic step. */
 #define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
 #define HOLD(r_) DROP_REPLAY(r_); phase[r_] = WAITING
 
-/* C++: release_env (replay.cpp), end_hold_with_fault (replay.cpp), fail_replay (replay.cpp). Results so far belong to the replay. */
-inline end_hold_with_fault(r_) {
+/* C++: resume_env (replay.cpp), resume_with_fault (replay.cpp), fail_replay (replay.cpp). Results so far belong to the replay. */
+inline resume_with_fault(r_) {
 	if
 	:: IS_IN_REPLAY(r_) ->
 		DROP_REPLAY(r_);
 		phase[r_] = NO_REPLAY;
 #ifndef NO_STALE_FAULT
 		if
-		:: done[r_] == books[r_] -> fault[r_] = (status[r_] == PENDING -> DIED : NONE)
+		:: done[r_] == newest_ticket[r_] -> fault[r_] = (status[r_] == PENDING -> DIED : NONE)
 		:: else
 		fi
 #endif
@@ -30,25 +30,37 @@ inline end_hold_with_fault(r_) {
 	fi
 }
 
-/* C++: begin_replacement (recovery.cpp). A running replay starts again after this restart. */
+/* C++: begin_restart (recovery.cpp). A running replay starts again after this restart. */
 #ifdef KEEP_EVENTS
 #define FORGET_EVENT(r_) skip
 #else
 #define FORGET_EVENT(r_) event[r_] = NO_EVENT
 #endif
 #if TRUNCATES
-/* C++: mark_lost (recovery.cpp). The progress of the object is lost with it; a result that was published stays. */
-inline hold_for_restart(r_) {
+/* C++: mark_lost (recovery.cpp). The progress of the object is lost with it; a result that was published stays. A command that is
+ * not finished yet may be finished until the worker is really gone.
+ */
+#define HAS_RESULT(r_) (status[r_] == IDLE || (status[r_] == PENDING && done[r_] == newest_ticket[r_] && !fault[r_]))
+inline suspend_for_restart(r_) {
+	is_late[r_] = !HAS_RESULT(r_);
 	if
-	:: status[r_] == IDLE || (status[r_] == PENDING && done[r_] == books[r_] && !fault[r_]) -> needs_restore[r_] = (log_len[r_] > 0 || status[r_] == PENDING)
+	:: HAS_RESULT(r_) -> must_begin_episode[r_] = (log_len[r_] > 0 || status[r_] == PENDING)
+	:: else
+	fi
+}
+
+/* C++: mark_lost_late (recovery.cpp). The worker finished the command after all: its env has the result, but no object. */
+inline mark_lost_late(r_) {
+	if
+	:: is_late[r_] && is_restarting[0] && HAS_RESULT(r_) -> is_late[r_] = false; must_begin_episode[r_] = true
 	:: else
 	fi
 }
 #else
-inline hold_for_restart(r_) {
+inline suspend_for_restart(r_) {
 	is_due[r_] = false; call[r_] = NO_CALL; FORGET_EVENT(r_);
 	if
-	:: status[r_] == PENDING || IS_IN_REPLAY(r_) || (status[r_] == IDLE && log_len[r_] > 0 && !needs_restore[r_]) -> phase[r_] = WAITING
+	:: status[r_] == PENDING || IS_IN_REPLAY(r_) || (status[r_] == IDLE && log_len[r_] > 0 && !must_begin_episode[r_]) -> phase[r_] = WAITING
 	:: else
 	fi
 }
@@ -60,7 +72,7 @@ inline hold_for_restart(r_) {
 inline give_replayed(r_) {
 	if
 	:: step[r_] == log_len[r_] -> event[r_] = PLAYED; phase[r_] = PAUSED
-	:: else -> kind[r_] = (step[r_] == 0 -> RESET : FORWARD); is_due[r_] = true; phase[r_] = PLAYING
+	:: else -> kind[r_] = (step[r_] == 0 -> RESET : FORWARD); is_due[r_] = true; phase[r_] = REPLAYING
 	fi
 }
 
@@ -68,7 +80,7 @@ inline give_replayed(r_) {
 inline give(r_) {
 	if
 	:: is_due[r_] ->
-		atomic { is_due[r_] = false; books[r_]++; PUBLISH(r_) };
+		atomic { is_due[r_] = false; newest_ticket[r_]++; PUBLISH(r_) };
 #ifndef NO_GIVE_RING
 		ring_worker(0);
 #endif
@@ -83,12 +95,12 @@ inline give(r_) {
 inline advance_replay(r_) {
 	atomic {
 		if
-		:: phase[r_] == PLAYING && done[r_] == books[r_] ->
+		:: phase[r_] == REPLAYING && done[r_] == newest_ticket[r_] ->
 			if
 			:: fault[r_] -> event[r_] = FAULT; phase[r_] = PAUSED
 			:: !fault[r_] && place[r_] != step[r_] + 1 -> event[r_] = DIFFERS; phase[r_] = PAUSED
 			:: !fault[r_] && place[r_] == step[r_] + 1 ->
-				assert(data[r_] == books[r_] && honest[r_] == books[r_]);
+				assert(data[r_] == newest_ticket[r_] && last_result[r_] == newest_ticket[r_]);
 				step[r_]++;
 				give_replayed(r_)
 			fi
@@ -100,7 +112,7 @@ inline advance_replay(r_) {
 inline give_all() { FOR_ROWS(0, give) }
 inline advance_replays() { FOR_ROWS(0, advance_replay); give_all() }
 
-/* C++: begin_replay (replay.cpp). Python: _begin_held (pool/policies/replay.py). An episode that is about to be reset needs no replay. */
+/* C++: begin_replay (replay.cpp). Python: _begin_suspended (pool/policies/replay.py). An episode that is about to be reset needs no replay. */
 inline begin_replay(r_) {
 	if
 	:: phase[r_] == WAITING ->
@@ -126,10 +138,10 @@ inline finish_replay(r_) {
 	fi
 }
 
-/* Python: _fail (pool/policies/replay.py). C++: truncate (recovery.cpp). The result says that the episode was cut short. */
+/* Python: _cut_short (pool/policies/replay.py). C++: truncate (recovery.cpp). The result says that the episode was cut short. */
 inline cut_short(r_) {
-	end_hold_with_fault(r_);
-	fault[r_] = NONE; log_len[r_] = 0; needs_restore[r_] = true;
+	resume_with_fault(r_);
+	fault[r_] = NONE; log_len[r_] = 0; must_begin_episode[r_] = true;
 	if
 	:: status[r_] == PENDING -> status[r_] = IDLE; num_pending--
 	:: else
@@ -160,15 +172,15 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: read_faults (recovery.cpp), fail (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
-#define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == books[r_] && fault[r_])
+/* C++: read_faults (recovery.cpp), mark_envs_faulted (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
+#define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if
 	:: HAS_FAULT(r_) && is_failed -> status[r_] = FAULTED; num_pending--
 #if TRUNCATES
 	/* C++: truncate (recovery.cpp), retry_reset (recovery.cpp) */
 	:: HAS_FAULT(r_) && !is_failed && is_reset[r_] -> is_due[r_] = true
-	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> needs_restore[r_] = true; status[r_] = IDLE; num_pending--
+	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> must_begin_episode[r_] = true; status[r_] = IDLE; num_pending--
 #else
 	:: HAS_FAULT(r_) && !is_failed -> HOLD(r_)
 #endif
@@ -181,22 +193,22 @@ inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->
 		if
-		:: atomic { revives -> revives--; FOR_ROWS(0, hold_for_restart); BEGIN_REPLACEMENT(0); has_calls[0] = TRUNCATES }
+		:: atomic { revives -> revives--; FOR_ROWS(0, suspend_for_restart); BEGIN_RESTART(0); has_calls[0] = TRUNCATES }
 		:: !revives ->
-			cancel_replacement(0);
+			cancel_restart(0);
 			atomic { is_failed = true; FOR_ROWS(0, fail_row) }
 		fi
 	:: else
 	fi
 }
 
-/* Python: ask_process (pool/workers.py) */
-inline ask_process() {
+/* Python: check_process (pool/workers.py) */
+inline check_process() {
 	if
 	:: gone[0] && !dead[0] && !is_restarting[0] ->
 		LOCK;
 		if
-		:: is_watched[0] -> bury(0)
+		:: is_watched[0] -> mark_dead(0)
 		:: else
 		fi;
 		UNLOCK
@@ -218,7 +230,7 @@ inline handle() {
 #ifndef FORGET_CALLS
 	/* The worker died in a call while no command of its envs was pending: nothing else reports its death. */
 	if
-	:: is_call_lost -> ask_process(); is_lost = true
+	:: is_call_lost -> check_process(); is_lost = true
 	:: else
 	fi;
 #endif
@@ -247,20 +259,23 @@ inline handle() {
 
 #define CAN_SEND(r_) (status[r_] == IDLE && sent[r_] < T)
 
-/* C++: dispatch (send.cpp), dispatch_held (replay.cpp). A step sent to a held env is stored. */
+/* C++: dispatch (send.cpp), dispatch_suspended (replay.cpp). A step sent to a suspended env is stored. */
 inline send_row(r_) {
 	atomic {
 		if
 		:: CAN_SEND(r_) ->
+#if TRUNCATES
+			mark_lost_late(r_);
+#endif
 			status[r_] = PENDING; num_pending++; sent[r_]++;
 			if
-#ifndef GIVE_HELD
+#ifndef GIVE_SUSPENDED
 			:: IS_IN_REPLAY(r_) -> is_reset[r_] = false
 #endif
 			:: else ->
-				is_reset[r_] = (log_len[r_] == 0 || needs_restore[r_]); needs_restore[r_] = false;
+				is_reset[r_] = (log_len[r_] == 0 || must_begin_episode[r_]); must_begin_episode[r_] = false;
 				kind[r_] = (is_reset[r_] -> RESET : FORWARD);
-				books[r_]++; is_touched[0] = true; PUBLISH(r_)
+				newest_ticket[r_]++; is_touched[0] = true; PUBLISH(r_)
 			fi
 		:: else
 		fi
@@ -282,8 +297,8 @@ inline dispatch() {
 /* C++: mark_received (gather.cpp), record_result (gather.cpp) */
 inline collect_row(r_) {
 	if
-	:: status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == books[r_] && !fault[r_] ->
-		assert(data[r_] == books[r_] && honest[r_] == books[r_]);
+	:: status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && !fault[r_] ->
+		assert(data[r_] == newest_ticket[r_] && last_result[r_] == newest_ticket[r_]);
 		assert(place[r_] == (is_reset[r_] -> 1 : log_len[r_] + 1));
 		log_len[r_] = place[r_];
 		status[r_] = IDLE;
@@ -294,9 +309,9 @@ inline collect_row(r_) {
 
 active proctype Pool() {
 	byte status[NR], sent[NR], log_len[NR], step[NR];
-	bool is_reset[NR], needs_restore[NR], is_due[NR];
+	bool is_reset[NR], must_begin_episode[NR], is_due[NR], is_late[NR];
 	byte me = LEARNER, revives = REVIVES, retries = RETRIES, awaits = AWAITS;
-	byte num_pending, need, ready, r, v, t, old, num_settled, counted, wanted, death;
+	byte num_pending, num_needed, num_ready, r, v, t, old, num_aborted, counted, armed, death;
 	bool is_touched[W];
 	bool is_gone, is_fault, is_event, is_for_event, is_left, is_rung;
 	bool is_restarted, is_lost, is_call_lost, is_failed;
@@ -317,24 +332,24 @@ active proctype Pool() {
 		:: true
 		fi;
 		if
-		:: is_for_event -> ask_process(); handle_death(); is_failed = false
+		:: is_for_event -> check_process(); handle_death(); is_failed = false
 		:: else
 		fi;
 		if
-		:: is_for_event && (is_restarting[0] || IS_ANY_HELD) -> need = 1; goto to_wait
+		:: is_for_event && (is_restarting[0] || IS_ANY_SUSPENDED) -> num_needed = 1; goto to_wait
 		:: else -> is_for_event = false
 		fi;
 #endif
 		dispatch();
 		if
 		:: num_pending == 0 -> break
-		:: num_pending > 0 -> need = 1
+		:: num_pending > 0 -> num_needed = 1
 #if NEED > 1
-		:: num_pending > 1 -> need = num_pending
+		:: num_pending > 1 -> num_needed = num_pending
 #endif
 		fi;
 to_wait:
-		wait_ids();
+		wait_until_done();
 		if
 		:: is_left -> is_for_event = false
 		:: !is_left && (is_event || is_fault) -> handle()

@@ -1,14 +1,14 @@
 /* Restarts, as the learner sees them: commands given meanwhile, and how a restart ends. Part of wake.pml.
  *
- *   learner: begin_replacement ── order ──► task: end, clear_dead_worker, start ── notify ──► learner: finish_replacement,
- *                                                                                   another task, or cancel_replacement
+ *   learner: begin_restart ── order ──► task: end, clear_dead_worker, start ── notify ──► learner: finish_restart,
+ *                                                                                   another task, or cancel_restart
  */
 
 /* C++: check_deaths_of (command_writer.cpp) */
 inline check_deaths_of(w_) {
 	if
 	:: is_restarting[w_] || !dead[w_]
-	:: !is_restarting[w_] && dead[w_] -> condemn_worker(w_, DIED)
+	:: !is_restarting[w_] && dead[w_] -> abort_commands(w_, DIED)
 	fi
 }
 
@@ -41,8 +41,8 @@ bool is_released[W];
 
 #if REVIVES
 
-/* C++: begin_replacement (recovery.cpp). Python: begin_restart (pool/workers.py). Part of an atomic step. */
-#define BEGIN_REPLACEMENT(w_) \
+/* C++: begin_restart (recovery.cpp). Python: begin_restart (pool/workers.py). Part of an atomic step. */
+#define BEGIN_RESTART(w_) \
 	is_restarting[w_] = true; SET_RELEASED(w_, false); order = w_; FOR_ROWS(w_, NOTE_MORTAL); RENEW(w_)
 
 /* C++: end_restart (command_writer.cpp) */
@@ -62,30 +62,33 @@ inline end_restart(w_) {
 	fi
 }
 
-/* C++: finish_replacement (recovery.cpp), watch (reaper.cpp). Python: serve (pool/workers.py). The successor may have died already. */
-inline finish_replacement(w_) {
+/* C++: finish_restart (recovery.cpp), watch (reaper.cpp). Python: serve (pool/workers.py). The successor may have died already. */
+inline finish_restart(w_) {
 	LOCK;
 	atomic { is_watched[w_] = true; generation[w_]++; stuck[w_] = NO_SERVER };
 #ifndef KEEP_DEAD
 #if SCRIBBLES
-	buried[w_] = false;
+	reaped[w_] = false;
 #endif
 	dead[w_] = NONE;
 #endif
 	UNLOCK;
+#if TRUNCATES
+	atomic { FOR_ROWS(w_, mark_lost_late) };
+#endif
 	end_restart(w_);
 #ifndef NO_FINISH_CHECK
 	check_deaths_of(w_)
 #endif
 }
 
-/* C++: cancel_replacement (recovery.cpp). RELEASE_ALL: the envs that are held for a replay. */
+/* C++: cancel_restart (recovery.cpp). RELEASE_ALL: the suspended envs. */
 #if !REPLAYS || defined(NO_CANCEL_RELEASE)
 #define RELEASE_ALL(w_) skip
 #else
-#define RELEASE_ALL(w_) FOR_ROWS(w_, end_hold_with_fault)
+#define RELEASE_ALL(w_) FOR_ROWS(w_, resume_with_fault)
 #endif
-inline cancel_replacement(w_) {
+inline cancel_restart(w_) {
 	end_restart(w_);
 	atomic { RELEASE_ALL(w_) };
 #ifndef NO_LAST_CHECK
@@ -96,12 +99,12 @@ inline cancel_replacement(w_) {
 /* Python: finish_restarts (pool/workers.py), _retry (pool/workers.py), on_restarted (pool/policies/replay.py). Calls come first. */
 #if REPLAYS
 #ifdef LATE_CALLS
-#define SERVE(w_) finish_replacement(w_); atomic { has_calls[w_] = true; is_restarted = true }
+#define SERVE(w_) finish_restart(w_); atomic { has_calls[w_] = true; is_restarted = true }
 #else
-#define SERVE(w_) has_calls[w_] = true; finish_replacement(w_); is_restarted = true
+#define SERVE(w_) has_calls[w_] = true; finish_restart(w_); is_restarted = true
 #endif
 #else
-#define SERVE(w_) finish_replacement(w_)
+#define SERVE(w_) finish_restart(w_)
 #endif
 inline finish_restarts(w_) {
 	if
@@ -110,7 +113,7 @@ inline finish_restarts(w_) {
 		if
 		:: is_task_good[w_] -> SERVE(w_)
 		:: !is_task_good[w_] && retries -> atomic { retries--; order = w_ }
-		:: !is_task_good[w_] && !retries -> cancel_replacement(w_)
+		:: !is_task_good[w_] && !retries -> cancel_restart(w_)
 		fi
 	:: else
 	fi

@@ -19,7 +19,7 @@
 #ifdef NO_BEHIND
 #define IS_FREE(s_) true
 #else
-#define IS_FREE(s_) (behind[s_] == 0 && done[s_] == books[s_])
+#define IS_FREE(s_) (behind[s_] == 0 && done[s_] == newest_ticket[s_])
 #endif
 #define IS_IN_USE(s_) (s_ != spare && status[env_of[s_]] != IDLE)
 #define IS_REST_DUE(s_) (behind[s_] > 0 && done[s_] == PUBLISHED(s_))
@@ -38,7 +38,7 @@ inline flush_deferred_resets() {
 			:: atomic { IS_ANEW_DUE(s) ->
 					is_rebuilt[s] = false;
 					if
-					:: is_staged[s] && !IS_IN_USE(s) && done[s] == books[s] ->
+					:: is_staged[s] && !IS_IN_USE(s) && done[s] == newest_ticket[s] ->
 						assert(IS_OF_THE_DEAD(s));
 						STAGE(s)
 					:: else
@@ -47,8 +47,8 @@ inline flush_deferred_resets() {
 			:: else
 			fi;
 			if
-			:: atomic { is_to_stage[s] && IS_FREE(s) -> is_to_stage[s] = false; books[s]++; is_due = true }
-			:: atomic { is_to_stage[s] && !IS_FREE(s) -> is_to_stage[s] = false; books[s]++; behind[s]++; has_deferred = true }
+			:: atomic { is_to_stage[s] && IS_FREE(s) -> is_to_stage[s] = false; newest_ticket[s]++; is_due = true }
+			:: atomic { is_to_stage[s] && !IS_FREE(s) -> is_to_stage[s] = false; newest_ticket[s]++; behind[s]++; has_deferred = true }
 			:: atomic { !is_to_stage[s] && IS_REST_DUE(s) -> behind[s]--; is_due = true }
 			:: atomic { !is_to_stage[s] && !IS_REST_DUE(s) -> has_deferred = has_deferred || behind[s] > 0 }
 			fi;
@@ -75,10 +75,10 @@ inline flush_deferred_resets() {
 	fi
 }
 
-/* C++: swap_in_spare (pool_state.cpp), is_gone (spare_queue.cpp), attach (pool_state.cpp), replace (spare_queue.cpp). The env's episode is over. */
-#define HAS_LOST(s_) ((is_restarting[(s_) / R] || dead[(s_) / R]) && behind[s_] == 0 && done[s_] == books[s_])
+/* C++: swap_in_spare (pool_state.cpp), is_gone (spare_queue.cpp), attach (pool_state.cpp), swap_in (spare_queue.cpp). The env's episode is over. */
+#define HAS_LOST(s_) ((is_restarting[(s_) / R] || dead[(s_) / R]) && behind[s_] == 0 && done[s_] == newest_ticket[s_])
 inline swap_in_spare() {
-	s = server[e]; server[e] = spare; env_of[spare] = e; spare = s; env_of[s] = NO_ENV; needs_restore[e] = false;
+	s = server[e]; server[e] = spare; env_of[spare] = e; spare = s; env_of[s] = NO_ENV; must_begin_episode[e] = false;
 	STAGE(s);
 	s = server[e];
 	if
@@ -90,12 +90,12 @@ inline swap_in_spare() {
 
 /* C++: mark_rebuilt (spare_queue.cpp). The object of the staged episode is gone. */
 #define NOTE_REBUILT_SERVER(s_) \
-	if :: is_staged[s_] && done[s_] == books[s_] && behind[s_] == 0 -> is_rebuilt[s_] = true; has_deferred = true :: else fi
+	if :: is_staged[s_] && done[s_] == newest_ticket[s_] && behind[s_] == 0 -> is_rebuilt[s_] = true; has_deferred = true :: else fi
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */
 
 /* C++: use_staged (pool_state.cpp), claim_staged (pool_state.cpp). Nothing is written. */
-#define TAKE_STAGED is_taking[e] = true; needs_restore[e] = false; status[e] = PENDING; num_pending++
+#define TAKE_STAGED is_taking[e] = true; must_begin_episode[e] = false; status[e] = PENDING; num_pending++
 
 /* C++: dispatch (send.cpp), send_reset (send.cpp). The command words come before the ticket. */
 inline dispatch() {
@@ -106,9 +106,9 @@ inline dispatch() {
 			e < NE && (is_reset || (status[e] == IDLE && !is_staged[server[e]])) ->
 			assert(status[e] != PENDING);
 			status[e] = PENDING; num_pending++; s = server[e]; is_staged[s] = false;
-			row[s] = e; kind[s] = (is_reset || needs_restore[e] -> RESET : FORWARD); needs_restore[e] = false
+			row[s] = e; kind[s] = (is_reset || must_begin_episode[e] -> RESET : FORWARD); must_begin_episode[e] = false
 		};
-		atomic { books[s]++; PUBLISH(s); is_touched[s / R] = true; s = 0; e++ }
+		atomic { newest_ticket[s]++; PUBLISH(s); is_touched[s / R] = true; s = 0; e++ }
 	:: e < NE && !is_reset && status[e] != IDLE -> e++
 	od;
 	ring_all_touched();
@@ -118,8 +118,8 @@ inline dispatch() {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* C++: mark_received (gather.cpp), copy_staged (spare_queue.cpp), discard (recovery.cpp), mark_faulted (recovery.cpp) */
-#define HAS_RESULT (status[e] == PENDING && done[server[e]] == books[server[e]])
+/* C++: mark_received (gather.cpp), copy_staged (spare_queue.cpp), discard_results (recovery.cpp), mark_faulted (recovery.cpp) */
+#define HAS_RESULT (status[e] == PENDING && done[server[e]] == newest_ticket[server[e]])
 #define DROP_STAGED if :: is_taking[e] -> is_taking[e] = false; is_staged[s] = false :: else fi
 inline collect() {
 	do
@@ -127,7 +127,7 @@ inline collect() {
 	:: atomic { e < NE && !HAS_RESULT -> e++ }
 	:: atomic { e < NE && HAS_RESULT && fault[server[e]] == NONE ->
 			s = server[e];
-			assert(data[s] == books[s] && honest[s] == books[s] && settled[s] < books[s]);
+			assert(data[s] == newest_ticket[s] && last_result[s] == newest_ticket[s] && last_fault[s] < newest_ticket[s]);
 			assert(wrote[s] == (is_taking[e] -> STAGED : e));
 			is_step = !is_taking[e] && kind[s] == FORWARD;
 			status[e] = IDLE;
@@ -141,7 +141,7 @@ inline collect() {
 		}
 	:: atomic { e < NE && HAS_RESULT && fault[server[e]] != NONE ->
 			s = server[e];
-			assert(settled[s] == books[s] && honest[s] < books[s]);
+			assert(last_fault[s] == newest_ticket[s] && last_result[s] < newest_ticket[s]);
 			status[e] = FAULTED;
 			RECEIVE(s);
 			DROP_STAGED;
@@ -151,14 +151,14 @@ inline collect() {
 }
 
 /* C++: mark_lost (recovery.cpp). An idle env reports it with its next command. */
-#define IS_WELL(e_) (status[e_] == IDLE || (status[e_] == PENDING && done[server[e_]] == books[server[e_]] && fault[server[e_]] == NONE))
+#define IS_WELL(e_) (status[e_] == IDLE || (status[e_] == PENDING && done[server[e_]] == newest_ticket[server[e_]] && fault[server[e_]] == NONE))
 #define IS_BEGUN(e_) (is_staged[server[e_]] && status[e_] == IDLE)
 inline mark_lost(e_) {
 	if
-	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && (is_to_stage[server[e_]] || done[server[e_]] != books[server[e_]])
-	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && !is_to_stage[server[e_]] && done[server[e_]] == books[server[e_]] ->
-		is_staged[server[e_]] = false; needs_restore[e_] = true
-	:: server[e_] / R == v && IS_WELL(e_) && !IS_BEGUN(e_) -> needs_restore[e_] = true
+	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && (is_to_stage[server[e_]] || done[server[e_]] != newest_ticket[server[e_]])
+	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && !is_to_stage[server[e_]] && done[server[e_]] == newest_ticket[server[e_]] ->
+		is_staged[server[e_]] = false; must_begin_episode[e_] = true
+	:: server[e_] / R == v && IS_WELL(e_) && !IS_BEGUN(e_) -> must_begin_episode[e_] = true
 	:: else
 	fi
 }
@@ -169,7 +169,7 @@ inline reset_faulted() {
 	:: atomic { e == NE -> e = 0; v = 0; break }
 	:: atomic {
 			e < NE && status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R]) ->
-			status[e] = IDLE; needs_restore[e] = true; e++
+			status[e] = IDLE; must_begin_episode[e] = true; e++
 		}
 #if REVIVES
 	:: atomic {
@@ -179,16 +179,16 @@ inline reset_faulted() {
 #if NR > 2
 			mark_lost(1);
 #endif
-			revives--; BEGIN_REPLACEMENT(v); status[e] = IDLE; needs_restore[e] = true; e++
+			revives--; BEGIN_RESTART(v); status[e] = IDLE; must_begin_episode[e] = true; e++
 		}
 #endif
 	:: atomic { e < NE && !(status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R] || revives)) -> e++ }
 	od
 }
 
-/* C++: restore_order (pool_state.cpp) */
+/* C++: reset_server_order (pool_state.cpp) */
 #define RESTORE(e_) server[e_] = e_; env_of[e_] = e_
-inline restore_order() {
+inline reset_server_order() {
 	RESTORE(0);
 #if NR > 2
 	RESTORE(1);
@@ -199,9 +199,9 @@ inline restore_order() {
 active proctype Pool() {
 	byte status[NR];
 	byte server[NE], env_of[NR];
-	bool is_taking[NE], needs_restore[NE], is_to_stage[NR];
+	bool is_taking[NE], must_begin_episode[NE], is_to_stage[NR];
 	byte me = LEARNER, revives = REVIVES, retries = RETRIES, resets = RESETS, rounds, overs = OVERS, spare, mode = CLAIMING;
-	byte num_pending, need, ready, r, v, t, s, e, old, num_settled, counted, wanted;
+	byte num_pending, num_needed, num_ready, r, v, t, s, e, old, num_aborted, counted, armed;
 	bool is_touched[W];
 	bool is_gone, is_fault, is_event, is_rung, is_step, is_due, is_reset;
 
@@ -210,7 +210,7 @@ active proctype Pool() {
 		:: EAGER > 0 -> eager = true
 		:: EAGER != 1
 		fi;
-		restore_order();
+		reset_server_order();
 		run Worker(0, 0);
 #if W > 1
 		run Worker(1, 1)
@@ -227,7 +227,7 @@ active proctype Pool() {
 		:: mode == PLAYING && num_pending > 0
 		:: mode != PLAYING && num_pending > 0
 		:: atomic { mode == DRAINING && num_pending == 0 ->
-				restore_order();
+				reset_server_order();
 				mode = CLAIMING;
 				do
 				:: e == NE -> e = 0; break
@@ -240,12 +240,12 @@ active proctype Pool() {
 			atomic { STAGE(NE); is_reset = false }
 		fi;
 		if
-		:: num_pending == 0 -> need = 0
-		:: num_pending > 0 && mode == PLAYING -> need = 1
-		:: num_pending > 0 && (mode != PLAYING || num_pending > 1) -> need = num_pending
+		:: num_pending == 0 -> num_needed = 0
+		:: num_pending > 0 && mode == PLAYING -> num_needed = 1
+		:: num_pending > 0 && (mode != PLAYING || num_pending > 1) -> num_needed = num_pending
 		fi;
 		if
-		:: need -> wait_ids();
+		:: num_needed -> wait_until_done();
 #if REVIVES
 			if
 			:: is_event || is_fault -> handle_restarts()

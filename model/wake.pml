@@ -1,4 +1,4 @@
-/* Tickets, row states, waking, condemnation and death: every interleaving of a learner, its workers and their reaper.
+/* Tickets, row states, waking, aborts and death: every interleaving of a learner, its workers and their reaper.
  * Words, bounds and bells are in words.pml; docs/MODEL.md says what is modelled and what is not. `make model` runs it.
  *
  *   Pool ── tickets, bell ──► Worker × W ── done, count, bell ──► Pool       Environment kills, empties store buffers
@@ -8,22 +8,22 @@
  */
 #include "words.pml"
 
-/* ---- condemning: by the reaper's thread, and by the learner's after it has written tickets ----------------------- */
+/* ---- aborting commands: by the reaper's thread, and by the learner's after it has written tickets ----------------------- */
 
 /* C++: write_fault (reaper.cpp) */
-#define SETTLE(r_, ticket_, fault_) assert(SCRIBBLES || (settled[r_] < ticket_ && honest[r_] < ticket_ && done[r_] <= ticket_)); \
-	fault[r_] = fault_; settled[r_] = ticket_
-inline settle(r_, ticket_, fault_) {
+#define WRITE_FAULT(r_, ticket_, fault_) assert(SCRIBBLES || (last_fault[r_] < ticket_ && last_result[r_] < ticket_ && done[r_] <= ticket_)); \
+	fault[r_] = fault_; last_fault[r_] = ticket_
+inline write_fault(r_, ticket_, fault_) {
 #ifdef EARLY_DONE
 	STEP(done[r_] = ticket_);
-	STEP(SETTLE(r_, ticket_, fault_))
+	STEP(WRITE_FAULT(r_, ticket_, fault_))
 #else
-	STEP(SETTLE(r_, ticket_, fault_));
+	STEP(WRITE_FAULT(r_, ticket_, fault_));
 	STEP(done[r_] = ticket_)
 #endif
 }
 
-/* C++: condemn (reaper.cpp) */
+/* C++: abort_command (reaper.cpp) */
 #ifdef ROB_THE_LIVING
 #define IS_PUBLISHING(ticket_) false
 #elif defined(NO_ROB)
@@ -36,65 +36,65 @@ inline settle(r_, ticket_, fault_) {
 #else
 #define IS_OTHER(ticket_) (STATE_TICKET(old) != ticket_ && STATE_TICKET(old) + 1 != ticket_)
 #endif
-#define IS_OUT_OF_REACH(ticket_) (old == STATE(ticket_, CONDEMNED) || IS_PUBLISHING(ticket_) || IS_OTHER(ticket_))
+#define IS_OUT_OF_REACH(ticket_) (old == STATE(ticket_, ABORTED) || IS_PUBLISHING(ticket_) || IS_OTHER(ticket_))
 #ifdef NO_TAKE_CAS
 #define IS_SAME(r_) true
 #else
 #define IS_SAME(r_) (state[r_] == old)
 #endif
-inline take_from_and_settle(r_, ticket_, fault_) {
+inline abort_command(r_, ticket_, fault_) {
 	STEP(old = state[r_]);
 	do
 	:: IS_OUT_OF_REACH(ticket_) -> old = 0; break
-	:: atomic { !IS_OUT_OF_REACH(ticket_) && IS_SAME(r_) -> state[r_] = STATE(ticket_, CONDEMNED); old = 0 };
-		settle(r_, ticket_, fault_);
-		num_settled++;
+	:: atomic { !IS_OUT_OF_REACH(ticket_) && IS_SAME(r_) -> state[r_] = STATE(ticket_, ABORTED); old = 0 };
+		write_fault(r_, ticket_, fault_);
+		num_aborted++;
 		break
 	:: atomic { !IS_OUT_OF_REACH(ticket_) && !IS_SAME(r_) -> old = state[r_] }
 	od
 }
 
-inline condemn_row(r_, fault_) {
+inline abort_row(r_, fault_) {
 	STEP(t = ticket[r_]);
 	if
-#ifdef SETTLE_THE_DONE
+#ifdef ABORT_THE_DONE
 	:: true ->
 #else
 	:: WHEN(done[r_] == t)
 	:: WHEN(done[r_] != t) ->
 #endif
-		take_from_and_settle(r_, t, fault_)
+		abort_command(r_, t, fault_)
 	OR_DIE
 	fi
 }
 
-/* C++: condemn_worker (reaper.cpp) */
-inline condemn_worker(w_, fault_) {
+/* C++: abort_commands (reaper.cpp) */
+inline abort_commands(w_, fault_) {
 	STEP(is_gone = (dead[w_] == DIED));
-	condemn_row(ROW(w_, 0), fault_);
+	abort_row(ROW(w_, 0), fault_);
 #if R > 1
-	condemn_row(ROW(w_, 1), fault_);
+	abort_row(ROW(w_, 1), fault_);
 #endif
 #if R > 2
-	condemn_row(ROW(w_, 2), fault_);
+	abort_row(ROW(w_, 2), fault_);
 #endif
-#ifndef NO_SETTLED_COUNT
+#ifndef NO_ABORTED_COUNT
 	if
-	:: num_settled -> count_results(num_settled)
+	:: num_aborted -> count_results(num_aborted)
 	:: else
 	fi;
 #endif
 #ifndef NO_REAPER_RING
 	ring_pool();
 #endif
-	t = 0; is_gone = false; num_settled = 0
+	t = 0; is_gone = false; num_aborted = 0
 }
 
 /* C++: mark_dead (reaper.cpp). With the mutex. */
-inline bury(w_) {
+inline mark_dead(w_) {
 	is_watched[w_] = false;
 #ifdef LATE_DEAD
-	condemn_worker(w_, DIED);
+	abort_commands(w_, DIED);
 #endif
 	STEP(death = dead[w_]; dead[w_] = DIED);
 #if SPINNERS && !defined(NO_SPIN_CLEAR)
@@ -105,21 +105,21 @@ inline bury(w_) {
 #endif
 #if STOPS
 	if
-	:: stuck[w_] != NO_SERVER -> is_gone = true; condemn_row(ROW(w_, stuck[w_]), OVERDUE)
+	:: stuck[w_] != NO_SERVER -> is_gone = true; abort_row(ROW(w_, stuck[w_]), OVERDUE)
 	:: else
 	fi;
-	atomic { stuck[w_] = NO_SERVER; num_settled = 0 };
+	atomic { stuck[w_] = NO_SERVER; num_aborted = 0 };
 #endif
 #ifndef LATE_DEAD
-#if SCRIBBLES && defined(EARLY_BURIED)
-	STEP(buried[w_] = true);
+#if SCRIBBLES && defined(EARLY_REAPED)
+	STEP(reaped[w_] = true);
 #endif
-	condemn_worker(w_, (death == OVERDUE -> NEIGHBOUR : DIED));
+	abort_commands(w_, (death == OVERDUE -> NEIGHBOUR : DIED));
 #endif
-#if SCRIBBLES && !defined(EARLY_BURIED)
+#if SCRIBBLES && !defined(EARLY_REAPED)
 	/* If no words were overwritten, neither this nor the ring after it is needed. */
-	STEP(buried[w_] = true);
-#ifndef NO_BURIED_RING
+	STEP(reaped[w_] = true);
+#ifndef NO_REAPED_RING
 	ring_pool();
 #endif
 #endif
@@ -183,9 +183,9 @@ inline report_end(r_) {
 
 /* C++: start_command (protocol.hpp), perform (perform.cpp) */
 #ifdef NO_TAKE_CHECK
-#define IS_CONDEMNED(t_) false
+#define IS_ABORTED(t_) false
 #else
-#define IS_CONDEMNED(t_) (STATE_TICKET(old) == t_)
+#define IS_ABORTED(t_) (STATE_TICKET(old) == t_)
 #endif
 #ifdef NO_TAKE_COMPARE
 #define IS_UNMOVED(r_) true
@@ -212,7 +212,7 @@ inline report_end(r_) {
 #define BEGIN(r_, t_) \
 	assert(has_calls[w]); \
 	if :: kind[r_] == RESET -> at[r_] = 1 :: else -> assert(at[r_] > 0); at[r_]++ fi
-#define WRITE_ROW(r_) if :: deviations && phase[r_] == PLAYING -> deviations--; place[r_] = 9 :: place[r_] = at[r_] fi
+#define WRITE_ROW(r_) if :: deviations && phase[r_] == REPLAYING -> deviations--; place[r_] = 9 :: place[r_] = at[r_] fi
 #else
 #define IS_NEXT(r_, t_) true
 #define BEGIN(r_, t_) skip
@@ -232,7 +232,7 @@ inline hang() {
 #endif
 }
 
-#define OWNS(r_, t_) assert(state[r_] == STATE(t_, PUBLISHING) && settled[r_] < t_)
+#define OWNS(r_, t_) assert(state[r_] == STATE(t_, PUBLISHING) && last_fault[r_] < t_)
 #ifdef NO_CLAIM
 #define IS_MINE(r_, t_) true
 #else
@@ -248,11 +248,11 @@ inline publish(r_, t_) {
 		group--;
 #endif
 #ifdef DONE_BEFORE_DATA
-		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); honest[r_] = t_);
+		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); last_result[r_] = t_);
 #endif
 		STEP(OWNS(r_, t_); data[r_] = t_; fault[r_] = NONE; WRITE_ROW(r_));
 #ifndef DONE_BEFORE_DATA
-		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); honest[r_] = t_);
+		STEP(OWNS(r_, t_); STORE_DONE(r_, t_); last_result[r_] = t_);
 #endif
 		group++;
 		if
@@ -268,13 +268,13 @@ inline publish(r_, t_) {
 inline do_command(r_, t_) {
 	STEP(old = state[r_]);
 	if
-	:: IS_CONDEMNED(t_)
-	:: atomic { WHEN(!IS_CONDEMNED(t_) && IS_UNMOVED(r_)) -> TAKE(r_, t_) };
+	:: IS_ABORTED(t_)
+	:: atomic { WHEN(!IS_ABORTED(t_) && IS_UNMOVED(r_)) -> TAKE(r_, t_) };
 		report_begin(r_, COMMAND);
 		hang();
 		publish(r_, t_);
 		report_end(r_)
-	:: WHEN(!IS_CONDEMNED(t_) && !IS_UNMOVED(r_))
+	:: WHEN(!IS_ABORTED(t_) && !IS_UNMOVED(r_))
 	OR_DIE
 	fi;
 	served[(r_) % R] = t_; old = 0

@@ -47,7 +47,7 @@
 #define MORTAL 1        /* 1: a worker that is given up may be killed at any point, 0: it is a thread and continues */
 #endif
 #ifndef REVIVES
-#define REVIVES 0       /* dead workers that are replaced, or not: a restart may fail */
+#define REVIVES 0       /* dead workers that are restarted, or not: a restart may fail */
 #endif
 #ifndef RETRIES
 #define RETRIES 0       /* restarts that follow one that failed */
@@ -119,7 +119,7 @@
 /* Row states: ticket << 2 | phase. */
 #define RUNNING 1
 #define PUBLISHING 2
-#define CONDEMNED 3
+#define ABORTED 3
 #define STATE(ticket_, phase_) ((ticket_) * 4 + phase_)
 #define STATE_TICKET(word_) ((word_) / 4)
 #define STATE_PHASE(word_) ((word_) % 4)
@@ -138,10 +138,10 @@
 #define EARLY 2
 
 /* PoolControl. Each bell has one sleeper: only whether the bell has moved since that thread read it matters, and that is modelled. */
-byte count, want;
+byte count, ring_at;
 bool bell, parked, asleep;               /* asleep: in the kernel's queue */
 bool eager;
-byte before[W + 3] = 255;                /* value of count when a thread added to it; 255: the thread has read want since */
+byte before[W + 3] = 255;                /* value of count when a thread added to it; 255: the thread has read ring_at since */
 byte spinners;                           /* one bit per worker, and the learner's */
 
 /* WorkerControl */
@@ -159,14 +159,14 @@ bool sigkill[W], hung[W], exited[W], ended[W], respawn[W];
 bool frozen[W + 3];                     /* lives but executes nothing. Only workers */
 byte hangs = HANGS;
 byte slices = SLICES;
-bool buried[W];
+bool reaped[W];
 byte stuck[W] = NO_SERVER;               /* Watched::stuck: the server whose publishing never ends */
-byte books[NR];                          /* the ticket of EnvRecord, or of CommandWriter */
+byte newest_ticket[NR];                  /* the ticket of EnvRecord, or of CommandWriter */
 bool mutex;                              /* Reaper::mutex_ */
 bool is_watched[W] = true;
 byte generation[W];
 bool is_restarting[W];                   /* CommandWriter::is_restarting_: commands are for the next worker, and get their tickets at the end of the restart */
-byte order = NOBODY;                     /* the worker that a restart task is to replace */
+byte order = NOBODY;                     /* the worker that a restart task is to restart */
 bool is_task_done[W], is_task_good[W];   /* its outcome: RestartTask */
 bool is_notified;                        /* PoolState::is_notified_ */
 byte interrupts = INTERRUPTS;
@@ -177,13 +177,13 @@ byte num_posted[W], replies[W];
 
 /* Ghosts: what the assertions remember */
 byte executed[NR];                       /* ticket of the last command whose env.step began */
-byte honest[NR];                         /* ticket of the last result that its owner published */
-byte settled[NR];                        /* ticket of the last command that a fault ended */
+byte last_result[NR];                    /* ticket of the last result that its owner published */
+byte last_fault[NR];                     /* ticket of the last command that a fault ended */
 byte began_at[NR];                       /* the worker's progress when the running command began */
 byte early_at[W];                        /* the worker's progress when the last early reset began */
 
 #if LIVES
-byte life[W], addressee[NR];             /* how often a worker was to be replaced; the successor for which a command is meant */
+byte life[W], addressee[NR];             /* how often a restart of a worker was begun; the successor for which a command is meant */
 #define RENEW(w_) life[w_]++
 #define BE_RENEWED my_life = life[w]
 #define ADDRESS(r_) addressee[r_] = life[(r_) / R]
@@ -199,11 +199,11 @@ bool scribbled[NR];                      /* of such a row only the end of its co
 byte mortal[NR];                         /* the command that was outstanding when its worker died */
 #define IS_SCRIBBLED(r_) scribbled[r_]
 #define SET_SCRIBBLED(r_, is_) scribbled[r_] = is_
-#define NOTE_MORTAL(r_) mortal[r_] = books[r_]
+#define NOTE_MORTAL(r_) mortal[r_] = newest_ticket[r_]
 #ifdef NO_LOST_WITH
 #define IS_LOST(r_) false
 #else
-#define IS_LOST(r_) (mortal[r_] == books[r_])
+#define IS_LOST(r_) (mortal[r_] == newest_ticket[r_])
 #endif
 #else
 #define IS_SCRIBBLED(r_) false
@@ -219,10 +219,10 @@ byte row[NR], kind[NR];                  /* the row that the result goes to; the
 byte wrote[NR], reset_life[NR] = 255;    /* the row of the newest result; which of the workers has reset the env last */
 bool is_staged[NR], is_rebuilt[NR], has_deferred;  /* of SpareQueue */
 byte behind[NR];
-#define PUBLISHED(r_) (books[r_] - behind[r_])
+#define PUBLISHED(r_) (newest_ticket[r_] - behind[r_])
 #define SERVER(e_) server[e_]
 #else
-#define PUBLISHED(r_) books[r_]
+#define PUBLISHED(r_) newest_ticket[r_]
 #define SERVER(e_) e_
 #endif
 #if REPLAYS
@@ -231,7 +231,7 @@ byte behind[NR];
 /* Replay::phase: none, it waits for a worker, it plays, it is paused until the learner handles its event. */
 #define NO_REPLAY 0
 #define WAITING 1
-#define PLAYING 2
+#define REPLAYING 2
 #define PAUSED 3
 byte kind[NR];                           /* the kind of command */
 byte at[NR];                             /* how much of its episode an env object has done: 0 nothing, 1 reset, 2 one step … */
@@ -239,7 +239,7 @@ byte place[NR];                          /* of the newest result: `at` when it w
 byte phase[NR];
 byte deviations = DEVIATIONS;
 bool has_calls[W] = true;                /* its env objects have got their calls, or have lost none */
-byte event[NR], call[NR];                /* HeldEnvs::events_; the future of a call that is repeated after the last step */
+byte event[NR], call[NR];                /* SuspendedEnvs::events_; the future of a call that is repeated after the last step */
 #define NO_EVENT 0
 #define PLAYED 1
 #define DIFFERS 2
@@ -248,9 +248,9 @@ byte event[NR], call[NR];                /* HeldEnvs::events_; the future of a c
 #define OPEN 1
 #define ANSWERED 2
 #define UNANSWERED 3
-#define IS_ANY_PLAYING (phase[0] == PLAYING || phase[NR - 1] == PLAYING)
+#define IS_ANY_REPLAYING (phase[0] == REPLAYING || phase[NR - 1] == REPLAYING)
 #define IS_ANY_EVENT (event[0] || event[NR - 1])
-#define IS_ANY_HELD (phase[0] || phase[NR - 1])
+#define IS_ANY_SUSPENDED (phase[0] || phase[NR - 1])
 #define IS_IN_REPLAY(r_) (phase[r_] != NO_REPLAY)
 #else
 #define IS_IN_REPLAY(r_) false
@@ -330,18 +330,18 @@ inline ring_worker(w_) { ring(worker_bell[w_], worker_parked[w_], worker_asleep[
 inline ring_pool() { ring(bell, parked, asleep) }
 
 /* C++: count_results (protocol.hpp). Like every locked instruction it empties the store buffer of its thread. */
-#ifdef EQUAL_WANT
-#define IS_CROSSED(group_) (before[me] + group_ == want)
+#ifdef EQUAL_RING_AT
+#define IS_CROSSED(group_) (before[me] + group_ == ring_at)
 #else
-#define IS_CROSSED(group_) (before[me] < want && want <= before[me] + group_)
+#define IS_CROSSED(group_) (before[me] < ring_at && ring_at <= before[me] + group_)
 #endif
 inline count_results(group_) {
-#ifdef EARLY_WANT
+#ifdef EARLY_RING_AT
 	if
-	:: atomic { WHEN(count < want && want <= count + group_) -> before[me] = 255 };
+	:: atomic { WHEN(count < ring_at && ring_at <= count + group_) -> before[me] = 255 };
 		STEP(DRAIN_OWN; count = count + group_);
 		ring_pool()
-	:: WHEN(!(count < want && want <= count + group_)) -> STEP(DRAIN_OWN; count = count + group_)
+	:: WHEN(!(count < ring_at && ring_at <= count + group_)) -> STEP(DRAIN_OWN; count = count + group_)
 	OR_DIE
 	fi
 #else
@@ -372,7 +372,7 @@ inline sleep(bell_, parked_, asleep_) {
 	:: atomic { WHEN(spurious && asleep_) -> spurious--; asleep_ = false }
 #endif
 #if INTERRUPTS
-	:: atomic { WHEN(me == LEARNER && interrupts && asleep_) -> asleep_ = false }  /* what follows: wait_ids() */
+	:: atomic { WHEN(me == LEARNER && interrupts && asleep_) -> asleep_ = false }  /* what follows: wait_until_done() */
 #endif
 	OR_DIE
 	fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the documentation site into build/site/html, in an environment of its own beside .venv. Warnings are errors.
-# Usage: build_docs.sh PYTHON. STEPMILL_DOCS_ONLINE=1 takes the inventories of other projects from the network.
+# Usage: build_docs.sh PYTHON. STEPMILL_DOCS_ONLINE=1 takes the inventories of other projects from
+# the network, and fetches every page of other sites that is linked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -12,5 +13,7 @@ side=$("$python" scripts/side_env.py build/docs-venv --editable)
 PIP_CONSTRAINT='' "$side" -m pip install -q -r docs/requirements.txt
 "$side" scripts/docs_pages.py
 "$side" -m sphinx --fail-on-warning --keep-going --nitpicky -q --jobs 2 -b html build/site/source build/site/html
-"$side" scripts/docs_links.py build/site/html
+online=()
+[ "${STEPMILL_DOCS_ONLINE:-}" = 1 ] && online=(--online)
+"$side" scripts/docs_links.py build/site/html "${online[@]}"
 echo "the site is build/site/html/index.html"

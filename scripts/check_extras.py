@@ -120,6 +120,34 @@ env.reset(seed=0)
 assert env.step({"a": 0, "b": 1})[1] == {"a": 1.0, "b": 1.0}
 env.close()
 """,
+    "plot": """
+import pathlib, subprocess, sys
+command = [sys.executable, "-m", "stepmill", "bench", "CartPole-v1", "--against", "gymnasium", "--round-seconds", "0.1", "--chart", "bars.png"]
+subprocess.run(command, check=True)
+assert pathlib.Path("bars.png").read_bytes().startswith(b"\\x89PNG")
+""",
+    "video": """
+import pathlib, subprocess, sys
+pathlib.Path("drawn.py").write_text('''
+import gymnasium, numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Drawn(CartPoleEnv):
+    def render(self):
+        return np.zeros((64, 64, 3), np.uint8)
+
+gymnasium.register("Drawn-v0", Drawn)
+''')
+command = [sys.executable, "-m", "stepmill", "run", "drawn:Drawn-v0", "--num-envs", "2", "--seconds", "1", "--video", "out.mp4"]
+subprocess.run(command, check=True)
+assert pathlib.Path("out.mp4").stat().st_size > 0
+""",
+    "ray": """
+import gymnasium, stepmill
+with stepmill.Pool([lambda: gymnasium.make("CartPole-v1")] * 2, backend="ray") as pool:
+    pool.reset(seed=0)
+    pool.step([0, 1])
+""",
 }
 
 

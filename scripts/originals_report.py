@@ -13,14 +13,18 @@ HEAD = """# The originals' own tests, run with stepmill's classes
 
 Written by `make test-originals`; do not edit. Each suite is the original library's own test code, from its public repository or
 its package, with our classes in the place of its own. "Listed" cases fail, each for the reason below; a failure that is not
-listed fails the run. A suite's checkout lies in the folder that `STEPMILL_ORIGINALS` names; a suite without its checkout is
-left out.
+listed fails the run. "Our tests" passed, too: tests of stepmill that run programs with the original and with stepmill, or that
+compare their signatures; actorcritic has no tests of its own. A suite's checkout lies in the folder that `STEPMILL_ORIGINALS`
+names; a suite without its checkout is left out.
 """
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one suite. Without `faults`, all `failed` cases are in the list of expected failures."""
+    """The result of one suite. Without `faults`, all `failed` cases are in the list of expected failures.
+
+    `own_tests` of stepmill passed in the original's environment.
+    """
 
     suite: str
     title: str
@@ -33,6 +37,7 @@ class Result:
     skipped: int
     faults: int
     training: dict[str, Any] | None
+    own_tests: int = 0
 
 
 def write_report() -> None:
@@ -53,19 +58,19 @@ def read_result(name: str) -> Result | None:
 
 def _table(found: list[tuple[Suite, Result | None]], page: str) -> str:
     lines = [
-        "| suite | version | checkout | cases | passed | listed | skipped | not as listed | seconds | date |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| suite | version | checkout | cases | passed | listed | skipped | not as listed | our tests | seconds | date |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for suite, result in found:
         if result is None:
             results, _, _ = page.partition("## Trainings")
-            lines += _rows_of(suite, results) or [f"| {suite.title} | - | - | not run | | | | | | |"]
+            lines += _rows_of(suite, results) or [f"| {suite.title} | - | - | not run | | | | | | | |"]
             continue
         checkout = f"`{suite.source}` at {result.commit[:10]}" if suite.source else "the package"
         cases = result.passed + result.failed + result.skipped
         lines.append(
             f"| {result.title} | {result.version or '-'} | {checkout} | {cases} | {result.passed} | {result.failed} "
-            f"| {result.skipped} | {result.faults} | {result.seconds:.0f} | {result.date} |"
+            f"| {result.skipped} | {result.faults} | {result.own_tests} | {result.seconds:.0f} | {result.date} |"
         )
     return "\n".join(lines)
 

@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 python=$1
 shift
 side=$(scripts/frontends_env.sh "$python")
-"$side" -m pytest tests/frontends --ignore tests/frontends/jax -m "not soak" --covers=build/covers/frontends.json "$@"
+"$side" -m pytest -n 4 --dist worksteal tests/frontends --ignore tests/frontends/jax -m "not soak" --covers=build/covers/frontends.json "$@"
 # After JAX is imported, every fork of the process issues a warning, so the tests with JAX run in a separate process.
 "$side" -m pytest tests/frontends/jax -m "not soak" --covers=build/covers/jax.json "$@"

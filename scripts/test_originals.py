@@ -70,12 +70,11 @@ def run_suite(suite: Suite, *, compare: bool, trains: bool) -> list[str]:
         original = run_cases(suite, python, path, source, [])
         found = unexpected(original, suite.original, suite.original_unsteady)
         faults += [f"with its own classes, {fault}" for fault in found]
-    seconds = time.monotonic() - began
     for case in sorted(outcomes):
         if outcomes[case] == "failed":
             print(f"  {case}: {reason_of(case, {**suite.ours, **suite.ours_unsteady}) or 'NOT LISTED'}")
-    if suite.own_tests:
-        faults += run_own_tests(suite, python, path)
+    num_own = run_own_tests(suite, python, path, faults) if suite.own_tests else 0
+    seconds = time.monotonic() - began
     last = read_result(suite.name)
     training = None if last is None else last.training
     if suite.training and trains:
@@ -92,10 +91,11 @@ def run_suite(suite: Suite, *, compare: bool, trains: bool) -> list[str]:
         seconds=seconds,
         **counts,
         faults=len(faults),
+        own_tests=num_own,
         training=training,
     )
     store(result)
-    print(f"  {counts}, {len(faults)} faults, {seconds:.0f} s", flush=True)
+    print(f"  {counts}, {num_own} tests of stepmill, {len(faults)} faults, {seconds:.0f} s", flush=True)
     return faults
 
 
@@ -179,15 +179,20 @@ def read_outcomes(report: Path, log: Path) -> dict[str, str]:
     return outcomes
 
 
-def run_own_tests(suite: Suite, python: Path, path: list[Path]) -> list[str]:
-    """Run stepmill's own tests in the environment of the original, and return the problems."""
+def run_own_tests(suite: Suite, python: Path, path: list[Path], faults: list[str]) -> int:
+    """Run stepmill's own tests in the environment of the original; return how many passed, and add to the faults."""
     print(f"{suite.title}: stepmill's own tests", flush=True)
     # What the originals import warns of much that is none of our business.
     command = [str(python), "-m", "pytest", "-q", "-o", "filterwarnings=default", "-m", "not soak", *suite.own_tests]
     command += [f"--covers=build/covers/originals-{suite.name}.json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    run = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    return [] if run.returncode == 0 else ["stepmill's own tests failed"]
+    report = ROOT / "build" / "originals" / f"own-{suite.name}.xml"
+    report.unlink(missing_ok=True)
+    run = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, env=environment, check=False)
+    if run.returncode:
+        faults.append("stepmill's own tests failed")
+    cases = ET.parse(report).iter("testcase") if report.exists() else ()
+    return sum(not {part.tag for part in case} & {"failure", "error", "skipped"} for case in cases)
 
 
 def run_training(suite: Suite, python: Path, path: list[Path], faults: list[str]) -> dict[str, object] | None:

@@ -14,5 +14,7 @@ side=$("$python" scripts/side_env.py .venvs/ray --editable)
 if [ $# -gt 0 ]; then
     exec "$side" -m pytest --where ray -m "not soak" "$@"
 fi
-"$side" -m pytest --where ray -m "ray and not soak" --covers=build/covers/ray.json tests/ray
+# The other contract tests take minutes, since each starts actors: make test-ray PYTEST_ARGS="-m ray tests/contract"
+"$side" -m pytest --where ray -m "ray and not soak" --covers=build/covers/ray.json tests/ray \
+    tests/contract/test_pool_sync.py tests/contract/test_pool_async.py
 "$side" -m pytest tests/frontends/test_examples.py -k ray_cartpole

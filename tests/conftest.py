@@ -17,6 +17,7 @@ os.environ.setdefault("STEPMILL_LEAK_WARNINGS", "1")  # programs that leak nativ
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import faulthandler
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,7 +34,7 @@ from tests.harness.pools import EnvFns, make_pool, make_vector_env
 from tests.harness.sanitizer import fork_at_rest
 
 pytest_plugins = ["pytester"]
-HANG_S = 300.0
+HANG_S = 400.0  # more than the timeout of pytest, which shows more
 _REPORT = pytest.StashKey[pytest.TestReport]()
 
 hypothesis.settings.register_profile(
@@ -49,6 +50,9 @@ hypothesis.settings.load_profile("stepmill")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--where", default="serial,thread,fork", help="backends of the tests that run on several")
+    parser.addoption(
+        "--node-kills", type=int, default=30, help="per round of tests/ray/test_ray_chaos.py, with -m soak"
+    )
     parser.addoption("--covers", type=Path, metavar="FILE", help="write which ids of docs/coverage.toml were shown")
 
 
@@ -63,6 +67,22 @@ def pytest_configure(config: pytest.Config) -> None:
     leaks.adopt_orphans()
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
         fork_at_rest()
+
+
+def pytest_collection_finish() -> None:
+    freeze_what_stays()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is not None and item.path != nextitem.path:
+        freeze_what_stays()
+
+
+def freeze_what_stays() -> None:
+    """Leave tests and modules out of garbage collections: tests that collect garbage wait for them, and forks copy their pages."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +120,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that use the fixture `where` below on the backends of --where. A module may define a fixture of that name itself."""
     is_given = any("where" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "where" in metafunc.fixturenames and not is_given and not hasattr(metafunc.module, "where"):
-        metafunc.parametrize("where", metafunc.config.getoption("--where").split(","), indirect=True)
+        names = metafunc.config.getoption("--where").split(",")
+        params = [pytest.param(name, marks=pytest.mark.ray) if name == "ray" else name for name in names]
+        metafunc.parametrize("where", params, indirect=True)
 
 
 @pytest.fixture

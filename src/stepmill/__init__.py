@@ -4,6 +4,7 @@
     VectorEnv([make_env] * 64)                 the same, of your own envs
     Pool([make_env] * 64, batch_size=16)       envs in the order in which they are ready
     PoolOptions                                all options, which are keywords of the three above
+    tune("CartPole-v1", num_envs=64)           finds how to run an env on this machine
     testing.check_env(make_env)                checks that an env is deterministic and fits its spaces
 
 `stepmill.frontends` replaces classes of other libraries, `stepmill.kernels` runs compiled envs, and `stepmill.torch` returns
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from stepmill.frontends.rollout import RolloutBatch as RolloutBatch
     from stepmill.kernels import get_include as get_include
     from stepmill.kernels import kernel as kernel
+    from stepmill.observe.tune import tune as tune
+    from stepmill.observe.tune_result import TuneResult as TuneResult
     from stepmill.pool.pool import Pool as Pool
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
@@ -66,6 +69,8 @@ _MODULE_OF = {
     "kernels": "stepmill.kernels",
     "testing": "stepmill.testing",
     "timers": "stepmill.timers",
+    "TuneResult": "stepmill.observe.tune_result",
+    "tune": "stepmill.observe.tune",
     "Pool": "stepmill.pool.pool",
     "Batch": "stepmill.spec.batch",
     "EnvSpec": "stepmill.spec.env",
@@ -115,6 +120,7 @@ __all__ = [
     "RolloutBatch",
     "Seeding",
     "StepmillError",
+    "TuneResult",
     "UsageError",
     "VectorEnv",
     "WorkerDied",
@@ -125,6 +131,7 @@ __all__ = [
     "make_vec",
     "testing",
     "timers",
+    "tune",
 ]
 
 

@@ -36,6 +36,18 @@ def bucket_stops_ns() -> list[int]:
     Return, for each bucket of the histograms of durations, the shortest time in ns that is above it.
     """
 
+ENV_IDLE: int = 0
+
+ENV_BUSY: int = 1
+
+ENV_READY: int = 2
+
+ENV_FAULTED: int = 3
+
+ENV_EXHAUSTED: int = 4
+
+ENV_NEEDS_RESET: int = 5
+
 REPLAY_PLACE: int = 0
 
 REPLAY_PLAYED: int = 1
@@ -163,9 +175,9 @@ class PoolState:
         Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.
         """
 
-    def attach_helper(self, helper: object) -> None:
+    def attach_advance(self, advance: object) -> None:
         """
-        Run a foreign pool in the calling thread: helper(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.
+        Run a foreign pool in the calling thread: advance(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.
         """
 
     def step(self, actions: object) -> tuple[Any, ...] | None:
@@ -237,10 +249,10 @@ class PoolState:
         Return (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of each pending env with a fault.
         """
 
-    def fail(self, env_ids: object) -> None:
+    def mark_envs_faulted(self, env_ids: object) -> None:
         """Make pending envs with a fault FAULTED."""
 
-    def discard(self, env_ids: object | None) -> None:
+    def discard_results(self, env_ids: object | None) -> None:
         """Drop the ready results of these envs."""
 
     def truncate(self, env_id: int, fault_info: object) -> None:
@@ -248,7 +260,7 @@ class PoolState:
         End the episode of an env that has a fault, marked as truncated; try a reset again instead.
         """
 
-    def lose_envs(self, env_ids: object, fault_info: object) -> None:
+    def mark_envs_lost(self, env_ids: object, fault_info: object) -> None:
         """Cut short the next step of those of these envs that are idle."""
 
     def mark_new(self, env_ids: object) -> None:
@@ -259,14 +271,14 @@ class PoolState:
         Return the position of an env object: (episodes begun, results of this one, of the previous one, is commanded, is between episodes, is staged).
         """
 
-    def begin_replacement(self, worker: int, is_replayed: bool) -> None:
+    def begin_restart(self, worker: int, is_replayed: bool) -> None:
         """
-        Make commands for a worker's envs wait for its successor; with is_replayed, hold these envs.
+        Make commands for a worker's envs wait for its successor; with is_replayed, suspend these envs.
         """
 
     def clear_dead_worker(self, worker: int) -> None:
         """
-        Condemn the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
+        Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
         """
 
     def set_pid(self, worker: int, pid: int) -> None:
@@ -277,12 +289,12 @@ class PoolState:
     def count_death(self, worker: int) -> None:
         """Count a death of a worker, for statistics."""
 
-    def finish_replacement(self, worker: int, pidfd: int) -> None:
+    def finish_restart(self, worker: int, pidfd: int) -> None:
         """
         Watch the successor, which serves the slab, and publish the commands that waited for it.
         """
 
-    def cancel_replacement(self, worker: int) -> None:
+    def cancel_restart(self, worker: int) -> None:
         """
         Turn the commands of the worker's envs into faults, since there is no successor.
         """
@@ -310,20 +322,20 @@ class PoolState:
         Return (env_id, REPLAY_..., step) of each replay that waits for Python, once.
         """
 
-    def hold(self, env_id: int) -> None:
+    def suspend(self, env_id: int) -> None:
         """
-        Hold an env that has a fault: it counts as busy until its replay has ended.
+        Suspend an env that has a fault: it counts as busy until its replay has ended.
         """
 
-    def is_held(self, env_id: int) -> bool:
-        """Return whether the env is held for a replay."""
+    def is_suspended(self, env_id: int) -> bool:
+        """Return whether the env is suspended for a replay."""
 
-    def held_envs(self) -> list[int]:
-        """Return the envs that are held for a replay."""
+    def suspended_envs(self) -> list[int]:
+        """Return the envs that are suspended for a replay."""
 
     def begin_replay(self, env_id: int, places: object) -> bool:
         """
-        Play the episode of a held env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.
+        Play the episode of a suspended env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.
         """
 
     def continue_replay(self, env_id: int) -> None:
@@ -334,7 +346,7 @@ class PoolState:
 
     def fail_replay(self, env_id: int) -> None:
         """
-        Release an env that cannot be replayed; truncate() or lose_envs() must follow.
+        Release an env that cannot be replayed; truncate() or mark_envs_lost() must follow.
         """
 
     def is_pending(self, env_id: int) -> bool:
@@ -374,9 +386,7 @@ class PoolState:
         """Return the envs whose result can be received."""
 
     def states(self) -> list[int]:
-        """
-        Return per env: 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted, 5 needs a reset.
-        """
+        """Return per env the number of its EnvState."""
 
     def num_ended(self) -> list[int]:
         """Return per env how many episodes of its budget have ended."""
@@ -404,7 +414,7 @@ class PoolState:
     def envs_of(self, worker: int) -> list[int]:
         """Return the envs that a worker's servers serve."""
 
-    def restore_order(self) -> None:
+    def reset_server_order(self) -> None:
         """Assign each env to the server of its number, and queue the spares."""
 
     def claim_staged(self, env_ids: object | None) -> None:
@@ -602,33 +612,38 @@ class KernelLoop:
 
     def __init__(self, slab: Slab, settings: dict) -> None: ...
 
-    def help(self, is_waiting: bool) -> bool:
+    def advance(self, is_waiting: bool) -> bool:
         """
-        Begin what was commanded; to wait, run envs, or wait for one. Whether there was anything.
+        Begin new commands and, if is_waiting, run envs or wait for one. Return whether there was anything to do.
         """
 
     def run_until(self, server: int, after_ticket: int) -> None:
-        """
-        Do what was commanded of an env, if its ticket is at most after_ticket.
-        """
+        """Finish the command of an env, if its ticket is at most after_ticket."""
 
     def stop(self, timeout_s: float) -> bool:
-        """End the threads. False: one is still in an env, and is left behind."""
+        """
+        End the threads. Return False if one is still in an env; it is not joined.
+        """
+
+    def last_reported(self) -> int | None:
+        """
+        Return the env that was reported last because it did not return within step_timeout_s, or None. For any thread.
+        """
 
     def state_of(self, server: int) -> Any:
-        """The bytes of an env's state, a view."""
+        """Return a view of the bytes of an env's state."""
 
     def snapshot(self, server: int) -> bytes:
-        """A copy of all that an env remembers."""
+        """Return a copy of the state of an env and of its newest result."""
 
     def restore(self, server: int, snapshot: bytes) -> None:
-        """Make an env what it was."""
+        """Restore a snapshot."""
 
     def clear(self) -> None:
-        """Make all envs as they were before their first reset."""
+        """Set all envs back to their state before the first reset."""
 
     def release(self) -> None:
-        """Drop every reference to Python objects."""
+        """Drop all references to Python objects."""
 
 class PoolRelay:
     """
@@ -651,6 +666,11 @@ class PoolRelay:
 
     def tickets_of(self, worker: int) -> list[int]:
         """Return the newest ticket of each server of a worker."""
+
+    def is_published(self, worker: int, local: int, ticket: int) -> bool:
+        """
+        Return whether the result of a command, or of a later one of its server, is in the pool's slab.
+        """
 
     def mark_serving(self, worker: int) -> None:
         """

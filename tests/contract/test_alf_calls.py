@@ -240,6 +240,21 @@ def test_threads_of_a_process_are_as_asked_for_and_other_start_methods_are_refus
         env_of([AlfCounter], start_method="thread")
 
 
+@pytest.mark.covers("A-1")
+def test_threads_and_start_method_may_be_given_by_position_as_in_alf():
+    def threads_and_context(env_id):
+        return AlfCounter(int(os.environ["OMP_NUM_THREADS"]))
+
+    with FastParallelEnvironment([threads_and_context], False, False, True, 0, 3, "spawn", as_tensors=False) as env:
+        assert env.envs[0].made_with == 3
+    with pytest.raises(AssertionError, match="Unrecognized start method 'thread'"):
+        FastParallelEnvironment([AlfCounter], False, False, True, 0, 1, "thread")
+    with pytest.raises(TypeError, match=r"\('name',\) follow start_method"):
+        FastParallelEnvironment([AlfCounter], False, False, True, 0, 1, "fork", "name")
+    with pytest.raises(TypeError, match="start_method given by position and by name"):
+        FastParallelEnvironment([AlfCounter], False, False, True, 0, 1, "fork", start_method="fork")
+
+
 def test_the_serial_backend_gives_the_same(env_of):
     options = stepmill.PoolOptions(backend="serial")
     env, reference = env_of([RandomAlf] * 2, options=options), env_of([RandomAlf] * 2)

@@ -43,7 +43,7 @@ def actions(num, value=1.0):
 # ---- what it returns --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("A-8", "A-10", "G-16")
+@pytest.mark.covers("A-8", "A-10", "G-16/cases")
 def test_a_hundred_steps_are_those_of_the_envs_stepped_one_by_one(env_of):
     env, reference = env_of([RandomAlf] * 2), Reference([RandomAlf] * 2)
     assert env.seed([0, 1]) == reference.seed([0, 1]) == [0, 10]

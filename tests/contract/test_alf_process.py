@@ -96,6 +96,16 @@ def test_starting_need_not_wait_for_the_env():
         assert env.reset().step_type == 0
 
 
+def test_a_batched_env_resets_all_rows_first_and_keeps_its_time_step_as_in_alf():
+    env = BatchEnvironmentWrapper([AlfCounter(i) for i in range(2)])
+    assert env.current_time_step() is None
+    first = env.step(np.array([3, 4], np.float32))
+    assert first.step_type.tolist() == [0, 0]
+    assert env.current_time_step() is first
+    assert env.step(np.array([3, 4], np.float32)) is env.current_time_step()
+    env.sync_progress()
+
+
 @pytest.mark.covers("A-1")
 def test_use_out_of_turn_is_an_assertion_error():
     env = ProcessEnvironment(AlfCounter)
@@ -108,6 +118,8 @@ def test_use_out_of_turn_is_an_assertion_error():
     env.close()
     with pytest.raises(AssertionError, match="Unrecognized start method 'x'"):
         ProcessEnvironment(AlfCounter, start_method="x")
+    with pytest.raises(AssertionError, match="Unrecognized start method 'x'"):  # by position, as in ALF
+        ProcessEnvironment(AlfCounter, 0, False, False, 0, 1, "x", "name")
 
 
 @pytest.mark.covers("A-22", "A-B8")

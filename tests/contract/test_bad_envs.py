@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 
@@ -247,7 +248,7 @@ def _with(name, value):
     return env
 
 
-@pytest.mark.covers("G-13")
+@pytest.mark.covers("G-13/compared")
 @pytest.mark.parametrize(
     "other",
     [
@@ -308,9 +309,38 @@ def test_a_constructor_that_never_ends_is_given_up(pool_of):
         pool_of([CountingEnv, partial(SlowEnv, construct_s=600)], num_workers=2, start_timeout_s=1.0)
 
 
-@pytest.mark.covers("G-13")
+@pytest.mark.covers("G-13/builds")
 def test_no_env_is_built_outside_its_worker(pool_of):
     pool = pool_of(counting_envs(4))
     assert pool.get_attr("num_resets") == (0, 0, 0, 0)
     places = pool.call("locate")
     assert len(set(places)) == max(1, pool.num_workers)
+
+
+class RecordedEnv(CountingEnv):
+    """Writes the process that builds it to a file."""
+
+    def __init__(self, path):
+        super().__init__()
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+@pytest.mark.covers("G-13/builds")
+def test_each_env_is_built_once_and_in_its_workers_process(where, pool_of, tmp_path):
+    pool = pool_of([partial(RecordedEnv, tmp_path / "built")] * 4, num_workers=2)
+    pool.reset(seed=0)
+    built = [int(line) for line in (tmp_path / "built").read_text().splitlines()]
+    assert len(built) == 4
+    assert (os.getpid() in built) is (where in ("serial", "thread"))
+
+
+class OldReset(CountingEnv):
+    def reset(self):
+        return super().reset()[0]
+
+
+def test_an_env_with_the_reset_of_old_gym_is_refused_with_gymnasiums_signature(pool_of):
+    pool = pool_of([OldReset])
+    with pytest.raises(stepmill.EnvError, match=r"have reset\(self, \*, seed=None, options=None\)"):
+        pool.reset(seed=0)

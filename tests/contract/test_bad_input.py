@@ -145,10 +145,26 @@ def test_ids_that_are_not_there_or_come_twice_are_refused(counting_pool, ids, na
 @ONE_BACKEND
 @pytest.mark.parametrize("ids", [[0.0, 1.0], ["0"], np.array([0.5]), "01", [[0], [1]], 1, [None]], ids=repr)
 def test_ids_that_are_no_whole_numbers_are_refused(counting_pool, ids):
-    with pytest.raises(stepmill.UsageError):
-        counting_pool.send([1, 1], ids)
-    with pytest.raises(stepmill.UsageError):
-        counting_pool.reset(env_ids=ids)
+    _assert_refused(counting_pool, ids, "env_ids")
+
+
+@ONE_BACKEND
+@pytest.mark.parametrize("mask", [[True, False, True], np.array([True, False, True])], ids=["list", "array"])
+def test_a_mask_in_place_of_ids_is_refused(counting_pool, mask):
+    with pytest.raises(stepmill.UsageError, match="flatnonzero"):
+        counting_pool.reset(env_ids=mask)
+    _assert_refused(counting_pool, mask, "env_ids")
+
+
+def _assert_refused(counting_pool, ids, text):
+    for attempt in (
+        lambda: counting_pool.send([1, 1], ids),
+        lambda: counting_pool.reset(env_ids=ids),
+        lambda: counting_pool.call("add", 1.0, env_ids=ids),
+        lambda: counting_pool.render(env_ids=ids),
+    ):
+        with pytest.raises(stepmill.UsageError, match=text):
+            attempt()
     _assert_whole(counting_pool)
 
 
@@ -345,3 +361,36 @@ def test_a_pool_is_inert_in_a_forked_child(pool_of):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pool.step([3, 4]).reward.tolist() == [3.0, 4.0]
+
+
+# ---------------------------------------------------------------- sentences that end a mistake
+
+
+@pytest.mark.parametrize(
+    ("env_fns", "text"),
+    [
+        ("CartPole-v1", r"the string 'CartPole-v1'; .* stepmill.make_vec\('CartPole-v1', num_envs=8\)"),
+        (["CartPole-v1"] * 2, r"env_fns\[0\] is a str; .* lambda: gymnasium.make\('CartPole-v1'\)"),
+        (4, "env_fns is an int; give a list of functions"),
+        ([CountingEnv()], r"env_fns\[0\] is a CountingEnv; give a function that makes the env: a class, or a lambda"),
+    ],
+)
+def test_what_are_no_functions_is_refused_with_what_to_write(env_fns, text):
+    with pytest.raises(stepmill.UsageError, match=text):
+        stepmill.Pool(env_fns)
+
+
+@ONE_BACKEND
+def test_a_number_of_envs_that_cannot_be_received_is_named_once(counting_pool):
+    counting_pool.send([1] * 3)
+    with pytest.raises(stepmill.UsageError, match=r"recv\(\) cannot return 0 envs; ask for 1 to 3"):
+        counting_pool.recv(0)
+    counting_pool.recv(3)
+
+
+def test_a_list_of_dicts_in_place_of_a_dict_of_arrays_is_refused_with_the_form(pool_of):
+    space = spaces.Dict({"move": spaces.Discrete(4)})
+    pool = pool_of([partial(SampledEnv, spaces.Box(-1, 1, (2,)), space)] * 2)
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.UsageError, match="give its structure once, with arrays of one row per env"):
+        pool.step([{"move": 1}, {"move": 2}])

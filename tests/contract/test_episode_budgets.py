@@ -31,7 +31,7 @@ def drive(pool, max_steps=50):
 
 
 @MODES
-@pytest.mark.covers("D-5", "G-20")
+@pytest.mark.covers("D-5", "G-20/budgets")
 def test_each_env_plays_its_budget_and_no_episode_more(pool_of, mode):
     env_fns = [partial(CountingEnv, i, 2 + i) for i in range(3)]
     pool = pool_of(env_fns, num_episodes=2, autoreset_mode=mode)

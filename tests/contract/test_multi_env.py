@@ -222,7 +222,7 @@ def test_a_four_valued_result_may_be_any_python_values(one_of):
 # ---- many envs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("M-7", "G-16")
+@pytest.mark.covers("M-7", "G-16/cases")
 def test_results_are_lists_in_the_order_of_the_envs(multi_of):
     multi_env = multi_of(*(partial(OldEnv, i) for i in range(3)))
     assert multi_env.observation_space == "space of OldEnv 0"

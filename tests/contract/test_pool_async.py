@@ -68,6 +68,15 @@ def test_the_env_that_was_sent_first_is_received_first(pool_of):
     assert [pool.recv(1).env_id.tolist() for _ in range(4)] == [[2], [0], [3], [1]]
 
 
+def test_the_results_before_a_call_are_there_when_it_returns(pool_of):
+    pool = pool_of(counting_envs(4))
+    pool.reset(seed=0)
+    for _ in range(30):
+        pool.send([1, 1, 1, 1])
+        pool.get_attr("num_steps")
+        assert pool.recv(4, timeout_s=0).env_id.tolist() == [0, 1, 2, 3]
+
+
 def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
     pool = pool_of(counting_envs(4))
     pool.reset(seed=0)
@@ -76,7 +85,7 @@ def test_envs_sent_together_are_received_in_order_of_their_ids(pool_of):
     assert pool.recv(3).env_id.tolist() == [0, 2, 3]
 
 
-@pytest.mark.covers("X-1", "X-13")
+@pytest.mark.covers("X-13", "X-1/batches")
 @PARALLEL
 def test_a_batch_has_the_envs_that_are_ready(pool_of, gate):
     pool = _gated(pool_of, gate, 3)

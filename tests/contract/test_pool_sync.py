@@ -175,6 +175,7 @@ def test_one_seed_counts_up_over_the_envs(pool_of):
     assert _seeds_of(pool) == [[10, 20], [11], [12, 22]]
 
 
+@pytest.mark.covers("G-20/seeds")
 def test_seeds_may_be_a_list_or_a_dict(pool_of):
     pool = pool_of([SeedRecorder] * 3)
     seeds = [5, None, 7]
@@ -265,7 +266,7 @@ def test_return_and_length_of_an_episode_are_in_the_info_at_its_end(pool_of, mod
 # ---------------------------------------------------------------- where results lie
 
 
-@pytest.mark.covers("G-12", "X-1")
+@pytest.mark.covers("G-12", "X-1/batches")
 def test_results_that_are_held_are_never_overwritten(pool_of):
     pool = pool_of([partial(ImageEnv, i) for i in range(3)])
     held = [pool.reset(seed=0).obs]

@@ -17,7 +17,7 @@ def recorders(num_envs, length=2):
     return [lambda: SeedRecorder(length)] * num_envs
 
 
-@pytest.mark.covers("D-15", "M-11", "G-20")
+@pytest.mark.covers("D-15", "M-11", "G-20/options")
 def test_each_env_may_have_options_of_its_own(pool_of):
     pool = pool_of(recorders(3))
     pool.reset(options={0: {"level": 1}, 2: {"level": 3}})

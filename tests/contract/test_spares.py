@@ -46,7 +46,7 @@ def play(pool, steps=STEPS):
     return seen
 
 
-@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6", "G-16")
+@pytest.mark.covers("A-12", "A-13", "A-14", "G-7", "X-6", "G-16/cases")
 @pytest.mark.parametrize("seeding", ["continue", "per_episode", "fixed"])
 def test_a_run_with_spares_is_the_same_on_every_backend_and_number_of_workers(seeding):
     with named_pool(4, 2, backend="serial", seeding=seeding) as pool:

@@ -66,6 +66,7 @@ def test_durations_of_a_slow_env_are_found_by_env_id(where):
     assert stats.step.of(0).percentile(50) < BUSY_S
 
 
+@pytest.mark.covers("X-1/stats")
 @pytest.mark.parametrize("where", BACKENDS)
 def test_the_time_of_workers_and_learner_is_divided_without_rest(where):
     with busy_pool(where) as pool:
@@ -76,7 +77,10 @@ def test_the_time_of_workers_and_learner_is_divided_without_rest(where):
     assert owner.reset_s >= 2 * BUSY_S
     assert owner.step_s + owner.reset_s + owner.publish_s + owner.wait_s <= stats.elapsed_s
     learner = stats.learner
-    assert learner.wait_s >= 20 * BUSY_S
+    assert (
+        learner.send_s + learner.wait_s + learner.elsewhere_s >= 20 * BUSY_S
+    )  # the learner may be preempted before it waits
+    assert learner.wait_s > 0
     assert learner.send_s > 0
     assert learner.gather_s > 0
     parts = learner.send_s + learner.wait_s + learner.gather_s + learner.elsewhere_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import weakref
@@ -12,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stepmill._native import OwnedFd
+from stepmill.observe import progress
 from stepmill.pool import payloads
 from stepmill.pool.policies.replay import ReplayPolicy
 from stepmill.pool.policies.replayer import EpisodeReplay
@@ -23,7 +26,9 @@ from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import WorkerDied
 from stepmill.spec.options import EnvState, PoolOptions
+from stepmill.testing.chaos import __main__ as chaos_main
 from stepmill.testing.chaos import results, run_chaos
+from stepmill.testing.chaos.__main__ import main as chaos_command
 from stepmill.testing.chaos.envs import UNREADABLE
 from stepmill.testing.chaos.kinds import KINDS, Kind
 from stepmill.testing.chaos.oracle import Oracle, RowRecord
@@ -38,7 +43,7 @@ INTERRUPTED_CALLBACKS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisa
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @INTERRUPTED_CALLBACKS
 def test_every_transition_is_right_while_workers_die_stop_and_hang() -> None:
-    report = run_chaos(30.0, seed=1)
+    report = run_chaos(20.0, seed=1)
 
     assert report.num_wrong == 0, str(report)
     assert set(report.rounds) == {kind.name for kind in KINDS}, report
@@ -225,7 +230,7 @@ def truncate_what_should_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
         if state.is_pending(env_id):
             state.truncate(env_id, replay.info)
         else:
-            state.lose_envs([env_id], replay.info)
+            state.mark_envs_lost([env_id], replay.info)
 
     monkeypatch.setattr(ReplayPolicy, "_play", cut)
 
@@ -333,3 +338,28 @@ def test_chaos_finds_a_fault_that_is_planted_in_the_engine(
             break
     else:
         pytest.fail(str(report))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("arguments", "has_lines"), [([], True), (["--quiet"], False)])
+def test_a_pass_is_reported_in_a_line_unless_it_is_to_be_quiet(arguments, has_lines, capsys) -> None:
+    status = chaos_command(["--seconds", "0.1", "--round-seconds", "0.2", "--kind", KINDS[0].name, *arguments])
+
+    out, err = capsys.readouterr()
+    assert status == 0
+    assert ("chaos: " in err) is has_lines
+    assert "transitions checked" in out
+
+
+def test_the_bar_of_a_chaos_run_begins_after_a_second_and_names_the_round(monkeypatch) -> None:
+    file = io.StringIO()
+    terminal = Console(file=file, force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "Console", lambda *, stderr: terminal)
+    report = ChaosReport(0, seconds=0.5, now="round 0, raise")
+
+    with chaos_main._bar(10.0, is_quiet=False) as draw:
+        draw(report)
+        assert file.getvalue() == ""
+        draw(replace(report, seconds=5.0, now="round 1, truncate"))
+
+    assert "chaos: round 1, truncate" in file.getvalue()

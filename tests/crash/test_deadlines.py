@@ -115,7 +115,7 @@ def hang_in_call(pool: stepmill.Pool, gate: threading.Event) -> None:
 
     pool.call_async(call)
     assert has_begun.wait(60)
-    pool.step([1])  # condemned before it began
+    pool.step([1])  # aborted before it began
 
 
 def hang_in_early_reset(pool: stepmill.Pool, gate: threading.Event) -> None:

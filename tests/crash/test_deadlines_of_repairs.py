@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +13,11 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill import _native
 from stepmill.testing.chaos import ChaosEnv
 from stepmill.testing.chaos.envs import CLOCK
 from stepmill.testing.gates import Gate, wait_at
-from stepmill.worker.channel import wait_ready
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import kill_process
 
 NUM_ENVS = 4  # on two workers: 0 and 1, and 2 and 3
 TIMEOUT_S = 0.2
@@ -74,10 +70,7 @@ def stepped_pool(folder: Path, on_fault: str, gate: Gate, make: Any = make_gated
 
 
 def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
-    pidfd = _native.pidfd_open(pool.stats().workers[worker].pid)
-    _native.pidfd_send_signal(pidfd, signal.SIGKILL)
-    wait_ready({pidfd: select.POLLIN}, 1e12)
-    os.close(pidfd)
+    kill_process(pool.stats().workers[worker].pid)
 
 
 def assert_times_out(wait: Callable[[], object]) -> None:

@@ -57,7 +57,7 @@ def _assert_dead(error, env_ids, signal_name="SIGKILL"):
         assert str(env_id) in str(error)
 
 
-@pytest.mark.covers("G-1")
+@pytest.mark.covers("G-1/step", "X-4/faults")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_steps_is_reported_at_once(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
@@ -75,7 +75,7 @@ def test_a_worker_killed_while_it_steps_is_reported_at_once(where, pool_of, gate
     _close_in_time(pool)
 
 
-@pytest.mark.covers("G-1")
+@pytest.mark.covers("G-1/idle", "X-4/faults")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, pool_of):
     pool = pool_of(counting_envs(4), num_workers=2)
@@ -91,7 +91,7 @@ def test_a_worker_killed_while_it_is_idle_is_reported_at_the_next_step(where, po
     _close_in_time(pool)
 
 
-@pytest.mark.covers("G-1")
+@pytest.mark.covers("G-1/reset", "X-4/faults")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
@@ -105,7 +105,7 @@ def test_a_worker_killed_while_it_resets_is_reported_at_once(where, pool_of, gat
     _kill_in_time(pool)
 
 
-@pytest.mark.covers("G-1")
+@pytest.mark.covers("G-1/call", "X-4/faults")
 @pytest.mark.parametrize("where", CONTEXTS, indirect=True)
 def test_a_worker_killed_during_a_call_is_reported_at_once(where, pool_of, gate):
     pool = pool_of([partial(GateEnv, gate.path, i) for i in range(2)], num_workers=2)
@@ -122,7 +122,7 @@ def test_a_worker_killed_during_a_call_is_reported_at_once(where, pool_of, gate)
     _close_in_time(pool)
 
 
-@pytest.mark.covers("G-1")
+@pytest.mark.covers("G-1/construct")
 def test_a_worker_killed_while_it_builds_its_envs_is_reported(where):
     with pytest.raises(stepmill.WorkerDied) as caught:
         make_pool(where, [CountingEnv, partial(DyingEnv, "init")], num_workers=2)
@@ -241,7 +241,7 @@ def test_close_ends_a_stopped_worker(where, pool_of):
     _kill_in_time(pool)
 
 
-@pytest.mark.covers("X-4")
+@pytest.mark.covers("X-4/close", "G-3/close")
 def test_close_ends_a_worker_that_ignores_signals(where, pool_of):
     pool = pool_of([_StubbornEnv] * 2, num_workers=2)
     pool.reset(seed=0)

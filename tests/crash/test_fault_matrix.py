@@ -177,7 +177,7 @@ def test_whatever_an_env_raises_is_reported_with_its_traceback(couple: stepmill.
             assert name != "chained" or "the cause" in error.remote_traceback
 
 
-@pytest.mark.covers("G-1", "A-B1", "D-B5", "U-B4", "X-9")
+@pytest.mark.covers("A-B1", "D-B5", "U-B4", "X-9", "G-1/cause")
 @pytest.mark.parametrize("where", PROCESSES)
 def test_every_end_of_a_process_in_every_phase_is_reported_with_the_cause(couple: stepmill.Pool) -> None:
     for phase, how in [("step", how) for how in DEATHS] + [(phase, "SIGKILL") for phase in PHASES[1:]]:
@@ -227,7 +227,7 @@ def _fail_to_build(kind: str, name: str) -> CountingEnv:
 
 
 # Constructors that fail under every start method: test_launcher.py.
-@pytest.mark.covers("G-1", "G-4", "G-14", "A-B8")
+@pytest.mark.covers("G-4", "G-14", "A-B8", "G-1/construct")
 @pytest.mark.parametrize("where", ["fork"])
 @pytest.mark.parametrize(
     ("kind", "name"), [("raise", "odd"), ("raise", "exit"), ("raise", "keyboard"), ("die", "SIGKILL"), ("die", "exit")]
@@ -249,7 +249,7 @@ def test_a_constructor_that_fails_is_named(where: str, kind: str, name: str) -> 
 # ---- deaths between two steps of the protocol ----------------------------------------------------------------------------
 
 
-@pytest.mark.covers("G-1")
+@pytest.mark.covers("G-1/step")
 @pytest.mark.parametrize("where", PROCESSES)
 def test_a_result_that_was_published_but_not_announced_outlives_its_worker(where: str) -> None:
     # A worker counts its results, and rings, after a group of them: env 0's is done, and its death comes before that.

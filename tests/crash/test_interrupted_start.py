@@ -26,10 +26,10 @@ NUM_WORKERS = 3
 # How many lines of stepmill lie between two places where a start is interrupted. The long test takes every place of the
 # backends that start fast.
 STRIDES = [
-    pytest.param("serial", 13, id="serial"),
-    pytest.param("thread", 31, id="thread"),
-    pytest.param("fork", 149, id="fork"),
-    pytest.param("forkserver", 499, id="forkserver"),
+    pytest.param("serial", 67, id="serial"),
+    pytest.param("thread", 131, id="thread"),
+    pytest.param("fork", 599, id="fork"),
+    pytest.param("forkserver", 1499, id="forkserver"),
     *(
         pytest.param(where, stride, id=f"{where}-every-{stride}", marks=pytest.mark.soak)
         for where, stride in (("serial", 1), ("thread", 1), ("fork", 5), ("forkserver", 29), ("spawn", 29))

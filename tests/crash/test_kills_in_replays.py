@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 from pathlib import Path
 
 import pytest
 
 import stepmill
-from stepmill import _native
-from stepmill.worker.channel import wait_ready
+from tests.harness.kills import kill_process
 from tests.harness.mortal_envs import CheckingLearner, kill_at_random, make_pool, plan_lives
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -19,10 +15,7 @@ NUM_STEPS = 5  # before the first death
 
 
 def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
-    pidfd = _native.pidfd_open(pool.stats().workers[worker].pid)
-    _native.pidfd_send_signal(pidfd, signal.SIGKILL)
-    wait_ready({pidfd: select.POLLIN}, 1e12)
-    os.close(pidfd)
+    kill_process(pool.stats().workers[worker].pid)
 
 
 def assert_right(learner: CheckingLearner) -> None:

@@ -235,6 +235,21 @@ def test_close_is_bounded_when_an_env_does_not_close():
         assert time.monotonic() - start < HANG_GUARD_S
 
 
+class OldEnvBreakingAtClose(OldEnv):
+    """Raises when it is closed."""
+
+    def close(self) -> None:
+        raise RuntimeError("the simulator is gone")
+
+
+@pytest.mark.covers("M-B7/tells")
+def test_an_exception_of_an_envs_close_is_a_warning_that_names_it():
+    multi_env = MultiEnv(create_subprocess_envs([OldEnvBreakingAtClose], options=FORK))
+    multi_env.reset()
+    with pytest.warns(RuntimeWarning, match="the simulator is gone"):
+        multi_env.close()
+
+
 INTERRUPTED = """
 import os
 import sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import threading
 import time
@@ -16,22 +15,21 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill import _native
 from stepmill.backends.base import MonitoredBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import DyingEnv
 from stepmill.testing.gates import Gate
-from stepmill.worker.channel import wait_ready
 from tests.harness import leaks
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import kill_process
 from tests.harness.scripts import start_script
 
 CONTEXTS = ["fork", "forkserver", "spawn"]
 
 
 class DeafEnv(CountingEnv):
-    """Hangs in native code, with the GIL held or not, when it is told to."""
+    """Its method `hang` hangs in native code, with or without the GIL."""
 
     def hang(self, *, with_gil: bool, path: str = "") -> None:
         """Hang, after one arrival at the gate that lies at `path`."""
@@ -70,14 +68,6 @@ def launcher_pid(pool: stepmill.Pool) -> int:
     return launcher.pid
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    pidfd = _native.pidfd_open(pid)
-    os.kill(pid, number)
-    # Not until it is a zombie: its last threads may outlive that by a moment, and only then is it gone for a pidfd.
-    assert wait_ready({pidfd: select.POLLIN}, time.monotonic() + HANG_GUARD_S)
-    os.close(pidfd)
-
-
 # ---- workers ------------------------------------------------------------------------------------------------------------
 
 
@@ -88,14 +78,14 @@ def test_a_dead_workers_exit_is_known(context: str, pool_in: Callable[..., stepm
     assert isinstance(backend, MonitoredBackend)
     pids = [pid for pid, _ in pool.call("locate")]
     assert [backend.exit_code(worker) for worker in range(3)] == [None] * 3
-    kill(pids[0])
-    kill(pids[2], signal.SIGTERM)
+    kill_process(pids[0])
+    kill_process(pids[2], signal.SIGTERM)
     assert [backend.exit_code(worker) for worker in range(3)] == [-signal.SIGKILL, None, -signal.SIGTERM]
 
 
 def test_a_call_to_a_dead_worker_says_so_and_the_others_answer(pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([partial(CountingEnv, env_id) for env_id in range(2)])
-    kill(pool.call("locate", env_ids=[1])[0][0])
+    kill_process(pool.call("locate", env_ids=[1])[0][0])
     for _ in range(2):
         with pytest.raises(
             stepmill.WorkerDied, match=r"worker 1 was ended by SIGKILL; its envs \[1\] are lost"
@@ -123,7 +113,7 @@ def test_a_revived_worker_is_a_new_process_with_the_same_envs(pool_in: Callable[
         pool.call("add", 1)
         old = [pid for pid, _ in pool.call("locate")]
         lost = pool.call_async("add", 1, env_ids=[0])
-        kill(old[1])
+        kill_process(old[1])
         report = backend_of(pool).revive(1)
         assert report.worker == 1
         assert [pid for pid, _ in pool.call("locate")] == [old[0], report.pid]
@@ -151,7 +141,7 @@ def test_a_worker_that_lives_is_replaced_all_the_same(pool_in: Callable[..., ste
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_pool_outlives_its_launcher(context: str, pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([CountingEnv] * 2, context)
-    kill(launcher_pid(pool))
+    kill_process(launcher_pid(pool))
     pool.reset(seed=0)
     assert pool.step(np.array([1, 2])).reward.tolist() == [1.0, 2.0]
     pids = [pid for pid, _ in pool.call("locate")]
@@ -163,11 +153,11 @@ def test_a_pool_outlives_its_launcher(context: str, pool_in: Callable[..., stepm
 def test_a_new_launcher_takes_a_dead_ones_place_unless_it_was_a_fork(pool_in: Callable[..., stepmill.Pool]) -> None:
     for context in ("forkserver", "spawn"):
         pool = pool_in([CountingEnv], context)
-        kill(launcher_pid(pool))
+        kill_process(launcher_pid(pool))
         backend_of(pool).revive(0)
         assert pool.call("add", 1) == (1,)
     forked = pool_in([CountingEnv], "fork")
-    kill(launcher_pid(forked))
+    kill_process(launcher_pid(forked))
     with pytest.raises(stepmill.LauncherDied, match=r"ended by SIGKILL.*cannot be replaced.*make a new pool") as caught:
         backend_of(forked).revive(0)
     assert caught.value.is_final
@@ -271,20 +261,20 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_traceback_at_most() -> Non
         with start_script(source) as learner:
             assert learner.stdout is not None
             assert learner.stdout.readline() == "starting\n"
-            time.sleep(delay_s)  # there is no moment to wait for: all of them are tried
+            time.sleep(delay_s)  # no event marks the moments of interest, so several are tried
             pids = leaks.descendants(learner.pid)
             os.killpg(learner.pid, signal.SIGINT)
             err = learner.communicate(timeout=HANG_GUARD_S)[1]
             assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
-            # One exception may be told with those it interrupted: Python's own import catches errors as it goes.
-            told = err.count("Traceback") - err.count("During handling of the above exception")
-            assert told <= 1, err
+            # Python prints an exception together with those that it interrupted, for example in an import.
+            num_printed = err.count("Traceback") - err.count("During handling of the above exception")
+            assert num_printed <= 1, err
 
 
 # ---- close ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("X-4")
+@pytest.mark.covers("X-4/close", "G-3/close")
 @pytest.mark.parametrize("with_gil", [True, False])
 def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([DeafEnv, CountingEnv])
@@ -338,7 +328,7 @@ def test_closing_a_pool_in_a_forked_child_does_nothing(pool_in: Callable[..., st
 
 def test_a_worker_that_died_before_is_not_told_of_again_at_close(pool_in: Callable[..., stepmill.Pool]) -> None:
     pool = pool_in([CountingEnv] * 2)
-    kill(pool.call("locate")[0][0])
+    kill_process(pool.call("locate")[0][0])
     pool.close()  # a warning would be an error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 import time
 from functools import partial
@@ -15,10 +14,9 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill import _native
 from stepmill.testing.chaos import ChaosEnv
 from stepmill.testing.envs import BatchedCountingEnv
-from stepmill.worker.channel import wait_ready
+from tests.harness.kills import kill_process
 
 
 class UnseededEnv(ChaosEnv):
@@ -81,11 +79,7 @@ def make(env_class: type[ChaosEnv] = ChaosEnv, on_fault: str = "replay", **optio
 
 
 def kill(pool: stepmill.Pool, worker: int) -> None:
-    pid = pool.stats().workers[worker].pid
-    pidfd = _native.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    wait_ready({pidfd: select.POLLIN}, 1e12)
-    os.close(pidfd)
+    kill_process(pool.stats().workers[worker].pid)
 
 
 def play(pool: stepmill.Pool, actions: list[int], env_ids: list[int]) -> dict[int, tuple[Any, float, bool]]:
@@ -99,6 +93,7 @@ def play(pool: stepmill.Pool, actions: list[int], env_ids: list[int]) -> dict[in
     return dict(zip(batch.env_id.tolist(), results, strict=True))
 
 
+@pytest.mark.covers("G-1/repaired")
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_killed_workers_change_no_bit(mode: str) -> None:
     rng = random.Random(3)

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import stepmill
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
 from stepmill.testing.chaos.envs import TrappedEnv, Traps, length_of, make_env
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import await_restart, kill_worker
 
 
@@ -32,6 +33,7 @@ def kinds(batch: stepmill.Batch) -> list[str | None]:
     ]
 
 
+@pytest.mark.covers("G-1/repaired")
 def test_a_dead_workers_env_is_cut_short_with_its_last_good_observation() -> None:
     with make() as pool:
         pool.reset(seed=0)
@@ -110,7 +112,7 @@ def test_disabled_autoreset_leaves_the_reset_to_the_user() -> None:
         assert pool.step([1] * 4).obs[:, 2].tolist() == [3, 1, 3, 3]
 
 
-@pytest.mark.covers("X-12")
+@pytest.mark.covers("X-12/total")
 def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
     with make(max_restarts_total=1) as pool:
         pool.reset(seed=0)
@@ -119,6 +121,21 @@ def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
 
         with pytest.raises(stepmill.WorkerDied):
             pool.step([KILL, 1, 1, 1])
+
+
+@pytest.mark.covers("X-12/rate")
+def test_the_rate_of_restarts_ends_in_the_error_and_old_restarts_do_not_count() -> None:
+    with make(max_restarts=1, restart_window_s=HANG_GUARD_S * 60) as pool:
+        pool.reset(seed=0)
+        assert pool.step([KILL, 1, 1, 1]).truncated[0]
+        pool.step([1] * 4)
+        with pytest.raises(stepmill.WorkerDied):
+            pool.step([KILL, 1, 1, 1])
+    with make(max_restarts=1, restart_window_s=0.001) as pool:
+        pool.reset(seed=0)
+        for _ in range(3):
+            assert pool.step([KILL, 1, 1, 1]).truncated[0]
+            pool.step([1] * 4)
 
 
 def test_all_workers_may_die_at_once() -> None:

@@ -340,7 +340,7 @@ def test_an_env_that_raises_after_a_call_and_cannot_be_replaced_is_truncated(tmp
         pool.step([1] * 4)
         Traps(str(tmp_path)).set("step", 1, RAISE)
 
-        with pytest.warns(RuntimeWarning, match="only a worker process could be replaced"):
+        with pytest.warns(RuntimeWarning, match="only a new worker process could undo that"):
             batch = pool.step([1] * 4)
 
         assert batch.truncated.tolist() == [False, True, False, False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
@@ -16,12 +15,11 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill import _native
 from stepmill.spec.capsule import read_capsule
 from stepmill.testing.chaos import KILL, ChaosEnv
 from stepmill.testing.gates import Gate, wait_at
-from stepmill.worker.channel import wait_ready
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.kills import kill_process
 from tests.harness.pools import await_restart, kill_worker
 
 
@@ -69,7 +67,7 @@ def make(env_fns: Any, **options: Any) -> stepmill.Pool:
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)
 
 
-@pytest.mark.covers("G-3")
+@pytest.mark.covers("G-3/close")
 @pytest.mark.parametrize("moment", ["building", "waiting"])
 def test_close_breaks_a_restart_off_and_warns_of_nothing(moment: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
@@ -123,10 +121,7 @@ def test_what_was_set_is_set_again_before_the_first_reset(on_fault: str) -> None
 def test_what_is_set_on_a_dead_worker_is_set_on_its_successor(way: str) -> None:
     with make([partial(TunedEnv, env_id) for env_id in range(4)]) as pool:
         pool.reset(seed=0)
-        pidfd = _native.pidfd_open(pool.stats().workers[1].pid)
-        _native.pidfd_send_signal(pidfd, signal.SIGKILL)
-        wait_ready({pidfd: select.POLLIN}, 1e12)
-        os.close(pidfd)
+        kill_process(pool.stats().workers[1].pid)
 
         if way == "reset":
             pool.reset(env_ids=[2], options={"level": 5}, persist_options=True)

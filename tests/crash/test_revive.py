@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import stepmill
+from stepmill.pool.workers import WorkerRecord, WorkerSupervisor
 from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
 from tests.harness.pools import kill_worker
 
 
-def make() -> stepmill.Pool:
-    return stepmill.Pool(
-        [partial(ChaosEnv, env_id) for env_id in range(4)], backend="process", num_workers=2, context="fork"
-    )
+def make(**options: Any) -> stepmill.Pool:
+    env_fns = [partial(ChaosEnv, env_id) for env_id in range(4)]
+    return stepmill.Pool(env_fns, backend="process", num_workers=2, context="fork", **options)
 
 
 def test_only_the_failed_envs_are_faulted_and_the_rest_is_received() -> None:
@@ -161,16 +161,18 @@ def test_a_reset_of_all_envs_of_a_dead_worker_does_not_report_the_death() -> Non
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 3, 3]
 
 
-def test_a_revival_names_those_whose_episodes_a_death_has_cost() -> None:
+def test_a_revival_reports_a_death_that_cost_another_env_its_episode() -> None:
     with make_short() as pool:
         pool.reset(seed=0)
         pool.step([1] * 4), pool.step([1] * 4)
         kill_worker(pool)
 
-        with pytest.warns(RuntimeWarning, match=r"worker 0 has died, so its other envs \[1\] have lost"):
+        with pytest.raises(stepmill.WorkerDied) as caught:
             pool.revive([0])
 
+        assert caught.value.env_ids == (0, 1)
         assert [each.name for each in pool.states][1] == "FAULTED"
+        pool.revive([0, 1])
         pool.reset(env_ids=[0, 1])
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 3, 3]
 
@@ -237,3 +239,54 @@ def test_an_error_that_an_interrupt_kept_back_is_raised_by_the_next_command(
         assert caught.value.env_ids == (0, 1)
         assert pool.reset(env_ids=[0, 1]).obs[:, 2].tolist() == [0, 0]
         assert pool.step([1] * 4).obs[:, 2].tolist() == [1] * 4
+
+
+def kill_before_the_check(monkeypatch: pytest.MonkeyPatch, pool: stepmill.Pool) -> None:
+    """Let worker 0 die just before its process is checked for the first time."""
+    check = WorkerSupervisor.check_process
+    is_killed = False
+
+    def check_process(self: WorkerSupervisor, worker: int) -> WorkerRecord:
+        nonlocal is_killed
+        if worker == 0 and not is_killed:
+            is_killed = True
+            kill_worker(pool)
+        return check(self, worker)
+
+    monkeypatch.setattr(WorkerSupervisor, "check_process", check_process)
+
+
+@pytest.mark.parametrize("repair", ["reset", "revive"])
+def test_a_death_found_by_a_repair_is_raised_if_another_env_has_lost_its_episode(
+    monkeypatch: pytest.MonkeyPatch, repair: str
+) -> None:
+    with make() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            pool.step([RAISE, 1, 1, 1])
+        pool.recv(3)
+        kill_before_the_check(monkeypatch, pool)
+
+        with pytest.raises(stepmill.WorkerDied) as caught:
+            getattr(pool, repair)(env_ids=[0])
+
+        assert caught.value.env_ids == (0, 1)
+        assert pool.states[1].name == "FAULTED"
+        getattr(pool, repair)(env_ids=[0, 1])
+        pool.reset(env_ids=[0, 1])
+        assert pool.step([1] * 4).obs[:, 2].tolist() == [1, 1, 2, 2]
+
+
+def test_a_death_found_by_a_reset_under_truncate_cuts_the_other_episode_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(on_fault="truncate", max_env_errors=0) as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError):
+            pool.step([RAISE, 1, 1, 1])
+        pool.recv(3)
+        kill_before_the_check(monkeypatch, pool)
+
+        pool.reset(env_ids=[0])
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False, True, False, False]
+        assert batch.info["fault"]["kind"][1] == "neighbour"

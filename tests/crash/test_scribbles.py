@@ -43,7 +43,7 @@ def _memory(name: str) -> int:
 
 
 class ScribblingEnv(CountingEnv):
-    """Writes random bytes where it is told to, once, in a step or in a call."""
+    """Writes random bytes once, in a step or in a call, to the places that the test has given."""
 
     def __init__(self, identity: int = 0) -> None:
         super().__init__(identity, length=1000)

@@ -1,7 +1,6 @@
 """Spares whose reset raises, and spares whose worker dies: the faults are those of the env that they serve next."""
 
 import os
-import select
 import signal
 from functools import partial
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill import _native
-from stepmill.worker.channel import wait_ready
+from tests.harness.kills import kill_process
 from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
 
 FAST = {"max_restarts": 1000}
@@ -19,13 +17,6 @@ FAST = {"max_restarts": 1000}
 class Repeatable(Named):
     def observe(self):
         return np.array([self.clock, self.end, self.clock, self.tag, 0], np.int64)
-
-
-def kill(pid):
-    pidfd = _native.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    wait_ready({pidfd: select.POLLIN}, 1e12)
-    os.close(pidfd)
 
 
 def step_often(pool, times):
@@ -88,7 +79,7 @@ def test_a_death_names_the_envs_that_were_served_not_the_objects(meet):
         served = pool.reset(seed=0).obs[:, 0].tolist()
         while served[1] == 1:
             served = pool.step([0, 0]).obs[:, 0].tolist()
-        kill(pool.stats().workers[served[1]].pid)  # a worker has the object of its number
+        kill_process(pool.stats().workers[served[1]].pid)  # a worker has the object of its number
         with pytest.raises(stepmill.WorkerDied, match=r"its envs \[1\] are lost") as caught:
             meet(pool)
         assert caught.value.env_ids == (1,)
@@ -180,7 +171,7 @@ def advance(pool, step, kills, *, is_calm):
     if step % 5 == 3:
         pool.set_attr("level", 1000 * step)
     if step in kills and not is_calm:
-        kill(pool.stats().workers[0].pid)
+        kill_process(pool.stats().workers[0].pid)
     pool.send([1, 1])
     if step % 3 == 0 and step not in kills:
         seen.append(pool.call("bump", 1, env_ids=[0]))

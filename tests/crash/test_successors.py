@@ -15,11 +15,11 @@ from tests.harness.slab_memory import write_slab
 from tests.harness.spare_envs import KILL, Named, named_pool
 
 FAST = {"max_restarts": 1000}
-NONSENSE = 77
+INVALID_STATE = 77
 
 
-class Traitor(CountingEnv):
-    """Overwrites the state word of its neighbour, and dies, when it is told to."""
+class NeighbourOverwriter(CountingEnv):
+    """After `plan`, its step overwrites the state word of another env, and ends its process."""
 
     def __init__(self, identity):
         super().__init__(identity)
@@ -30,18 +30,18 @@ class Traitor(CountingEnv):
 
     def step(self, action):
         if self._at is not None:
-            write_slab(self._at, struct.pack("<I", NONSENSE))
+            write_slab(self._at, struct.pack("<I", INVALID_STATE))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
-def test_a_worker_that_is_to_be_replaced_does_not_take_what_its_successor_is_commanded():
+def test_a_worker_that_is_being_restarted_does_not_take_commands_for_its_successor():
     with stepmill.Pool([CountingEnv], backend="process", options=stepmill.PoolOptions(context="fork")) as pool:
         pool.reset(seed=0)
-        pool._state.begin_replacement(0, False)  # as when it was given up, and has not died yet
+        pool._state.begin_restart(0, False)  # as if it had exceeded a deadline and not died yet
         pool.send([3])
-        assert pool.get_attr("num_steps") == (0,)  # answered after all that it was commanded
-        pool._state.cancel_replacement(0)
+        assert pool.get_attr("num_steps") == (0,)  # the reply comes after all commands that it has
+        pool._state.cancel_restart(0)
         assert pool.recv(1).reward.tolist() == [3.0]
         assert pool.get_attr("num_steps") == (1,)
 
@@ -62,7 +62,9 @@ def test_a_spare_that_the_successor_has_reset_is_not_reset_once_more():
 
 def test_what_was_commanded_before_a_death_is_not_done_by_the_successor_whatever_the_dead_have_scribbled():
     options = stepmill.PoolOptions(context="fork", on_fault="truncate", **FAST)
-    with stepmill.Pool([partial(Traitor, env_id) for env_id in range(2)], num_workers=1, options=options) as pool:
+    with stepmill.Pool(
+        [partial(NeighbourOverwriter, env_id) for env_id in range(2)], num_workers=1, options=options
+    ) as pool:
         pool.reset(seed=0)
         of_first = dict(pool._runtime.slab.plan)["worker_words"][0] + _native.worker_word_offsets(2)["state"]
         at = of_first + 4  # env 1's comes next

@@ -125,6 +125,7 @@ def test_sigterm_inside_of_anything_ends_everything_silently(phase: str):
     assert end_inside("fork", phase, signal.SIGTERM, whom="learner") == (-signal.SIGTERM, "")
 
 
+@pytest.mark.covers("G-3/parent")
 @pytest.mark.parametrize("phase", some_of_all("start", "reset", "close"))
 def test_a_learner_that_is_killed_inside_of_anything_leaves_nothing(phase: str):
     assert end_inside("fork", phase, signal.SIGKILL, whom="learner") == (-signal.SIGKILL, "")
@@ -137,6 +138,7 @@ def test_signals_end_workers_of_every_start_method(context: str, number: int):
     assert err.count("Traceback") == (1 if number == signal.SIGINT else 0), err
 
 
+@pytest.mark.covers("X-12/stop")
 def test_ctrl_c_is_no_fault_that_would_leave_a_capsule(tmp_path: Path):
     _, err = end_inside("fork", "step", signal.SIGINT, whom="group", folder=str(tmp_path))
     assert err.count("Traceback") == 1

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
+
+from tests.harness.hangs import HANG_GUARD_S
 
 NODE_CPUS = 4
 
@@ -37,3 +40,14 @@ def running_cluster(num_machines: int = 2) -> Iterator[Any]:
 def add_machine(cluster: Any, **arguments: Any) -> Any:
     """Add a machine to a cluster; `arguments` are Ray's."""
     return cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=100 << 20, **arguments)
+
+
+def remove_machine(cluster: Any, machine: Any) -> None:
+    """Remove a machine, and wait until Ray starts no more actors there."""
+    import ray
+
+    cluster.remove_node(machine, allow_graceful=False)
+    until = time.monotonic() + HANG_GUARD_S
+    while any(node["Alive"] and node["NodeID"] == machine.node_id for node in ray.nodes()):
+        assert time.monotonic() < until, "Ray has not noticed the loss of a machine"
+        os.sched_yield()

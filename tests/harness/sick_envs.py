@@ -238,3 +238,4 @@ class Hanging(Healthy):
 SICK = [each for each in Healthy.__subclasses__() if each.__module__ == __name__]
 gymnasium.register("Sick-v0", NanReward)
 gymnasium.register("Healthy-v0", Healthy)
+gymnasium.register("Raising-v0", Raising)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import stepmill
+from tests.harness.terminals import read_terminal
 
 DEADLINE_S = 60.0
 COMMAND = [sys.executable, "-m", "stepmill"]
@@ -165,21 +166,6 @@ def test_a_terminal_gets_the_live_view_and_its_cursor_back():
     assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
 
 
-def read_terminal(fd: int) -> str:
-    """Read all that a process writes to its terminal."""
-    data = b""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-        try:
-            chunk = os.read(fd, 65536)
-        except OSError:  # EIO: the other end is closed
-            break
-        if not chunk:
-            break
-        data += chunk
-    return data.decode(errors="replace")
-
-
 def test_the_version_is_the_package_s():
     done = run_cli("--version")
     assert (done.returncode, done.stdout) == (0, f"stepmill, version {stepmill.__version__}\n")
@@ -197,6 +183,8 @@ def test_help_documents_policies_and_the_atari_preprocessing():
         (["run", "CartPol-v1"], "did you mean CartPole-v1"),
         (["run", "no_such_module:X-v0"], "cannot import module 'no_such_module'"),
         (["run", "my_envs:Nothing-v0"], "unknown env id 'Nothing-v0'"),
+        (["run", "my_envs.py:Counting-v0"], "drop the .py: my_envs:Counting-v0"),
+        (["run", "my_envs:CountingEnv"], "gymnasium.register('CountingEnv-v0', CountingEnv)"),
         (["run", "my_envs:Needy-v0"], 'pip install "gymnasium[box9d]"'),
         (["run", "my_envs:Needy-v0", "--backend", "serial"], 'pip install "gymnasium[box9d]"'),
         (["run", "CartPole-v1", "--atari"], "not an Atari env"),
@@ -240,8 +228,10 @@ def test_envs_that_hang_are_named_when_the_run_ends(here, batch_size):
     )
     assert done.returncode == 1
     assert "steps" in done.stdout
-    line = done.stderr.splitlines()[-1]  # those before it warn of the workers that close() had to kill
+    *warnings, line = done.stderr.splitlines()
     assert line.startswith("stepmill: envs [0, 1] had not answered for ")
+    assert warnings
+    assert all(re.match(r"stepmill: worker \d .* did not stop within", warning) for warning in warnings)
     assert "--step-timeout" in line
 
 
@@ -250,6 +240,8 @@ def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(her
     done = run_cli("run", "my_envs:Hanging-v0", *arguments, "--steps", "30", "--crash-dir", "crashes", cwd=here)
     assert done.returncode == 0, done.stderr
     assert list((here / "crashes").iterdir())
+    assert re.search(r"^  faults +\d+ timed out", done.stdout, re.MULTILINE)
+    assert all(line.startswith("stepmill: handled by the fault policy") for line in done.stderr.splitlines())
 
 
 def test_arguments_of_the_env_come_as_json(here):

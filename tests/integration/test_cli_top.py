@@ -179,14 +179,23 @@ def test_many_workers_are_cut_to_the_height_and_those_with_remarks_stay():
     assert len(console.file.getvalue().splitlines()) < 24
 
 
-def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it():
-    file = io.StringIO()
+class Terminal(io.StringIO):
+    """A file that says it is a terminal, so that pictures are drawn while the pool steps, and not only at the end."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
     with make_pool("forkserver", counting_envs(3)) as pool:
         pool.reset(seed=0)
         with pool.monitor(0.01, file=file):
             until = time.monotonic() + HANG_GUARD_S
-            while "steps/s" not in file.getvalue() and time.monotonic() < until:
+            while "steps/s" not in file.getvalue():
                 pool.step([0, 0, 0])
+                assert time.monotonic() < until, "the monitor drew nothing"
         monitor = pool.monitor(0.01, file=file)
     monitor.close()
     monitor.close()
@@ -196,3 +205,15 @@ def test_the_monitor_draws_while_the_pool_steps_and_ends_with_it():
 def test_a_monitor_without_an_interval_is_refused():
     with make_pool("serial", counting_envs(2)) as pool, pytest.raises(stepmill.UsageError, match="interval_s"):
         pool.monitor(0)
+
+
+def test_a_program_of_several_lines_is_listed_on_one():
+    program = (
+        "import stepmill\nfrom stepmill.testing import CountingEnv\nwith stepmill.Pool([CountingEnv]):\n    input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process:
+        until_s = time.monotonic() + HANG_GUARD_S
+        while not (found := find_pools(process.pid)):
+            assert time.monotonic() < until_s
+        assert "import stepmill from" in found[0].command
+        process.communicate("\n")

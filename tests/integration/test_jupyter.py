@@ -108,3 +108,36 @@ def test_a_notebook_makes_interrupts_and_restarts_pools(context: str, tmp_path):
     done = run_source(NOTEBOOK, context, str(tmp_path), timeout_s=110)
     assert done.stdout.endswith("done\n"), done.stderr
     assert leaks.wait_until_gone(leaks.descendants(), timeout_s=5.0) == []
+
+
+MONITOR = """
+    from jupyter_client.manager import start_new_kernel
+
+    DRAW = '''
+    import stepmill
+    from stepmill.testing import CountingEnv
+    pool = stepmill.Pool([CountingEnv] * 2)
+    pool.reset(seed=0)
+    with pool.monitor(interval_s=0.01):
+        for _ in range(5):
+            pool.step([1, 1])
+    pool.close()
+    '''
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        said = []
+        reply = client.execute_interactive(DRAW, timeout=60, output_hook=said.append)
+        assert reply["content"]["status"] == "ok", reply
+        drawn = [m for m in said if m["msg_type"] in ("display_data", "update_display_data")]
+        assert drawn and "steps/s" in drawn[-1]["content"]["data"]["text/plain"], said
+        assert len([m for m in said if m["msg_type"] == "display_data"]) == 1, "one picture, which is replaced"
+        assert "ipywidgets" not in str(said)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+"""
+
+
+def test_the_monitor_draws_one_picture_in_a_notebook_without_further_libraries():
+    done = run_source(MONITOR)
+    assert done.returncode == 0, done.stderr

@@ -84,7 +84,7 @@ def pool_in() -> Iterator[Callable[..., stepmill.Pool]]:
 # ---- starting ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("X-7")
+@pytest.mark.covers("X-7/several")
 def test_every_worker_builds_its_envs_in_a_process_of_its_own(
     context: Context, backend_of: Callable[..., ProcessBackend]
 ) -> None:
@@ -227,6 +227,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(backend_of: Callable[..., Pr
 # ---- what workers inherit, and what not ----------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("X-7/threads")
 def test_environment_directory_and_path_are_the_learners_at_pool(
     context: Context,
     pool_in: Callable[..., stepmill.Pool],

@@ -194,7 +194,7 @@ def test_environment_and_working_directory_are_those_of_the_moment_the_pool_was_
     _assert_done(run_source(source))
 
 
-@pytest.mark.covers("X-7")
+@pytest.mark.covers("X-7/fresh")
 def test_a_worker_imports_neither_gymnasium_nor_torch_unless_an_env_does():
     source = """
         import sys

@@ -117,13 +117,13 @@ def test_events_that_were_written_over_are_counted_as_lost():
         slab = pool._runtime.slab
         reader = TraceReader(slab.description)
         with slab.view() as memory:
-            reader.take(memory)
+            reader.read_new(memory)
         slab.native.set_tracing(True)
         for _ in range(2000):
             pool.step([0] * 4)
         slab.native.set_tracing(False)
         with slab.view() as memory:
-            taken = reader.take(memory)
+            taken = reader.read_new(memory)
     assert len(taken[1]) == 4095
     assert reader.num_lost > 2000 * 4 - 4096
     steps = taken[1][taken[1]["kind"] <= TraceKind.RESET]
@@ -140,10 +140,10 @@ def test_nothing_is_recorded_without_a_trace():
 
         reader = TraceReader(slab.description)
         with slab.view() as memory:
-            reader.take(memory)
+            reader.read_new(memory)
         pool.step([0] * 4)
         with slab.view() as memory:
-            assert [len(events) for events in reader.take(memory)] == [0, 0, 0]
+            assert [len(events) for events in reader.read_new(memory)] == [0, 0, 0]
 
 
 def test_a_pool_that_is_closed_ends_its_trace(tmp_path):

@@ -73,6 +73,22 @@ class parts:  # noqa: N801
         return action.scale, state.count >= 6, False
 
 
+@stepmill.kernel(observation_space=SPACE, action_space=spaces.Discrete(5), state=np.dtype([("count", "i8")]))
+class endless:  # noqa: N801
+    """Does not return from a step with action 4."""
+
+    def reset(state: Any, rng: Any, obs: Any) -> None:
+        state.count = 0
+        obs[:] = 0.0
+
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+        state.count += 1
+        while action == 4 and rng.random() < 2.0:
+            state.count += 1
+        obs[:] = state.count
+        return 0.0, False, False
+
+
 @stepmill.kernel(
     observation_space=SPACE,
     action_space=spaces.Discrete(5),

@@ -84,4 +84,4 @@ def test_an_env_that_does_not_come_back_is_named(tmp_path: Path) -> None:
         assert run.stderr is not None
         line = run.stderr.readline()
         run.kill()
-    assert "env 2 of the kernel endless has not come back" in line
+    assert "env 2 of the kernel endless has not returned" in line

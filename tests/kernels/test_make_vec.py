@@ -30,7 +30,6 @@ def test_the_envs_look_like_gymnasiums() -> None:
     ("env_id", "arguments", "message"),
     [
         ("LunarLander-v3", {}, "there is no kernel for 'LunarLander-v3'; there are CartPole-v1, MountainCar-v0"),
-        ("CartPole-v1", {"sutton_barto_reward": True}, "takes no arguments, and got sutton_barto_reward"),
         ("CartPole-v1", {"wrappers": [gymnasium.wrappers.TimeAwareObservation]}, "of a kernel cannot be wrapped"),
     ],
 )

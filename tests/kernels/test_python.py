@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import stepmill
 from stepmill.kernels.rng import Rng, seed_words
 
 pytest.importorskip("numba")
+
+from numba.core.errors import NumbaWarning
 
 from tests.kernels.kernels import parts, walk
 
@@ -48,6 +51,33 @@ def test_compiled_code_gives_the_bits_that_python_gives(kernel: Any) -> None:
         assert repr(compiled.step(action)) == repr(python.step(action))
 
 
+_LARGE = np.arange(400_000, dtype=np.float64)
+
+
+def test_a_warning_of_numba_names_the_kernel_and_comes_once() -> None:
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return _LARGE[action], False, False
+
+    def run_three() -> list[float]:
+        envs = [_make(_reset, step)() for _ in range(3)]
+        for env in envs:
+            env.reset()
+        return [env.step(1)[1] for env in envs]
+
+    with pytest.warns(NumbaWarning, match="the kernel made is compiled again in each process") as found:
+        assert run_three() == [1.0] * 3
+    assert [str(warning.filename) for warning in found] == [__file__]
+
+
+@pytest.mark.skipif(find_spec("scipy") is not None, reason="Numba finds scipy, and compiles the function")
+def test_a_function_for_which_numba_lacks_a_package_is_refused() -> None:
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return np.dot(obs, obs), False, False
+
+    with pytest.raises(stepmill.UsageError, match=r"cannot compile step of the kernel made(.|\n)*scipy"):
+        _make(_reset, step)()
+
+
 def test_functions_may_call_plain_functions() -> None:
     def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
         state.x = _helper(state.x + 1.0)
@@ -66,7 +96,13 @@ def test_what_numba_refuses_is_named_with_its_line() -> None:
         _make(_reset, step).compile()
 
 
-def test_code_that_allocates_memory_is_refused_each_time() -> None:
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_code_that_allocates_memory_is_refused_each_time(
+    has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_folder:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # Numba itself reads it when it is imported
+
     def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
         fresh = np.zeros(action + 2)
         return fresh.sum(), False, False
@@ -135,6 +171,42 @@ def test_two_processes_may_compile_a_kernel_at_once(tmp_path: Path) -> None:
     assert (last.stdout.strip(), last.returncode) == ("2", 0)
     assert len(list(tmp_path.glob("*/entry.py"))) == 1
     assert list(tmp_path.rglob("*.nbc"))
+
+
+_TWO_KERNELS = """
+import math, sys
+from tests.kernels.test_python import _make, _reset
+
+def make(number):
+    def pay(place):  # too long to become a part of what calls it
+        total = 0.0
+        for a in range(place):
+            for b in range(a, place):
+                total += math.sin(a) * math.cos(b) + math.exp(-a * b) + math.atan2(a, b) + math.tanh(a - b)
+                for c in range(b):
+                    total += math.log(1.0 + a + c) + math.sqrt(a * c) + math.erf(b * c) + math.hypot(a + b, c + 1.0)
+                    total += math.sin(b) * math.cos(c) + math.exp(-b * c) + math.atan2(b, c) + math.tanh(b - c)
+        return number + 0.0 * total
+
+    def step(state, action, rng, obs):
+        return pay(action) + pay(action + 1) - pay(action + 2), False, False
+
+    return _make(_reset, step)
+
+print([make(float(number))().step(0)[1] for number in sys.argv[1:]])
+"""
+
+
+def test_kernels_that_other_processes_have_compiled_are_not_mixed_up(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def rewards_of(*numbers: str) -> str:
+        command = [sys.executable, "-c", _TWO_KERNELS, *numbers]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=100).stdout
+
+    assert [rewards_of("1"), rewards_of("2")] == ["[1.0]\n", "[2.0]\n"]
+    assert rewards_of("1", "2") == "[1.0, 2.0]\n"
+    assert rewards_of("3", "2", "1") == "[3.0, 2.0, 1.0]\n"
 
 
 def test_the_example_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -45,6 +46,27 @@ def test_an_env_can_be_made_what_another_one_is() -> None:
             batch = pool.step(np.ones(4, np.int64))
             np.testing.assert_array_equal(batch.obs[0], batch.obs[2])
             np.testing.assert_array_equal(batch.obs[3], batch.obs[2])
+
+
+def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
+    with (
+        stepmill.Pool([walk] * 2, backend="kernel") as pool,
+        stepmill.Pool([walk_limited] * 2, backend="kernel") as other,
+    ):
+        pool.reset(seed=0)
+        other.reset(seed=0)
+        snapshot, kept = pool.snapshot(), other.snapshot()
+        with pytest.raises(stepmill.UsageError, match="of another kernel or another model than walk_limited"):
+            other.restore(snapshot)
+        assert other.snapshot().memory == kept.memory
+        _play(pool, 3)
+        kept = pool.snapshot()
+        damaged = dataclasses.replace(snapshot, memory=(snapshot.memory[0], snapshot.memory[1][:-1]))
+        with pytest.raises(stepmill.UsageError, match=r"has \d+ bytes, not \d+; it is damaged"):
+            pool.restore(damaged)
+        with pytest.raises(stepmill.UsageError, match="a bytes is no snapshot"):
+            pool.restore(snapshot.memory[0])  # type: ignore[arg-type]
+        assert pool.snapshot().memory == kept.memory
 
 
 def test_snapshots_are_of_idle_envs_of_kernels() -> None:

@@ -130,7 +130,7 @@ class Parent {
         }
         for (std::uint32_t worker = 0; worker < slab_.workers.size(); ++worker) {
             ring_worker(*slab_.workers[worker]);
-            if (slab_.workers[worker]->dead.load(std::memory_order_seq_cst) != 0) condemn_worker(slab_, worker, Fault::DIED);
+            if (slab_.workers[worker]->dead.load(std::memory_order_seq_cst) != 0) abort_commands(slab_, worker, Fault::DIED);
         }
     }
 
@@ -144,16 +144,16 @@ class Parent {
         return static_cast<Fault>(slab_.words[location.worker].fault[location.local].load(std::memory_order_relaxed));
     }
 
-    // Waits until `need` of the servers are done. Sleeping for LONG_NS means a lost wake-up.
-    void wait(const std::vector<std::uint32_t>& servers, std::uint32_t need) {
+    // Waits until `num_needed` of the servers are done. Sleeping for LONG_NS means a lost wake-up.
+    void wait(const std::vector<std::uint32_t>& servers, std::uint32_t num_needed) {
         PoolControl& pool = *slab_.pool;
         for (;;) {
             const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
             const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
-            std::uint32_t ready = 0;
-            for (const std::uint32_t server : servers) ready += is_done(server) ? 1 : 0;
-            if (ready >= need) return;
-            pool.want.store(count + (need - ready), std::memory_order_seq_cst);
+            std::uint32_t num_ready = 0;
+            for (const std::uint32_t server : servers) num_ready += is_done(server) ? 1 : 0;
+            if (num_ready >= num_needed) return;
+            pool.ring_at.store(count + (num_needed - num_ready), std::memory_order_seq_cst);
             if (pool.count.load(std::memory_order_seq_cst) != count) continue;
             CHECK(park(pool.bell, pool.parked, seen, LONG_NS) != Woken::TIMED_OUT);
         }

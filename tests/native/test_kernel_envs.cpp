@@ -52,7 +52,7 @@ KernelPlan make_plan(Autoreset autoreset) {
     plan.action_offsets = {0}, plan.action_bytes = sizeof(std::int64_t);
     plan.autoreset = autoreset;
     plan.entropy = 11;
-    plan.no_infos = {0, 0};
+    plan.final_payload = {0, 0};
     return plan;
 }
 
@@ -90,9 +90,9 @@ std::vector<double> play(Autoreset autoreset, std::uint32_t num_threads, bool is
             const std::uint32_t seen = threads.num_finished();
             if (threads.run_chunk() == 0 && threads.has_work()) threads.wait_finished(seen, 10'000'000);
         }
-        for (const KernelFault& fault : envs->take_faults()) {
+        for (const KernelFault& fault : envs->pop_faults()) {
             CHECK(fault.status == 7 && fault.message == "a bad place" && !fault.is_reset);
-            envs->note_fault(fault.local);
+            envs->mark_faulted(fault.local);
             sums[fault.local] += 1e6;
         }
     };

@@ -33,14 +33,14 @@ std::shared_ptr<Slab> make_slab(std::int32_t max_spinners) {
     return slab;
 }
 
-void a_late_owner_loses_a_condemned_command() {
+void a_late_owner_loses_an_aborted_command() {
     Word state{0};
     CHECK(start_command(state, 1) && state.load() == state_word(1, Phase::RUNNING));
     CHECK(claim_result(state, 1) && !claim_result(state, 1));
     CHECK(start_command(state, 2));
-    state.store(state_word(2, Phase::CONDEMNED));
+    state.store(state_word(2, Phase::ABORTED));
     CHECK(!claim_result(state, 2));
-    state.store(state_word(3, Phase::CONDEMNED));
+    state.store(state_word(3, Phase::ABORTED));
     CHECK(!start_command(state, 3) && start_command(state, 4));
 }
 
@@ -84,7 +84,7 @@ void a_command_may_be_read_while_the_next_is_written() {
 void owner_and_reaper_never_both_get_a_command() {
     const auto slab = make_arena(1, 1);
     ServerWords& words = slab->words[0];
-    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // it may still run, so its results must not be condemned while it publishes
+    slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));  // it may still run, so its results must not be aborted while it publishes
     std::atomic<std::uint32_t> go{0}, finished{0}, num_owned{0};
     std::thread owner([&] {
         for (std::uint32_t ticket = 1; ticket <= static_cast<std::uint32_t>(NUM_ROUNDS); ++ticket) {
@@ -98,20 +98,20 @@ void owner_and_reaper_never_both_get_a_command() {
             finished.store(ticket, std::memory_order_release);
         }
     });
-    std::uint32_t num_condemned = 0;
+    std::uint32_t num_aborted = 0;
     for (std::uint32_t ticket = 1; ticket <= static_cast<std::uint32_t>(NUM_ROUNDS); ++ticket) {
         words.ticket[0].store(ticket, std::memory_order_seq_cst);
         go.store(ticket, std::memory_order_release);
-        const std::uint32_t settled = condemn_worker(*slab, 0, Fault::NEIGHBOUR);
-        num_condemned += settled;
+        const std::uint32_t settled = abort_commands(*slab, 0, Fault::NEIGHBOUR);
+        num_aborted += settled;
         while (finished.load(std::memory_order_acquire) < ticket) cpu_pause();
         CHECK(words.done[0].load(std::memory_order_acquire) == ticket);
         CHECK((words.fault[0].load() != 0) == (settled == 1));
         if (settled == 0) CHECK(observation(*slab, 0) == answer(0, ticket));
     }
     owner.join();
-    CHECK(num_condemned + num_owned.load() == static_cast<std::uint32_t>(NUM_ROUNDS));
-    CHECK(slab->pool->count.load() == num_condemned);
+    CHECK(num_aborted + num_owned.load() == static_cast<std::uint32_t>(NUM_ROUNDS));
+    CHECK(slab->pool->count.load() == num_aborted);
 }
 
 void no_wake_up_is_lost_and_the_count_is_right() {
@@ -243,32 +243,32 @@ void no_more_threads_spin_than_permitted() {
 
 void only_a_thread_that_waited_briefly_spins() {
     constexpr std::uint64_t SPIN_NS = 200'000;
-    Patience patience;
-    CHECK(!patience.may_spin(0, 1));
-    CHECK(patience.may_spin(SPIN_NS, 1));
-    patience.record_wait(SPIN_NS, 0, SPIN_NS, 2);
-    CHECK(!patience.may_spin(SPIN_NS, 3));
-    patience.record_wait(SPIN_NS - 1, 0, SPIN_NS, 4);
-    CHECK(patience.may_spin(SPIN_NS, 5));
+    SpinPolicy spin_policy;
+    CHECK(!spin_policy.may_spin(0, 1));
+    CHECK(spin_policy.may_spin(SPIN_NS, 1));
+    spin_policy.record_wait(SPIN_NS, 0, SPIN_NS, 2);
+    CHECK(!spin_policy.may_spin(SPIN_NS, 3));
+    spin_policy.record_wait(SPIN_NS - 1, 0, SPIN_NS, 4);
+    CHECK(spin_policy.may_spin(SPIN_NS, 5));
 }
 
 void a_thread_that_lost_the_core_to_another_program_parks_for_a_while() {
     constexpr std::uint64_t SPIN_NS = 200'000, MS = 1'000'000;
-    Patience patience;
-    patience.record_wait(3 * MS, 3 * MS, SPIN_NS, 10 * MS);
-    patience.record_wait(1, 0, SPIN_NS, 11 * MS);
-    CHECK(!patience.may_spin(SPIN_NS, 12 * MS));
-    CHECK(!patience.may_spin(SPIN_NS, 200 * MS));
-    CHECK(patience.may_spin(SPIN_NS, 203 * MS));
-    patience.record_wait(1, SPIN_NS, SPIN_NS, 204 * MS);  // the loss is due to an env of the pool
-    CHECK(patience.may_spin(SPIN_NS, 205 * MS));
+    SpinPolicy spin_policy;
+    spin_policy.record_wait(3 * MS, 3 * MS, SPIN_NS, 10 * MS);
+    spin_policy.record_wait(1, 0, SPIN_NS, 11 * MS);
+    CHECK(!spin_policy.may_spin(SPIN_NS, 12 * MS));
+    CHECK(!spin_policy.may_spin(SPIN_NS, 200 * MS));
+    CHECK(spin_policy.may_spin(SPIN_NS, 203 * MS));
+    spin_policy.record_wait(1, SPIN_NS, SPIN_NS, 204 * MS);  // the loss is due to an env of the pool
+    CHECK(spin_policy.may_spin(SPIN_NS, 205 * MS));
 }
 
 void the_parent_is_rung_when_the_count_wraps() {
     const auto slab = make_arena(1, 1);
     PoolControl& pool = *slab->pool;
     pool.count.store(0xfffffffeu);
-    pool.want.store(1);
+    pool.ring_at.store(1);
     const std::uint32_t seen = pool.bell.load();
     count_results(pool, 2);
     CHECK(pool.bell.load() == seen);
@@ -282,7 +282,7 @@ void the_parent_is_rung_when_the_count_wraps() {
 
 int main() {
     return run_cases({
-        {"a late owner loses a condemned command", a_late_owner_loses_a_condemned_command},
+        {"a late owner loses an aborted command", a_late_owner_loses_an_aborted_command},
         {"a ticket may wrap around", a_ticket_may_wrap_around},
         {"only the parent uses the parents bit of the spinners", only_the_parent_uses_the_parents_bit_of_the_spinners},
         {"a command may be read while the next is written", a_command_may_be_read_while_the_next_is_written},

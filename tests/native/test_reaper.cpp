@@ -233,7 +233,7 @@ void what_an_overdue_worker_left_half_written_is_a_neighbours_fault() {
     words.ticket[0].store(1);
     CHECK(start_command(words.state[0], 1) && claim_result(words.state[0], 1));
     slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE));
-    CHECK(condemn_worker(*slab, 0, Fault::NEIGHBOUR) == 0);
+    CHECK(abort_commands(*slab, 0, Fault::NEIGHBOUR) == 0);
     reaper.declare_dead(0);
     CHECK(words.done[0].load() == 1 && words.fault[0].load() == static_cast<std::uint32_t>(Fault::NEIGHBOUR));
 }
@@ -362,17 +362,17 @@ void a_command_that_waits_for_a_hanging_early_reset_is_timed_out() {
     CHECK(parent.fault(0) == Fault::TIMED_OUT);
 }
 
-// condemn_worker may be slow. It must not condemn commands given meanwhile.
-void a_later_command_is_not_condemned_by_the_number_of_an_earlier_one() {
+// abort_commands may be slow. It must not abort commands given meanwhile.
+void a_later_command_is_not_aborted_by_the_number_of_an_earlier_one() {
     const auto slab = make_arena(1, 1);
     ServerWords& words = slab->words[0];
     words.ticket[0].store(6);
     words.done[0].store(6);
-    words.state[0].store(state_word(7, Phase::CONDEMNED));
+    words.state[0].store(state_word(7, Phase::ABORTED));
     words.done[0].store(5);  // as the slow thread has read it
     slab->workers[0]->dead.store(static_cast<std::uint32_t>(Death::DIED));
-    CHECK(condemn_worker(*slab, 0, Fault::DIED) == 0);
-    CHECK(words.done[0].load() == 5 && words.state[0].load() == state_word(7, Phase::CONDEMNED));
+    CHECK(abort_commands(*slab, 0, Fault::DIED) == 0);
+    CHECK(words.done[0].load() == 5 && words.state[0].load() == state_word(7, Phase::ABORTED));
 }
 
 void a_reaper_is_inert_in_a_forked_child() {
@@ -415,7 +415,7 @@ int main() {
         {"a worker whose words name no command is killed too", a_worker_whose_words_name_no_command_is_killed_too},
         {"a hanging early reset ends the worker but faults no finished command", a_hanging_early_reset_ends_the_worker_but_faults_no_finished_command},
         {"a command that waits for a hanging early reset is timed out", a_command_that_waits_for_a_hanging_early_reset_is_timed_out},
-        {"a later command is not condemned by the number of an earlier one", a_later_command_is_not_condemned_by_the_number_of_an_earlier_one},
+        {"a later command is not aborted by the number of an earlier one", a_later_command_is_not_aborted_by_the_number_of_an_earlier_one},
         {"a reaper is inert in a forked child", a_reaper_is_inert_in_a_forked_child},
     });
 }

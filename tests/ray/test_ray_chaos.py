@@ -1,4 +1,7 @@
-"""Nodes are killed again and again while a pool runs: no transition is lost, doubled, stale, or of another env."""
+"""Nodes are killed again and again while a pool runs: no transition is lost, doubled, stale, or of another env.
+
+make test-ray PYTEST_ARGS="-m soak --node-kills 30 -s tests/ray/test_ray_chaos.py"
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import pytest
 
@@ -16,8 +20,8 @@ from stepmill.testing.chaos.rounds import Round
 from tests.harness.ray_nodes import link_of
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.ray
-NUM_KILLS = 30
+# A reset of an env that has failed meanwhile says that it drops the result, and the oracle expects that.
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:.*this reset drops:RuntimeWarning")]
 MAX_LOOPS = 12  # between two kills
 
 
@@ -40,7 +44,7 @@ def kill_soon(pool, rng):
 
 
 def run_round(policy, *, is_sync, num_kills, seed, **fields):
-    report, rng = ChaosReport(seed), random.Random(seed)
+    began, report, rng = time.monotonic(), ChaosReport(seed), random.Random(seed)
     chaos = Round(report, rng, make_kind(policy, **fields), is_sync=is_sync, context="forkserver")
     killed = 0
     with chaos._folder, chaos._pool as pool:
@@ -58,6 +62,14 @@ def run_round(policy, *, is_sync, num_kills, seed, **fields):
         while chaos._oracle.pending:
             chaos._receive(len(chaos._oracle.pending))
         chaos._check_health()
+        num_replaced = sum(node.restarts for node in pool.stats().nodes)
+    report.seconds = time.monotonic() - began
+    report.inflicted["kill of a node"] = killed
+    print(
+        f"\n{policy}, {'sync' if is_sync else 'async'}: {killed} kills of nodes, {num_replaced} nodes replaced, {report.transitions} "
+        f"transitions, of which wrong, lost, doubled or stale: {report.num_wrong}"
+    )
+    assert num_replaced >= killed / 2  # a second kill may hit a node whose first has not been noticed
     assert report.num_wrong == 0, str(report)
     assert report.transitions > 10 * num_kills
     return report
@@ -72,6 +84,6 @@ def test_no_transition_is_wrong_while_nodes_are_killed(ray_cluster, policy):
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("is_sync", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
-def test_no_transition_is_wrong_in_thirty_kills_of_nodes_and_many_other_faults(ray_cluster, policy, is_sync):
-    report = run_round(policy, is_sync=is_sync, num_kills=NUM_KILLS, seed=6, fatal=(KILL, RAISE), resets=())
-    print(report)
+def test_no_transition_is_wrong_in_many_kills_of_nodes_and_other_faults(ray_cluster, policy, is_sync, request):
+    num_kills = request.config.getoption("--node-kills")
+    print(run_round(policy, is_sync=is_sync, num_kills=num_kills, seed=6, fatal=(KILL, RAISE), resets=()))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 
 import stepmill
 from stepmill.testing.chaos import ChaosEnv
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker
-from tests.harness.ray_cluster import add_machine
+from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
 from tests.harness.ray_nodes import actor_pid, end_processes, envs_of_node, kill_actor, link_of, stop_node, wait_lost
 
 pytest.importorskip("ray")
@@ -80,6 +83,64 @@ def test_a_stopped_node_is_given_up_after_its_time_limit_and_replaced(ray_cluste
             end_processes(pids)
 
 
+@pytest.mark.parametrize("length", [0, 300_000], ids=["small messages", "large messages"])
+def test_a_machine_whose_raylet_is_stopped_is_given_up_and_avoided(ray_cluster, length):
+    machine = add_machine(ray_cluster)
+    nodes = stepmill.RayOptions(num_nodes=3, num_cpus=NODE_CPUS, node_timeout_s=NODE_TIMEOUT_S)
+    env_fns = [partial(Padded, length)] * 6
+    with stepmill.Pool(env_fns, backend="ray", num_workers=3, ray=nodes, on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        node = next(node for node in range(3) if link_of(pool, node).started.node_id == machine.node_id)
+        lost = envs_of_node(pool, node)
+        raylet = machine.all_processes["raylet"][0].process
+        os.kill(raylet.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            batch = step_until_truncated(pool)
+            assert time.monotonic() - began < NODE_TIMEOUT_S + 2 * FOUND_S
+            assert np.flatnonzero(batch.truncated).tolist() == lost
+            assert f"on node {node} " in batch.info["fault"]["message"][lost[0]]
+            assert "did not answer for 3 s" in batch.info["fault"]["message"][lost[0]]
+            assert pool.step(np.zeros(6, int)).obs["count"][lost].tolist() == [0, 0]
+            assert link_of(pool, node).started.node_id != machine.node_id
+        finally:
+            raylet.kill()
+            remove_machine(ray_cluster, machine)
+
+
+def step_until_truncated(pool):
+    until = time.monotonic() + HANG_GUARD_S
+    while time.monotonic() < until:
+        batch = pool.step(np.zeros(pool.num_envs, int))
+        if batch.truncated.any():
+            return batch
+    raise AssertionError("no episode was cut short")
+
+
+class Padded(gymnasium.Env):
+    """Counts its steps, and pads its observations."""
+
+    action_space = gymnasium.spaces.Discrete(5)
+
+    def __init__(self, length):
+        padding = gymnasium.spaces.Box(0, 255, (length,), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"count": gymnasium.spaces.Discrete(100_000), "padding": padding}
+        )
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self.observe(), 0.0, False, False, {}
+
+    def observe(self):
+        return {"count": self.count, "padding": np.zeros(self.observation_space["padding"].shape, np.uint8)}
+
+
 def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
     def run(pool, kills):
         results = [pool.reset(seed=3)]
@@ -117,7 +178,7 @@ def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
         batch = pool.step(np.arange(2))
         assert batch.obs[:, 2].tolist() == [0, 0]
         assert link_of(pool, 0).started.node_id == second.node_id
-    ray_cluster.remove_node(second)
+    remove_machine(ray_cluster, second)
 
 
 def test_the_death_of_a_worker_in_a_node_looks_as_on_one_machine(ray_cluster):
@@ -155,8 +216,8 @@ def test_restarts_of_nodes_are_limited(ray_cluster):
 def test_an_exchange_that_comes_twice_is_done_once(ray_cluster):
     with make_pool() as pool:
         link = link_of(pool, 0)
-        call_once = link._call
-        link._call = lambda number: (
+        call_once = link._call_exchange
+        link._call_exchange = lambda number: (
             call_once(number),
             call_once(number),
         )  # as after a failure that Ray reports too late

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import stepmill
 from stepmill.frontends.ray_rollout import RayRollout, joined
 from tests.harness.pools import counting_envs
+from tests.harness.ray_cluster import NODE_CPUS
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -70,6 +72,45 @@ def test_fragments_of_all_nodes_are_the_batch_of_a_local_rollout(ray_cluster):
                 np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
             np.testing.assert_array_equal(actual.extras["t"], expected.extras["t"])
             assert ordered(actual.episodes) == ordered(expected.episodes)
+
+
+def make_pool(**options):
+    nodes = stepmill.RayOptions(num_nodes=2, num_cpus=NODE_CPUS)
+    return stepmill.Pool(counting_envs(N), backend="ray", num_workers=2, ray=nodes, **options)
+
+
+def test_a_rollout_takes_over_the_envs_and_cpus_of_a_pool(ray_cluster):
+    pool = make_pool()  # has reserved all CPUs of the cluster
+    pool.reset(seed=5)
+    with RayRollout.from_pool(pool, T, policy=Constant(3), seed=0) as rollout:
+        with pytest.raises(stepmill.ClosedPoolError):
+            pool.step(np.zeros(N, int))
+        for expected in local_batches(2):
+            actual = joined(rollout.collect(timeout_s=60))
+            np.testing.assert_array_equal(actual.obs, expected.obs)
+            np.testing.assert_array_equal(actual.action, expected.action)
+        assert rollout.num_nodes == 2
+
+
+def test_a_pool_goes_on_if_its_envs_cannot_be_taken_over(ray_cluster):
+    with make_pool() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.UsageError, match="policy cannot be sent to the nodes"):
+            RayRollout.from_pool(pool, T, policy=Constant(threading.Lock()))
+        assert pool.step(np.zeros(N, int)).obs[:, 2].tolist() == [1] * N
+
+
+def test_a_rollout_of_a_pool_on_this_machine_is_refused():
+    with (
+        stepmill.Pool(counting_envs(1), backend="serial") as pool,
+        pytest.raises(stepmill.UsageError, match=r"use stepmill.Rollout\(pool"),
+    ):
+        RayRollout.from_pool(pool, T, policy=Constant(0))
+
+
+def test_a_rollout_has_a_column_for_each_env_and_so_no_spares(ray_cluster):
+    with pytest.raises(stepmill.UsageError, match="spare_envs=1"):
+        make(Constant(0), spare_envs=1)
 
 
 def test_each_fragment_names_the_version_that_acted(ray_cluster):

@@ -50,10 +50,11 @@ class ScriptedPool:
 
     def stats(self):
         return SimpleNamespace(
+            faults_by_kind={},
             workers=[
                 SimpleNamespace(worker=i, pid=100 + i, busy_s=0.0, wait_s=1e9 * i, steps=int(self.steps[i]), resets=0)
                 for i in range(self.num_envs)
-            ]
+            ],
         )
 
     def _results(self, env_id) -> Batch:

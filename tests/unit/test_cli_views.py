@@ -133,6 +133,14 @@ def test_the_summary_tells_people_of_every_worker():
     assert "worker 1      env 60 %, waiting 30 %, 250.0 steps/s" in text
 
 
+def test_the_summary_counts_the_faults_that_the_policy_absorbed():
+    faulty = snapshot(faults={"timed_out": 3, "neighbour": 2})
+    assert "  faults        3 timed out, 2 lost with another env" in summary_text(SETUP, faulty, is_interrupted=False)
+    assert "faults: 3 timed out" in plain_line(faulty)
+    assert "3 timed out" in "\n".join(draw(faulty))
+    assert "faults" not in summary_text(SETUP, snapshot(), is_interrupted=False)
+
+
 def test_the_summary_of_many_workers_stays_short():
     text = summary_text(SETUP, snapshot(40), is_interrupted=False)
     assert "24 more workers" in text

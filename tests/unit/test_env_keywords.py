@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import load_env_creator
 
+import stepmill
 from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
 
 
@@ -27,3 +28,9 @@ def test_they_are_all_arguments_of_the_envs_that_gymnasium_and_ale_py_register()
         wanted |= {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
     assert {"sutton_barto_reward", "frameskip", "map_name"} <= wanted
     assert wanted <= set(EnvKeywords.__annotations__)
+
+
+def test_a_keyword_that_is_like_no_option_gets_no_suggestion():
+    with pytest.raises(stepmill.EnvError) as raised:
+        stepmill.make_vec("CartPole-v1", 2, gravity=3, backend="serial")
+    assert "did you mean" not in str(raised.value)

@@ -164,7 +164,8 @@ def test_a_vectorization_mode_of_gymnasium_chooses_the_backend(mode, backend, as
     [
         ({"num_envs": 8}, "serial"),
         ({"num_envs": 16, "copy": True, "sutton_barto_reward": True}, "serial"),
-        ({"num_envs": 17}, "auto"),
+        ({"num_envs": 17}, "serial"),
+        ({"num_envs": 18}, "auto"),
         ({"num_envs": 2, "on_fault": "truncate"}, "auto"),
         ({"num_envs": 2, "num_workers": 2}, "auto"),
         ({"num_envs": 2, "backend": "process"}, "process"),

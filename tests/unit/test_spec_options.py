@@ -7,11 +7,13 @@ import gymnasium
 import numpy as np
 import pytest
 
+from stepmill import _native
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import (
     AutoresetMode,
     BackendName,
     Context,
+    EnvState,
     OnFault,
     OptionKeywords,
     PoolOptions,
@@ -180,3 +182,9 @@ def test_what_is_no_pool_options_is_refused_with_what_to_write():
 def test_the_keywords_are_the_fields_of_the_options():
     fields = {field.name: field.type for field in dataclasses.fields(PoolOptions)}
     assert set(OptionKeywords.__annotations__) == set(fields)
+
+
+def test_native_code_uses_the_numbers_of_env_states():
+    assert {state.name: getattr(_native, f"ENV_{state.name}") for state in EnvState} == {
+        state.name: state.value for state in EnvState
+    }

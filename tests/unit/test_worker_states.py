@@ -40,15 +40,15 @@ class FakeState:
     def set_pid(self, worker: int, pid: int) -> None:
         """Used by statistics only."""
 
-    def begin_replacement(self, worker: int, is_replayed: bool) -> None:
+    def begin_restart(self, worker: int, is_replayed: bool) -> None:
         self.has_died = False
-        self.calls.append("begin_replacement")
+        self.calls.append("begin_restart")
 
-    def finish_replacement(self, worker: int, pidfd: int) -> None:
-        self.calls.append("finish_replacement")
+    def finish_restart(self, worker: int, pidfd: int) -> None:
+        self.calls.append("finish_restart")
 
-    def cancel_replacement(self, worker: int) -> None:
-        self.calls.append("cancel_replacement")
+    def cancel_restart(self, worker: int) -> None:
+        self.calls.append("cancel_restart")
 
     def fail_worker(self, worker: int) -> None:
         self.calls.append("fail_worker")
@@ -104,7 +104,7 @@ class OneWorker:
         self.supervisor.record_of(0)
 
     def report(self) -> None:
-        self.supervisor.report(0)
+        self.supervisor.mark_reported(0)
 
     def begin_restart(self) -> None:
         self.supervisor.begin_restart(0, 0.0, is_retried=False)
@@ -196,7 +196,7 @@ def test_a_worker_that_restarts_cannot_be_restarted_again(worker: OneWorker) -> 
     with pytest.raises(EngineBug, match="from RESTARTING to RESTARTING"):
         worker.begin_restart()
 
-    assert worker.state.calls == ["begin_replacement"]
+    assert worker.state.calls == ["begin_restart"]
 
 
 @pytest.mark.parametrize("old", [SERVING, DEAD_UNREPORTED, DEAD_REPORTED, FAILED], ids=lambda state: state.name)
@@ -207,7 +207,7 @@ def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: 
         worker.supervisor.serve(0)
 
     assert worker.supervisor.num_restarts == 0
-    assert "finish_replacement" not in worker.state.calls
+    assert "finish_restart" not in worker.state.calls
 
 
 def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: OneWorker) -> None:

@@ -58,7 +58,7 @@ SlabPlan parse_plan(nb::dict fields) {
     auto offsets = [&](const char* name) { return nb::cast<std::vector<std::size_t>>(fields[name]); };
     plan.learner_words = offsets("learner_words"), plan.worker_words = offsets("worker_words"), plan.segments = offsets("segments"), plan.worker_traces = offsets("worker_traces");
     for (nb::handle servers : fields["servers"]) plan.servers.push_back(nb::cast<std::vector<std::uint32_t>>(servers));
-    if (fields.contains("seed_ids")) plan.seed_ids = nb::cast<std::vector<std::uint32_t>>(fields["seed_ids"]);
+    if (fields.contains("pool_servers")) plan.pool_servers = nb::cast<std::vector<std::uint32_t>>(fields["pool_servers"]);
     plan.observation = parse_columns(fields["observation"]);
     plan.final_observation = parse_columns(fields["final_observation"]);
     plan.action = parse_columns(fields["action"]);
@@ -171,7 +171,7 @@ void bind_pool_state(nb::module_& module) {
         .def("attach_inline", &PoolState::attach_inline, "loop"_a, "Run commands in the calling thread, with this loop (serial backend).")
         .def("attach_kernel", &PoolState::attach_kernel, "loop"_a, "Use the loop of a kernel, which runs all envs.")
         .def("attach_outbox", &PoolState::attach_outbox, "eventfd"_a, "Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.")
-        .def("attach_helper", &PoolState::attach_helper, "helper"_a, "Run a foreign pool in the calling thread: helper(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.")
+        .def("attach_advance", &PoolState::attach_advance, "advance"_a, "Run a foreign pool in the calling thread: advance(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.")
         .def("step", &PoolState::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs. Return Gymnasium's five values, or None if there is a fault.")
         .def("step_obs", &PoolState::step_obs, "actions"_a.none(), nb::sig("def step_obs(self, actions: object) -> typing.Any | None"), "Step all envs. Return the observations, or None if there is a fault.")
         .def("set_observation_format", &PoolState::set_observation_format, "program"_a, "wrap"_a.none(), "given"_a,
@@ -193,32 +193,32 @@ void bind_pool_state(nb::module_& module) {
         .def("observe", &PoolState::observe, "env_ids"_a.none() = nb::none(), "Return the newest observations of envs, always copied.")
         .def("read_faults", &PoolState::read_faults, nb::sig("def read_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]"),
              "Return (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of each pending env with a fault.")
-        .def("fail", &PoolState::fail, "env_ids"_a, "Make pending envs with a fault FAULTED.")
-        .def("discard", &PoolState::discard, "env_ids"_a.none(), "Drop the ready results of these envs.")
+        .def("mark_envs_faulted", &PoolState::mark_envs_faulted, "env_ids"_a, "Make pending envs with a fault FAULTED.")
+        .def("discard_results", &PoolState::discard_results, "env_ids"_a.none(), "Drop the ready results of these envs.")
         .def("truncate", &PoolState::truncate, "env_id"_a, "fault_info"_a, "End the episode of an env that has a fault, marked as truncated; try a reset again instead.")
-        .def("lose_envs", &PoolState::lose_envs, "env_ids"_a, "fault_info"_a, "Cut short the next step of those of these envs that are idle.")
+        .def("mark_envs_lost", &PoolState::mark_envs_lost, "env_ids"_a, "fault_info"_a, "Cut short the next step of those of these envs that are idle.")
         .def("mark_new", &PoolState::mark_new, "env_ids"_a, "Make FAULTED envs NEW, so that they can be reset and stepped again.")
         .def("log_position", &PoolState::log_position, "server"_a,
              "Return the position of an env object: (episodes begun, results of this one, of the previous one, is commanded, is between episodes, is staged).")
-        .def("begin_replacement", &PoolState::begin_replacement, "worker"_a, "is_replayed"_a, "Make commands for a worker's envs wait for its successor; with is_replayed, hold these envs.")
-        .def("clear_dead_worker", &PoolState::clear_dead_worker, "worker"_a, "Condemn the commands of a worker that does not run any more. Call it before the successor starts, from any thread.")
+        .def("begin_restart", &PoolState::begin_restart, "worker"_a, "is_replayed"_a, "Make commands for a worker's envs wait for its successor; with is_replayed, suspend these envs.")
+        .def("clear_dead_worker", &PoolState::clear_dead_worker, "worker"_a, "Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.")
         .def("set_pid", &PoolState::set_pid, "worker"_a, "pid"_a, "Write the pid of a worker's newest process to the slab, for statistics.")
         .def("count_death", &PoolState::count_death, "worker"_a, "Count a death of a worker, for statistics.")
-        .def("finish_replacement", &PoolState::finish_replacement, "worker"_a, "pidfd"_a, "Watch the successor, which serves the slab, and publish the commands that waited for it.")
-        .def("cancel_replacement", &PoolState::cancel_replacement, "worker"_a, "Turn the commands of the worker's envs into faults, since there is no successor.")
+        .def("finish_restart", &PoolState::finish_restart, "worker"_a, "pidfd"_a, "Watch the successor, which serves the slab, and publish the commands that waited for it.")
+        .def("cancel_restart", &PoolState::cancel_restart, "worker"_a, "Turn the commands of the worker's envs into faults, since there is no successor.")
         .def("fail_worker", &PoolState::fail_worker, "worker"_a, "Turn a dead worker's commands into faults, and make its idle envs FAULTED.")
         .def("attach_reaper", &PoolState::attach_reaper, "reaper"_a, "Set the reaper that watches the workers.")
         .def("declare_dead", &PoolState::declare_dead, "worker"_a, "Mark a worker dead whose process is gone, in case the reaper has not noticed.")
         .def("notify", &PoolState::notify, "Make the current or next wait of the pool's thread return 3. From any thread.")
         .def("pop_events", &PoolState::pop_events, nb::sig("def pop_events(self) -> list[tuple[int, int, int]]"), "Return (env_id, REPLAY_..., step) of each replay that waits for Python, once.")
-        .def("hold", &PoolState::hold, "env_id"_a, "Hold an env that has a fault: it counts as busy until its replay has ended.")
-        .def("is_held", &PoolState::is_held, "env_id"_a, "Return whether the env is held for a replay.")
-        .def("held_envs", &PoolState::held_envs, nb::sig("def held_envs(self) -> list[int]"), "Return the envs that are held for a replay.")
+        .def("suspend", &PoolState::suspend, "env_id"_a, "Suspend an env that has a fault: it counts as busy until its replay has ended.")
+        .def("is_suspended", &PoolState::is_suspended, "env_id"_a, "Return whether the env is suspended for a replay.")
+        .def("suspended_envs", &PoolState::suspended_envs, nb::sig("def suspended_envs(self) -> list[int]"), "Return the envs that are suspended for a replay.")
         .def("begin_replay", &PoolState::begin_replay, "env_id"_a, "places"_a,
-             "Play the episode of a held env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.")
+             "Play the episode of a suspended env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.")
         .def("continue_replay", &PoolState::continue_replay, "env_id"_a, "Continue after a REPLAY_PLACE event.")
         .def("finish_replay", &PoolState::finish_replay, "env_id"_a, "Release the env after REPLAY_PLAYED, and give its pending command.")
-        .def("fail_replay", &PoolState::fail_replay, "env_id"_a, "Release an env that cannot be replayed; truncate() or lose_envs() must follow.")
+        .def("fail_replay", &PoolState::fail_replay, "env_id"_a, "Release an env that cannot be replayed; truncate() or mark_envs_lost() must follow.")
         .def("is_pending", &PoolState::is_pending, "env_id"_a, "Return whether the env has a command whose result was not received.")
         .def("is_dead", &PoolState::is_dead, "worker"_a, "Return whether the reaper has marked the worker dead.")
         .def("died_in_request", &PoolState::died_in_request, "worker"_a, "Return whether a dead worker died during a slow request and not during a command.")
@@ -229,7 +229,7 @@ void bind_pool_state(nb::module_& module) {
         .def("newest_outcome", &PoolState::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.")
         .def("running_env", &PoolState::running_env, "worker"_a, "Return the env whose command a worker ran last, or -1.")
         .def("ready_ids", &PoolState::ready_ids, nb::sig("def ready_ids(self) -> list[int]"), "Return the envs whose result can be received.")
-        .def("states", &PoolState::states, nb::sig("def states(self) -> list[int]"), "Return per env: 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted, 5 needs a reset.")
+        .def("states", &PoolState::states, nb::sig("def states(self) -> list[int]"), "Return per env the number of its EnvState.")
         .def("num_ended", &PoolState::num_ended, nb::sig("def num_ended(self) -> list[int]"), "Return per env how many episodes of its budget have ended.")
         .def("num_pending", &PoolState::num_pending, "Return how many envs have a command whose result was not received.")
         .def("num_held", &PoolState::num_held, "Return how many result slots are leased.")
@@ -238,7 +238,7 @@ void bind_pool_state(nb::module_& module) {
         .def("server_of", &PoolState::server_of, "env_id"_a, "Return the server of the env; numbers from num_envs on: the servers in the queue.")
         .def("worker_of", &PoolState::worker_of, "env_id"_a, "Return the worker whose server serves the env.")
         .def("envs_of", &PoolState::envs_of, "worker"_a, nb::sig("def envs_of(self, worker: int) -> list[int]"), "Return the envs that a worker's servers serve.")
-        .def("restore_order", &PoolState::restore_order, "Assign each env to the server of its number, and queue the spares.")
+        .def("reset_server_order", &PoolState::reset_server_order, "Assign each env to the server of its number, and queue the spares.")
         .def("claim_staged", &PoolState::claim_staged, "env_ids"_a.none(), "Make the staged episodes of these envs their next results.")
         .def("stage_spares", &PoolState::stage_spares, "seeds"_a, "Reset all spares in the queue, with a seed or None for each.")
         .def("post_request", &PoolState::post_request, "worker"_a, "Notify a worker of a slow request in its mailbox.")
@@ -335,6 +335,10 @@ void bind_core(nb::module_& module) {
     module.def("counter_offsets", &counter_offsets, nb::sig("def counter_offsets() -> dict[str, tuple[int, dict[str, int]]]"), "Return size and offsets of fields of each structure with counters.");
     module.def("server_counters_offset", &server_counters_offset, "num_servers"_a, "Return the offset of the counters of a worker's first server from the worker's words.");
     module.def("bucket_stops_ns", &bucket_stops_ns, nb::sig("def bucket_stops_ns() -> list[int]"), "Return, for each bucket of the histograms of durations, the shortest time in ns that is above it.");
+    for (const auto& [name, state] : {std::pair{"ENV_IDLE", EnvState::IDLE}, {"ENV_BUSY", EnvState::BUSY}, {"ENV_READY", EnvState::READY}, {"ENV_FAULTED", EnvState::FAULTED},
+                                      {"ENV_EXHAUSTED", EnvState::EXHAUSTED}, {"ENV_NEEDS_RESET", EnvState::NEEDS_RESET}}) {
+        module.attr(name) = static_cast<int>(state);
+    }
     module.attr("REPLAY_PLACE") = static_cast<int>(ReplayEvent::PLACE);
     module.attr("REPLAY_PLAYED") = static_cast<int>(ReplayEvent::PLAYED);
     module.attr("REPLAY_DIFFERS") = static_cast<int>(ReplayEvent::DIFFERS);

@@ -17,6 +17,7 @@ void bind_relay(nb::module_& module) {
              "Write the results of a message to the pool's slab. Return the workers that are dead, and how many results there were.")
         .def("has_outstanding", &PoolRelay::has_outstanding, "Return whether a collected command has no result.")
         .def("tickets_of", &PoolRelay::tickets_of, "worker"_a, "Return the newest ticket of each server of a worker.")
+        .def("is_published", &PoolRelay::is_published, "worker"_a, "local"_a, "ticket"_a, "Return whether the result of a command, or of a later one of its server, is in the pool's slab.")
         .def("mark_serving", &PoolRelay::mark_serving, "worker"_a, "Record that a worker, whose node is lost, may have begun a slow request.")
         .def("expect_worker", &PoolRelay::expect_worker, "worker"_a, "generation"_a, "A successor serves: messages of its predecessors say nothing about it, and its counters begin again.");
     nb::class_<NodeRelay>(module, "NodeRelay", "A node's side of the messages: it writes commands to the node's slab and reads results.")

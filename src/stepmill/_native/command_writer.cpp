@@ -21,7 +21,7 @@ void CommandWriter::attach_loop(nb::object loop) {
     loop_object_ = std::move(loop);
 }
 
-void CommandWriter::attach_helper(nb::object helper) { helper_ = std::move(helper); }
+void CommandWriter::attach_advance(nb::object advance) { advance_ = std::move(advance); }
 
 void CommandWriter::attach_outbox(int eventfd) {
     const int fd = fcntl(eventfd, F_DUPFD_CLOEXEC, 3);
@@ -31,12 +31,12 @@ void CommandWriter::attach_outbox(int eventfd) {
 
 void CommandWriter::clear() {
     loop_ = nullptr;
-    loop_object_.reset(), helper_.reset();
+    loop_object_.reset(), advance_.reset();
 }
 
 int CommandWriter::traverse(visitproc visit, void* arg) const {
     Py_VISIT(loop_object_.ptr());
-    Py_VISIT(helper_.ptr());
+    Py_VISIT(advance_.ptr());
     Py_VISIT(encoder_.pickler());
     return 0;
 }
@@ -65,7 +65,7 @@ void CommandWriter::notify_outbox() const {
 }
 
 void CommandWriter::deliver() {
-    if (helper_) helper_(false);
+    if (advance_) advance_(false);
     notify_outbox();
     if (has_workers()) {
         for (std::uint32_t w = 0; w < has_new_commands_.size(); ++w) {
@@ -98,12 +98,12 @@ void CommandWriter::issue_reserved(std::uint32_t server) {
     ring(slab_.server_locations[server].worker);
 }
 
-// If a worker died before its tickets were written, the reaper did not see them: condemn them here. The reaper writes `dead` and then
+// If a worker died before its tickets were written, the reaper did not see them: abort them here. The reaper writes `dead` and then
 // reads the tickets; with the fence, either it sees these tickets or this function sees `dead`.
 void CommandWriter::check_deaths_of(std::uint32_t worker) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (is_restarting_[worker] || slab_.workers[worker]->dead.load(std::memory_order_seq_cst) == 0) return;
-    condemn_worker(slab_, worker, Fault::DIED);
+    abort_commands(slab_, worker, Fault::DIED);
 }
 
 void CommandWriter::post_request(std::uint32_t worker) {
@@ -112,7 +112,7 @@ void CommandWriter::post_request(std::uint32_t worker) {
     ring_worker(control);
 }
 
-// ---- workers that are replaced ----------------------------------------------------------------------------------
+// ---- restarts of workers -----------------------------------------------------------------------------------------
 
 void CommandWriter::begin_restart(std::uint32_t worker) {
     num_restarting_ += is_restarting_.at(worker) == 0;
@@ -156,9 +156,9 @@ void CommandWriter::rewrite_control_words(std::uint32_t worker, bool is_closed) 
     ring_pool(*slab_.pool);
 }
 
-// A dead worker may have overwritten its own words. Rewrites the words of this server from what the pool knows, and condemns its
+// A dead worker may have overwritten its own words. Rewrites the words of this server from what the pool knows, and aborts its
 // command. Returns whether a command was outstanding.
-bool CommandWriter::condemn_outstanding(std::uint32_t server) {
+bool CommandWriter::abort_outstanding(std::uint32_t server) {
     const ServerLocation location = slab_.server_locations[server];
     if (is_published_done(server)) return false;
     const ServerWords& words = slab_.words[location.worker];

@@ -19,10 +19,10 @@ class CommandWriter {
 
     void attach_loop(nb::object loop);      // serial backend: the calling thread runs the commands
     void attach_outbox(int eventfd);  // a duplicate of it is written after each delivery
-    void attach_helper(nb::object helper);  // helper(is_waiting) -> bool: starts new commands and, if is_waiting, fetches results
+    void attach_advance(nb::object advance);  // advance(is_waiting) -> bool: starts new commands and, if is_waiting, fetches results
     Loop* loop() const noexcept { return loop_; }
-    const nb::object& helper() const noexcept { return helper_; }
-    bool has_workers() const noexcept { return loop_ == nullptr && !helper_; }
+    const nb::object& advance() const noexcept { return advance_; }
+    bool has_workers() const noexcept { return loop_ == nullptr && !advance_; }
 
     const std::uint32_t& ticket(std::uint32_t server) const { return tickets_[server].newest; }  // of the newest command; the reference stays valid
     std::uint32_t published(std::uint32_t server) const { return tickets_[server].newest - tickets_[server].num_reserved; }
@@ -58,7 +58,7 @@ class CommandWriter {
     void begin_restart(std::uint32_t worker);  // from here on commands wait for the successor
     void end_restart(std::uint32_t worker);    // the successor serves, or the restart was cancelled
     void rewrite_control_words(std::uint32_t worker, bool is_closed);
-    bool condemn_outstanding(std::uint32_t server);
+    bool abort_outstanding(std::uint32_t server);
     void check_deaths_of(std::uint32_t worker);
     void post_request(std::uint32_t worker);
 
@@ -89,7 +89,7 @@ class CommandWriter {
     Encoder encoder_;
     std::optional<OwnedFd> outbox_;
     Loop* loop_ = nullptr;
-    nb::object loop_object_, helper_;
+    nb::object loop_object_, advance_;
 };
 
 }  // namespace stepmill

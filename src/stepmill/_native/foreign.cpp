@@ -33,11 +33,11 @@ ForeignLoop::ForeignLoop(std::shared_ptr<Slab> slab, std::uint32_t worker, nb::d
 
 void ForeignLoop::release() {
     describe_.reset(), unpickler_.reset();
-    for (ForeignEnv& env : envs_) env.held_info.reset();
+    for (ForeignEnv& env : envs_) env.final_info.reset();
 }
 
 int ForeignLoop::traverse(visitproc visit, void* arg) const {
-    for (const ForeignEnv& env : envs_) Py_VISIT(env.held_info.ptr());
+    for (const ForeignEnv& env : envs_) Py_VISIT(env.final_info.ptr());
     Py_VISIT(describe_.ptr());
     Py_VISIT(unpickler_.ptr());
     Py_VISIT(encoder_.pickler());
@@ -70,7 +70,7 @@ nb::tuple ForeignLoop::receive_commands(bool may_wait) {
             if (ticket != envs_[local].ticket) begin(local, ticket, steps, resets);
         }
         if (!may_wait || !steps.empty() || nb::len(resets) != 0) return commands(steps, std::move(resets));
-        wait_for_commands(*slab_, worker_, seen, patience_);
+        wait_for_commands(*slab_, worker_, seen, spin_policy_);
     }
 }
 
@@ -86,9 +86,9 @@ nb::tuple ForeignLoop::receive_command(std::uint32_t local, std::uint32_t after_
 void ForeignLoop::begin(std::uint32_t local, std::uint32_t ticket, Servers& steps, nb::list& resets) {
     ForeignEnv& env = envs_[local];
     env.ticket = ticket;
-    if (!start_command(words_.state[local], ticket)) return;  // condemned before it began
+    if (!start_command(words_.state[local], ticket)) return;  // aborted before it began
     env.is_reset = get_command(words_, local) == Command::RESET;
-    env.is_held = false;
+    env.awaits_reset = false;
     env.is_outstanding = true;
     if (num_outstanding_++ == 0) busy_since_ns_ = now_ns();
     if (env.is_reset) {
@@ -197,7 +197,7 @@ void ForeignLoop::report_progress() {
     for (std::uint32_t local = 0; num_outstanding_ != 0 && local < envs_.size() && current == NO_SERVER; ++local) {
         if (envs_[local].is_outstanding) current = local;
     }
-    const Command command = current == NO_SERVER ? Command::NONE : envs_[current].is_reset || envs_[current].is_held ? Command::RESET : Command::STEP;
+    const Command command = current == NO_SERVER ? Command::NONE : envs_[current].is_reset || envs_[current].awaits_reset ? Command::RESET : Command::STEP;
     control_->running.store(static_cast<std::uint32_t>(command), std::memory_order_relaxed);
     control_->current.store(current, std::memory_order_release);
     control_->progress.store(control_->progress.load(std::memory_order_relaxed) + 1, std::memory_order_release);

@@ -25,11 +25,11 @@ struct ForeignEnv {
     bool is_outstanding = false;  // received and not published
     bool is_reset = false;       // the outstanding command is a reset
     bool needs_reset = false;    // NEXT_STEP: the last step ended an episode
-    bool is_held = false;        // SAME_STEP: the episode ended, and the result waits for the reset
-    double held_reward = 0.0;
-    bool held_terminated = false, held_truncated = false;
-    std::vector<std::byte> held_obs;
-    nb::object held_info;
+    bool awaits_reset = false;   // SAME_STEP: the episode ended, and the result waits for the reset
+    double final_reward = 0.0;
+    bool final_terminated = false, final_truncated = false;
+    std::vector<std::byte> final_obs;
+    nb::object final_info;
     double episode_return = 0.0;
     std::int64_t episode_length = 0;
 };
@@ -91,7 +91,7 @@ class ForeignLoop {
     std::uint32_t num_outstanding_ = 0;
     std::uint32_t requests_seen_ = 0;
     std::uint32_t group_ = 0;  // results stored but not counted yet
-    Patience patience_;
+    SpinPolicy spin_policy_;
     std::uint64_t busy_since_ns_ = 0;  // when the first command became outstanding
 };
 

@@ -84,7 +84,7 @@ void ForeignLoop::publish_rows(const Rows& rows, std::vector<std::size_t>& place
         const std::uint32_t local = rows.servers[row];
         count_command(local);
         end_command(local);
-        return !claim_result(words_.state[local], envs_[local].ticket);  // condemned: the row may belong to another worker by now
+        return !claim_result(words_.state[local], envs_[local].ticket);  // aborted: the row may belong to another worker by now
     });
     write_rows(rows, places);
     for (const std::size_t row : places) {
@@ -146,25 +146,25 @@ void ForeignLoop::count_command(std::uint32_t local) {
 
 bool ForeignLoop::needs_reset_first(std::uint32_t local, const Rows& rows, std::size_t row) {
     const ForeignEnv& env = envs_[local];
-    return autoreset_ == Autoreset::SAME_STEP && !env.is_reset && !env.is_held && rows.is_end(row);
+    return autoreset_ == Autoreset::SAME_STEP && !env.is_reset && !env.awaits_reset && rows.is_end(row);
 }
 
 void ForeignLoop::hold_for_reset(std::uint32_t local, const Rows& rows, std::size_t row, nb::handle infos) {
     ForeignEnv& env = envs_[local];
-    env.is_held = true;
-    env.held_reward = items<double>(rows.reward)[row];
-    env.held_terminated = items<npy_bool>(rows.terminated)[row] != 0;
-    env.held_truncated = items<npy_bool>(rows.truncated)[row] != 0;
-    env.held_info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
-    env.held_obs.clear();
+    env.awaits_reset = true;
+    env.final_reward = items<double>(rows.reward)[row];
+    env.final_terminated = items<npy_bool>(rows.terminated)[row] != 0;
+    env.final_truncated = items<npy_bool>(rows.truncated)[row] != 0;
+    env.final_info = infos.is_none() ? nb::object(nb::dict()) : info_row(infos, row, rows.servers.size());
+    env.final_obs.clear();
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
         const std::byte* value = rows.value(obs_.leaves[index], index, row);
-        env.held_obs.insert(env.held_obs.end(), value, value + obs_.leaves[index].row_bytes);
+        env.final_obs.insert(env.final_obs.end(), value, value + obs_.leaves[index].row_bytes);
     }
 }
 
 void ForeignLoop::write_final(std::uint32_t local) {
-    const std::byte* value = envs_[local].held_obs.data();
+    const std::byte* value = envs_[local].final_obs.data();
     for (std::size_t index = 0; index < obs_.leaves.size(); ++index) {
         const std::size_t bytes = obs_.leaves[index].row_bytes;
         std::memcpy(slab_->base + final_columns_[index].at(0, words_.row[local]), value, bytes);
@@ -200,12 +200,12 @@ void ForeignLoop::write_rows(const Rows& rows, const std::vector<std::size_t>& p
 void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t row) {
     ForeignEnv& env = envs_[local];
     const std::uint32_t at = words_.row[local];
-    const bool is_stepped = !env.is_reset && !env.is_held && rows.reward;
+    const bool is_stepped = !env.is_reset && !env.awaits_reset && rows.reward;
     words_.clear_result(local);
-    const double reward = env.is_held ? env.held_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
+    const double reward = env.awaits_reset ? env.final_reward : is_stepped ? items<double>(rows.reward)[row] : 0.0;
     std::memcpy(slab_->reward(at), &reward, sizeof reward);
-    *slab_->terminated(at) = env.is_held ? env.held_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
-    *slab_->truncated(at) = env.is_held ? env.held_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
+    *slab_->terminated(at) = env.awaits_reset ? env.final_terminated : is_stepped && items<npy_bool>(rows.terminated)[row];
+    *slab_->truncated(at) = env.awaits_reset ? env.final_truncated : is_stepped && items<npy_bool>(rows.truncated)[row];
     const bool is_end = *slab_->terminated(at) || *slab_->truncated(at);
     *slab_->over(at) = is_end;
     if (env.is_reset || env.needs_reset) {
@@ -218,18 +218,18 @@ void ForeignLoop::write_flags(std::uint32_t local, const Rows& rows, std::size_t
         *slab_->episode_length(at) = env.episode_length;
         if (is_end) env.episode_return = 0.0, env.episode_length = 0;
     }
-    if (env.is_held) write_final(local);
+    if (env.awaits_reset) write_final(local);
     env.needs_reset = is_end && autoreset_ == Autoreset::NEXT_STEP;
 }
 
 void ForeignLoop::write_info(std::uint32_t local, nb::handle infos, std::size_t row, std::size_t num_rows) {
     ForeignEnv& env = envs_[local];
     const bool has_info = !infos.is_none() && nb::len(infos) != 0;
-    if (!has_info && !env.is_held) return;
+    if (!has_info && !env.awaits_reset) return;
     const nb::object info = has_info ? info_row(infos, row, num_rows) : nb::object(nb::dict());
-    const nb::object final_info = env.is_held ? env.held_info : nb::none();
-    env.is_held = false;
-    env.held_info.reset();
+    const nb::object final_info = env.awaits_reset ? env.final_info : nb::none();
+    env.awaits_reset = false;
+    env.final_info.reset();
     buffer_.clear();
     const bool is_encoded = encoder_.encode(info.ptr(), buffer_, {"info"}) && (final_info.is_none() || encoder_.encode(final_info.ptr(), buffer_, {"info"}));
     if (!is_encoded || !payloads_.write(local, buffer_)) throw nb::python_error();

@@ -10,7 +10,7 @@
 
 namespace stepmill {
 
-constexpr int EXIT_STRAY_COPY = 67;  // exit status of a forked copy of a worker that returned from the env
+constexpr int EXIT_FORKED_COPY = 67;  // exit status of a forked copy of a worker that returned from the env
 
 inline std::atomic<std::uint32_t> fork_count{0};  // number of forks between the process that first called watch_forks() and this one
 

@@ -19,7 +19,7 @@ void PoolState::split_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids
     parse_ids(env_ids, storage);
     const bool is_any = !env_ids.is_valid() || env_ids.is_none();
     for (const std::uint32_t id : unclaimed_.ids()) {
-        if (ids.size() < max_envs && (is_any || is_named_[id]) && !held_.is_held(id)) ids.push_back(id);
+        if (ids.size() < max_envs && (is_any || is_named_[id]) && !suspended_.is_suspended(id)) ids.push_back(id);
     }
     for (const std::uint32_t id : pending_) {
         const bool is_chosen = ids.size() < max_envs && (is_any || is_named_[id]) && is_done(id) && !has_fault(id);

@@ -1,7 +1,7 @@
-// The envs of a kernel: their memory, and what one command does to one of them. Knows no Python.
+// The envs of a kernel: their memory, and how a command is carried out. Knows no Python.
 //
-// What an episode's end means is here what it is in loop.cpp for envs in Python: NEXT_STEP, SAME_STEP, DISABLED, seeds of
-// automatic resets, returns and lengths. tests/kernels/test_autoreset.py compares the two step by step.
+// Ends of episodes are handled as in loop.cpp, which runs envs in Python: NEXT_STEP, SAME_STEP, DISABLED, seeds of automatic resets,
+// returns and lengths. tests/kernels/test_autoreset.py compares the two step by step.
 #pragma once
 
 #include <cstdlib>
@@ -29,35 +29,39 @@ struct KernelPlan {
     void* reset = nullptr;
     void* step = nullptr;
     std::size_t state_bytes = 0;
+    std::size_t saved_bytes = 0;                     // of the state, from its beginning: those that a snapshot has
     std::int64_t max_episode_steps = 0;              // 0: no limit
     std::vector<std::size_t> obs_offsets, action_offsets;  // by leaf, in the row that the kernel sees
-    std::size_t obs_bytes = 0, action_bytes = 0;     // of that row
+    std::vector<std::size_t> info_offsets;           // by leaf, in the state, which begins with the infos
+    std::size_t info_bytes = 0;                      // of all infos
+    std::size_t obs_bytes = 0, action_bytes = 0;     // size of that row
     Autoreset autoreset = Autoreset::NEXT_STEP;
     Seeding seeding = Seeding::CONTINUE;
-    std::uint64_t entropy = 0;                       // of generators that were given no seed
-    std::vector<std::uint8_t> no_infos;              // payload of a SAME_STEP result with a last observation
+    std::uint64_t entropy = 0;                       // seeds the generators of envs that got no seed
+    std::vector<std::uint8_t> final_payload;         // of a SAME_STEP result with a last observation: an empty info, and the last one
+    std::vector<std::size_t> final_offsets;          // by leaf of the infos: where in that payload its values are
 };
 
-// What belongs to one env beside the kernel's own state. Plain memory: a snapshot is a copy of it.
-struct KernelSeat {
+// The engine's record of one env; the kernel's state follows it in memory. Plain memory: a snapshot is a copy of it.
+struct KernelEnvRecord {
     stepmill_rng rng{};
     double episode_return = 0.0;
     std::int64_t episode_length = 0;
-    std::uint64_t base_seed = 0, episode = 0;  // of the last reset that had a seed; resets since then
+    std::uint64_t base_seed = 0, episode = 0;  // base_seed: of the last reset that had a seed; episode: resets since then
     bool has_seed = false;
-    bool needs_reset = false;                  // its last step ended an episode, and the next one is to begin another
+    bool needs_reset = false;                  // its last step ended an episode; the next step begins another
 };
 
-// A command that brought no result.
+// A command that failed.
 struct KernelFault {
     std::uint32_t local = 0;
     bool is_reset = false;
     int status = 0;
-    void* raised = nullptr;  // of Numba: what describes the exception
+    void* raised = nullptr;  // of Numba: an object that describes the exception
     std::string message;
 };
 
-// What a thread is at, for a watch. The thread is the only one that writes.
+// Which env a thread runs. Written by this thread only, read by KernelWatch.
 struct alignas(CACHE_LINE) KernelProgress {
     std::atomic<std::uint32_t> env{NO_SERVER};
     std::atomic<std::uint32_t> num_begun{0};
@@ -69,35 +73,37 @@ struct alignas(CACHE_LINE) KernelProgress {
     void end() noexcept { env.store(NO_SERVER, std::memory_order_relaxed); }
 };
 
-// run() is for any thread; an env is in one of them at a time. All else is for the pool's thread while the env is idle.
+// Any thread may call run() and run_range(), but an env is in one thread at a time. Everything else is for the pool's thread, while the env
+// is idle.
 class KernelEnvs final : public KernelWork {
    public:
     KernelEnvs(std::shared_ptr<Slab> slab, KernelPlan plan, std::uint32_t num_runners = 1);
 
     void run(std::span<const std::uint32_t> envs, std::uint32_t runner) noexcept override;
-    void run_range(std::uint32_t first, std::uint32_t num, std::uint32_t runner) noexcept override;  // a step of each, without commands
-    void begin_whole(std::uint32_t slot) noexcept { whole_slot_ = slot; }      // before run_range(): where observations go
-    std::vector<KernelFault> take_faults();
+    void run_range(std::uint32_t first, std::uint32_t num, std::uint32_t runner) noexcept override;  // steps each env, without commands
+    void begin_whole(std::uint32_t slot) noexcept { whole_slot_ = slot; }      // before run_range(): the slot of the observations
+    std::vector<KernelFault> pop_faults();
     bool has_faults() const noexcept { return num_faults_.load(std::memory_order_acquire) != 0; }
-    void note_fault(std::uint32_t local) noexcept { seat(local).needs_reset = plan_.autoreset == Autoreset::NEXT_STEP; }
+    void mark_faulted(std::uint32_t local) noexcept { record(local).needs_reset = plan_.autoreset == Autoreset::NEXT_STEP; }
 
     const std::vector<KernelProgress>& progress() const noexcept { return progress_; }
     std::uint32_t num_envs() const noexcept { return num_envs_; }
-    std::byte* state(std::uint32_t local) noexcept { return seat_bytes(local) + SEAT_BYTES; }
+    std::uint32_t env_id(std::uint32_t local) const { return slab_->plan.pool_server(slab_->plan.servers[0][local]); }
+    std::byte* state(std::uint32_t local) noexcept { return record_bytes(local) + RECORD_BYTES; }
     std::size_t state_bytes() const noexcept { return plan_.state_bytes; }
     std::size_t snapshot_bytes() noexcept;
     void write_snapshot(std::uint32_t local, std::byte* target) noexcept;
     void read_snapshot(std::uint32_t local, const std::byte* source) noexcept;
-    void clear() noexcept;  // as the constructor left them
+    void clear() noexcept;  // makes all envs as the constructor left them
 
    private:
-    static constexpr std::size_t SEAT_BYTES = align_line(sizeof(KernelSeat));
+    static constexpr std::size_t RECORD_BYTES = align_line(sizeof(KernelEnvRecord));
     using Reset = int32_t (*)(void*, stepmill_rng*, void*, stepmill_result*);
     using Step = int32_t (*)(void*, const void*, stepmill_rng*, void*, stepmill_result*);
     using NumbaReset = int32_t (*)(std::int64_t*, void**, void*, stepmill_rng*, void*, stepmill_result*);
     using NumbaStep = int32_t (*)(std::int64_t*, void**, void*, const void*, stepmill_rng*, void*, stepmill_result*);
-    // What a command says.
-    struct Order {
+    // The words of a command that run_env() reads.
+    struct EnvCommand {
         std::uint32_t row;
         std::uint32_t slot;
         std::uint8_t flags;
@@ -110,13 +116,14 @@ class KernelEnvs final : public KernelWork {
         bool is_reset = false, is_step = false;
     };
 
-    std::byte* seat_bytes(std::uint32_t local) noexcept { return memory_.get() + local * stride_; }
-    KernelSeat& seat(std::uint32_t local) noexcept { return *reinterpret_cast<KernelSeat*>(seat_bytes(local)); }
-    bool run_env(std::uint32_t local, const Order& order, Outcome& outcome) noexcept;
+    std::byte* record_bytes(std::uint32_t local) noexcept { return memory_.get() + local * stride_; }
+    KernelEnvRecord& record(std::uint32_t local) noexcept { return *reinterpret_cast<KernelEnvRecord*>(record_bytes(local)); }
+    bool run_env(std::uint32_t local, const EnvCommand& command, Outcome& outcome) noexcept;
     bool begin_episode(std::uint32_t local, std::uint8_t flags, void* obs, Outcome& outcome) noexcept;
-    bool step(std::uint32_t local, const Order& order, void* obs, Outcome& outcome) noexcept;
+    bool step(std::uint32_t local, const EnvCommand& command, void* obs, Outcome& outcome) noexcept;
     void end_same_step(std::uint32_t local, std::uint32_t row, const void* obs) noexcept;
-    void write_reset(std::uint32_t local, const Order& order) noexcept;
+    void write_infos(std::uint32_t local, std::uint32_t row) noexcept;
+    void write_reset(std::uint32_t local, const EnvCommand& command) noexcept;
     void write_step(std::uint32_t local, std::uint32_t row, double reward, bool is_over) noexcept;
     void count(std::uint32_t num_steps, std::uint32_t num_resets) noexcept;
     void write_obs(const std::vector<Column>& columns, std::uint32_t slot, std::uint32_t row, const void* obs) const noexcept;
@@ -133,8 +140,9 @@ class KernelEnvs final : public KernelWork {
     WorkerControl* control_;
     std::uint32_t num_envs_;
     std::uint32_t whole_slot_ = 0;
-    std::size_t stride_;                            // seat, state, and rows of the observation and action where they have several leaves
-    std::size_t obs_at_ = 0, action_at_ = 0;        // 0: the row lies in the slab
+    std::size_t stride_;                            // record, state, and rows of the observation and action where they have several leaves
+    std::size_t obs_at_ = 0, action_at_ = 0;        // 0: the kernel reads or writes the row in the slab
+    bool has_infos_;
     struct Free {
         void operator()(std::byte* memory) const noexcept { std::free(memory); }
     };

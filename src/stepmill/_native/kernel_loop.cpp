@@ -14,8 +14,24 @@ namespace stepmill {
 
 namespace {
 
-constexpr std::uint64_t GIL_NS = 5'000;          // work of less than that is done with the GIL
-constexpr std::uint64_t SLICE_NS = 100'000'000;  // how often a wait looks for signals
+constexpr std::uint64_t GIL_NS = 5'000;          // shorter work is done with the GIL
+constexpr std::uint64_t SLICE_NS = 100'000'000;  // a wait checks for signals this often
+
+// Encodes an empty info, and the last info of an episode: zeros, which threads overwrite. The codec writes the items of an array or
+// NumPy scalar last, so those of an info end where an encoded dict of the infos up to it ends.
+void write_final_payload(KernelPlan& plan, nb::handle infos, Encoder& encoder) {
+    nb::dict last;
+    if (!encoder.encode(last.ptr(), plan.final_payload)) throw nb::python_error();
+    const std::size_t start = plan.final_payload.size();
+    std::vector<std::uint8_t> encoded;
+    for (nb::handle info : infos) {
+        last[info[0]] = info[1];
+        encoded.clear();
+        if (!encoder.encode(last.ptr(), encoded)) throw nb::python_error();
+        plan.final_offsets.push_back(start + encoded.size() - nb::cast<std::size_t>(info[1].attr("nbytes")));
+    }
+    if (!encoder.encode(last.ptr(), plan.final_payload)) throw nb::python_error();
+}
 
 KernelPlan parse_plan(nb::dict settings, Encoder& encoder) {
     auto pointer = [&](const char* name) { return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(settings[name])); };
@@ -24,6 +40,7 @@ KernelPlan parse_plan(nb::dict settings, Encoder& encoder) {
     plan.reset = pointer("reset");
     plan.step = pointer("step");
     plan.state_bytes = nb::cast<std::size_t>(settings["state_bytes"]);
+    plan.saved_bytes = nb::cast<std::size_t>(settings["saved_bytes"]);
     plan.max_episode_steps = nb::cast<std::int64_t>(settings["max_episode_steps"]);
     plan.obs_offsets = nb::cast<std::vector<std::size_t>>(settings["obs_offsets"]);
     plan.action_offsets = nb::cast<std::vector<std::size_t>>(settings["action_offsets"]);
@@ -32,8 +49,9 @@ KernelPlan parse_plan(nb::dict settings, Encoder& encoder) {
     plan.autoreset = static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]));
     plan.seeding = static_cast<Seeding>(nb::cast<int>(settings["seeding"]));
     plan.entropy = nb::cast<std::uint64_t>(settings["entropy"]);
-    const nb::dict no_info;
-    if (!encoder.encode(no_info.ptr(), plan.no_infos) || !encoder.encode(no_info.ptr(), plan.no_infos)) throw nb::python_error();
+    plan.info_bytes = nb::cast<std::size_t>(settings["info_bytes"]);
+    plan.info_offsets = nb::cast<std::vector<std::size_t>>(settings["info_offsets"]);
+    write_final_payload(plan, settings["infos"], encoder);
     return plan;
 }
 
@@ -45,7 +63,8 @@ KernelLoop::KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings)
       describe_(settings["describe"]),
       unpickler_(settings["unpickler"]),
       encoder_(nb::object(settings["pickler"]).ptr()),
-      overflow_(slab_->result_fds.at(0), slab_->plan.servers.at(0).size()) {
+      overflow_(slab_->result_fds.at(0), slab_->plan.servers.at(0).size()),
+      always_releases_gil_(nb::cast<bool>(settings["always_releases_gil"])) {
     slab_->check();
     const auto num_runners = nb::cast<std::uint32_t>(settings["num_threads"]);
     envs_ = std::make_shared<KernelEnvs>(slab_, parse_plan(settings, encoder_), num_runners);
@@ -55,8 +74,8 @@ KernelLoop::KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings)
     plan.cores = nb::cast<std::vector<int>>(settings["cores"]);
     plan.spin_ns = slab_->pool->spin_ns.load(std::memory_order_relaxed);
     threads_ = std::make_unique<KernelThreads>(envs_, std::move(plan));
-    for (std::uint32_t local = 0; local < envs_->num_envs(); ++local) taken_.push_back(words_.done[local].load(std::memory_order_acquire));
-    fresh_.reserve(taken_.size());
+    for (std::uint32_t local = 0; local < envs_->num_envs(); ++local) queued_tickets_.push_back(words_.done[local].load(std::memory_order_acquire));
+    new_envs_.reserve(queued_tickets_.size());
     const auto limit_ns = nb::cast<std::uint64_t>(settings["step_timeout_ns"]);
     if (limit_ns != 0) watch_ = std::make_unique<KernelWatch>(envs_, nb::cast<std::string>(settings["name"]), limit_ns);
 }
@@ -72,27 +91,28 @@ int KernelLoop::traverse(visitproc visit, void* arg) const {
 
 // ---- running ----------------------------------------------------------------------------------------------------
 
-bool KernelLoop::help(bool is_waiting) {
+bool KernelLoop::advance(bool is_waiting) {
     const bool has_begun = begin();
     if (is_waiting && threads_->has_work()) run_or_wait();
-    if (envs_->has_faults()) publish_faults(envs_->take_faults());
+    if (envs_->has_faults()) publish_faults(envs_->pop_faults());
     const std::uint32_t finished = threads_->num_finished();
     return std::exchange(num_seen_, finished) != finished || has_begun || threads_->has_work();
 }
 
-// Queues what was commanded. Work that takes less time than a wake-up is done at once: nobody else is asked for it.
+// Queues the envs that have new commands. Work that takes less time than waking a thread is done at once, in this thread.
 bool KernelLoop::begin() {
-    fresh_.clear();
-    for (std::uint32_t local = 0; local < taken_.size(); ++local) {
+    new_envs_.clear();
+    for (std::uint32_t local = 0; local < queued_tickets_.size(); ++local) {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
-        if (ticket == taken_[local]) continue;
-        taken_[local] = ticket;
+        if (ticket == queued_tickets_[local]) continue;
+        queued_tickets_[local] = ticket;
         if ((words_.flags[local] & FLAG_BLOB) && refuses_options(local)) continue;
-        fresh_.push_back(local);
+        new_envs_.push_back(local);
     }
-    if (fresh_.empty()) return false;
-    threads_->push(fresh_);
+    if (new_envs_.empty()) return false;
+    threads_->push(new_envs_);
     if (threads_->queued_ns() <= KernelThreads::HANDOVER_NS) {
+        WithoutGil without_gil(*this, always_releases_gil_);
         while (threads_->run_chunk() != 0) {
         }
     } else if (threads_->num_threads() != 0) {
@@ -116,19 +136,19 @@ bool KernelLoop::step_all(std::uint32_t slot) {
     return !envs_->has_faults();
 }
 
-// The commands were written after they were done.
+// Called when the commands of a step that is done have been written.
 void KernelLoop::finish_all() {
-    for (std::uint32_t local = 0; local < taken_.size(); ++local) taken_[local] = words_.ticket[local].load(std::memory_order_acquire);
-    std::vector<bool> has_fault(taken_.size());
-    const std::vector<KernelFault> faults = envs_->take_faults();
+    for (std::uint32_t local = 0; local < queued_tickets_.size(); ++local) queued_tickets_[local] = words_.ticket[local].load(std::memory_order_acquire);
+    std::vector<bool> has_fault(queued_tickets_.size());
+    const std::vector<KernelFault> faults = envs_->pop_faults();
     for (const KernelFault& fault : faults) has_fault[fault.local] = true;
     publish_faults(faults);
-    for (std::uint32_t local = 0; local < taken_.size(); ++local) {
-        if (!has_fault[local]) words_.done[local].store(taken_[local], std::memory_order_release);
+    for (std::uint32_t local = 0; local < queued_tickets_.size(); ++local) {
+        if (!has_fault[local]) words_.done[local].store(queued_tickets_[local], std::memory_order_release);
     }
 }
 
-// A kernel's reset has a seed and no options. Whether the command is answered with a fault.
+// Kernels take no reset options and no large seeds. Returns whether the command has either, and is now done with a fault.
 bool KernelLoop::refuses_options(std::uint32_t local) {
     if (!read_blob_bytes(*slab_, 0, local, buffer_)) throw std::runtime_error("a reset's options could not be read back");
     const nb::object blob = nb::steal(decode(buffer_.data(), buffer_.size(), {unpickler_.ptr(), nullptr}));
@@ -142,16 +162,16 @@ bool KernelLoop::refuses_options(std::uint32_t local) {
     return true;
 }
 
-// Runs what is queued, for a moment. Where nothing is left to take the other threads are at work: one of them is waited for.
+// Runs queued envs for at most MOMENT_NS. If the queue is empty, other threads still run envs: waits for one of them.
 void KernelLoop::run_or_wait() {
     constexpr std::uint64_t MOMENT_NS = 50'000;
     const bool is_short = threads_->queued_ns() <= GIL_NS && threads_->num_queued() != 0;
-    WithoutGil without_gil(*this, !is_short);
+    WithoutGil without_gil(*this, !is_short || always_releases_gil_);
     const std::uint32_t seen = threads_->num_finished();
     const std::uint64_t until = now_ns() + MOMENT_NS;
     while (threads_->run_chunk() != 0 && now_ns() < until) {
     }
-    // Those that were taken by others are nearly done, where all have about as much to do.
+    // If all envs take about the same time, the envs of the other threads are nearly done.
     if (threads_->num_queued() == 0 && threads_->has_work()) {
         const std::uint32_t now = threads_->num_finished();
         threads_->wait_finished(now, now == seen ? SLICE_NS : KernelThreads::CHUNK_NS);
@@ -160,13 +180,13 @@ void KernelLoop::run_or_wait() {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-// For a call to an env, which comes after the commands that were given before it.
+// Before a call of an env: runs the commands that were given before the call.
 void KernelLoop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     auto is_outstanding = [&] {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
         return words_.done[local].load(std::memory_order_acquire) != ticket && static_cast<std::int32_t>(after_ticket - ticket) >= 0;
     };
-    while (is_outstanding() && help(true)) {
+    while (is_outstanding() && advance(true)) {
     }
 }
 
@@ -184,6 +204,11 @@ bool KernelLoop::stop(double timeout_s) {
     return have_ended;
 }
 
+nb::object KernelLoop::last_reported() const {
+    const std::uint32_t env_id = watch_ ? watch_->last_reported() : NO_SERVER;
+    return env_id == NO_SERVER ? nb::none() : nb::object(nb::int_(env_id));
+}
+
 // ---- faults -----------------------------------------------------------------------------------------------------
 
 void KernelLoop::publish_faults(const std::vector<KernelFault>& faults) {
@@ -192,7 +217,7 @@ void KernelLoop::publish_faults(const std::vector<KernelFault>& faults) {
         try {
             record = describe_(fault.is_reset, fault.status, reinterpret_cast<std::uintptr_t>(fault.raised), nb::str(fault.message.c_str(), fault.message.size()));
         } catch (nb::python_error& error) {
-            error.discard_as_unraisable("the fault of a kernel");  // a fault without its words is still one
+            error.discard_as_unraisable("the fault of a kernel");  // the fault is published without a text
         }
         publish_fault(fault.local, record);
     }
@@ -201,7 +226,7 @@ void KernelLoop::publish_faults(const std::vector<KernelFault>& faults) {
 void KernelLoop::publish_fault(std::uint32_t local, nb::handle record) {
     words_.result[local] = 0;
     words_.payload_bytes[local] = 0;
-    envs_->note_fault(local);
+    envs_->mark_faulted(local);
     buffer_.clear();
     OverflowRef ref;
     if (!encoder_.encode(record.ptr(), buffer_)) {
@@ -215,13 +240,13 @@ void KernelLoop::publish_fault(std::uint32_t local, nb::handle record) {
         words_.payload_bytes[local] = buffer_.size();
     }
     words_.fault[local].store(static_cast<std::uint32_t>(Fault::RAISED), std::memory_order_relaxed);
-    words_.done[local].store(taken_[local], std::memory_order_release);
+    words_.done[local].store(queued_tickets_[local], std::memory_order_release);
 }
 
 // ---- an env's memory --------------------------------------------------------------------------------------------
 
 nb::object KernelLoop::state_of(std::uint32_t local) {
-    if (local >= taken_.size()) throw std::out_of_range("no such env");
+    if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
     auto size = static_cast<npy_intp>(envs_->state_bytes());
     nb::object array = nb::steal(PyArray_SimpleNewFromData(1, &size, NPY_UINT8, envs_->state(local)));
     if (!array) throw nb::python_error();
@@ -231,14 +256,14 @@ nb::object KernelLoop::state_of(std::uint32_t local) {
 }
 
 nb::bytes KernelLoop::snapshot(std::uint32_t local) {
-    if (local >= taken_.size()) throw std::out_of_range("no such env");
+    if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
     std::vector<std::byte> bytes(envs_->snapshot_bytes());
     envs_->write_snapshot(local, bytes.data());
     return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 void KernelLoop::restore(std::uint32_t local, nb::bytes bytes) {
-    if (local >= taken_.size()) throw std::out_of_range("no such env");
+    if (local >= queued_tickets_.size()) throw std::out_of_range("no such env");
     if (bytes.size() != envs_->snapshot_bytes()) throw std::invalid_argument("the snapshot is of another kernel");
     envs_->read_snapshot(local, reinterpret_cast<const std::byte*>(bytes.c_str()));
 }

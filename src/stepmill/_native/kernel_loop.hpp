@@ -1,4 +1,4 @@
-// The kernel backend's side of the slab: commands go to the queue of the threads, faults become records.
+// The kernel backend's side of the slab: reads commands into the queue of the threads, and publishes faults as records.
 #pragma once
 
 #include <memory>
@@ -13,19 +13,20 @@
 
 namespace stepmill {
 
-// Called by the pool's thread, with the GIL; it lets go of the GIL while it runs envs for longer than a moment.
+// Called by the pool's thread, with the GIL. Releases the GIL while it runs envs, if that takes longer than GIL_NS or a setting says so.
 class KernelLoop {
    public:
     KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings);
 
-    bool help(bool is_waiting);                        // as PoolState's helper: begins commands; to wait, runs envs or waits for one
-    // A step of all envs that needs no commands: no env is at work, and all are alike. False: an env has a fault; the commands
-    // are to be written, and finish_all() called.
+    bool advance(bool is_waiting);                     // for PoolState::attach_advance: begins commands; if is_waiting, runs envs or waits for one
+    // Steps all envs without commands. All must be idle and write to the same slot. False: an env has a fault; the caller must then write
+    // the commands and call finish_all().
     bool step_all(std::uint32_t slot);
-    void finish_all();
+    void finish_all();                                 // publishes the results and faults of the last step_all()
     bool is_soon_done() const { return threads_->needed_ns(envs_->num_envs()) < LONG_NS; }
     void run_until(std::uint32_t local, std::uint32_t after_ticket);
-    bool stop(double timeout_s);                       // false: a thread is still in an env, and is left behind
+    bool stop(double timeout_s);                       // false: a thread is still in an env; it is not joined
+    nb::object last_reported() const;                  // env_id of the env that KernelWatch reported last, or None. For any thread with the GIL
     nb::object state_of(std::uint32_t local);          // [state_bytes] uint8, a view
     nb::bytes snapshot(std::uint32_t local);
     void restore(std::uint32_t local, nb::bytes bytes);
@@ -34,7 +35,7 @@ class KernelLoop {
     int traverse(visitproc visit, void* arg) const;
 
    private:
-    // From the constructor, if it is to let go of the GIL, to end() the pool's thread may be in envs: stop() of another thread waits.
+    // Releases the GIL until end(), if `is_wanted`. The pool's thread may run envs meanwhile, so stop() of another thread waits for end().
     class WithoutGil {
        public:
         WithoutGil(KernelLoop& loop, bool is_wanted) : loop_(loop) {
@@ -58,7 +59,7 @@ class KernelLoop {
         PyThreadState* thread_ = nullptr;
     };
 
-    static constexpr std::uint64_t LONG_NS = 50'000'000;  // a step of all that takes longer has to look for signals in between
+    static constexpr std::uint64_t LONG_NS = 50'000'000;  // a longer step must check for signals, which step_all() does not
 
     bool begin();
     bool refuses_options(std::uint32_t local);
@@ -73,11 +74,13 @@ class KernelLoop {
     std::unique_ptr<KernelWatch> watch_;        // null: no limit
     Word is_in_envs_{0};
     std::atomic<bool> is_stopping_{false};
-    std::uint32_t num_seen_ = 0;                // of the finished, when help() last returned
-    std::vector<std::uint32_t> taken_, fresh_;  // by env, the ticket last queued; scratch
+    std::uint32_t num_seen_ = 0;                // num_finished() when advance() last returned
+    std::vector<std::uint32_t> queued_tickets_;  // by env: the ticket of the command queued last
+    std::vector<std::uint32_t> new_envs_;        // scratch of begin(): the envs to queue
     nb::object describe_, unpickler_;           // describe(is_reset, status, raised, message) -> record
     Encoder encoder_;
     OverflowWriter overflow_;
+    bool always_releases_gil_;                 // also for short work: other threads of the process answer while an env hangs
     std::vector<std::uint8_t> buffer_;
 };
 

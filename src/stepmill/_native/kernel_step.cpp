@@ -1,7 +1,7 @@
-// A step of all envs of a kernel, where all are alike: no command is written, and no record of an env is touched.
+// A step of all envs of a kernel that are in the same state: writes no commands and no records of envs.
 //
-//     uniform   every env is idle, has its newest result in one slot, and no step of it is special
-//     stale     the slots in the records are those of before; sync_records() writes them
+//     uniform   every env is idle, and all have their newest results in the same slot
+//     stale     the records still have the slots of an earlier step; sync_records() updates them
 #define NO_IMPORT_ARRAY
 #include "columns.hpp"
 #include "kernel_loop.hpp"
@@ -11,18 +11,18 @@ namespace stepmill {
 
 void PoolState::attach_kernel(nb::object loop) {
     kernel_ = nb::cast<KernelLoop*>(loop);
-    commands_.attach_helper(loop.attr("help"));
+    commands_.attach_advance(loop.attr("advance"));
     kernel_object_ = std::move(loop);
-    // What each step must tell apart by env leaves nothing to be gained.
-    may_be_uniform_ = autoreset_ == Autoreset::NEXT_STEP && budget_ == 0 && !tracks_episodes_ && !spares_.has_spares() && info_.leaves.empty();
+    // With any of these options, each step must read or write the records of the envs.
+    may_be_uniform_ = autoreset_ == Autoreset::NEXT_STEP && budget_ == 0 && !tracks_episodes_ && !spares_.has_spares();
 }
 
-// Asked when a batch of all envs was received.
+// Called when a batch of all envs has been received.
 void PoolState::find_uniform_slot() {
     uniform_slot_ = NO_SLOT;
-    if (!may_be_uniform_ || unclaimed_.is_any() || held_.is_any()) return;
+    if (!may_be_uniform_ || unclaimed_.is_any() || suspended_.is_any()) return;
     for (const EnvRecord& env : envs_) {
-        if (env.status != EnvStatus::IDLE || env.needs_restore || env.is_lost || env.latest != envs_[0].latest) return;
+        if (env.status != EnvStatus::IDLE || env.must_begin_episode || env.is_lost || env.latest != envs_[0].latest) return;
     }
     uniform_slot_ = envs_[0].latest;
 }
@@ -32,7 +32,7 @@ void PoolState::sync_records() {
     are_records_stale_ = false;
 }
 
-// Returns null where the step is to be made in the ordinary way.
+// Steps all envs without commands. Returns null, and does nothing, if the step needs commands.
 nb::object PoolState::step_uniform(nb::handle actions) {
     const int target = is_copy_ ? leases_->find_private(slab_->plan.private_slots) : leases_->find_free(slab_->plan.private_slots);
     if (target < 0 || unclaimed_.is_any() || !kernel_->is_soon_done()) return {};
@@ -77,7 +77,7 @@ void PoolState::write_all_actions(nb::handle actions) {
     }
 }
 
-// An env has a fault. What was done becomes what was commanded: the faults are dealt with as after any other step.
+// Writes the commands of a step that is done and in which an env failed, so that the faults are handled as after any other step.
 void PoolState::write_commands_after(std::uint32_t slot) {
     if (are_records_stale_) sync_records();
     uniform_slot_ = NO_SLOT;

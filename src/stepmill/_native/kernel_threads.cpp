@@ -8,7 +8,7 @@
 
 namespace stepmill {
 
-// What the threads look at. The last of them lets go of it, also one that was left behind in an env.
+// The state that the threads share. The last thread frees it, even a thread that stop() has not joined.
 struct KernelThreads::Shared {
     Shared(std::shared_ptr<KernelWork> of, const KernelThreadsPlan& plan) : work(std::move(of)), queue(plan.num_envs), spin_ns(plan.spin_ns), cores(plan.cores), num_runners(plan.num_threads + 1) {}
 
@@ -16,7 +16,7 @@ struct KernelThreads::Shared {
     std::uint32_t take_and_run(std::uint32_t max, std::uint32_t runner) noexcept;
     std::uint32_t size() const noexcept { return range.size() + queue.size(); }
     void run(std::uint32_t runner) noexcept;
-    void rest(std::uint32_t seen, Patience& patience) noexcept;
+    void rest(std::uint32_t seen, SpinPolicy& spin_policy) noexcept;
     void pin() const noexcept;
 
     const std::shared_ptr<KernelWork> work;
@@ -25,7 +25,7 @@ struct KernelThreads::Shared {
     const std::uint64_t spin_ns;
     const std::vector<int> cores;
     const std::uint32_t num_runners;
-    std::atomic<float> env_ns{1'000.0f};             // how long one env takes, as measured lately
+    std::atomic<float> env_ns{1'000.0f};             // how long one env takes: a moving average
     alignas(CACHE_LINE) Word bell{0};                // the threads sleep on it
     std::atomic<std::uint32_t> num_parked{0};
     std::atomic<bool> is_stopped{false};
@@ -49,7 +49,7 @@ std::uint32_t KernelThreads::Shared::take_and_run(std::uint32_t max, std::uint32
 
 std::uint32_t KernelThreads::Shared::run_chunk(std::uint32_t runner) noexcept {
     const float each_ns = env_ns.load(std::memory_order_relaxed);
-    // Small chunks towards the end: all threads are to be done at the same time.
+    // Chunks become smaller as the queue empties, so that all threads finish at about the same time.
     const auto fitting = static_cast<std::uint32_t>(static_cast<float>(CHUNK_NS) / std::max(each_ns, 1.0f)) + 1;
     const auto fair = std::max(size() / (2 * num_runners), std::min(fitting, 15u)) + 1;
     const std::uint64_t began = now_ns();
@@ -62,28 +62,28 @@ std::uint32_t KernelThreads::Shared::run_chunk(std::uint32_t runner) noexcept {
     return num;
 }
 
-// In this order nothing is missed: the bell is read before the queue, and num_parked is raised before the bell is read again.
+// No ring is missed: the bell is read before the queue, and num_parked is raised before the bell is read again.
 void KernelThreads::Shared::run(std::uint32_t runner) noexcept {
-    Patience patience;
+    SpinPolicy spin_policy;
     for (;;) {
         const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
         if (is_stopped.load(std::memory_order_acquire)) return;
-        if (run_chunk(runner) == 0) rest(seen, patience);
+        if (run_chunk(runner) == 0) rest(seen, spin_policy);
     }
 }
 
-void KernelThreads::Shared::rest(std::uint32_t seen, Patience& patience) noexcept {
+void KernelThreads::Shared::rest(std::uint32_t seen, SpinPolicy& spin_policy) noexcept {
     constexpr std::uint64_t SLICE_NS = 1'000'000'000;
     const std::uint64_t began = now_ns();
     std::uint64_t lost_ns = 0;
-    const bool is_rung = patience.may_spin(spin_ns, began) && spin_while(bell, seen, began + spin_ns, lost_ns);
+    const bool is_rung = spin_policy.may_spin(spin_ns, began) && spin_while(bell, seen, began + spin_ns, lost_ns);
     while (!is_rung && bell.load(std::memory_order_acquire) == seen) {
         num_parked.fetch_add(1, std::memory_order_seq_cst);
         if (bell.load(std::memory_order_seq_cst) == seen) futex_wait(bell, seen, SLICE_NS);
         num_parked.fetch_sub(1, std::memory_order_seq_cst);
     }
     const std::uint64_t ended = now_ns();
-    patience.record_wait(ended - began, lost_ns, spin_ns, ended);
+    spin_policy.record_wait(ended - began, lost_ns, spin_ns, ended);
 }
 
 void KernelThreads::Shared::pin() const noexcept {
@@ -97,8 +97,8 @@ void KernelThreads::Shared::pin() const noexcept {
 }
 
 void* KernelThreads::run_thread(void* argument) {
-    const std::unique_ptr<std::shared_ptr<Shared>> held(static_cast<std::shared_ptr<Shared>*>(argument));
-    Shared& shared = **held;
+    const std::unique_ptr<std::shared_ptr<Shared>> argument_owner(static_cast<std::shared_ptr<Shared>*>(argument));
+    Shared& shared = **argument_owner;
     shared.pin();
     shared.run(1 + shared.num_started.fetch_add(1, std::memory_order_relaxed));
     shared.num_running.fetch_sub(1, std::memory_order_seq_cst);
@@ -116,7 +116,7 @@ KernelThreads::KernelThreads(std::shared_ptr<KernelWork> work, KernelThreadsPlan
             stop(UINT64_MAX);
             throw std::system_error(error, std::generic_category(), "a thread for kernels cannot be started");
         }
-        static_cast<void>(held.release());  // the thread's
+        static_cast<void>(held.release());  // the thread owns it now
         threads_.push_back(thread);
     }
 }

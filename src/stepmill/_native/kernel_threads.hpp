@@ -1,9 +1,9 @@
-// Threads of our own that run envs of a kernel, and the queue they take them from. Knows neither Python nor envs.
+// Threads that run the envs of a kernel, and the queue from which they take env numbers. Knows neither Python nor the envs' memory.
 //
 //     the pool's thread   push(), wake(), run_chunk(), wait_finished()
-//     the other threads   run_chunk() in a loop; they spin for a moment where nothing is queued, and then sleep
+//     the other threads   run_chunk() in a loop; if nothing is queued, they spin for a moment and then sleep
 //
-// An env is queued at most once at a time. Who takes an env from the queue runs it and counts it as finished.
+// An env is queued at most once at a time. The thread that takes an env from the queue runs it and counts it as finished.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace stepmill {
 
-// One producer, any number of consumers. Positions only grow; a place is written again once its position was taken.
+// One producer, any number of consumers. Positions only grow; a place of the ring is reused when its position has been taken.
 class KernelQueue {
    public:
     explicit KernelQueue(std::uint32_t num_envs) : places_(std::bit_ceil(std::max(num_envs, 1u))), mask_(places_.size() - 1) {}
@@ -29,8 +29,8 @@ class KernelQueue {
         head_.store(head, std::memory_order_release);
     }
 
-    // Takes at most `max` envs, those that wait longest. The places are read before they are claimed: until the claim
-    // succeeds nobody writes them.
+    // Takes at most `max` envs, longest-waiting first. Reads the places before it claims them: the producer does not reuse them until the
+    // claim succeeds.
     std::uint32_t take(std::uint32_t* envs, std::uint32_t max) noexcept {
         std::uint64_t tail = tail_.load(std::memory_order_acquire);
         for (;;) {
@@ -54,7 +54,7 @@ class KernelQueue {
     alignas(CACHE_LINE) std::atomic<std::uint64_t> tail_{0};
 };
 
-// Envs 0 … num-1, of which threads take parts. Next and end are one word, so that nobody takes a part of another range than he saw.
+// Envs 0 … num-1, of which threads take parts. `next` and `end` are one word, so that a thread takes a part only of the range that it read.
 class KernelRange {
    public:
     void begin(std::uint32_t num) noexcept { places_.store(num, std::memory_order_release); }
@@ -85,24 +85,24 @@ class KernelRange {
 class KernelWork {
    public:
     virtual ~KernelWork() = default;
-    // runner: which thread calls, 0 is the pool's own.
-    virtual void run(std::span<const std::uint32_t> envs, std::uint32_t runner) noexcept = 0;  // of the queue
+    // runner: the number of the calling thread; 0 is the pool's thread.
+    virtual void run(std::span<const std::uint32_t> envs, std::uint32_t runner) noexcept = 0;  // envs taken from the queue
     virtual void run_range(std::uint32_t first, std::uint32_t num, std::uint32_t runner) noexcept = 0;
 };
 
 struct KernelThreadsPlan {
     std::uint32_t num_envs = 0;
-    std::uint32_t num_threads = 0;    // beside the pool's own
-    std::vector<int> cores;           // that they may use; empty: all
-    std::uint64_t spin_ns = 0;        // how long one spins before it sleeps
+    std::uint32_t num_threads = 0;    // without the pool's thread
+    std::vector<int> cores;           // cores that the threads may use; empty: all
+    std::uint64_t spin_ns = 0;        // how long a thread spins before it sleeps
 };
 
-// push, wake, run_chunk, wait_finished and stop are the pool's thread's.
+// push, push_all, wake, run_chunk, wait_finished and stop are called by the pool's thread only.
 class KernelThreads {
    public:
     static constexpr std::uint32_t MAX_CHUNK = 512;
-    static constexpr std::uint64_t CHUNK_NS = 4'000;    // a chunk takes about so long: far more than to take it
-    static constexpr std::uint64_t HANDOVER_NS = 8'000;  // work of less than that is done before a sleeper has woken
+    static constexpr std::uint64_t CHUNK_NS = 4'000;    // a chunk takes about this long: much longer than taking it from the queue
+    static constexpr std::uint64_t HANDOVER_NS = 8'000;  // shorter work is done before a sleeping thread has woken
 
     KernelThreads(std::shared_ptr<KernelWork> work, KernelThreadsPlan plan);
     ~KernelThreads() { stop(0); }
@@ -114,13 +114,13 @@ class KernelThreads {
     void wake() noexcept;
     std::uint32_t run_chunk() noexcept;              // how many envs were run: 0 if none was queued
     std::uint32_t num_queued() const noexcept;
-    std::uint32_t num_finished() const noexcept;     // since the beginning; wraps
+    std::uint32_t num_finished() const noexcept;     // since the constructor; wraps
     bool has_work() const noexcept { return num_pushed_ != num_finished(); }
     bool wait_finished(std::uint32_t seen, std::uint64_t timeout_ns) noexcept;  // false: num_finished() still is `seen`
     std::uint64_t queued_ns() const noexcept;        // how long one thread would take for what is queued
-    std::uint64_t needed_ns(std::uint32_t num_envs) const noexcept;  // or for so many envs
+    std::uint64_t needed_ns(std::uint32_t num_envs) const noexcept;  // or for `num_envs` envs
     std::uint32_t num_threads() const noexcept { return static_cast<std::uint32_t>(threads_.size()); }
-    bool stop(std::uint64_t timeout_ns) noexcept;    // false: a thread is still in an env, and is left behind
+    bool stop(std::uint64_t timeout_ns) noexcept;    // false: a thread is still in an env; it is not joined
 
    private:
     struct Shared;

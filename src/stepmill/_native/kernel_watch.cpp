@@ -30,19 +30,21 @@ void KernelWatch::run() noexcept {
     while (is_ended_.load(std::memory_order_seq_cst) == 0) {
         futex_wait(is_ended_, 0, limit_ns_ / 4 + 1);
         const std::uint64_t now = now_ns();
-        for (std::size_t thread = 0; thread < seen_.size(); ++thread) look(envs_->progress()[thread], seen_[thread], now);
+        for (std::size_t thread = 0; thread < seen_.size(); ++thread) check(envs_->progress()[thread], seen_[thread], now);
     }
 }
 
-void KernelWatch::look(const KernelProgress& progress, Seen& seen, std::uint64_t now) const noexcept {
+void KernelWatch::check(const KernelProgress& progress, Seen& seen, std::uint64_t now) noexcept {
     const std::uint32_t env = progress.env.load(std::memory_order_relaxed), num_begun = progress.num_begun.load(std::memory_order_relaxed);
     if (env == NO_SERVER || env != seen.env || num_begun != seen.num_begun) {
         seen = {env, num_begun, now, false};
         return;
     }
-    if (seen.is_told || now - seen.since_ns < limit_ns_) return;
-    seen.is_told = true;
-    std::fprintf(stderr, "stepmill: env %u of the kernel %s has not come back for %.3g s (step_timeout_s), and compiled code cannot be ended; run it as Python to see where it is\n", env, name_.c_str(), static_cast<double>(now - seen.since_ns) / 1e9);
+    if (seen.is_reported || now - seen.since_ns < limit_ns_) return;
+    seen.is_reported = true;
+    const std::uint32_t env_id = envs_->env_id(env);
+    last_reported_.store(env_id, std::memory_order_relaxed);
+    std::fprintf(stderr, "stepmill: env %u of the kernel %s has not returned for %.3g s (step_timeout_s), and compiled code cannot be ended; run it as Python to find out where it hangs\n", env_id, name_.c_str(), static_cast<double>(now - seen.since_ns) / 1e9);
 }
 
 }  // namespace stepmill

@@ -81,7 +81,7 @@ void Loop::refresh() {
 void Loop::release() {
     envs_.clear();
     describe_.reset(), unpickler_.reset();
-    interned_.fill(nb::object());
+    cached_scalars_.fill(nb::object());
     interrupt_.reset();
 }
 
@@ -116,7 +116,7 @@ LoopExit Loop::run() {
         }
         const bool is_patient = has_worked && ++passed_ < MAX_PASSED;
         const bool has_staged = !is_patient && run_staged_reset();
-        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) wait_for_commands(*slab_, worker_, seen, patience_);
+        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) wait_for_commands(*slab_, worker_, seen, spin_policy_);
         if (PyErr_Occurred()) throw nb::python_error();
     }
 }
@@ -209,7 +209,7 @@ void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
 void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
     ServedEnv& served = envs_[local];
     if (!is_inline_ && !start_command(words_.state[local], ticket)) {
-        served.done = ticket;  // condemned before it began
+        served.done = ticket;  // aborted before it began
         return;
     }
     begin_activity(*control_, local, static_cast<Activity>(get_command(words_, local)));
@@ -229,11 +229,11 @@ void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {
 // usually killed before. A successor may start while `dead` is still DIED.
 bool Loop::is_abandoned() const { return control_->dead.load(std::memory_order_acquire) == static_cast<std::uint32_t>(Death::OVERDUE); }
 
-// Ends this process if it is a copy that an env forked and that returned from the env, for example after an exception or sys.exit():
-// it must not answer commands besides the original.
-void Loop::end_stray_copy() {
+// Ends this process if it is a copy of the worker that an env forked and that has returned from the env, for example after an exception
+// or sys.exit(): only the worker itself may carry out commands.
+void Loop::end_forked_copy() {
     if (is_inline_ || fork_generation_ == fork_count.load(std::memory_order_relaxed)) return;
-    int status = EXIT_STRAY_COPY;
+    int status = EXIT_FORKED_COPY;
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_SystemExit)) {
         const nb::object error = nb::steal(raised_exception());
         const nb::object code = nb::getattr(error, "code", nb::none());
@@ -247,10 +247,10 @@ void Loop::end_stray_copy() {
 
 // ---- waiting ----------------------------------------------------------------------------------------------------
 
-void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, Patience& patience) {
+void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy) {
     PyThreadState* thread = PyEval_SaveThread();
     WorkerControl& control = *slab.workers[worker];
-    const std::uint64_t waited_ns = sleep_on_bell(*slab.pool, control, worker, seen, patience);
+    const std::uint64_t waited_ns = sleep_on_bell(*slab.pool, control, worker, seen, spin_policy);
     add_to(control.wait_ns, waited_ns);
     if (WorkerTrace* trace = slab.worker_trace(worker)) {
         const std::uint64_t now = now_ns();
@@ -264,11 +264,11 @@ void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t see
 
 // Calls perform_reset up to 1 + attempts_left times until it succeeds. Each attempt has the full deadline, the same seed and the same
 // options; the env is not closed in between. Returns false with the last exception set.
-bool Loop::perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left) {
+bool Loop::reset_with_retries(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left) {
     ServedEnv& served = envs_[local];
     const std::uint64_t episode = served.episode;
     while (!perform_reset(local, result, is_automatic)) {
-        const bool has_raised = !result.obs && !result.info;  // what is returned wrong will be wrong again
+        const bool has_raised = !result.obs && !result.info;  // an invalid value would be returned again
         if (attempts_left-- == 0 || !has_raised || is_signal_error() || !wait_for_retry(local)) return false;
         served.episode = episode;
         add_to(control_->num_retries, 1);

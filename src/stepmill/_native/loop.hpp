@@ -18,7 +18,7 @@ namespace stepmill {
 enum class LoopExit : int { REQUEST = 0, STOP = 1 };
 
 // Sleeps without the GIL until the worker's bell moves from `seen`, or a signal comes; then runs Python's signal handlers.
-void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, Patience& patience);
+void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy);
 
 // The outcome of one command, before it is written.
 struct Result {
@@ -89,11 +89,11 @@ class Loop {
     bool is_abandoned() const;
     bool perform(std::uint32_t local, Result& result, const char*& phase);
     bool perform_reset(std::uint32_t local, Result& result, bool is_automatic);
-    bool perform_reset_again(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
+    bool reset_with_retries(std::uint32_t local, Result& result, bool is_automatic, std::uint32_t attempts_left);
     bool wait_for_retry(std::uint32_t local);
     bool is_signal_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
-    void end_stray_copy();
+    void end_forked_copy();
     nb::object call_reset(std::uint32_t local, nb::handle seed, nb::handle options);
     nb::object call_step(std::uint32_t local, nb::handle action);
     std::uint64_t episode_seed(std::uint32_t local) const;
@@ -106,7 +106,7 @@ class Loop {
     bool read_blob(std::uint32_t local, nb::object& blob);
     PyObject* build_action(std::uint32_t local, nb::handle opaques);
     PyObject* action_leaf(const Node& node, std::uint32_t row);
-    PyObject* interned(const Leaf& leaf, const std::byte* value);
+    PyObject* cached_scalar(const Leaf& leaf, const std::byte* value);
     void publish(std::uint32_t local, std::uint32_t ticket, Result& result);
     bool write_result(std::uint32_t local, Result& result);
     bool write_obs(PyObject* obs, std::uint32_t row, std::uint32_t slot, bool is_final, const nb::object& opaques);
@@ -121,7 +121,7 @@ class Loop {
     nb::object& objects_of(std::uint32_t local) { return objects_->of(slab_->plan.servers[worker_][local]); }
     void write_record(std::uint32_t local, nb::handle cause, const char* phase);
     void publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault, const char* phase, bool is_claimed);
-    // The serial backend has no reaper that could condemn the command, so it needs no atomic exchange.
+    // The serial backend has no reaper that could abort the command, so it needs no atomic exchange.
     bool claim(std::uint32_t local, std::uint32_t ticket) { return is_inline_ || claim_result(words_.state[local], ticket); }
     void finish(std::uint32_t local, std::uint32_t ticket);
     void flush();
@@ -155,7 +155,7 @@ class Loop {
     std::uint32_t requests_seen_ = 0;
     std::uint32_t group_ = 0;       // results stored but not counted yet
     std::uint32_t passed_ = 0;      // consecutive sweeps that did not run a staged reset
-    Patience patience_;
+    SpinPolicy spin_policy_;
     std::uint32_t fork_generation_;
     std::atomic<unsigned long> runner_{0};  // serial backend: ident of the thread that runs a command, 0: none
     Word is_running_{0};            // serial backend: 1 while a command runs; wait_idle() sleeps on it
@@ -163,7 +163,7 @@ class Loop {
     nb::object reset_names_;        // ("seed", "options")
     nb::object seed_name_;          // ("seed",)
     nb::object no_info_;            // an empty dict
-    std::array<nb::object, 1024> interned_;
+    std::array<nb::object, 1024> cached_scalars_;
 };
 
 }  // namespace stepmill

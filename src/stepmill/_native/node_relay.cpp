@@ -100,7 +100,7 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
         ring_worker(*slab_->workers[worker]);
         // As CommandWriter::check_deaths_of: either the reaper sees these tickets, or this thread sees `dead`.
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        if (slab_->workers[worker]->dead.load(std::memory_order_seq_cst) != 0) condemn_worker(*slab_, worker, Fault::DIED);
+        if (slab_->workers[worker]->dead.load(std::memory_order_seq_cst) != 0) abort_commands(*slab_, worker, Fault::DIED);
     }
     return num_new;
 }
@@ -114,7 +114,7 @@ bool NodeRelay::wait(bool is_for_all, double timeout_s) {
     PoolControl& pool = *slab_->pool;
     const std::uint64_t deadline = now_ns() + static_cast<std::uint64_t>(std::clamp(timeout_s, 0.0, 1e9) * 1e9);
     for (;;) {
-        // This order sees every result or is woken by it, as in PoolState::wait_ids.
+        // This order sees every result or is woken by it, as in PoolState::wait_until_done.
         const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
         if (is_woken_.exchange(false, std::memory_order_seq_cst)) return false;
@@ -127,11 +127,11 @@ bool NodeRelay::wait(bool is_for_all, double timeout_s) {
             ++num_outstanding;
             num_done += is_done(server);
         }
-        const std::uint32_t need = is_for_all ? num_outstanding : std::min(num_outstanding, 1u);
-        if (num_outstanding != 0 && num_done >= need) return true;
+        const std::uint32_t num_needed = is_for_all ? num_outstanding : std::min(num_outstanding, 1u);
+        if (num_outstanding != 0 && num_done >= num_needed) return true;
         const std::uint64_t now = now_ns();
         if (now >= deadline) return false;
-        pool.want.store(count + std::max(need, num_done + 1) - num_done, std::memory_order_seq_cst);
+        pool.ring_at.store(count + std::max(num_needed, num_done + 1) - num_done, std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         {
             const nb::gil_scoped_release no_gil;

@@ -1,4 +1,5 @@
-// Runs a command on an env: builds the action, calls `reset` or `step`, and unpacks the returned values.
+// Runs a command on an env: builds the action, calls `reset` or `step`, and unpacks the returned values. A function that returns false has
+// set a Python exception; `phase` then says what the env was doing.
 #define NO_IMPORT_ARRAY
 #include "blobs.hpp"
 #include "loop.hpp"
@@ -7,25 +8,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 namespace stepmill {
 
 bool Loop::perform(std::uint32_t local, Result& result, const char*& phase) {
     ServedEnv& served = envs_[local];
     const bool is_reset = get_command(words_, local) == Command::RESET;
-    const bool is_due = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
-    if (!is_reset && !is_due) return perform_step(local, result, phase);
+    const bool is_automatic = served.needs_reset && autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
+    if (!is_reset && !is_automatic) return perform_step(local, result, phase);
     phase = "reset";
     std::uint32_t attempts_left = reset_retries_;
     if (served.is_early) {
-        const bool is_wanted = !is_reset || matches_early_reset(local);  // other seeds or options need another episode
-        const bool is_retried = served.early_error && served.early_phase[0] == 'r' && attempts_left != 0;
-        if (is_wanted && !is_retried) return use_early_reset(local, result, phase);
-        if (is_wanted) --attempts_left;
+        const bool is_usable = !is_reset || matches_early_reset(local);  // other seeds or options need another episode
+        const bool is_retried = served.early_error && std::string_view(served.early_phase) == "reset" && attempts_left != 0;
+        if (is_usable && !is_retried) return use_early_reset(local, result, phase);
+        if (is_usable) --attempts_left;  // the early reset was the first attempt
         discard_early_reset(served);
     }
-    const bool is_done = perform_reset_again(local, result, !is_reset, attempts_left);
-    if (!is_done && !result.obs && result.info) phase = "output of reset";
+    const bool is_done = reset_with_retries(local, result, !is_reset, attempts_left);
+    if (!is_done && !result.obs && result.info) phase = "output of reset";  // as unpack_reset() marks it
     return is_done;
 }
 
@@ -51,11 +53,11 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
         ++served.episode;
         seed = nb::int_(episode_seed(local));
     }
-    const bool uses_default = options.is_none() && served.has_options;
-    if (uses_default) options = default_options(served);
+    const bool uses_default_options = options.is_none() && served.has_options;
+    if (uses_default_options) options = default_options(served);
     if (!options) return false;
-    const bool has_options = uses_default || (!is_automatic && !(flags & FLAG_AUTO));
-    const nb::object returned = call_reset(local, seed, has_options ? options : nb::object());
+    const bool passes_options = uses_default_options || (!is_automatic && !(flags & FLAG_AUTO));
+    const nb::object returned = call_reset(local, seed, passes_options ? options : nb::object());
     if (!returned) return false;
     return unpack_reset(returned.ptr(), result);
 }
@@ -67,17 +69,17 @@ nb::object Loop::call_reset(std::uint32_t local, nb::handle seed, nb::handle opt
     PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
     PyObject* names = options ? reset_names_.ptr() : seed_name_.ptr();
     nb::object returned = nb::steal(!options && !seed ? PyObject_CallNoArgs(served.reset.ptr()) : PyObject_Vectorcall(served.reset.ptr(), args, 0, names));
-    end_stray_copy();  // before anything is counted: a copy has no slab
+    end_forked_copy();  // before anything is counted: the slab is not mapped in a forked process
     timed.end(TraceKind::RESET, slab_->plan.servers[worker_][local]);
     add_to(control_->num_resets, 1);
     return returned;
 }
 
 nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
-    PyObject* args[2] = {nullptr, action.ptr()};  // vectorcall lets the callee use args[-1]
+    PyObject* args[2] = {nullptr, action.ptr()};  // the callee may use the place before its first argument
     TimedCall timed(envs_[local].step_sampler, words_.counters[local].step, slab_->worker_trace(worker_));
     nb::object returned = nb::steal(PyObject_Vectorcall(envs_[local].step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    end_stray_copy();  // before anything is counted: a copy has no slab
+    end_forked_copy();  // before anything is counted: the slab is not mapped in a forked process
     timed.end(TraceKind::STEP, slab_->plan.servers[worker_][local]);
     add_to(control_->num_steps, batch_size_);
     return returned;
@@ -85,9 +87,8 @@ nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
 
 std::uint64_t Loop::episode_seed(std::uint32_t local) const {
     const ServedEnv& served = envs_[local];
-    const std::uint32_t server = slab_->plan.servers[worker_][local];
-    const std::uint32_t seed_id = slab_->plan.seed_ids.empty() ? server : slab_->plan.seed_ids.at(server);
-    return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, seed_id, served.episode);
+    const std::uint32_t server = slab_->plan.pool_server(slab_->plan.servers[worker_][local]);
+    return seed_of_episode(seeding_ == Seeding::FIXED, served.base_seed, server, served.episode);
 }
 
 bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase) {
@@ -116,8 +117,8 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
         return true;
     }
     result.obs.reset(), result.info.reset(), result.alive.clear();
-    if (perform_reset_again(local, result, true, reset_retries_)) return true;
-    if (result.info) phase = "output of reset";
+    if (reset_with_retries(local, result, true, reset_retries_)) return true;
+    if (result.info) phase = "output of reset";  // as unpack_reset() marks it
     return false;
 }
 
@@ -146,7 +147,7 @@ PyObject* Loop::action_leaf(const Node& node, std::uint32_t row) {
     const Leaf& leaf = action_.leaves[static_cast<std::size_t>(node.index)];
     std::byte* value = slab_->base + leaf.column.at(0, row);
     if (!is_batched_) {
-        if (node.leaf_kind == LeafKind::DISCRETE) return interned(leaf, value);
+        if (node.leaf_kind == LeafKind::DISCRETE) return cached_scalar(leaf, value);
         if (node.leaf_kind == LeafKind::SCALAR) return PyArray_Scalar(value, leaf.dtype(), nullptr);
     }
     PyObject* array = new_array(leaf, is_batched_ ? static_cast<npy_intp>(batch_size_) : -1);
@@ -154,13 +155,13 @@ PyObject* Loop::action_leaf(const Node& node, std::uint32_t row) {
     return array;
 }
 
-// Caches the NumPy integers of Discrete actions: they are immutable, and most spaces have few values.
-PyObject* Loop::interned(const Leaf& leaf, const std::byte* value) {
+// Returns the NumPy integer of a Discrete action. Small ones are cached: they are immutable, and most spaces have few values.
+PyObject* Loop::cached_scalar(const Leaf& leaf, const std::byte* value) {
     std::int64_t number = 0;
     if (leaf.type_num != NPY_INT64) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
     std::memcpy(&number, value, sizeof number);
-    if (number < 0 || number >= static_cast<std::int64_t>(interned_.size())) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
-    nb::object& scalar = interned_[static_cast<std::size_t>(number)];
+    if (number < 0 || number >= static_cast<std::int64_t>(cached_scalars_.size())) return PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr);
+    nb::object& scalar = cached_scalars_[static_cast<std::size_t>(number)];
     if (!scalar) scalar = nb::steal(PyArray_Scalar(const_cast<std::byte*>(value), leaf.dtype(), nullptr));
     Py_XINCREF(scalar.ptr());
     return scalar.ptr();

@@ -40,7 +40,7 @@ nb::object PoolRelay::collect_commands() {
         const std::uint32_t local = server.location.local, ticket = words.ticket[local].load(std::memory_order_acquire);
         if (ticket == server.collected) continue;
         server.collected = ticket;
-        if (words.done[local].load(std::memory_order_acquire) == ticket || !start_command(words.state[local], ticket)) continue;  // condemned
+        if (words.done[local].load(std::memory_order_acquire) == ticket || !start_command(words.state[local], ticket)) continue;  // aborted
         places.push_back(place);
         sizes.push_back(0);
         if ((words.flags[local] & FLAG_BLOB) == 0) continue;
@@ -124,7 +124,7 @@ void PoolRelay::publish_row(const ResultColumns& columns, std::size_t row, std::
     const ServerWords& words = slab_->words[server.location.worker];
     const SlabPlan& plan = slab_->plan;
     const std::uint32_t local = server.location.local, ticket = columns.ticket[row];
-    if (words.ticket[local].load(std::memory_order_acquire) != ticket || !claim_result(words.state[local], ticket)) return;  // condemned meanwhile
+    if (words.ticket[local].load(std::memory_order_acquire) != ticket || !claim_result(words.state[local], ticket)) return;  // aborted meanwhile
     const std::size_t k = plan.batch_size, target = words.row[local];
     words.clear_result(local);
     auto fault = static_cast<Fault>(columns.fault[row]);
@@ -160,6 +160,11 @@ std::vector<std::uint32_t> PoolRelay::tickets_of(std::uint32_t worker) const {
     std::vector<std::uint32_t> tickets;
     for (std::uint32_t local = 0; local < slab_->plan.servers.at(worker).size(); ++local) tickets.push_back(slab_->words[worker].ticket[local].load(std::memory_order_acquire));
     return tickets;
+}
+
+bool PoolRelay::is_published(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket) const {
+    if (worker >= slab_->workers.size() || local >= slab_->plan.servers[worker].size()) throw std::out_of_range("a request names a server that does not exist");
+    return static_cast<std::int32_t>(slab_->words[worker].done[local].load(std::memory_order_acquire) - ticket) >= 0;
 }
 
 void PoolRelay::mark_serving(std::uint32_t worker) {

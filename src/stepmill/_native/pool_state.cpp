@@ -54,7 +54,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       commands_(*slab_, nb::object(settings["pickler"]).ptr()),
       spares_(*slab_, commands_, num_envs_, static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       log_(*slab_, action_, num_envs_, nb::cast<bool>(settings["batched"]), nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
-      held_(num_envs_),
+      suspended_(num_envs_),
       unclaimed_(num_envs_),
       is_named_(num_envs_),
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
@@ -179,18 +179,18 @@ void PoolState::attach(std::uint32_t id, std::uint32_t server) {
     env.done = &slab_->words[location.worker].done[location.local];
     env.fault = &slab_->words[location.worker].fault[location.local];
     log_.set_server(id, location);
-    env.is_lost = env.needs_restore = false;
+    env.is_lost = env.must_begin_episode = false;
     env.lost_info.reset();
 }
 
-void PoolState::restore_order() {
+void PoolState::reset_server_order() {
     const InUse in_use(*this);
-    spares_.restore_order();
+    spares_.reset_server_order();
     for (const std::uint32_t id : all_) {
         const bool is_same = envs_[id].server == id;
-        const bool needs_restore = envs_[id].needs_restore;
+        const bool must_begin_episode = envs_[id].must_begin_episode;
         attach(id, id);
-        if (is_same) envs_[id].needs_restore = needs_restore;
+        if (is_same) envs_[id].must_begin_episode = must_begin_episode;
         else if (envs_[id].status == EnvStatus::IDLE) envs_[id].status = EnvStatus::NEW;  // in case its reset is not sent: the new server is in another episode
     }
     scanned_ = 0;
@@ -209,7 +209,7 @@ bool PoolState::is_over(std::uint32_t id) const {
 // Replaces the server of an env whose last result ended its episode.
 void PoolState::swap_in_spare(std::uint32_t id) {
     flush_deferred_resets();
-    attach(id, spares_.replace(envs_[id].server));
+    attach(id, spares_.swap_in(envs_[id].server));
 }
 
 void PoolState::flush_deferred_resets() {
@@ -222,7 +222,7 @@ void PoolState::use_staged(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const ResetSeed staged = spares_.use_staged(env.server);
     env.uses_staged = env.is_reset = true;
-    env.is_lost = env.needs_restore = false;
+    env.is_lost = env.must_begin_episode = false;
     env.has_seed = staged.has_seed;
     ++slab_->env_counters(id).num_spares;
     env.base_seed = staged.seed;
@@ -230,9 +230,9 @@ void PoolState::use_staged(std::uint32_t id) {
     env.reset_blob.reset();
 }
 
-void PoolState::drop_staged(std::uint32_t id) {
+void PoolState::discard_staged(std::uint32_t id) {
     envs_[id].uses_staged = false;
-    spares_.drop_staged(envs_[id].server);
+    spares_.discard_staged(envs_[id].server);
 }
 
 void PoolState::claim_staged(nb::handle env_ids) {

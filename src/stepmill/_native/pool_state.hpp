@@ -8,9 +8,9 @@
 
 #include "command_writer.hpp"
 #include "episode_log.hpp"
-#include "held_envs.hpp"
 #include "leases.hpp"
 #include "spare_queue.hpp"
+#include "suspended_envs.hpp"
 #include "tree.hpp"
 #include "unclaimed_results.hpp"
 
@@ -22,6 +22,8 @@ class Reaper;
 // The learner's view of an env. A PENDING env is ready when its `done` word equals its ticket.
 // NEW: never reset, or rebuilt since. EXHAUSTED: it has played its budget of episodes.
 enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3, EXHAUSTED = 4 };
+// The states that the user sees. The numbers are those of EnvState in spec/options.py.
+enum class EnvState : int { IDLE = 0, BUSY = 1, READY = 2, FAULTED = 3, EXHAUSTED = 4, NEEDS_RESET = 5 };
 // EVENT: pop_events() returns something.
 enum class WaitResult { READY, FAULT, TIMED_OUT, EVENT };
 
@@ -31,7 +33,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     std::uint8_t latest = 0;     // slot of the newest result received
     std::uint8_t target = 0;     // slot that the outstanding command writes to
     bool is_lost = false;        // the env object is gone and the user does not know: the next step is cut short
-    bool needs_restore = false;  // the next step begins an episode
+    bool must_begin_episode = false;  // the next step is carried out as a reset
     bool has_seed = false;       // of the last explicit reset
     bool is_reset = false;       // the outstanding command begins an episode
     bool is_own_reset = false;   // batched: the outstanding step begins an episode in each row
@@ -78,7 +80,7 @@ class PoolState {
 
     void attach_inline(nb::object loop) { commands_.attach_loop(std::move(loop)); }
     void attach_outbox(int eventfd) { commands_.attach_outbox(eventfd); }
-    void attach_helper(nb::object helper) { commands_.attach_helper(std::move(helper)); }
+    void attach_advance(nb::object advance) { commands_.attach_advance(std::move(advance)); }
     void attach_kernel(nb::object loop);                          // a KernelLoop
     nb::object step(nb::handle actions);                          // None: there is a fault
     nb::object step_obs(nb::handle actions);                      // the same, but only the observation
@@ -96,19 +98,19 @@ class PoolState {
     void restore_unclaimed();                                     // the last batch did not reach the user: its results become receivable again
     nb::object observe(nb::handle env_ids);                       // newest observations, always copied
     void set_observation_format(nb::handle program, nb::handle wrap, nb::dict given);
-    void discard(nb::handle env_ids);
+    void discard_results(nb::handle env_ids);
     void truncate(std::uint32_t env_id, nb::object fault_info);   // ends the episode of an env that has a fault
-    void lose_envs(nb::handle env_ids, nb::object fault_info);     // the next step of those that are idle is cut short
+    void mark_envs_lost(nb::handle env_ids, nb::object fault_info);  // the next step of those that are idle is cut short
     void mark_new(nb::handle env_ids);
     nb::list read_faults();                                       // of pending envs: (env_id, kind, payload | None, worker, ticket, begins_episode, was_resetting)
-    void fail(nb::handle env_ids);                                // pending envs with a fault become FAULTED
-    // The replacement of a worker, in this order; another thread that holds the GIL may call the second.
-    void begin_replacement(std::uint32_t worker, bool is_replayed);  // commands for its envs wait for its successor, or for their replay
-    void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: condemns its commands
+    void mark_envs_faulted(nb::handle env_ids);                   // pending envs with a fault become FAULTED
+    // The restart of a worker, in this order; another thread that holds the GIL may call the second.
+    void begin_restart(std::uint32_t worker, bool is_replayed);      // commands for its envs wait for its successor, or for their replay
+    void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: aborts its commands
     void set_pid(std::uint32_t worker, std::uint32_t pid) const { if (slab_) slab_->workers.at(worker)->pid.store(pid); }
     void count_death(std::uint32_t worker) const { if (slab_) ++slab_->workers.at(worker)->num_deaths; }
-    void finish_replacement(std::uint32_t worker, int pidfd);     // its successor serves the slab
-    void cancel_replacement(std::uint32_t worker);                // there is no successor: commands of its envs become faults
+    void finish_restart(std::uint32_t worker, int pidfd);         // its successor serves the slab
+    void cancel_restart(std::uint32_t worker);                    // there is no successor: commands of its envs become faults
     void fail_worker(std::uint32_t worker);                       // the same, and its idle envs become FAULTED
     void attach_reaper(nb::object reaper);
     void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
@@ -117,10 +119,10 @@ class PoolState {
     bool begin_replay(std::uint32_t env_id, nb::handle places);   // false: the pending command was a reset, which was given again; nothing to replay
     void continue_replay(std::uint32_t env_id);
     void finish_replay(std::uint32_t env_id);                     // the env is in the state that the user expects: gives its pending command
-    void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or lose_envs() must follow
-    void hold(std::uint32_t env_id);                              // holds an env that a replay is to repair
-    bool is_held(std::uint32_t env_id) const { return held_.find(env_id) != nullptr; }
-    std::vector<std::uint32_t> held_envs() const { return held_.ids(); }
+    void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or mark_envs_lost() must follow
+    void suspend(std::uint32_t env_id);                           // until a replay has rebuilt its state
+    bool is_suspended(std::uint32_t env_id) const { return suspended_.find(env_id) != nullptr; }
+    std::vector<std::uint32_t> suspended_envs() const { return suspended_.ids(); }
     nb::tuple log_position(std::uint32_t server) const;
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
     bool died_in_request(std::uint32_t worker) const;
@@ -132,7 +134,7 @@ class PoolState {
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
     int running_env(std::uint32_t worker) const;                  // the env whose command a worker ran last, or -1
     std::vector<std::uint32_t> ready_ids();
-    std::vector<int> states();                                            // 0 idle, 1 busy, 2 ready, 3 faulted, 4 exhausted, 5 needs a reset
+    std::vector<int> states();                                            // an EnvState per env
     std::vector<std::uint64_t> num_ended();
     std::uint32_t num_pending();
     std::uint32_t num_held() const { return leases_ ? leases_->num_held() : 0; }
@@ -141,7 +143,7 @@ class PoolState {
     std::uint32_t server_of(std::uint32_t env_id) const;
     std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->server_locations.at(server_of(env_id)).worker; }
     std::vector<std::uint32_t> envs_of(std::uint32_t worker) const;                 // the envs that its servers serve now
-    void restore_order();                                         // every env is served by the server of its number again
+    void reset_server_order();                                    // every env is served by the server of its number again
     void claim_staged(nb::handle env_ids);                        // makes the staged episodes of these envs their next results
     void stage_spares(nb::handle seeds);                          // resets all spares; one seed or None per spare
     void post_request(std::uint32_t worker);
@@ -175,20 +177,22 @@ class PoolState {
     void dispatch(const Ids& ids, Command command);
     bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == *envs_[env_id].ticket; }
     bool has_fault(std::uint32_t env_id) const { return envs_[env_id].fault->load(std::memory_order_relaxed) != 0; }
-    std::uint32_t scan(const Ids& ids, std::uint32_t need, bool& is_fault);
-    WaitResult wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    std::uint32_t scan(const Ids& ids, std::uint32_t num_needed, bool& is_fault);
+    // Waits until num_needed of these envs are done, or until there is a fault or an event. By backend: workers, envs in this thread,
+    // a foreign pool or kernel in this thread.
+    WaitResult wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s);
     nb::object collect_all();
-    WaitResult wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
-    WaitResult wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s);
+    WaitResult wait_inline(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s);
+    WaitResult wait_by_advancing(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s);
     std::uint64_t deadline_of(nb::handle timeout_s) const;
-    bool condemn_commands_of_dead(const Ids& ids);
+    bool abort_commands_of_dead_workers(const Ids& ids);
     bool has_event();
     bool was_at_reset(std::uint32_t env_id) const;
     void free_overflow(std::uint32_t worker);
-    void hold_env(std::uint32_t id);
-    void release_env(std::uint32_t id);
-    void end_hold_with_fault(std::uint32_t id);
-    void dispatch_held(std::uint32_t id);
+    void suspend_env(std::uint32_t id);
+    void resume_env(std::uint32_t id);
+    void resume_with_fault(std::uint32_t id);
+    void dispatch_suspended(std::uint32_t id);
     void advance_replays();
     void issue_replayed(std::uint32_t id);
     void wait_for_bell(std::uint32_t seen, std::uint64_t until_ns);
@@ -251,7 +255,7 @@ class PoolState {
     void swap_in_spare(std::uint32_t id);
     void attach(std::uint32_t id, std::uint32_t server);
     void use_staged(std::uint32_t id);
-    void drop_staged(std::uint32_t id);
+    void discard_staged(std::uint32_t id);
     void flush_deferred_resets();
     int common_slot(const Ids& ids) const;
     std::span<const std::uint8_t> fetch_payload(std::uint32_t env_id);
@@ -267,7 +271,7 @@ class PoolState {
     CommandWriter commands_;
     SpareQueue spares_;
     EpisodeLog log_;
-    HeldEnvs held_;
+    SuspendedEnvs suspended_;
     UnclaimedResults unclaimed_;
     Ids all_, pending_;  // pending: in the order of send, then by env id
     std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
@@ -280,7 +284,7 @@ class PoolState {
     bool is_copy_, has_episodes_, holds_gil_, is_batched_;
     std::size_t lease_bytes_;
     std::uint64_t spin_ns_;
-    Patience patience_;
+    SpinPolicy spin_policy_;
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;

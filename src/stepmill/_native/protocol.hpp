@@ -32,7 +32,7 @@ enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
 enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3 };
 static_assert(static_cast<int>(Activity::NONE) == static_cast<int>(Command::NONE) && static_cast<int>(Activity::STEP) == static_cast<int>(Command::STEP) &&
               static_cast<int>(Activity::RESET) == static_cast<int>(Command::RESET), "a worker that does a command is at the activity of its number");
-enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, CONDEMNED = 3 };
+enum class Phase : std::uint32_t { IDLE = 0, RUNNING = 1, PUBLISHING = 2, ABORTED = 3 };
 enum class Fault : std::uint32_t { NONE = 0, RAISED = 1, BAD_OUTPUT = 2, BAD_ACTION = 3, DIED = 4, TIMED_OUT = 5, NEIGHBOUR = 6, INTERRUPTED = 7 };
 
 // Values of WorkerControl::dead.
@@ -64,7 +64,7 @@ struct alignas(CACHE_LINE) PoolWords {
     std::uint32_t num_workers;
     std::uint64_t size_bytes;
     std::uint64_t description_offset, description_bytes;  // JSON for programs that attach; see slab/description.py
-    alignas(CACHE_LINE) Word want;  // ring when count crosses this
+    alignas(CACHE_LINE) Word ring_at;  // workers ring when `count` reaches this number
     Word eager;                     // 1: workers add to count after each result, 0: after each group
     Word parked;                    // 1: the learner sleeps, so a ring needs the system call
     std::atomic<std::int32_t> max_spinners;
@@ -120,7 +120,7 @@ struct PoolControl {
     std::uint32_t& num_workers;
     std::uint64_t& size_bytes;
     std::uint64_t &description_offset, &description_bytes;
-    Word &want, &eager, &parked;
+    Word &ring_at, &eager, &parked;
     std::atomic<std::int32_t>& max_spinners;
     Word &spin_ns, &num_spin_workers, &hashing;
     Word& tracing;
@@ -131,7 +131,7 @@ struct PoolControl {
     PoolControl(PoolWords& own, SharedWords& shared) noexcept
         : magic(own.magic), version(own.version), num_workers(own.num_workers), size_bytes(own.size_bytes),
           description_offset(own.description_offset), description_bytes(own.description_bytes),
-          want(own.want), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
+          ring_at(own.ring_at), eager(own.eager), parked(own.parked), max_spinners(own.max_spinners),
           spin_ns(own.spin_ns), num_spin_workers(own.num_spin_workers), hashing(own.hashing), tracing(own.tracing), counters(own.counters),
           bell(shared.bell), count(shared.count), spinners(shared.spinners) {}
 };
@@ -258,14 +258,14 @@ constexpr std::uint32_t state_ticket(std::uint32_t state) noexcept { return stat
 constexpr Phase state_phase(std::uint32_t state) noexcept { return static_cast<Phase>(state & 3u); }
 constexpr std::uint32_t ticket_part(std::uint32_t ticket) noexcept { return ticket & 0x3fffffffu; }  // the bits of a ticket that a state word has
 
-// The owner starts command `ticket`. Returns false if the command was condemned before; the owner must then write nothing.
+// The owner starts command `ticket`. Returns false if the command was aborted before; the owner must then write nothing.
 inline bool start_command(Word& state, std::uint32_t ticket) noexcept {
     std::uint32_t old = state.load(std::memory_order_relaxed);
     if (state_ticket(old) == ticket_part(ticket)) return false;
     return state.compare_exchange_strong(old, state_word(ticket, Phase::RUNNING), std::memory_order_acq_rel);
 }
 
-// The owner claims the result rows of command `ticket`. Returns false if the command was condemned; the owner must then write nothing.
+// The owner claims the result rows of command `ticket`. Returns false if the command was aborted; the owner must then write nothing.
 inline bool claim_result(Word& state, std::uint32_t ticket) noexcept {
     std::uint32_t expected = state_word(ticket, Phase::RUNNING);
     return state.compare_exchange_strong(expected, state_word(ticket, Phase::PUBLISHING), std::memory_order_acq_rel);
@@ -282,12 +282,12 @@ inline void ring(Word& bell, Word& parked) noexcept {
 inline void ring_worker(WorkerControl& worker) noexcept { ring(worker.bell, worker.parked); }
 inline void ring_pool(PoolControl& pool) noexcept { ring(pool.bell, pool.parked); }
 
-// Adds to the count of published results, and rings the learner if the count crosses `want`. The `done` words must be stored before.
+// Adds to the count of published results, and rings the learner if the count crosses `ring_at`. The `done` words must be stored before.
 inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
     const std::uint32_t before = pool.count.fetch_add(group, std::memory_order_seq_cst);
-    const std::uint32_t want = pool.want.load(std::memory_order_seq_cst);
-    const bool was_below = static_cast<std::int32_t>(want - before) > 0;
-    const bool is_reached = static_cast<std::int32_t>(before + group - want) >= 0;
+    const std::uint32_t ring_at = pool.ring_at.load(std::memory_order_seq_cst);
+    const bool was_below = static_cast<std::int32_t>(ring_at - before) > 0;
+    const bool is_reached = static_cast<std::int32_t>(before + group - ring_at) >= 0;
     if (was_below && is_reached) ring_pool(pool);
 }
 
@@ -344,7 +344,7 @@ inline bool spin_for(PoolControl& pool, std::uint32_t worker, const Word& bell, 
 
 // Decides whether a thread should spin: only if its last wait was short, and not soon after another program took the core that it had
 // yielded. A spinning thread has no claim to a core; a sleeping thread that is woken has.
-class Patience {
+class SpinPolicy {
  public:
     bool may_spin(std::uint64_t spin_ns, std::uint64_t now) const noexcept { return waited_ns_ < spin_ns && now >= rests_until_ns_; }
     // Envs of this pool keep the core for less than a spin, otherwise no thread would spin: a loss of two spins is due to another program.
@@ -368,11 +368,11 @@ inline Woken park(Word& bell, Word& parked, std::uint32_t seen, std::uint64_t ti
 }
 
 // Waits until the worker's bell moves from `seen`, or a signal comes; spins first if it may. Returns the time waited.
-inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, std::uint32_t worker, std::uint32_t seen, Patience& patience) noexcept {
+inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy) noexcept {
     constexpr std::uint64_t SLICE_NS = 1'000'000'000;  // how often a parked worker looks for signals
     const std::uint64_t began = now_ns();
     const std::uint64_t spin_ns = pool.spin_ns.load(std::memory_order_relaxed);
-    const bool may_spin = patience.may_spin(spin_ns, began) && worker < pool.num_spin_workers.load(std::memory_order_relaxed);
+    const bool may_spin = spin_policy.may_spin(spin_ns, began) && worker < pool.num_spin_workers.load(std::memory_order_relaxed);
     std::uint64_t lost_ns = 0;
     bool is_rung = may_spin && spin_for(pool, worker, control.bell, seen, spin_ns, lost_ns);
     while (!is_rung) {
@@ -380,7 +380,7 @@ inline std::uint64_t sleep_on_bell(PoolControl& pool, WorkerControl& control, st
         is_rung = control.bell.load(std::memory_order_acquire) != seen || woken != Woken::RUNG;
     }
     const std::uint64_t ended = now_ns();
-    patience.record_wait(ended - began, lost_ns, spin_ns, ended);
+    spin_policy.record_wait(ended - began, lost_ns, spin_ns, ended);
     return ended - began;
 }
 

@@ -22,7 +22,7 @@ const char* output_phase(bool is_info, bool is_reset) {
 }  // namespace
 
 void Loop::publish(std::uint32_t local, std::uint32_t ticket, Result& result) {
-    if (!claim(local, ticket)) return;  // condemned: the row may belong to another worker by now
+    if (!claim(local, ticket)) return;  // aborted: the row may belong to another worker by now
     if (!write_result(local, result)) {
         const bool is_reset = get_command(words_, local) == Command::RESET;
         publish_fault(local, ticket, Fault::BAD_OUTPUT, output_phase(result.has_bad_info, is_reset), true);

@@ -29,20 +29,20 @@ constexpr std::uint64_t PUBLISHING_GRACE_NS = 1'000 * MILLISECOND_NS;  // on top
 
 [[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
 
-// Condemns a command, so that its owner cannot publish it. Returns false if it is condemned already, or published or being published.
-bool condemn(Word& state, std::uint32_t ticket, bool is_gone) noexcept {
+// Aborts a command, so that its owner cannot publish it. Returns false if it is aborted already, or published or being published.
+bool abort_command(Word& state, std::uint32_t ticket, bool is_gone) noexcept {
     std::uint32_t old = state.load(std::memory_order_acquire);
     for (;;) {
-        if (old == state_word(ticket, Phase::CONDEMNED)) return false;
+        if (old == state_word(ticket, Phase::ABORTED)) return false;
         // Not a later command: a slow caller would finish it with the number of its predecessor.
         if (state_ticket(old) != ticket_part(ticket) && state_ticket(old) != ticket_part(ticket - 1)) return false;
         // A worker that still runs may be writing its result.
         if (old == state_word(ticket, Phase::PUBLISHING) && !is_gone) return false;
-        if (state.compare_exchange_weak(old, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return true;
+        if (state.compare_exchange_weak(old, state_word(ticket, Phase::ABORTED), std::memory_order_acq_rel)) return true;
     }
 }
 
-// Writes the outcome of a condemned command: a fault without a payload.
+// Writes the outcome of an aborted command: a fault without a payload.
 void write_fault(ServerWords& words, std::uint32_t local, std::uint32_t ticket, Fault fault) noexcept {
     words.clear_result(local);
     words.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
@@ -51,25 +51,25 @@ void write_fault(ServerWords& words, std::uint32_t local, std::uint32_t ticket, 
 
 }  // namespace
 
-std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault) {
+std::uint32_t abort_commands(Slab& slab, std::uint32_t worker, Fault fault) {
     // `dead` is written before the tickets are read, both seq_cst. PoolState::dispatch writes tickets and then reads `dead`: at least one
     // side sees what the other wrote.
     WorkerControl& control = *slab.workers[worker];
     const bool is_gone = control.dead.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(Death::DIED);
     ServerWords& words = slab.words[worker];
     const auto num_servers = static_cast<std::uint32_t>(slab.plan.servers[worker].size());
-    std::uint32_t num_condemned = 0;
+    std::uint32_t num_aborted = 0;
     for (std::uint32_t local = 0; local < num_servers; ++local) {
         const std::uint32_t ticket = words.ticket[local].load(std::memory_order_seq_cst);
         if (words.done[local].load(std::memory_order_acquire) == ticket) continue;
-        if (!condemn(words.state[local], ticket, is_gone)) continue;
+        if (!abort_command(words.state[local], ticket, is_gone)) continue;
         write_fault(words, local, ticket, fault);
-        ++num_condemned;
+        ++num_aborted;
     }
-    if (num_condemned != 0) count_results(*slab.pool, num_condemned);
+    if (num_aborted != 0) count_results(*slab.pool, num_aborted);
     // Ring whatever the count says: the dead worker may have stored results without counting them.
     ring_pool(*slab.pool);
-    return num_condemned;
+    return num_aborted;
 }
 
 Reaper::Reaper(std::shared_ptr<Slab> slab, Limits limits)
@@ -263,10 +263,10 @@ void Reaper::mark_dead(std::uint32_t worker) {
     if (stuck != NO_SERVER) {
         const std::uint32_t ticket = words.ticket[stuck].load(std::memory_order_seq_cst);
         const bool is_done = words.done[stuck].load(std::memory_order_acquire) == ticket;
-        if (!is_done && condemn(words.state[stuck], ticket, true)) write_fault(words, stuck, ticket, Fault::TIMED_OUT);
+        if (!is_done && abort_command(words.state[stuck], ticket, true)) write_fault(words, stuck, ticket, Fault::TIMED_OUT);
     }
     // After a time limit, the command that exceeded it has its fault already; the rest are its neighbours' commands.
-    condemn_worker(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
+    abort_commands(*slab_, worker, before == static_cast<std::uint32_t>(Death::OVERDUE) ? Fault::NEIGHBOUR : Fault::DIED);
     // Rings again: the learner may have looked too early, or the dead worker may have overwritten the words that it looked at.
     control.reaped.store(1, std::memory_order_seq_cst);
     ring_pool(*slab_->pool);
@@ -394,19 +394,19 @@ bool Reaper::is_serving(std::uint32_t worker) const {
     return slab_->workers[worker]->serving.load(std::memory_order_acquire) != 0 && num_requests(worker) != watched_[worker].num_answered;
 }
 
-// Ends a worker whose late command cannot be condemned while it lives, since its state says PUBLISHING: pickling a value of an info may
-// hang. Or a faulty worker wrote the state. The command is condemned when the worker is dead.
+// Ends a worker whose late command cannot be aborted while it lives, since its state says PUBLISHING: pickling a value of an info may
+// hang. Or a faulty worker wrote the state. The command is aborted when the worker is dead.
 void Reaper::end_stuck(std::uint32_t worker, std::uint32_t local) {
     if (watched_[worker].pidfd == NO_PIDFD) return;
     watched_[worker].stuck = local;
     end_overdue(worker);
 }
 
-// Condemns the late command, if its state has not changed, and ends its worker.
+// Aborts the late command, if its state has not changed, and ends its worker.
 void Reaper::abandon(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket, std::uint32_t state) {
     ServerWords& words = slab_->words[worker];
     // The command may have finished just now.
-    if (!words.state[local].compare_exchange_strong(state, state_word(ticket, Phase::CONDEMNED), std::memory_order_acq_rel)) return;
+    if (!words.state[local].compare_exchange_strong(state, state_word(ticket, Phase::ABORTED), std::memory_order_acq_rel)) return;
     slab_->workers[worker]->dead.store(static_cast<std::uint32_t>(Death::OVERDUE), std::memory_order_seq_cst);
     write_fault(words, local, ticket, Fault::TIMED_OUT);
     count_results(*slab_->pool, 1);
@@ -418,11 +418,11 @@ void Reaper::end_overdue(std::uint32_t worker) {
     watched_[worker].untaken_ns = 0;
     watched_[worker].is_overdue = true;
     kill(watched_[worker]);
-    condemn_worker(*slab_, worker, Fault::NEIGHBOUR);
+    abort_commands(*slab_, worker, Fault::NEIGHBOUR);
     ring_worker(*slab_->workers[worker]);  // wakes a thread that came back just now and sleeps already
 }
 
-// A process that has ended meanwhile is marked dead at the next event. Commands of one that does not die are condemned too.
+// A process that has ended meanwhile is marked dead at the next event. Commands of one that does not die are aborted too.
 void Reaper::kill(Watched& watched) const {
     if (watched.pidfd == NO_PIDFD) return;
     const bool may_dump = limits_.dump_signal != 0 && watched.kill_at_ns == 0;

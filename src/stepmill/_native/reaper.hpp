@@ -1,6 +1,6 @@
 // The reaper: turns the death of a worker, and a command that exceeds its limit, into faults of the affected envs.
 //
-//   worker's pidfd readable ──► dead = DIED     ──► every outstanding command: CONDEMNED, fault, done = ticket ──► ring
+//   worker's pidfd readable ──► dead = DIED     ──► every outstanding command: ABORTED, fault, done = ticket ──► ring
 // no progress for too long ──► dead = OVERDUE, SIGKILL ──► late command TIMED_OUT, the others NEIGHBOUR    ──► ring
 //
 // Published results stay valid. Needs no Python.
@@ -22,10 +22,10 @@
 
 namespace stepmill {
 
-// Condemns all outstanding commands of a worker whose `dead` is set (fault, no payload, done = ticket), then rings the pool. Leaves
+// Aborts all outstanding commands of a worker whose `dead` is set (fault, no payload, done = ticket), then rings the pool. Leaves
 // published results alone, and results that a worker which may still run is publishing. Any thread of the learner may call it, several
-// at once: each command is condemned once. Returns how many commands this call condemned.
-std::uint32_t condemn_worker(Slab& slab, std::uint32_t worker, Fault fault);
+// at once: each command is aborted once. Returns how many commands this call aborted.
+std::uint32_t abort_commands(Slab& slab, std::uint32_t worker, Fault fault);
 
 // 0: no limit.
 struct Limits {
@@ -46,7 +46,7 @@ class Reaper {
     Reaper& operator=(const Reaper&) = delete;
 
     // The worker lives from now on: the process behind `pidfd` (duplicated), or a thread if it is NO_PIDFD. If it is a successor, the old
-    // process must be gone and its commands condemned. Throws std::system_error.
+    // process must be gone and its commands aborted. Throws std::system_error.
     void watch(std::uint32_t worker, int pidfd);
     void forget(std::uint32_t worker);        // its end is expected
     void declare_dead(std::uint32_t worker);  // its thread has ended
@@ -73,7 +73,7 @@ class Reaper {
         std::uint64_t since_ns{0};    // when `progress` was first seen
         std::uint64_t untaken_ns{0};  // since when an outstanding command has not been started; 0: none
         std::uint64_t kill_at_ns{0};  // when to send SIGKILL to an overdue worker; 0: nothing to send
-        std::uint32_t stuck{NO_SERVER};  // the server whose command end_stuck() could not condemn
+        std::uint32_t stuck{NO_SERVER};  // the server whose command end_stuck() could not abort
         std::uint32_t num_answered{0};   // slow requests that are certainly answered
         std::vector<Outstanding> commands;  // by server
     };

@@ -1,4 +1,4 @@
-// What the pool state does after a fault: episodes that are cut short, workers that are replaced.
+// What the pool state does after a fault: episodes that are cut short, restarts of workers.
 //
 // While a command has a fault, or its worker is dead, the pool may write the result words of the row: the owner has lost its claim, or is
 // gone.
@@ -15,7 +15,7 @@ namespace stepmill {
 
 void PoolState::mark_faulted(std::uint32_t id) {
     leases_->unpin(envs_[id].target);
-    if (envs_[id].uses_staged) drop_staged(id);
+    if (envs_[id].uses_staged) discard_staged(id);
     envs_[id].status = EnvStatus::FAULTED;
 }
 
@@ -50,7 +50,7 @@ nb::list PoolState::read_faults() {
     return faults;
 }
 
-void PoolState::fail(nb::handle env_ids) {
+void PoolState::mark_envs_faulted(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
@@ -61,7 +61,7 @@ void PoolState::fail(nb::handle env_ids) {
 }
 
 // Drops the results of envs that are done.
-void PoolState::discard(nb::handle env_ids) {
+void PoolState::discard_results(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage, done, done_ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
@@ -152,7 +152,7 @@ void PoolState::cut_short(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     if (env.is_lost) env.fault_info = env.lost_info;
     env.is_lost = false;
-    env.needs_restore = true;
+    env.must_begin_episode = true;
     // The slab may have sums of an episode that ended before; sums of the current one may be half written by a worker that died.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         if (ended_[row] != 0) slab_->clear_episode(row);
@@ -220,7 +220,7 @@ void PoolState::retry_reset(std::uint32_t id) {
 // Gives another command to a pending env, in place of the one it has.
 void PoolState::issue(std::uint32_t id, Command command, std::uint32_t slot) {
     EnvRecord& env = envs_[id];
-    if (env.uses_staged) drop_staged(id);  // the new command writes to the env's own row
+    if (env.uses_staged) discard_staged(id);  // the new command writes to the env's own row
     commands_.write(slab_->server_locations[env.server], row_of(id), command, slot);
     commands_.issue(env.server);
     scanned_ = 0;
@@ -229,7 +229,7 @@ void PoolState::issue(std::uint32_t id, Command command, std::uint32_t slot) {
 // Turns the words of a step into those of a reset, with the seed that the next episode would have.
 void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local) {
     EnvRecord& env = envs_[id];
-    env.needs_restore = false;
+    env.must_begin_episode = false;
     if (spares_.has_spares()) {
         spares_.write_next_seed(env.server);
         return;
@@ -244,7 +244,7 @@ void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_
 // ---- dead workers -----------------------------------------------------------------------------------------------
 
 // The objects of these envs are gone, or in a state that the user does not expect: the next step of idle envs is cut short.
-void PoolState::lose_envs(nb::handle env_ids, nb::object fault_info) {
+void PoolState::mark_envs_lost(nb::handle env_ids, nb::object fault_info) {
     const InUse in_use(*this);
     Ids storage;
     mark_lost(parse_ids(env_ids, storage), fault_info);
@@ -258,9 +258,9 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
         if (!is_settled || env.is_masked) continue;
         if (spares_.is_staged(env.server) && env.status == EnvStatus::IDLE) {
             if (!is_done(id)) continue;  // its worker's successor runs the reset
-            spares_.drop_staged(env.server);
+            spares_.discard_staged(env.server);
         }
-        env.needs_restore = true;
+        env.must_begin_episode = true;
         // Under SAME_STEP no env is between episodes: the result that ends one begins the next.
         const bool is_between = is_ended(id) || resets_itself(id, env.status == EnvStatus::IDLE) || env.fault_info;
         if (is_between && autoreset_ != Autoreset::SAME_STEP) continue;
@@ -269,16 +269,16 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
     }
 }
 
-// A worker may have finished a command before it was replaced: the env has that result, but its object is gone.
+// A worker may have finished a command before it was restarted: the env has that result, but its object is gone.
 void PoolState::mark_lost_late(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const EnvRecord& env = envs_[id];
         if (!commands_.is_from_before_restart(env.server)) continue;
-        if (env.lost_info && !env.is_lost && !env.needs_restore && !held_.is_held(id)) mark_lost({id}, nb::object(env.lost_info));
+        if (env.lost_info && !env.is_lost && !env.must_begin_episode && !suspended_.is_suspended(id)) mark_lost({id}, nb::object(env.lost_info));
     }
 }
 
-// ---- workers that are replaced ----------------------------------------------------------------------------------
+// ---- restarts of workers -----------------------------------------------------------------------------------------
 
 void PoolState::attach_reaper(nb::object reaper) {
     reaper_ = nb::cast<Reaper*>(reaper);
@@ -290,9 +290,9 @@ void PoolState::declare_dead(std::uint32_t worker) {
     if (reaper_ != nullptr) reaper_->declare_dead(worker);
 }
 
-// Commands wait until finish_replacement(): the old worker may still live, the successor may fail although it serves, and repeated calls
+// Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
-void PoolState::begin_replacement(std::uint32_t worker, bool is_replayed) {
+void PoolState::begin_restart(std::uint32_t worker, bool is_replayed) {
     const InUse in_use(*this);
     commands_.begin_restart(worker);
     for (const std::uint32_t server : slab_->plan.servers[worker]) {
@@ -302,10 +302,10 @@ void PoolState::begin_replacement(std::uint32_t worker, bool is_replayed) {
     }
     for (const std::uint32_t id : spares_.envs_of(worker)) {
         EnvRecord& env = envs_[id];
-        held_.forget_progress(id);
+        suspended_.restart_replay(id);
         const bool has_episode = env.status == EnvStatus::PENDING || env.status == EnvStatus::EXHAUSTED || (env.status == EnvStatus::IDLE && !spares_.is_staged(env.server));
-        if (is_replayed && has_episode && !env.needs_restore) hold_env(id);
-        if (!is_replayed && held_.is_held(id)) end_hold_with_fault(id);
+        if (is_replayed && has_episode && !env.must_begin_episode) suspend_env(id);
+        if (!is_replayed && suspended_.is_suspended(id)) resume_with_fault(id);
     }
 }
 
@@ -317,7 +317,7 @@ void PoolState::clear_dead_worker(std::uint32_t worker) {
     free_overflow(worker);
 }
 
-void PoolState::finish_replacement(std::uint32_t worker, int pidfd) {
+void PoolState::finish_restart(std::uint32_t worker, int pidfd) {
     const InUse in_use(*this);
     if (reaper_ != nullptr) reaper_->watch(worker, pidfd);
     mark_lost_late(spares_.envs_of(worker));
@@ -327,18 +327,18 @@ void PoolState::finish_replacement(std::uint32_t worker, int pidfd) {
 }
 
 // There is no successor: pending commands become faults.
-void PoolState::cancel_replacement(std::uint32_t worker) {
+void PoolState::cancel_restart(std::uint32_t worker) {
     const InUse in_use(*this);
     commands_.end_restart(worker);
     for (const std::uint32_t id : spares_.envs_of(worker)) {
-        if (held_.is_held(id)) end_hold_with_fault(id);
+        if (suspended_.is_suspended(id)) resume_with_fault(id);
     }
     commands_.check_deaths_of(worker);
 }
 
 // The worker stays dead: its idle envs are FAULTED until a reset or revive() restores them.
 void PoolState::fail_worker(std::uint32_t worker) {
-    cancel_replacement(worker);
+    cancel_restart(worker);
     for (const std::uint32_t id : spares_.envs_of(worker)) {
         if (envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW) envs_[id].status = EnvStatus::FAULTED;
     }

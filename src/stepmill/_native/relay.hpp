@@ -5,7 +5,7 @@
 //
 // A message is one array of bytes: a header, then columns, each with one row per server. For the pool's slab, PoolRelay is the owner of
 // the commands of all workers of the node: it starts and claims them as a worker does, so a result that comes after its command was
-// condemned changes nothing. Servers are numbered within the node, in the order of its workers.
+// aborted changes nothing. Servers are numbered within the node, in the order of its workers.
 #pragma once
 
 #include <atomic>
@@ -46,6 +46,7 @@ class PoolRelay {
     bool has_outstanding() const;                    // whether a collected command has no result
     void expect_worker(std::uint32_t worker, std::uint32_t generation);  // a successor serves: its counters begin again
     std::vector<std::uint32_t> tickets_of(std::uint32_t worker) const;   // the newest ticket of each of its servers
+    bool is_published(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket) const;  // the result of a command, or of a later one
     void mark_serving(std::uint32_t worker);  // its node is lost, and it may have begun a slow request
 
    private:

@@ -36,7 +36,7 @@ void PoolState::record_begin(std::uint32_t id, bool is_explicit, bool is_reset) 
     EnvRecord& env = envs_[id];
     env.is_reset = is_reset;
     if (is_reset && !is_explicit) env.reset_blob.reset();
-    if (is_explicit) env.is_lost = env.needs_restore = false, env.fault_info.reset(), env.final_obs.reset();
+    if (is_explicit) env.is_lost = env.must_begin_episode = false, env.fault_info.reset(), env.final_obs.reset();
     env.is_own_reset = !is_reset && resets_itself(id);
     if (is_reset && spares_.has_spares()) spares_.count_begun(env.server);
 }
@@ -80,7 +80,7 @@ nb::dict PoolState::episode_log(std::uint32_t env_id) {
     const std::uint64_t episode = begins && !is_explicit && env.episode != 0 ? env.episode - 1 : env.episode;
 
     std::vector<std::byte> action(slab_->action_bytes());
-    if (const Replay* replay = held_.find(env_id)) action = replay->action;  // the replay uses the row
+    if (const Replay* replay = suspended_.find(env_id)) action = replay->action;  // the replay uses the row
     else slab_->read_action(env_id, action.data());
     nb::list rewards, flags, hashes;
     for (const Outcome& outcome : episode_log.outcomes) {
@@ -146,17 +146,17 @@ void PoolState::visit_outcome(std::uint32_t id, Copy copy) const {
     copy(reinterpret_cast<std::byte*>(slab_->over(row_of(id))), batch_size_);
 }
 
-// ---- envs that are held ------------------------------------------------------------------------------------------
+// ---- suspended envs ----------------------------------------------------------------------------------------------
 
-void PoolState::hold(std::uint32_t env_id) {
+void PoolState::suspend(std::uint32_t env_id) {
     const InUse in_use(*this);
-    hold_env(env_id);
+    suspend_env(env_id);
 }
 
-// From here to release_env() the env counts as busy, whatever its worker publishes.
-void PoolState::hold_env(std::uint32_t id) {
+// From here to resume_env() the env counts as busy, whatever its worker publishes.
+void PoolState::suspend_env(std::uint32_t id) {
     EnvRecord& env = envs_.at(id);
-    if (held_.is_held(id)) return;
+    if (suspended_.is_suspended(id)) return;
     auto replay = std::make_unique<Replay>();
     const bool is_commanded = env.is_commanded();
     replay->was_ended = !is_commanded && is_ended(id);
@@ -168,31 +168,31 @@ void PoolState::hold_env(std::uint32_t id) {
     if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte* row, std::size_t size) { replay->outcome.insert(replay->outcome.end(), row, row + size); });
     replay->never_done.store(*env.ticket + (1u << 31), std::memory_order_relaxed);
     env.done = &replay->never_done;
-    held_.add(id, std::move(replay));
+    suspended_.add(id, std::move(replay));
     scanned_ = 0;
 }
 
-void PoolState::release_env(std::uint32_t id) {
+void PoolState::resume_env(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const ServerLocation location = slab_->server_locations[env.server];
     env.done = &slab_->words[location.worker].done[location.local];
-    slab_->write_action(id, held_.find(id)->action.data());
-    held_.remove(id);
+    slab_->write_action(id, suspended_.find(id)->action.data());
+    suspended_.remove(id);
     scanned_ = 0;
 }
 
-// Ends a hold without a replay: restores the sums and the outcome in the slab, and drops the result of the replay.
-void PoolState::end_hold_with_fault(std::uint32_t id) {
+// Resumes an env without a replay: restores the sums and the outcome in the slab, and drops the result of the replay.
+void PoolState::resume_with_fault(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const auto [words, local] = slab_->server_words(env.server);
-    const Replay& replay = *held_.find(id);
+    const Replay& replay = *suspended_.find(id);
     restore_sums(id, replay.sums);
     const std::byte* kept = replay.outcome.data();
     if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
     if (!env.is_commanded() && !is_batched_) *slab_->over(row_of(id)) = replay.was_ended;
     if (env.is_masked) empty_row(id);
     words.flags[local] = 0;
-    release_env(id);
+    resume_env(id);
     if (words.done[local].load(std::memory_order_acquire) != *env.ticket) return;  // its worker is killed, and its command becomes a fault
     words.clear_result(local);
     words.fault[local].store(static_cast<std::uint32_t>(env.is_commanded() ? Fault::DIED : Fault::NONE), std::memory_order_relaxed);
@@ -200,13 +200,13 @@ void PoolState::end_hold_with_fault(std::uint32_t id) {
 
 void PoolState::fail_replay(std::uint32_t env_id) {
     const InUse in_use(*this);
-    if (held_.find(env_id)) end_hold_with_fault(env_id);
+    if (suspended_.find(env_id)) resume_with_fault(env_id);
 }
 
-// Gives a step to a held env: write_actions() has stored its action in the Replay.
-void PoolState::dispatch_held(std::uint32_t id) {
+// Gives a step to a suspended env: write_actions() has stored its action in the Replay.
+void PoolState::dispatch_suspended(std::uint32_t id) {
     EnvRecord& env = envs_[id];
-    Replay& replay = *held_.find(id);
+    Replay& replay = *suspended_.find(id);
     record_begin(id, false, autoreset_ == Autoreset::NEXT_STEP && replay.was_ended);
     if (env.is_reset) ++env.episode;
     replay.is_sent = true;
@@ -214,17 +214,17 @@ void PoolState::dispatch_held(std::uint32_t id) {
 
 // ---- replay -----------------------------------------------------------------------------------------------------
 
-// Starts to play the episode of a held env again, up to the newest result received: with the usual words, one command at a time, while
+// Starts to play the episode of a suspended env again, up to the newest result received: with the usual words, one command at a time, while
 // the pool waits (advance_replays). Results go to a private slot that the env does not use otherwise.
 bool PoolState::begin_replay(std::uint32_t env_id, nb::handle places) {
     const InUse in_use(*this);
-    if (!held_.find(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " is not held, so it cannot be replayed; please report this bug");
+    if (!suspended_.find(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " is not suspended, so it cannot be replayed; please report this bug");
     EnvRecord& env = envs_[env_id];
-    Replay& replay = *held_.find(env_id);
+    Replay& replay = *suspended_.find(env_id);
     const auto [words, local] = slab_->server_words(env.server);
     if (env.is_commanded() && env.is_reset) {  // the old episode is not needed
         if (replay.is_sent) set_command(words, local, Command::STEP);
-        release_env(env_id);
+        resume_env(env_id);
         retry_reset(env_id);
         return false;
     }
@@ -244,9 +244,9 @@ bool PoolState::begin_replay(std::uint32_t env_id, nb::handle places) {
 void PoolState::issue_replayed(std::uint32_t id) {
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
-    Replay& replay = *held_.find(id);
+    Replay& replay = *suspended_.find(id);
     if (replay.step == episode.outcomes.size()) {
-        held_.pause(id, ReplayEvent::PLAYED);
+        suspended_.pause(id, ReplayEvent::PLAYED);
         return;
     }
     const ServerLocation location = slab_->server_locations[env.server];
@@ -254,22 +254,22 @@ void PoolState::issue_replayed(std::uint32_t id) {
     if (replay.step > 0) slab_->write_action(id, episode.actions.data() + (replay.step - 1) * slab_->action_bytes());
     replay.slot = 0;
     while (replay.slot == env.latest || replay.slot == env.target) ++replay.slot;
-    held_.play(id);
+    suspended_.set_replaying(id);
     issue(id, replay.step == 0 ? Command::RESET : Command::STEP, replay.slot);
 }
 
 // Compares each result with the logged outcome of the same command.
 void PoolState::advance_replays() {
-    const Ids playing = held_.playing();
-    for (const std::uint32_t id : playing) {
-        Replay& replay = *held_.find(id);
+    const Ids replaying = suspended_.replaying();
+    for (const std::uint32_t id : replaying) {
+        Replay& replay = *suspended_.find(id);
         if (!commands_.is_done(envs_[id].server)) continue;
         if (has_fault(id)) {
-            held_.pause(id, ReplayEvent::FAULT);
+            suspended_.pause(id, ReplayEvent::FAULT);
         } else if (!(log_.outcome_of(id) == log_.of(id).outcomes[replay.step])) {
-            held_.pause(id, ReplayEvent::DIFFERS);
+            suspended_.pause(id, ReplayEvent::DIFFERS);
         } else if (std::ranges::count(replay.places, ++replay.step) != 0) {
-            held_.pause(id, ReplayEvent::PLACE);
+            suspended_.pause(id, ReplayEvent::PLACE);
         } else {
             issue_replayed(id);
         }
@@ -277,26 +277,26 @@ void PoolState::advance_replays() {
 }
 
 void PoolState::find_lost_replays() {
-    for (const std::uint32_t id : held_.ids()) {
-        if (held_.find(id)->phase != Replay::Phase::PAUSED) continue;
+    for (const std::uint32_t id : suspended_.ids()) {
+        if (suspended_.find(id)->phase != Replay::Phase::PAUSED) continue;
         const std::uint32_t worker = worker_of(id);
-        if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) held_.lose(id);
+        if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) suspended_.report_death(id);
     }
 }
 
 void PoolState::continue_replay(std::uint32_t env_id) {
     const InUse in_use(*this);
-    if (!held_.find(env_id) || held_.find(env_id)->phase != Replay::Phase::PAUSED) raise(errors().bug, "the replay of env " + std::to_string(env_id) + " is not paused, so it cannot continue; please report this bug");
+    if (!suspended_.find(env_id) || suspended_.find(env_id)->phase != Replay::Phase::PAUSED) raise(errors().bug, "the replay of env " + std::to_string(env_id) + " is not paused, so it cannot continue; please report this bug");
     issue_replayed(env_id);
 }
 
 void PoolState::finish_replay(std::uint32_t env_id) {
     const InUse in_use(*this);
-    if (!held_.find(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " is not held, so its replay cannot end; please report this bug");
+    if (!suspended_.find(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " is not suspended, so its replay cannot end; please report this bug");
     const EnvRecord& env = envs_[env_id];
     const auto [words, local] = slab_->server_words(env.server);
     words.flags[local] = 0;
-    release_env(env_id);
+    resume_env(env_id);
     if (env.is_masked) empty_row(env_id);  // an exhausted env's row stays empty
     if (!env.is_commanded()) return;
     if (is_last(env)) words.flags[local] = FLAG_LAST;
@@ -312,7 +312,7 @@ nb::list PoolState::pop_events() {
     const InUse in_use(*this);
     is_notified_.store(false, std::memory_order_release);
     nb::list events;
-    for (const HeldEnvs::Event& event : held_.pop_events()) events.append(nb::make_tuple(event.env, static_cast<int>(event.event), event.step));
+    for (const SuspendedEnvs::Event& event : suspended_.pop_events()) events.append(nb::make_tuple(event.env, static_cast<int>(event.event), event.step));
     return events;
 }
 

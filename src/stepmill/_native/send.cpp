@@ -88,19 +88,20 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
     };
     if (!visit_tree(action_.root, actions.ptr(), leaf, opaque)) {
         nb::python_error cause;
-        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()));
+        const char* hint = PyList_Check(actions.ptr()) ? "; give its structure once, with arrays of one row per env, in place of a list of actions" : "";
+        raise(errors().usage, "the actions do not fit the action space: " + text_of(cause.value()) + hint);
     }
     std::size_t held_offset = 0;
     for (std::size_t index = 0; index < arrays.size(); ++index) {
         const Column& column = action_.leaves[index].column;
         const auto* source = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(arrays[index].ptr())));
         const std::size_t env_bytes = column.row_bytes * batch_size_;
-        if (is_all(ids) && !held_.is_any()) {
+        if (is_all(ids) && !suspended_.is_any()) {
             std::memcpy(slab_->base + column.at(0, 0), source, env_bytes * num_envs_);
             continue;
         }
         for (std::size_t i = 0; i < ids.size(); ++i) {
-            Replay* replay = held_.find(ids[i]);  // the replay uses the row
+            Replay* replay = suspended_.find(ids[i]);  // the replay uses the row
             std::memcpy(replay ? replay->action.data() + held_offset : slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
         }
         held_offset += env_bytes;
@@ -108,11 +109,11 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
     // A server with a staged episode gets no command: its words are those of the staged reset, which may still run.
     for (const std::uint32_t id : ids) {
         const ServerLocation location = slab_->server_locations[envs_[id].server];
-        if (!spares_.is_staged(envs_[id].server) && !held_.is_held(id)) slab_->words[location.worker].flags[location.local] = 0;
+        if (!spares_.is_staged(envs_[id].server) && !suspended_.is_suspended(id)) slab_->words[location.worker].flags[location.local] = 0;
     }
     for (std::size_t i = 0; i < opaques.size(); ++i) {
         const std::uint32_t server = envs_[ids[i]].server;
-        if (!spares_.is_staged(server) && !held_.is_held(ids[i])) commands_.write_blob(server, nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+        if (!spares_.is_staged(server) && !suspended_.is_suspended(ids[i])) commands_.write_blob(server, nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
     }
 }
 
@@ -137,7 +138,7 @@ void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind)
 // Steps all envs and waits; returns false if there is a fault. The caller holds InUse.
 bool PoolState::step_all(nb::handle actions) {
     send_steps(actions, all_, CommandKind::STEP_ALL);
-    return wait_ids(pending_, num_envs_, nb::handle()) == WaitResult::READY;
+    return wait_until_done(pending_, num_envs_, nb::handle()) == WaitResult::READY;
 }
 
 nb::object PoolState::step(nb::handle actions) {
@@ -181,7 +182,7 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
     const Ids& ids = parse_ids(env_ids, storage);
     check_idle(ids, CommandKind::RESET);
     for (const std::uint32_t id : ids) {
-        if (held_.is_held(id)) raise(errors().bug, "env " + std::to_string(id) + " cannot be reset during its replay; please report this bug");
+        if (suspended_.is_suspended(id)) raise(errors().bug, "env " + std::to_string(id) + " cannot be reset during its replay; please report this bug");
     }
     check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -190,7 +191,7 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
         nb::object seed = seeds[i], blob = blobs[i];
         env.uses_staged = spares_.is_staged(env.server) && env.status == EnvStatus::IDLE && seed.is_none() && blob.is_none();
         if (env.uses_staged) continue;
-        spares_.drop_staged(env.server);
+        spares_.discard_staged(env.server);
         env.reset_blob = blob.is_none() ? nb::object() : blob;
         write_reset_seed(ids[i], slab_->words[location.worker], location.local, seed);
         if (env.reset_blob) commands_.write_blob(env.server, blob.ptr());
@@ -208,7 +209,7 @@ void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint
         words.flags[local] = FLAG_SEED;
         return;
     }
-    const bool is_new = env.status != EnvStatus::IDLE || env.is_lost || env.needs_restore;
+    const bool is_new = env.status != EnvStatus::IDLE || env.is_lost || env.must_begin_episode;
     if (!is_new || !env.has_seed || seeding_ == Seeding::CONTINUE || spares_.has_spares()) return;
     words.flags[local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[local] = env.base_seed;
@@ -285,8 +286,8 @@ void PoolState::dispatch(const Ids& ids, Command command) {
             continue;
         }
         if (is_exhausted) env.num_ended = 0;
-        if (held_.is_held(id)) {
-            dispatch_held(id);
+        if (suspended_.is_suspended(id)) {
+            dispatch_suspended(id);
             continue;
         }
         if (command == Command::STEP && env.is_lost) cut_short(id);
@@ -297,7 +298,7 @@ void PoolState::dispatch(const Ids& ids, Command command) {
         }
         const ServerLocation location = slab_->server_locations[env.server];
         ServerWords& words = slab_->words[location.worker];
-        const bool is_restored = command == Command::STEP && env.needs_restore;
+        const bool is_restored = command == Command::STEP && env.must_begin_episode;
         if (is_restored) begin_episode(id, words, location.local);
         commands_.write(location, row_of(id), is_restored ? Command::RESET : command, env.target);
         if (command == Command::STEP && !is_restored && is_last(env)) words.flags[location.local] |= FLAG_LAST;

@@ -95,7 +95,7 @@ struct SlabPlan {
     std::vector<std::size_t> learner_words, worker_words;  // by worker
     std::vector<std::size_t> segments;                     // by worker: where its part of the split columns begins
     std::vector<std::vector<std::uint32_t>> servers;       // by worker, in local order
-    std::vector<std::uint32_t> seed_ids;                   // by server: the number in the seeds of its automatic resets; empty: its own
+    std::vector<std::uint32_t> pool_servers;               // on a node of a pool, by server: its number in the pool; empty: the same
     std::vector<Column> observation, final_observation, action, info;
     std::vector<Column> staging;                           // first observations of staged episodes, one row per server. Only with spares
     OutcomePlan outcome;
@@ -108,6 +108,9 @@ struct SlabPlan {
 
     SlabPlan() = default;
     SlabPlan(SlabPlan&&) = default;  // columns point into `places`
+
+    // Returns the number of a server in the pool, which is in its seeds and in messages.
+    std::uint32_t pool_server(std::uint32_t server) const { return pool_servers.empty() ? server : pool_servers.at(server); }
 
     // Returns the ranges of a slot's observations that can be lent.
     std::vector<ByteRange> lent_ranges(std::size_t slot) const {

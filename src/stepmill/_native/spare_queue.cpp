@@ -10,12 +10,12 @@ namespace stepmill {
 
 SpareQueue::SpareQueue(Slab& slab, CommandWriter& commands, std::uint32_t num_envs, Seeding seeding)
     : slab_(slab), commands_(commands), num_envs_(num_envs), num_spares_(static_cast<std::uint32_t>(slab.server_locations.size()) - num_envs), seeding_(seeding), records_(slab.server_locations.size()) {
-    restore_order();
+    reset_server_order();
 }
 
 // ---- which server serves which env ------------------------------------------------------------------------------
 
-void SpareQueue::restore_order() {
+void SpareQueue::reset_server_order() {
     queue_.clear();
     for (std::uint32_t server = 0; server < records_.size(); ++server) {
         records_[server].env = server < num_envs_ ? server : NO_ENV;
@@ -39,7 +39,7 @@ bool SpareQueue::is_gone(std::uint32_t server) const {
     return is_dead && records_[server].deferred.empty() && commands_.is_done(server);
 }
 
-std::uint32_t SpareQueue::replace(std::uint32_t finished) {
+std::uint32_t SpareQueue::swap_in(std::uint32_t finished) {
     const std::uint32_t env = std::exchange(records_[finished].env, NO_ENV);
     queue_.push_back(finished);
     draw_seed(finished);
@@ -199,7 +199,7 @@ void SpareQueue::copy_staged(std::uint32_t server, std::uint32_t row, std::uint3
     for (const Column& column : plan.info) {
         std::memcpy(slab_.base + column.at(0, row), slab_.base + column.at(0, staged), column.row_bytes * plan.batch_size);
     }
-    drop_staged(server);
+    discard_staged(server);
 }
 
 }  // namespace stepmill

@@ -36,14 +36,14 @@ class SpareQueue {
     std::uint32_t env_of(std::uint32_t server) const { return records_.at(server).env; }  // NO_ENV: it waits in the queue
     std::vector<std::uint32_t> envs_of(std::uint32_t worker) const;
 
-    std::uint32_t replace(std::uint32_t finished);  // its episode has ended and was received; returns the server that serves the env from now on
-    void restore_order();                           // every env is served by the server of its number
+    std::uint32_t swap_in(std::uint32_t finished);  // its episode has ended and was received; returns the server that serves the env from now on
+    void reset_server_order();                      // every env is served by the server of its number
     void stage_all(nb::handle seeds);               // resets all spares; one seed or None per spare
 
     bool is_staged(std::uint32_t server) const { return records_[server].is_staged; }
     ResetSeed use_staged(std::uint32_t server);           // a command of its env asks for the staged episode, which is ready or outstanding
     void copy_staged(std::uint32_t server, std::uint32_t row, std::uint32_t slot);  // copies the first observation to the env's row
-    void drop_staged(std::uint32_t server) { records_[server].is_staged = false; }
+    void discard_staged(std::uint32_t server) { records_[server].is_staged = false; }
 
     void write_next_seed(std::uint32_t server);     // to the words of a reset that replaces the staged one, or that restores a lost env
     void record_explicit_reset(std::uint32_t server, bool is_new_count, bool is_drawn);

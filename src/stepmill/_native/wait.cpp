@@ -14,23 +14,24 @@ constexpr std::uint64_t GIL_SPIN_NS = 10'000;            // longer spins release
 
 }  // namespace
 
-// Returns how many of `ids` are done, at most `need`; sets is_fault if one of them has a fault.
-std::uint32_t PoolState::scan(const Ids& ids, std::uint32_t need, bool& is_fault) {
-    std::uint32_t ready = 0;
+// Returns how many of `ids` are done, at most `num_needed`; sets is_fault if one of those has a fault. The pending envs at the front that
+// earlier calls found done (scanned_) are not looked at again.
+std::uint32_t PoolState::scan(const Ids& ids, std::uint32_t num_needed, bool& is_fault) {
+    std::uint32_t num_ready = 0;
     const bool is_pending = &ids == &pending_;
     std::uint32_t begin = 0;
-    if (is_pending) begin = ready = scanned_;
+    if (is_pending) begin = num_ready = scanned_;
     bool is_prefix = is_pending;
-    for (std::uint32_t i = begin; i < ids.size() && ready < need; ++i) {
+    for (std::uint32_t i = begin; i < ids.size() && num_ready < num_needed; ++i) {
         if (!is_done(ids[i])) {
             is_prefix = false;
             continue;
         }
         if (has_fault(ids[i])) is_fault = true;
-        ++ready;
+        ++num_ready;
         if (is_prefix && !is_fault) scanned_ = i + 1;
     }
-    return ready;
+    return num_ready;
 }
 
 int PoolState::wait(std::uint32_t min_envs, nb::handle timeout_s) {
@@ -38,75 +39,75 @@ int PoolState::wait(std::uint32_t min_envs, nb::handle timeout_s) {
     if (min_envs > pending_.size() + unclaimed_.ids().size()) {
         raise(errors().usage, "cannot wait for " + std::to_string(min_envs) + " envs: only " + std::to_string(pending_.size() + unclaimed_.ids().size()) + " are stepping; send() actions to more envs first");
     }
-    return static_cast<int>(wait_ids(pending_, min_envs - std::min(min_envs, num_unclaimed_ready()), timeout_s));
+    return static_cast<int>(wait_until_done(pending_, min_envs - std::min(min_envs, num_unclaimed_ready()), timeout_s));
 }
 
 // Returns how many unclaimed results have rows that no replay uses.
 std::uint32_t PoolState::num_unclaimed_ready() const {
-    return static_cast<std::uint32_t>(std::ranges::count_if(unclaimed_.ids(), [&](std::uint32_t id) { return !held_.is_held(id); }));
+    return static_cast<std::uint32_t>(std::ranges::count_if(unclaimed_.ids(), [&](std::uint32_t id) { return !suspended_.is_suspended(id); }));
 }
 
 int PoolState::wait_for(nb::handle env_ids, nb::handle timeout_s) {
     const InUse in_use(*this);
     Ids storage, busy;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server))) busy.push_back(id);  // also a held env without a command
+        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server))) busy.push_back(id);  // also a suspended env without a command
     }
-    return static_cast<int>(wait_ids(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
+    return static_cast<int>(wait_until_done(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }
 
 int PoolState::wait_event(nb::handle timeout_s) {
     const InUse in_use(*this);
-    const Ids held = held_.ids();
-    return static_cast<int>(commands_.has_workers() ? wait_ids({}, 1, timeout_s) : wait_ids(held, static_cast<std::uint32_t>(held.size()), timeout_s));
+    const Ids suspended = suspended_.ids();
+    return static_cast<int>(commands_.has_workers() ? wait_until_done({}, 1, timeout_s) : wait_until_done(suspended, static_cast<std::uint32_t>(suspended.size()), timeout_s));
 }
 
-WaitResult PoolState::wait_ids(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
-    if (commands_.loop() != nullptr) return wait_inline(ids, need, timeout_s);
-    if (commands_.helper()) return wait_helped(ids, need, timeout_s);
+WaitResult PoolState::wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
+    if (commands_.loop() != nullptr) return wait_inline(ids, num_needed, timeout_s);
+    if (commands_.advance()) return wait_by_advancing(ids, num_needed, timeout_s);
     PoolControl& pool = *slab_->pool;
     std::uint64_t deadline = UINT64_MAX;
     bool has_waited = false;
     for (;;) {
-        // This order sees every result or is woken by it: bell, count, deferred resets, rows, want, count again, wait.
+        // This order sees every result or is woken by it: bell, count, deferred resets, rows, `ring_at`, count again, wait.
         const std::uint32_t seen = pool.bell.load(std::memory_order_acquire);
         const std::uint32_t count = pool.count.load(std::memory_order_seq_cst);
         flush_deferred_resets();
         if (has_event()) return WaitResult::EVENT;
         bool is_fault = false;
-        const std::uint32_t ready = scan(ids, need, is_fault);
+        const std::uint32_t num_ready = scan(ids, num_needed, is_fault);
         if (is_fault) return WaitResult::FAULT;
-        if (ready >= need) return WaitResult::READY;
-        if (condemn_commands_of_dead(ids)) continue;
+        if (num_ready >= num_needed) return WaitResult::READY;
+        if (abort_commands_of_dead_workers(ids)) continue;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (!has_waited) deadline = deadline_of(timeout_s);
         if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
         has_waited = true;
-        pool.want.store(count + (held_.playing().empty() ? need - ready : 1), std::memory_order_seq_cst);
+        pool.ring_at.store(count + (suspended_.replaying().empty() ? num_needed - num_ready : 1), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         wait_for_bell(seen, deadline);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
 }
 
-// Condemns outstanding commands of dead workers. Only after the reaper has finished with them: before that it is about to do the same.
-// Returns whether it condemned any.
-bool PoolState::condemn_commands_of_dead(const Ids& ids) {
+// Aborts outstanding commands of dead workers. Only after the reaper has finished with them: before that it is about to do the same.
+// Returns whether it aborted any.
+bool PoolState::abort_commands_of_dead_workers(const Ids& ids) {
     auto is_reaped = [&](std::uint32_t worker) { return slab_->workers[worker]->reaped.load(std::memory_order_seq_cst) != 0 && !commands_.is_restarting(worker); };
     std::uint32_t first = 0;
     while (first < num_workers_ && !is_reaped(first)) ++first;
     if (first == num_workers_) return false;
     bool is_any = false;
-    for (const std::uint32_t id : ids) is_any |= is_reaped(worker_of(id)) && commands_.condemn_outstanding(envs_[id].server);
+    for (const std::uint32_t id : ids) is_any |= is_reaped(worker_of(id)) && commands_.abort_outstanding(envs_[id].server);
     return is_any;
 }
 
-// Spins if the last wait was short, first with the GIL, then without; else parks for a slice.
+// Spins if the spin policy permits it, first with the GIL, then without; then parks for at most PARENT_SLICE_NS.
 void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     PoolControl& pool = *slab_->pool;
     const std::uint64_t began = now_ns();
     std::uint64_t lost_ns = 0;
-    const bool may_spin = patience_.may_spin(spin_ns_, began);
+    const bool may_spin = spin_policy_.may_spin(spin_ns_, began);
     bool is_rung = may_spin && holds_gil_ && spin_for(pool, PARENT, pool.bell, seen, std::min(GIL_SPIN_NS, spin_ns_), lost_ns);
     if (!is_rung) {
         PyThreadState* thread = PyEval_SaveThread();
@@ -116,46 +117,46 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
         PyEval_RestoreThread(thread);
     }
     const std::uint64_t ended = now_ns();
-    patience_.record_wait(ended - began, lost_ns, spin_ns_, ended);
+    spin_policy_.record_wait(ended - began, lost_ns, spin_ns_, ended);
     add_to(pool.counters.wait_ns, ended - began);
     if (LearnerTrace* trace = slab_->learner_trace()) trace->add(TraceKind::WAIT, 0, began, ended);
 }
 
 // Whether Python must act before the wait continues. Advances the replays first.
 bool PoolState::has_event() {
-    if (!held_.playing().empty()) advance_replays();
-    if (held_.is_any_idle()) find_lost_replays();
-    return held_.has_events() || is_notified_.load(std::memory_order_acquire);
+    if (!suspended_.replaying().empty()) advance_replays();
+    if (suspended_.has_stopped_replays()) find_lost_replays();
+    return suspended_.has_events() || is_notified_.load(std::memory_order_acquire);
 }
 
 // The serial backend: runs the envs in the calling thread, in the order of their commands, until enough are ready.
-WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
     WorkerControl& control = *slab_->workers[0];
     const std::uint64_t began = now_ns();
     std::uint64_t deadline = 0;  // checked between the steps of a replay; a step always completes
-    std::uint32_t ready = 0;
+    std::uint32_t num_ready = 0;
     bool is_fault = false;
     if (has_event()) return WaitResult::EVENT;
-    for (std::size_t i = 0; i < ids.size() && ready < need;) {
+    for (std::size_t i = 0; i < ids.size() && num_ready < num_needed;) {
         const std::uint32_t id = ids[i];
         if (!is_done(id)) commands_.loop()->run_server(slab_->server_locations[envs_[id].server].local);
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (commands_.loop()->has_interrupt()) {
             // An interrupted replay starts again: the next wait finds the fault.
-            if (!held_.is_held(id) && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
+            if (!suspended_.is_suspended(id) && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
                 mark_faulted(id);
                 std::erase(pending_, id);
             }
             commands_.loop()->raise_interrupt();
         }
-        if (held_.is_held(id)) {
+        if (suspended_.is_suspended(id)) {
             if (has_event()) return WaitResult::EVENT;
             if (deadline == 0) deadline = deadline_of(timeout_s);
             if (now_ns() >= deadline) return WaitResult::TIMED_OUT;
             continue;
         }
         is_fault |= has_fault(id);
-        ++ready, ++i;
+        ++num_ready, ++i;
     }
     const std::uint64_t spent_ns = now_ns() - began;
     add_to(control.busy_ns, spent_ns);
@@ -169,20 +170,20 @@ std::uint64_t PoolState::deadline_of(nb::handle timeout_s) const {
     return now_ns() + static_cast<std::uint64_t>(std::min(std::max(nb::cast<double>(timeout_s), 0.0), 1e9) * 1e9);
 }
 
-// A foreign pool without a thread of its own: the waiting thread fetches its results. Each call of the helper waits in that pool, which
-// may exceed the deadline: one call is always made, and the deadline is checked in between.
-WaitResult PoolState::wait_helped(const Ids& ids, std::uint32_t need, nb::handle timeout_s) {
+// A foreign pool or a kernel without a thread of its own: advance() runs it in this thread and stores its results. A call may take longer
+// than the deadline allows: one call is always made, and the deadline is checked between calls.
+WaitResult PoolState::wait_by_advancing(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
     const std::uint64_t deadline = deadline_of(timeout_s);
-    for (bool has_helped = false;; has_helped = true) {
+    for (bool has_advanced = false;; has_advanced = true) {
         if (has_event()) return WaitResult::EVENT;
         bool is_fault = false;
-        const std::uint32_t ready = scan(ids, need, is_fault);
+        const std::uint32_t num_ready = scan(ids, num_needed, is_fault);
         if (is_fault) return WaitResult::FAULT;
-        if (ready >= need) return WaitResult::READY;
+        if (num_ready >= num_needed) return WaitResult::READY;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
-        if (has_helped && now_ns() >= deadline) return WaitResult::TIMED_OUT;
+        if (has_advanced && now_ns() >= deadline) return WaitResult::TIMED_OUT;
         const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, TraceKind::WAIT, slab_->learner_trace());
-        if (!nb::cast<bool>(commands_.helper()(true))) raise(errors().bug, "the pool waits for envs that are not stepping; please report this bug");
+        if (!nb::cast<bool>(commands_.advance()(true))) raise(errors().bug, "the pool waits for envs that are not stepping; please report this bug");
     }
 }
 
@@ -212,18 +213,20 @@ std::vector<std::uint32_t> PoolState::ready_ids() {
 std::vector<int> PoolState::states() {
     const InUse in_use(*this);
     auto state_of = [&](std::uint32_t id) {
-        if (unclaimed_.is_unclaimed(id)) return 2;
+        if (unclaimed_.is_unclaimed(id)) return EnvState::READY;
         switch (envs_[id].status) {
-            case EnvStatus::PENDING: return is_done(id) ? (has_fault(id) ? 3 : 2) : 1;
-            case EnvStatus::FAULTED: return 3;
-            case EnvStatus::EXHAUSTED: return 4;
-            case EnvStatus::NEW: return 5;
+            case EnvStatus::PENDING:
+                if (!is_done(id)) return EnvState::BUSY;
+                return has_fault(id) ? EnvState::FAULTED : EnvState::READY;
+            case EnvStatus::FAULTED: return EnvState::FAULTED;
+            case EnvStatus::EXHAUSTED: return EnvState::EXHAUSTED;
+            case EnvStatus::NEW: return EnvState::NEEDS_RESET;
             case EnvStatus::IDLE: break;
         }
-        return 0;
+        return EnvState::IDLE;
     };
     std::vector<int> states(num_envs_);
-    std::ranges::transform(all_, states.begin(), state_of);
+    std::ranges::transform(all_, states.begin(), [&](std::uint32_t id) { return static_cast<int>(state_of(id)); });
     return states;
 }
 

@@ -50,7 +50,7 @@ class Backend(Protocol):
         """
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        """Start a new worker for the same plan, and let it serve the slab. Its commands must have been condemned before.
+        """Start a new worker for the same plan, and let it serve the slab. Its commands must have been aborted before.
 
         Args:
             worker: its number.
@@ -276,6 +276,7 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
         env_id=building,
         phase="construct",
         timeout_s=timeout_s,
+        env_ids=plan.env_ids,
     )
 
 

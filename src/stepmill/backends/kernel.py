@@ -1,8 +1,8 @@
-"""Envs in compiled code. Native threads run them without the GIL, and the thread that waits for results takes part.
+"""Runs envs in compiled code, in native threads without the GIL. The thread that waits for results runs envs, too.
 
     learner ──► slab: commands ──► KernelLoop: queue ──► threads ──► reset, step of the kernel ──► slab: results
 
-One worker stands for all threads. What takes less time than to wake a thread is done by the caller, when it is sent.
+One worker represents all threads. Work that takes less time than waking a thread is done by the caller of `send`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from stepmill.backends.serial import warn_of_use
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, join_errors
-from stepmill.spec.kernel import KernelMaker, KernelProgram, RowLayout
+from stepmill.spec.kernel import (
+    DIGEST_BYTES,
+    KernelMaker,
+    KernelProgram,
+    OutsideMemory,
+    RowLayout,
+    info_offsets,
+    zero_infos,
+)
 from stepmill.worker.env_host import apply_requests
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.native_settings import native_settings
@@ -30,9 +38,11 @@ class KernelBackend:
 
     Args:
         settings: of the pool.
-        num_threads: how many threads run envs, the caller's own among them.
-        step_timeout_s: an env that is in one call for so long is named on stderr; None is no limit.
+        num_threads: how many threads run envs, including the caller's.
+        step_timeout_s: an env whose call takes this long is named on stderr; None: no limit.
     """
+
+    _always_releases_gil = False  # the GIL is released only for work that takes longer than that
 
     def __init__(self, settings: WorkerSettings, num_threads: int, step_timeout_s: float | None) -> None:
         self._settings = settings
@@ -43,8 +53,10 @@ class KernelBackend:
         self._program: KernelProgram | None = None
         self._spec: EnvSpec | None = None
         self._loop: _native.KernelLoop | None = None
-        self._seats: list[KernelSeat] = []
-        self._kept: list[object] = []  # what the envs need beside their state
+        self._envs: list[KernelEnvHandle] = []
+        self._prepared: list[
+            object
+        ] = []  # objects that the kernel's `prepare` returned: they must live as long as the envs
 
     @property
     def loop(self) -> _native.KernelLoop:
@@ -69,36 +81,41 @@ class KernelBackend:
         if self._program is None or self._spec is None:
             raise EngineBug("the kernel backend attaches before it has started")
         self._loop = _native.KernelLoop(slab.native, self._loop_settings(self._program, self._spec))
-        self._seats = [KernelSeat(self._loop, self._program, server) for server in range(len(self._plan.env_ids))]
+        self._envs = [
+            KernelEnvHandle(self._loop, self._program, local, env_id) for local, env_id in enumerate(self._plan.env_ids)
+        ]
         self._prepare()
 
     def call(self, requests: Mapping[int, Request]) -> list[Future]:
         if self._loop is None:
-            raise ClosedPoolError("a pool that is closed answers no call; make a new one")
-        return serve_requests_here(_Service(self._loop), self._seats, requests)
+            raise ClosedPoolError("the pool is closed; make a new one")
+        return serve_requests_here(_Service(self._loop), self._envs, requests)
 
-    def revive(self, worker: int, orders: Iterable[Request] = ()) -> WorkerReport:
-        """Make all envs as they were before their first reset."""
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        """Set all envs back to their state before the first reset."""
         self.loop.clear()
         self._prepare()
-        faults = apply_requests(_Service(self.loop), self._plan.env_ids, self._seats, orders)
+        faults = apply_requests(_Service(self.loop), self._plan.env_ids, self._envs, settings_requests)
         if faults:
             raise join_errors([worker_fault_error(fault, 0) for fault in faults])
         return self._report()
 
     def close(self, timeout_s: float) -> None:
-        """End the threads. One that is still in an env is left behind, with a warning."""
-        loop, self._loop, self._seats = self._loop, None, []
+        """End the threads. If one is still in an env, it is not joined, and a warning is issued."""
+        loop, self._loop, self._envs = self._loop, None, []
         if loop is None or os.getpid() != self._pid:
             return
         if loop.stop(timeout_s):
-            self._kept = []
+            self._prepared = []
         else:
             warn_of_use(self._plan.env_ids)
 
     def _prepare(self) -> None:
-        if self._program is not None and self._program.prepare is not None:
-            self._kept = [self._program.prepare(seat.state) for seat in self._seats]
+        if self._program is None or self._program.prepare is None:
+            return
+        for env in self._envs:
+            env.outside = self._program.prepare(env.state)
+        self._prepared = [env.outside for env in self._envs]
 
     def _report(self) -> WorkerReport:
         assert self._spec is not None
@@ -114,7 +131,11 @@ class KernelBackend:
             "call": int(program.call),
             "reset": program.reset,
             "step": program.step,
-            "state_bytes": program.state.itemsize,
+            "state_bytes": program.memory.itemsize,
+            "saved_bytes": program.num_saved_bytes,
+            "info_bytes": 0 if program.infos is None else program.infos.itemsize,
+            "info_offsets": info_offsets(program.infos),
+            "infos": zero_infos(program.infos),
             "max_episode_steps": program.max_episode_steps,
             "obs_offsets": _offsets(program.observation),
             "action_offsets": _offsets(program.action),
@@ -124,6 +145,7 @@ class KernelBackend:
             "num_threads": self._num_threads,
             "step_timeout_ns": int(1e9 * (self._step_timeout_s or 0.0)),
             "name": program.name,
+            "always_releases_gil": self._always_releases_gil,
             "cores": list(self._settings.affinity or ()),
             "describe": describe,
         }
@@ -134,7 +156,7 @@ def _offsets(layout: RowLayout) -> list[int]:
 
 
 class _Service:
-    """What answering calls asks of a loop; nothing is begun ahead of its time here, or looked up."""
+    """What serving calls needs of a loop. Kernels have no early resets, and no methods to look up again."""
 
     def __init__(self, loop: _native.KernelLoop) -> None:
         self._loop = loop
@@ -153,34 +175,56 @@ class _Service:
             raise UsageError("kernels take no reset options; declare a method, and call it")
 
 
-class KernelSeat:
-    """One env, as calls see it: the methods that its kernel declares, and the fields of its state.
+class KernelEnvHandle:
+    """The object that calls of one env reach: the methods that its kernel declares, and the fields of its state.
 
     Attributes:
         env_id: its number.
         state: a record that shares the env's memory.
+        outside: what the env remembers beside its state, if there is anything.
     """
 
-    def __init__(self, loop: _native.KernelLoop, program: KernelProgram, server: int) -> None:
-        self._loop, self.env_id = loop, server
+    def __init__(self, loop: _native.KernelLoop, program: KernelProgram, local: int, env_id: int) -> None:
+        self._loop, self._local, self.env_id = loop, local, env_id
+        self._program = program
         self._methods = program.methods
-        self._has_more = program.prepare is not None
         self._fields = program.state.names or ()
-        self.state = loop.state_of(server).view(program.state).view(np.recarray)[0]
+        self._end_of_state = DIGEST_BYTES + len(loop.snapshot(local))  # in a snapshot
+        memory = loop.state_of(local).view(program.memory)
+        self.state = (memory if program.infos is None else memory["state"]).view(np.recarray)[0]
+        self.outside: OutsideMemory | None = None
 
     def snapshot(self) -> bytes:
-        """Return a copy of all that the env remembers.
+        """Return a copy of all that the env remembers: digest of the kernel, state and newest result, memory outside."""
+        outside = b"" if self.outside is None else self.outside.save()
+        return self._program.digest + self._loop.snapshot(self._local) + outside
 
-        Raises:
-            UsageError: that is not all in its state.
-        """
-        if self._has_more:
-            raise UsageError("this kernel keeps memory beside its state, and has no snapshots")
-        return self._loop.snapshot(self.env_id)
+    def refusal_of(self, snapshot: bytes) -> str | None:
+        """Return why a snapshot cannot be restored in an env of this kernel; None if it can be."""
+        if snapshot[:DIGEST_BYTES] != self._program.digest:
+            return (
+                f"the snapshot is of another kernel or another model than {self._program.name}, which this pool runs; restore "
+                "it in a pool of the kernel that it was taken from"
+            )
+        wanted = self._end_of_state + (0 if self.outside is None else self.outside.size_bytes)
+        if len(snapshot) != wanted:
+            return (
+                f"the snapshot of an env of {self._program.name} has {len(snapshot)} bytes, not {wanted}; it is damaged"
+            )
+        return None
 
     def restore(self, snapshot: bytes) -> None:
-        """Make the env what it was."""
-        self._loop.restore(self.env_id, snapshot)
+        """Restore a snapshot.
+
+        Raises:
+            UsageError: it is of another kernel, or damaged; nothing is changed then.
+        """
+        refusal = self.refusal_of(snapshot)
+        if refusal is not None:
+            raise UsageError(refusal)
+        self._loop.restore(self._local, snapshot[DIGEST_BYTES : self._end_of_state])
+        if self.outside is not None:
+            self.outside.load(snapshot[self._end_of_state :])
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether `get_wrapper_attr` finds it."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
@@ -225,8 +225,13 @@ def _worker_environ(settings: WorkerSettings) -> dict[str, str]:
 # ---- waiting for workers --------------------------------------------------------------------------------------------
 
 
-def wait_setup(links: Sequence[WorkerLink], launcher: LauncherClient, timeout_s: float | None) -> None:
-    """Wait until every worker has built its envs, or attached, or has failed to.
+def wait_setup(
+    links: Sequence[WorkerLink],
+    launcher: LauncherClient,
+    timeout_s: float | None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until every worker has built its envs, or attached, or has failed to. `on_wait` is called every 0.1 s or sooner.
 
     Raises:
         StepmillError: the error of the first worker that failed; `others` has further errors.
@@ -238,6 +243,7 @@ def wait_setup(links: Sequence[WorkerLink], launcher: LauncherClient, timeout_s:
         for link in _wait_for_any(waiting.values(), launcher, deadline):
             del waiting[link.plan.worker]
             errors[link.plan.worker] = _setup_errors(link, launcher)
+        on_wait()
         if launcher.is_closed:
             raise ClosedPoolError("the pool was closed while its workers started")
         if waiting and launcher.is_dead:

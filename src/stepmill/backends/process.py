@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import Future, closed_error, too_many_workers_error, warn_of_close_faults, worker_died_error
 from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
+from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -63,8 +64,9 @@ class ProcessBackend:
         self._launcher: LauncherClient | None = None
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
+        self._progress: StartProgress | None = None
         self._is_closed = False
-        self._end_lock = threading.RLock()  # a worker is replaced, or the pool is closed; never both at once
+        self._end_lock = threading.RLock()  # held while a worker is restarted, and while the pool is closed
 
     # ---- start ----------------------------------------------------------------------------------------------------
 
@@ -74,10 +76,15 @@ class ProcessBackend:
             self._start_workers(plans)
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        with self._all_or_nothing(len(plans)):
-            if not self._links:
-                self._start_workers(plans)
-            return self._wait_built(self._links)
+        num_envs = sum(len(plan.env_ids) for plan in plans)
+        self._progress = StartProgress(num_envs, is_wanted=self._settings.show_progress)
+        try:
+            with self._all_or_nothing(len(plans)):
+                if not self._links:
+                    self._start_workers(plans)
+                return self._wait_built(self._links)
+        finally:
+            self._progress.close()
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab, self._ring = slab, ring
@@ -120,13 +127,18 @@ class ProcessBackend:
             launcher.launch(link)
             link.send(message, link.trace_fds)
             if self._settings.start_serially:
-                wait_setup([link], launcher, self._settings.start_timeout_s)
+                wait_setup([link], launcher, self._settings.start_timeout_s, self._show_progress)
+
+    def _show_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.show(sum(link.num_built for link in self._links))
 
     def _wait_built(self, links: Sequence[WorkerLink]) -> list[WorkerReport]:
         wait_setup(
             [link for link in links if link.setup_result is None],
             self._require_launcher(),
             self._settings.start_timeout_s,
+            self._show_progress,
         )
         specs: dict[bytes, EnvSpec] = {}
         return [read_report(link, specs) for link in links]
@@ -215,7 +227,7 @@ class ProcessBackend:
         old = self._links[worker]
         old.kill()
         if not old.wait_end(time.monotonic() + REVIVE_KILL_S):
-            raise self.died(worker, f"its process {old.pid} does not end, even by SIGKILL, and cannot be replaced")
+            raise self.died(worker, f"its process {old.pid} does not end, even by SIGKILL, and cannot be restarted")
         old.fail_futures(lambda: self.died(worker, "the call has no result"))
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
@@ -236,7 +248,7 @@ class ProcessBackend:
                 fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
             except OSError as exc:
                 raise too_many_workers_error(1, exc) from exc
-            self._replace(old, fresh)
+            self._swap_links(old, fresh)
             try:
                 return self._start_again(fresh, settings_requests)
             except OSError as exc:
@@ -267,7 +279,7 @@ class ProcessBackend:
         hint = "it could not be restarted"
         fresh.fail_futures(lambda: worker_died_error(fresh.plan.worker, fresh.plan.env_ids, None, hint=hint))
 
-    def _replace(self, old: WorkerLink, fresh: WorkerLink) -> None:
+    def _swap_links(self, old: WorkerLink, fresh: WorkerLink) -> None:
         fresh.is_reviving = True
         with self._end_lock:
             if self._is_closed:  # close() has ended the workers, and would miss this one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
 from stepmill.backends.base import Future, serve_requests_here, warn_of_close_faults, worker_fault_error
+from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
 from stepmill.worker.env_host import BuiltEnvs, apply_requests, build_envs, close_envs, make_loop
@@ -44,8 +46,13 @@ class SerialBackend:
         if len(plans) != 1:
             raise EngineBug(f"the serial backend has one worker, not {len(plans)}")
         self._plan = plans[0]
-        with defer_signals():
-            return [self._build()]
+        progress = StartProgress(len(self._plan.env_ids), is_wanted=self._settings.show_progress)
+        num_built = itertools.count()
+        try:
+            with defer_signals():
+                return [self._build(lambda _env_id: progress.show(next(num_built)))]
+        finally:
+            progress.close()
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:
         self._slab = slab
@@ -91,11 +98,13 @@ class SerialBackend:
         self._calls.release()
         return self._loop is None or self._loop.wait_idle(deadline - time.monotonic())
 
-    def _build(self) -> WorkerReport:
+    def _build(self, on_begin: Callable[[int], None] = lambda _env_id: None) -> WorkerReport:
         if self._settings.timers_every:
             timers.enable(self._settings.timers_every)  # in the calling thread
         self._built = BuiltEnvs()
-        built = build_envs(self._plan.env_ids, self._plan.env_fns, should_raise=_native.is_from_signal)
+        built = build_envs(
+            self._plan.env_ids, self._plan.env_fns, on_begin=on_begin, should_raise=_native.is_from_signal
+        )
         if built.faults:
             raise join_errors([worker_fault_error(fault, 0) for fault in built.faults])
         self._built = built

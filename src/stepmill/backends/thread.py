@@ -1,7 +1,7 @@
 """Envs in threads of this process, one thread per worker. They run in parallel while their code releases the GIL.
 
 A thread cannot be killed: if it hangs in an env, close() warns and leaves it running. Its results are then ignored, since its
-commands are condemned, and the memory stays mapped until its loop is freed.
+commands are aborted, and the memory stays mapped until its loop is freed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stepmill.backends.base import (
     worker_died_error,
     worker_fault_error,
 )
+from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, StepmillError, UsageError, join_errors
 from stepmill.spec.notices import warn
@@ -71,7 +72,7 @@ class ThreadBackend:
             try:
                 for plan in plans:
                     self._workers.append(self._make_worker(plan, 0))
-                return self._build(self._workers)
+                return self._build_all()
             except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
                 self._shut_down(CANCEL_S)
                 raise too_many_workers_error(len(plans), exc) from exc
@@ -149,13 +150,22 @@ class ThreadBackend:
         """Return a worker whose thread has not started. `num_requests` were posted to its predecessors."""
         return ThreadWorker(plan, self._settings, num_requests=num_requests)
 
-    def _build(self, workers: Sequence[ThreadWorker]) -> list[WorkerReport]:
+    def _build_all(self) -> list[WorkerReport]:
+        num_envs = sum(len(worker.plan.env_ids) for worker in self._workers)
+        progress = StartProgress(num_envs, is_wanted=self._settings.show_progress)
+        try:
+            return self._build(self._workers, lambda: progress.show(sum(worker.num_built for worker in self._workers)))
+        finally:
+            progress.close()
+
+    def _build(self, workers: Sequence[ThreadWorker], on_wait: Callable[[], None] = lambda: None) -> list[WorkerReport]:
         deadline = deadline_after(self._settings.start_timeout_s)
         for worker in workers:
             worker.thread.start()
         errors: list[StepmillError] = []
         for worker in workers:
-            if worker.wait_set_up(deadline):
+            on_wait()
+            if worker.wait_set_up(deadline, on_wait):
                 errors.extend(worker_fault_error(fault, worker.plan.worker) for fault in worker.built.faults)
             elif not errors:
                 errors.append(start_timeout_error(worker.plan, worker.building, self._settings.start_timeout_s or 0.0))
@@ -245,9 +255,20 @@ class ThreadWorker:
             self._current.finish(reply)
             self._current = None
 
-    def wait_set_up(self, deadline: float) -> bool:
-        """Wait until the thread has built its envs, or attached, or failed to; return False at the deadline."""
+    @property
+    def num_built(self) -> int:
+        """How many of its envs the thread has built."""
+        if self.is_set_up.is_set():
+            return len(self.plan.env_ids)
+        return 0 if self.building is None else self.plan.env_ids.index(self.building)
+
+    def wait_set_up(self, deadline: float, on_wait: Callable[[], None] = lambda: None) -> bool:
+        """Wait until the thread has built its envs, or attached, or failed to; return False at the deadline.
+
+        `on_wait` is called in each slice of the wait.
+        """
         while not wait_event(self.is_set_up, min(CALL_SLICE_S, max(0.0, deadline - time.monotonic()))):
+            on_wait()
             if time.monotonic() >= deadline:
                 return False
         return True

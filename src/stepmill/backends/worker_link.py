@@ -48,7 +48,7 @@ class WorkerLink:
         trace_fds: a memfd to which the worker writes its traceback if it crashes or hangs; empty without traces.
         has_hung_up: the worker's end of the channel is closed.
         has_no_process: its process could not be started.
-        is_reviving: it replaces an earlier worker and does not serve yet.
+        is_reviving: it is the successor of a worker, and does not serve yet.
     """
 
     def __init__(self, plan: WorkerPlan, *, has_trace: bool = False) -> None:
@@ -75,6 +75,13 @@ class WorkerLink:
     def pidfd(self) -> int:
         """The pidfd of the process; NO_FD until the launcher reports it, and after `close`."""
         return self._process.fileno()
+
+    @property
+    def num_built(self) -> int:
+        """How many of its envs the worker has built."""
+        if self.setup_result is not None:
+            return len(self.plan.env_ids)
+        return 0 if self.building is None else self.plan.env_ids.index(self.building)
 
     @property
     def trace_fds(self) -> list[int]:

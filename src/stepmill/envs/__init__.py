@@ -10,6 +10,7 @@ which is loaded already if such an env exists. Of stepmill it imports only `spec
     dm_env               dm_env environments
     pettingzoo           PettingZoo's parallel envs
     ragged               envs whose agents come and go
+    torchrl              TorchRL's single envs, with their transforms
     unity                Unity ML-Agents envs
     alf, alf_batch       ALF environments · several of them as one batched environment
     di_engine            DI-engine envs, and Gymnasium envs in DI-engine's API
@@ -65,6 +66,7 @@ ADAPTERS = {
     "mlagents_envs.base_env.BaseEnv": "stepmill.envs.unity",
     "dm_env._environment.Environment": "stepmill.envs.dm_env",
     "gym.core.Env": "stepmill.envs.old_gym",
+    "torchrl.envs.common.EnvBase": "stepmill.envs.torchrl",
     "pettingzoo.utils.env.ParallelEnv": "stepmill.envs.pettingzoo",
     "pettingzoo.utils.env.AECEnv": "stepmill.envs.pettingzoo",
     "stepmill.envs.pettingzoo.StackedAgents": "stepmill.envs.pettingzoo",
@@ -73,14 +75,8 @@ ADAPTERS = {
 }
 _ACCEPTED = (
     "gymnasium.Env, gymnasium.vector.VectorEnv, dm_env.Environment, pettingzoo.ParallelEnv, gym.Env, ding.envs.BaseEnv, "
-    "mlagents_envs.BaseEnv"
+    "torchrl.envs.EnvBase, mlagents_envs.BaseEnv"
 )
-_ADVICE = {
-    "torchrl.envs.common.EnvBase": (
-        "; of TorchRL's envs return what they wrap, gymnasium.make(...) in place of GymEnv(...), and put transforms around "
-        "the StepmillEnv"
-    ),
-}
 
 
 def adapter_of(env: object) -> Adapter:
@@ -89,15 +85,13 @@ def adapter_of(env: object) -> Adapter:
     Raises:
         UsageError: there is no adapter for its class.
     """
-    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(env).__mro__]
-    for name in names:
-        home = ADAPTERS.get(name)
+    for cls in type(env).__mro__:
+        home = ADAPTERS.get(f"{cls.__module__}.{cls.__qualname__}")
         if home is not None:
             return cast("Adapter", import_module(home))
-    advice = next((_ADVICE[name] for name in names if name in _ADVICE), "")
     raise UsageError(
         f"env_fn returned a {type(env).__module__}.{type(env).__qualname__}, which is not an env that stepmill supports; "
-        f"return an instance of one of: {_ACCEPTED}{advice}"
+        f"return an instance of one of: {_ACCEPTED}"
     )
 
 

@@ -24,6 +24,7 @@ class BatchEnvironmentWrapper:
     def __init__(self, envs: Sequence[Any]) -> None:
         """Wrap one or more envs, none of which is batched."""
         self.envs = list(envs)
+        self._time_step: Any = None
         if not self.envs or any(getattr(env, "batched", False) for env in self.envs):
             raise UsageError("BatchEnvironmentWrapper needs one or more envs, none of them batched")
         first = self.envs[0]
@@ -38,11 +39,23 @@ class BatchEnvironmentWrapper:
 
     def reset(self) -> Any:
         """Reset all envs; return a TimeStep of arrays [n, ...]."""
-        return stack([env.reset() for env in self.envs])
+        self._time_step = stack([env.reset() for env in self.envs])
+        return self._time_step
 
     def step(self, action: Any) -> Any:
-        """Step all envs; return a TimeStep of arrays [n, ...]."""
-        return stack([env.step(map_nest(lambda x, i=i: x[i], action)) for i, env in enumerate(self.envs)])
+        """Step all envs; return a TimeStep of arrays [n, ...]. Before the first `reset`, reset them instead, as in ALF."""
+        if self._time_step is None:
+            return self.reset()
+        steps = [env.step(map_nest(lambda x, i=i: x[i], action)) for i, env in enumerate(self.envs)]
+        self._time_step = stack(steps)
+        return self._time_step
+
+    def current_time_step(self) -> Any:
+        """Return the TimeStep that `reset` or `step` returned last; None before, as in ALF."""
+        return self._time_step
+
+    def sync_progress(self) -> None:
+        """Do nothing, as in ALF: the envs are in this process."""
 
     def seed(self, seed: int) -> None:
         """Give each env its own seed."""

@@ -26,7 +26,7 @@ from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.spec.errors import ClosedPoolError, EngineBug, RecvTimeout, StepmillError, UsageError, WorkerDied
-from stepmill.spec.options import BackendName, OnFault, OptionKeywords, merge_options
+from stepmill.spec.options import OPTION_NAMES, BackendName, OnFault, OptionKeywords, merge_options
 from stepmill.spec.ray_options import RayOptions
 from stepmill.worker.messages import dump, load
 
@@ -96,7 +96,7 @@ class RolloutHost:
 
 
 class RayRollout:
-    """Collects T steps at a time of envs on the nodes of a Ray cluster.
+    """Collects T steps at a time of envs on the nodes of a Ray cluster. `from_pool` makes one of a Pool with backend="ray".
 
     Args:
         env_fns: functions without arguments, one per env. They are divided evenly among the nodes.
@@ -106,8 +106,9 @@ class RayRollout:
         seed: of the envs' first resets, as for `Pool.reset`.
         is_double_buffered: as for `Rollout`.
         nodes: where the nodes run; None is RayOptions().
-        **keywords: fields of PoolOptions by name, for the pool of each node; `backend` is "auto" by default. on_fault="raise" raises the errors of a node in `recv`; with the other policies
-            a lost node is replaced, and its envs begin new episodes.
+        **keywords: fields of PoolOptions by name, for the pool of each node; `backend` is "auto" by default. on_fault="raise"
+            raises the errors of a node in `recv`; with the other policies a lost node is replaced, and its envs begin new
+            episodes.
     Raises:
         UsageError: an env_fn or the policy cannot be pickled, or an option is wrong.
         EnvTimeout: the nodes did not start in time.
@@ -127,7 +128,14 @@ class RayRollout:
         env_fns = checked_fns(env_fns)
         self.options = merge_options(None, keywords)
         if self.options.backend is BackendName.RAY:
-            raise UsageError("a RayRollout runs a local pool on each node; give backend='process', or leave it out")
+            raise UsageError(
+                "a RayRollout runs a local pool on each node; give backend='process', or leave it out. "
+                "RayRollout.from_pool takes the envs and options of a pool with backend='ray'"
+            )
+        if self.options.spare_envs:
+            raise UsageError(
+                f"spare_envs={self.options.spare_envs}: a RayRollout gives each of its envs a column; leave it out"
+            )
         self.nodes = nodes or RayOptions()
         self.num_envs, self.version = len(env_fns), 0
         self._module = cluster.connect(self.nodes)
@@ -145,6 +153,49 @@ class RayRollout:
         self._actors: list[Any] = []
         self._is_closed = False
         self._actors = [self._start(node) for node in range(num_nodes)]
+
+    @classmethod
+    def from_pool(
+        cls, pool: Pool, num_steps: int, *, policy: Policy, seed: Seed = None, is_double_buffered: bool = False
+    ) -> Self:
+        """Return a rollout of the envs of a pool with backend="ray", with its options, and close the pool.
+
+        The envs are built again, next to the policy: the nodes reserve the CPUs that those of the pool had. Attributes and
+        properties that were set on the envs are not passed on; set them in the env_fns.
+
+        Args:
+            pool: the pool. It is closed when this returns, and unchanged if this raises.
+            num_steps, policy, seed, is_double_buffered: as for the constructor.
+        Raises:
+            UsageError: the pool has another backend; or as the constructor.
+            ClosedPoolError: the pool is closed.
+        """
+        options = pool.options
+        if options.backend is not BackendName.RAY:
+            raise UsageError(
+                "the envs of this pool run on this machine; use stepmill.Rollout(pool, ...), or give the pool backend='ray'"
+            )
+        num_nodes = len(pool.stats().nodes)
+        nodes = options.ray or RayOptions()
+        num_workers = options.num_workers if nodes.host == "kernel" else pool.num_workers
+        keywords: dict[str, Any] = {
+            name: getattr(options, name)
+            for name in OPTION_NAMES
+            if name not in ("backend", "num_workers", "envs_per_worker", "ray")
+        }
+        rollout = cls(
+            pool.env_fns,
+            num_steps,
+            policy=policy,
+            seed=seed,
+            is_double_buffered=is_double_buffered,
+            nodes=dataclasses.replace(nodes, num_nodes=num_nodes),
+            backend=BackendName(nodes.host),
+            num_workers=None if num_workers is None else -(-num_workers // num_nodes),
+            **keywords,
+        )
+        pool.close()  # frees its CPUs, for which the actors of the rollout may be waiting
+        return rollout
 
     @property
     def num_nodes(self) -> int:

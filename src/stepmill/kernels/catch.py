@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
 
-from stepmill.kernels.python import kernel
+from stepmill.kernels.python import PythonKernel, kernel
 
 _SIZE = 84
 _NUM_FRAMES = 4
@@ -66,3 +66,8 @@ class catch:  # noqa: N801
             return 0.0, False, False
         is_caught = ball_x + _BALL > paddle_x and ball_x < paddle_x + _PADDLE
         return (1.0 if is_caught else -1.0), True, False
+
+
+def make_catch() -> PythonKernel:
+    """Catch84-v0."""
+    return cast("PythonKernel", catch)

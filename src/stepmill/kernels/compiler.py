@@ -1,7 +1,7 @@
-"""Kernels in Python to machine code, by Numba. Imported where Numba is installed, when the first kernel is compiled.
+"""Compiles kernels written in Python to machine code, with Numba. Imported when the first kernel is compiled.
 
-Compiled code is kept in files, in a directory for each kernel that is named by a digest of all that its code depends on:
-`$NUMBA_CACHE_DIR`, or `$XDG_CACHE_HOME/stepmill/kernels`. Two processes may compile the same kernel at once.
+Compiled code is cached under `$NUMBA_CACHE_DIR` or `$XDG_CACHE_HOME/stepmill/kernels`, in one directory per kernel. Its name is a
+digest of everything that the code depends on. Two processes may compile the same kernel at the same time.
 """
 
 from __future__ import annotations
@@ -9,46 +9,57 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import inspect
+import itertools
 import os
 import pickle
 import re
-import shutil
+import secrets
 import types as python_types
+import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
-from numba.core.errors import NumbaError
+from numba.core.bytecode import FunctionIdentity
+from numba.core.errors import NumbaError, NumbaWarning
 from numba.core.registry import CPUDispatcher
 
 from stepmill._version import __version__
 from stepmill.kernels.env import RESULT
 from stepmill.kernels.numba_rng import rng_type
 from stepmill.spec.errors import UsageError
-from stepmill.spec.kernel import KernelCall, KernelProgram, Raised, RowLayout
+from stepmill.spec.kernel import KernelCall, KernelProgram, Raised, RowLayout, memory_of
+from stepmill.spec.notices import warn
 
 if TYPE_CHECKING:
     from stepmill.kernels.python import PythonKernel
 
 _ALLOCATIONS = ("NRT_MemInfo_alloc", "NRT_Allocate")
+_REFUSED = "allocates"  # a file in the cache of a kernel: the name of its function that allocates memory
+_CACHE_FORMAT = "2"  # in 1, code of two kernels may have equal symbols
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-# What native code calls: it takes pointers, and makes arrays and numbers of them for the user's functions.
+# The functions that native code calls: they turn pointers into the arrays and numbers that the user's functions take.
 _ENTRY = """from numba import carray
 
 def entry_reset(state, rng, obs, result):
-    reset(state, rng, {obs})
+    reset({state}, rng, {obs}{info})
     return 0
 
 def entry_step(state, action, rng, obs, result):
-    reward, terminated, truncated = step(state, {action}, rng, {obs})
+    reward, terminated, truncated = step({state}, {action}, rng, {obs}{info})
     result.reward = reward
     result.terminated = terminated
     result.truncated = truncated
     return 0
 """
+
+# The symbols of compiled code contain a number that Numba gives to each function, in each process from 1. Where two cached kernels
+# that were compiled in different processes have equal symbols, the linker takes the code that was loaded first for both.
+FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
 def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayout) -> KernelProgram:
@@ -57,26 +68,31 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
     Raises:
         UsageError: Numba refuses a function, which is named with its line; or it allocates memory.
     """
-    text = _ENTRY.format(obs=_view("obs", observation), action=_view("action", action, is_action=True))
-    folder = _cache_folder(_digest(kernel, text))
-    how: dict[str, Any] = {"boundscheck": kernel.is_debug, "error_model": "python", "fastmath": False}
+    views = {"obs": _view("obs", observation), "action": _view("action", action, is_action=True)}
+    has_infos = kernel.infos is not None
+    text = _ENTRY.format(
+        **views, state="state.state" if has_infos else "state", info=", state.info" if has_infos else ""
+    )
+    folder = _find_cache(kernel, text)
+    numba_options: dict[str, Any] = {"boundscheck": kernel.is_debug, "error_model": "python", "fastmath": False}
     scope: dict[str, Any] = {
-        "reset": _jit(kernel.reset, how),
-        "step": _jit(kernel.step, how),
+        "reset": _jit(kernel.reset, numba_options),
+        "step": _jit(kernel.step, numba_options),
         "__name__": __name__,
     }
     path = "<stepmill kernel>" if folder is None else _write_once(folder / "entry.py", text)
-    exec(compile(text, path, "exec"), scope)  # the text is ours
-    how["cache"] = folder is not None
-    state, rng, obs = numba.from_dtype(kernel.state), rng_type, _pointer(observation)
+    exec(compile(text, path, "exec"), scope)  # generated above
+    numba_options["cache"] = folder is not None
+    state, rng = numba.from_dtype(memory_of(kernel.state, kernel.infos)), rng_type
+    obs = _pointer_type(observation)
     result = numba.from_dtype(RESULT)
     reset = numba.types.int64(state, rng, obs, result)
-    step = numba.types.int64(state, _pointer(action), rng, obs, result)
+    step = numba.types.int64(state, _pointer_type(action), rng, obs, result)
     code = []
     for name, signature, function in (("reset", reset, kernel.reset), ("step", step, kernel.step)):
-        dispatcher = _compile(kernel, scope[f"entry_{name}"], signature, how, function)
+        dispatcher = _compile(kernel, scope[f"entry_{name}"], signature, numba_options, function)
         code.append(dispatcher.overloads[dispatcher.signatures[0]])
-        if not sum(dispatcher.stats.cache_hits.values()):  # what is refused is not kept
+        if not sum(dispatcher.stats.cache_hits.values()):  # cached code was checked when it was compiled
             _check_allocations(kernel, function, code[-1], folder)
     addresses = [int(item.library.get_pointer_to_function(item.fndesc.llvm_func_name)) for item in code]
     return KernelProgram(
@@ -85,6 +101,7 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
         reset=addresses[0],
         step=addresses[1],
         state=kernel.state,
+        saved_bytes=kernel.saved_bytes,
         observation=observation,
         action=action,
         max_episode_steps=kernel.max_episode_steps,
@@ -92,18 +109,26 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
         explain=explain,
         code=code,
         prepare=getattr(kernel, "prepare", None),
+        identity=kernel.identity,
+        infos=kernel.infos,
     )
 
 
-def _jit(function: Any, how: dict[str, Any], made: dict[int, Any] | None = None) -> Any:
-    """Return a function as Numba compiles it: one in which the plain functions that it calls are compiled, too."""
-    made = {} if made is None else made
-    if isinstance(function, CPUDispatcher) or id(function) in made:
-        return made.get(id(function), function)
-    made[id(function)] = function  # one that calls itself is left to Numba
+def _jit(function: Any, numba_options: dict[str, Any], compiled: dict[int, Any] | None = None) -> Any:
+    """Return the compiled form of a function; the plain Python functions that it calls are compiled, too."""
+    compiled = {} if compiled is None else compiled
+    if isinstance(function, CPUDispatcher) or id(function) in compiled:
+        return compiled.get(id(function), function)
+    compiled[id(function)] = function  # a recursive call finds this entry; Numba resolves it
     scope = inspect.getclosurevars(function)
-    names = {name: _jit(value, how, made) for name, value in scope.globals.items() if _is_users(value)}
-    cells = {name: _jit(value, how, made) for name, value in scope.nonlocals.items() if _is_users(value)}
+    names = {
+        name: _jit(value, numba_options, compiled) for name, value in scope.globals.items() if _is_user_function(value)
+    }
+    cells = {
+        name: _jit(value, numba_options, compiled)
+        for name, value in scope.nonlocals.items()
+        if _is_user_function(value)
+    }
     closure = tuple(
         python_types.CellType(cells[name]) if name in cells else cell
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -112,37 +137,57 @@ def _jit(function: Any, how: dict[str, Any], made: dict[int, Any] | None = None)
         function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__, closure
     )
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    made[id(function)] = numba.njit(**how)(copy)
-    return made[id(function)]
+    compiled[id(function)] = numba.njit(**numba_options)(copy)
+    return compiled[id(function)]
 
 
-def _is_users(value: object) -> bool:
+def _is_user_function(value: object) -> bool:
     is_plain = isinstance(value, python_types.FunctionType)
     return is_plain and str(value.__module__).partition(".")[0] not in ("numpy", "numba", "math")
 
 
 def _compile(
-    kernel: PythonKernel, entry: Any, signature: Any, how: dict[str, Any], function: Callable[..., Any]
+    kernel: PythonKernel, entry: Any, signature: Any, numba_options: dict[str, Any], function: Callable[..., Any]
 ) -> Any:
     try:
-        dispatcher = numba.njit(**how)(entry)
-        dispatcher.compile(signature)
+        dispatcher = numba.njit(**numba_options)(entry)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            dispatcher.compile(signature)
     except NumbaError as exc:
         raise UsageError(_refusal(kernel, function, exc)) from exc
-    except Exception:
-        # What was kept names a module that this process cannot import, or cannot be read: it is made again.
-        if not how["cache"]:
+    except Exception as exc:
+        # The cached code cannot be read, or names a module that this process cannot import: compile without the cache.
+        # A package that Numba needs for what the code calls is missing.
+        if not numba_options["cache"] and isinstance(exc, ImportError):
+            raise UsageError(_refusal(kernel, function, exc)) from exc
+        if not numba_options["cache"]:
             raise
-        return _compile(kernel, entry, signature, {**how, "cache": False}, function)
+        return _compile(kernel, entry, signature, {**numba_options, "cache": False}, function)
+    for warning in found:
+        _warn_once(kernel.name, str(warning.message), is_of_numba=issubclass(warning.category, NumbaWarning))
     return dispatcher
 
 
-def _refusal(kernel: PythonKernel, function: Callable[..., Any], error: NumbaError) -> str:
-    """Return what Numba says, with the line of the user's function where it stopped."""
+@cache
+def _warn_once(kernel: str, text: str, *, is_of_numba: bool) -> None:
+    """Pass on a warning, once for all pools of a kernel. Numba's own names lines of generated code."""
+    if "Cannot cache" in text:
+        text = (
+            f"the kernel {kernel} is compiled again in each process, because it holds arrays of more than a megabyte, or "
+            "addresses; keep large arrays in the state, or make them smaller"
+        )
+    else:
+        text = f"when the kernel {kernel} was compiled: {text}"
+    warn(text, NumbaWarning if is_of_numba else UserWarning)
+
+
+def _refusal(kernel: PythonKernel, function: Callable[..., Any], error: Exception) -> str:
+    """Return the text of an error: Numba's message, and the line of the user's function that it names."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    own = os.path.basename(inspect.getsourcefile(function) or "")
-    places = [(file, line) for file, line in _PLACE.findall(text) if os.path.basename(file) == own]
-    where = f", {own} line {places[-1][1]}" if places else ""
+    source_file = os.path.basename(inspect.getsourcefile(function) or "")
+    places = [(file, line) for file, line in _PLACE.findall(text) if os.path.basename(file) == source_file]
+    where = f", {source_file} line {places[-1][1]}" if places else ""
     return (
         f"Numba cannot compile {function.__name__} of the kernel {kernel.name}{where}; change it, or try it as Python with "
         f"backend='serial' and kernel(compiled=False). Numba says:\n{text}"
@@ -150,13 +195,17 @@ def _refusal(kernel: PythonKernel, function: Callable[..., Any], error: NumbaErr
 
 
 def _check_allocations(kernel: PythonKernel, function: Callable[..., Any], code: Any, folder: Path | None) -> None:
-    """Refuse code that allocates memory in each step: all threads would wait for each other there."""
+    """Refuse code that allocates memory in each step: all threads would wait for each other in the allocator."""
     if not any(name in code.library.get_llvm_str() for name in _ALLOCATIONS):
         return
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-    raise UsageError(
-        f"{function.__name__} of the kernel {kernel.name} allocates memory (new arrays, lists, or array expressions); "
+        _write_once(folder / _REFUSED, function.__name__)
+    raise _allocation_error(kernel, function.__name__)
+
+
+def _allocation_error(kernel: PythonKernel, function: str) -> UsageError:
+    return UsageError(
+        f"{function} of the kernel {kernel.name} allocates memory (new arrays, lists, or array expressions); "
         "keep arrays in the state, and write to them element by element or with out[:] = ..."
     )
 
@@ -165,7 +214,7 @@ def _check_allocations(kernel: PythonKernel, function: Callable[..., Any], code:
 
 
 def _view(name: str, layout: RowLayout, *, is_action: bool = False) -> str:
-    """Return the expression of what a user's function gets for a row."""
+    """Return the expression that turns the pointer `name` into the argument of the user's function."""
     if layout.dtype.names is not None:
         return f"carray({name}, 1)[0]"
     if not layout.shape:
@@ -173,15 +222,23 @@ def _view(name: str, layout: RowLayout, *, is_action: bool = False) -> str:
     return f"carray({name}, {layout.shape})"
 
 
-def _pointer(layout: RowLayout) -> Any:
+def _pointer_type(layout: RowLayout) -> Any:
     return numba.types.CPointer(numba.from_dtype(layout.dtype))  # type: ignore[no-untyped-call]
 
 
 # ---- the cache ---------------------------------------------------------------------------------------------------------
 
 
+def _find_cache(kernel: PythonKernel, text: str) -> Path | None:
+    """Return the directory of a kernel's code; None if there is none. A kernel that was refused for its allocations is refused again."""
+    folder = _cache_folder(_digest(kernel, text))
+    if folder is not None and (folder / _REFUSED).exists():
+        raise _allocation_error(kernel, (folder / _REFUSED).read_text())
+    return folder
+
+
 def _cache_folder(digest: str) -> Path | None:
-    """Return the directory of one kernel; None where none can be made."""
+    """Return the directory of one kernel; None if it cannot be made or written to."""
     root = os.environ.get("NUMBA_CACHE_DIR") or Path(
         os.environ.get("XDG_CACHE_HOME") or "~/.cache", "stepmill", "kernels"
     )
@@ -194,7 +251,7 @@ def _cache_folder(digest: str) -> Path | None:
 
 
 def _write_once(path: Path, text: str) -> str:
-    """Make a file as a whole, unless it is there: Numba looks at the time of its last change."""
+    """Write a file atomically, unless it exists: with a newer modification time, Numba would compile again."""
     if not path.exists():
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         fresh.write_text(text)
@@ -208,14 +265,22 @@ def _write_once(path: Path, text: str) -> str:
 
 
 def _digest(kernel: PythonKernel, text: str) -> str:
-    parts = [text, __version__, numba.__version__, repr(kernel.state), repr(kernel.is_debug)]
+    parts = [
+        text,
+        _CACHE_FORMAT,
+        __version__,
+        numba.__version__,
+        repr(kernel.state),
+        repr(kernel.infos),
+        repr(kernel.is_debug),
+    ]
     for function in (kernel.reset, kernel.step):
         parts.extend(_code_parts(function, set()))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _code_parts(function: Any, seen: set[int]) -> Iterator[str]:
-    """Yield all that the machine code of a function depends on: its code, and what its names stand for."""
+    """Yield everything that the machine code of a function depends on: its code, and the values of the names in it."""
     function = getattr(function, "py_func", function)
     if id(function) in seen or not isinstance(function, python_types.FunctionType):
         yield "" if isinstance(function, python_types.FunctionType) else _value_part(function)
@@ -250,7 +315,7 @@ def _value_part(value: Any) -> str:
 
 
 class _Raised(ctypes.Structure):
-    """What Numba's code leaves of an exception."""
+    """How compiled code describes an exception that it has raised."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -262,12 +327,15 @@ class _Raised(ctypes.Structure):
 
 
 def explain(status: int, raised: int, message: str) -> Raised:
-    """Return type and message of the exception that compiled code has raised, with the line where it is known."""
+    """Return the type and the message of an exception that compiled code has raised, with its line if that is known."""
     if not raised:
         return "KernelError", message or f"status {status}"
     info = _Raised.from_address(raised)
-    if info.num_allocated > 0:  # its arguments are values of the run, whose memory only Numba's own caller can read
-        return "KernelError", "it raised an exception whose text holds values; give it a constant text to see it here"
+    if info.num_allocated > 0:  # its arguments were computed, and only Numba's own caller can read them
+        return (
+            "KernelError",
+            "it raised an exception whose text contains computed values, which cannot be read; use a constant text",
+        )
     kind, arguments, place = pickle.loads(ctypes.string_at(info.data, info.size))
     where = f" ({os.path.basename(place[1])} line {place[2]}, in {place[0]})" if place else ""
     return kind.__name__, ", ".join(str(argument) for argument in arguments or ()) + where

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.kernels.rng import WORDS, Rng, seed_words
-from stepmill.kernels.rows import make_row, read_row, row_argument, write_row
+from stepmill.kernels.rows import copy_value, make_row, read_row, row_argument, write_row
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.kernel import KernelCall, KernelProgram, RowLayout
+from stepmill.spec.kernel import KernelCall, KernelProgram, RowLayout, memory_of
 
 MESSAGE_BYTES = 112
 RESULT = np.dtype(
@@ -25,10 +25,14 @@ StepResult: TypeAlias = "tuple[Any, float, bool, bool, dict[str, Any]]"
 
 
 class KernelMemory:
-    """The arrays that a kernel's functions read and write, for one env."""
+    """The arrays that a kernel's functions read and write, for one env: `block` has infos, if there are any, and the state."""
 
-    def __init__(self, state: np.dtype[Any], observation: RowLayout, action: RowLayout) -> None:
-        self.state = np.zeros(1, state)
+    def __init__(
+        self, state: np.dtype[Any], observation: RowLayout, action: RowLayout, infos: np.dtype[Any] | None = None
+    ) -> None:
+        self.block = np.zeros(1, memory_of(state, infos))
+        self.info = None if infos is None else self.block["info"]
+        self.state = self.block if infos is None else self.block["state"]
         self.words = np.random.SeedSequence().generate_state(WORDS, np.uint64).astype(np.uint64)
         self.obs = make_row(observation)
         self.action = make_row(action)
@@ -39,6 +43,24 @@ class KernelMemory:
     def record(self) -> Any:
         """The state as a record, without a copy."""
         return self.state.view(np.recarray)[0]
+
+    def begin(self) -> None:
+        """Clear result and infos before a call."""
+        self.result[0] = 0
+        if self.info is not None:
+            self.info[...] = 0
+
+    def read_info(self) -> dict[str, Any]:
+        """Return a copy of the infos."""
+        if self.info is None:
+            return {}
+        row = self.info[0]
+        return {name: copy_value(row[name]) for name in row.dtype.names or ()}
+
+    @property
+    def info_arguments(self) -> tuple[Any, ...]:
+        """What a kernel gets after `obs`: its infos, if it has any."""
+        return () if self.info is None else (self.info.view(np.recarray)[0],)
 
     @property
     def obs_argument(self) -> Any:
@@ -90,15 +112,15 @@ class KernelEnv(gymnasium.Env[Any, Any]):
             raise UsageError("kernels take no reset options; declare a kernel method and call it before reset()")
         if seed is not None:
             seed_words(self.memory.words, seed)
-        self.memory.result[0] = 0
+        self.memory.begin()
         self._run_reset()
         self._num_steps = 0
-        return read_row(self.env_spec.observation, self.memory.obs), {}
+        return read_row(self.env_spec.observation, self.memory.obs), self.memory.read_info()
 
     def step(self, action: Any) -> StepResult:
         """Do a step."""
         write_row(self.env_spec.action, self.memory.action, action)
-        self.memory.result[0] = 0
+        self.memory.begin()
         self._run_step()
         self._num_steps += 1
         result = self.memory.result[0]
@@ -109,7 +131,7 @@ class KernelEnv(gymnasium.Env[Any, Any]):
             float(result["reward"]),
             bool(result["terminated"]),
             bool(result["truncated"]) or has_reached_limit,
-            {},
+            self.memory.read_info(),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -126,10 +148,11 @@ def python_calls(
     rng = Rng(memory.words)
 
     def run_reset() -> None:
-        reset(memory.record, rng, memory.obs_argument)
+        reset(memory.record, rng, memory.obs_argument, *memory.info_arguments)
 
     def run_step() -> None:
-        reward, terminated, truncated = step(memory.record, memory.action_argument, rng, memory.obs_argument)
+        arguments = memory.record, memory.action_argument, rng, memory.obs_argument
+        reward, terminated, truncated = step(*arguments, *memory.info_arguments)
         memory.result[0] = (reward, terminated, truncated, b"")
 
     return run_reset, run_step
@@ -137,8 +160,8 @@ def python_calls(
 
 def native_calls(program: KernelProgram, memory: KernelMemory) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return functions that call a kernel's compiled `reset` and `step`."""
-    state, obs, action = memory.state, memory.obs, memory.action
-    leading = [_address(state)]
+    obs, action = memory.obs, memory.action
+    leading = [_address(memory.block)]
     trailing = [_address(memory.words), _address(obs), _address(memory.result)]
     outcome = (
         ctypes.c_uint64 * 2

@@ -127,12 +127,14 @@ class LibraryKernel:
 
     def compile(self) -> KernelProgram:
         """Return the kernel's functions, which are compiled already."""
+        state = np.dtype([("bytes", "u1", (max(self._description.state_bytes, 1),))])
         return KernelProgram(
             name=self.name,
             call=KernelCall.C,
             reset=self._description.reset,
             step=self._description.step,
-            state=np.dtype([("bytes", "u1", (max(self._description.state_bytes, 1),))]),
+            state=state,
+            saved_bytes=state.itemsize,
             observation=row_layout(self._spec.observation, "observation"),
             action=row_layout(self._spec.action, "action"),
             max_episode_steps=self._description.max_episode_steps,

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from stepmill.kernels.mujoco_model import F32, Model, clip, sum_squares
+from stepmill.kernels.mujoco_model import F32, Given, Model, clip, sum_squares
 
 
-def inverted_pendulum(model: Model) -> Callable[..., tuple[float, bool]]:
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
+def inverted_pendulum(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
         is_finite = math.isfinite(sim.qpos[0]) and math.isfinite(sim.qpos[1])
         is_finite = is_finite and math.isfinite(sim.qvel[0]) and math.isfinite(sim.qvel[1])
         terminated = not is_finite or abs(sim.qpos[1]) > 0.2
-        return (0.0 if terminated else 1.0), terminated
+        info.reward_survive = 0 if terminated else 1
+        return np.float64(info.reward_survive), terminated
 
     return outcome
 
@@ -25,23 +25,31 @@ def inverted_pendulum(model: Model) -> Callable[..., tuple[float, bool]]:
 # ---- InvertedDoublePendulum --------------------------------------------------------------------------------------------
 
 
-def observe_double_pendulum(sim: Any, obs: Any) -> None:
-    obs[0] = sim.qpos[0]
-    for place in range(2):
-        obs[1 + place] = math.sin(sim.qpos[1 + place])
-        obs[3 + place] = math.cos(sim.qpos[1 + place])
-    for place in range(3):
-        obs[5 + place] = clip(sim.qvel[place], -10.0, 10.0)
-    obs[8] = clip(sim.qfrc_constraint[0], -10.0, 10.0)
+def observe_double_pendulum(model: Model, given: Given) -> Callable[..., None]:
+    def observe(sim: Any, obs: Any, info: Any) -> None:
+        obs[0] = sim.qpos[0]
+        for place in range(2):
+            obs[1 + place] = math.sin(sim.qpos[1 + place])
+            obs[3 + place] = math.cos(sim.qpos[1 + place])
+        for place in range(3):
+            obs[5 + place] = clip(sim.qvel[place], -10.0, 10.0)
+        obs[8] = clip(sim.qfrc_constraint[0], -10.0, 10.0)
+
+    return observe
 
 
-def double_pendulum(model: Model) -> Callable[..., tuple[float, bool]]:
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
+def double_pendulum(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    healthy_reward = given["healthy_reward"]
+
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
         x, y = sim.site_xpos[0, 0], sim.site_xpos[0, 2]
         terminated = y <= 1.0
         distance = 0.01 * (x * x) + (y - 2.0) * (y - 2.0)
         speed = 1e-3 * (sim.qvel[1] * sim.qvel[1]) + 5e-3 * (sim.qvel[2] * sim.qvel[2])
-        return (0.0 if terminated else 10.0) - distance - speed, terminated
+        info.reward_survive = 0.0 if terminated else healthy_reward
+        info.distance_penalty = -distance
+        info.velocity_penalty = -speed
+        return info.reward_survive - distance - speed, terminated
 
     return outcome
 
@@ -49,20 +57,15 @@ def double_pendulum(model: Model) -> Callable[..., tuple[float, bool]]:
 # ---- Reacher and Pusher ------------------------------------------------------------------------------------------------
 
 
-def _distance_function() -> Callable[..., float]:
-    """Return the distance of two bodies, as `np.linalg.norm` has it: its sum of products is rounded once per product."""
-    fma = import_module("stepmill.kernels.numba_memory").fma
-
-    def distance(sim: Any, first: int, second: int) -> float:
-        x = sim.xpos[first, 0] - sim.xpos[second, 0]
-        y = sim.xpos[first, 1] - sim.xpos[second, 1]
-        z = sim.xpos[first, 2] - sim.xpos[second, 2]
-        return math.sqrt(fma(z, z, fma(y, y, x * x)))
-
-    return distance
+def distance(sim: Any, first: int, second: int) -> float:
+    """Return the distance of two bodies. `np.linalg.norm`, which Gymnasium's tasks call, may round its last bits differently."""
+    x = sim.xpos[first, 0] - sim.xpos[second, 0]
+    y = sim.xpos[first, 1] - sim.xpos[second, 1]
+    z = sim.xpos[first, 2] - sim.xpos[second, 2]
+    return math.sqrt(x * x + y * y + z * z)
 
 
-def reset_reacher(model: Model) -> Callable[..., None]:
+def reset_reacher(model: Model, given: Given) -> Callable[..., None]:
     qpos, qvel = model.qpos, model.qvel
 
     def reset(sim: Any, rng: Any) -> None:
@@ -82,10 +85,10 @@ def reset_reacher(model: Model) -> Callable[..., None]:
     return reset
 
 
-def observe_reacher(model: Model) -> Callable[..., None]:
-    fingertip, target = model.bodies["fingertip"], model.bodies["target"]
+def observe_reacher(model: Model, given: Given) -> Callable[..., None]:
+    fingertip, target = model.find_body("fingertip"), model.find_body("target")
 
-    def observe(sim: Any, obs: Any) -> None:
+    def observe(sim: Any, obs: Any, info: Any) -> None:
         for place in range(2):
             obs[place] = math.cos(sim.qpos[place])
             obs[2 + place] = math.sin(sim.qpos[place])
@@ -96,16 +99,20 @@ def observe_reacher(model: Model) -> Callable[..., None]:
     return observe
 
 
-def reacher(model: Model) -> Callable[..., tuple[float, bool]]:
-    fingertip, target, distance = model.bodies["fingertip"], model.bodies["target"], _distance_function()
+def reacher(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    fingertip, target = model.find_body("fingertip"), model.find_body("target")
+    distance_weight, effort_weight = given["reward_dist_weight"], F32(given["reward_control_weight"])
 
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        return -distance(sim, fingertip, target) - np.float64(sum_squares(action)), False
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
+        effort = effort_weight * sum_squares(action)
+        info.reward_dist = -distance(sim, fingertip, target) * distance_weight
+        info.reward_ctrl = -effort
+        return info.reward_dist - np.float64(effort), False
 
     return outcome
 
 
-def reset_pusher(model: Model) -> Callable[..., None]:
+def reset_pusher(model: Model, given: Given) -> Callable[..., None]:
     qpos, qvel = model.qpos, model.qvel
 
     def reset(sim: Any, rng: Any) -> None:
@@ -127,10 +134,10 @@ def reset_pusher(model: Model) -> Callable[..., None]:
     return reset
 
 
-def observe_pusher(model: Model) -> Callable[..., None]:
-    tip, thing, goal = model.bodies["tips_arm"], model.bodies["object"], model.bodies["goal"]
+def observe_pusher(model: Model, given: Given) -> Callable[..., None]:
+    tip, thing, goal = model.find_body("tips_arm"), model.find_body("object"), model.find_body("goal")
 
-    def observe(sim: Any, obs: Any) -> None:
+    def observe(sim: Any, obs: Any, info: Any) -> None:
         for place in range(7):
             obs[place] = sim.qpos[place]
             obs[7 + place] = sim.qvel[place]
@@ -142,12 +149,16 @@ def observe_pusher(model: Model) -> Callable[..., None]:
     return observe
 
 
-def pusher(model: Model) -> Callable[..., tuple[float, bool]]:
-    tip, thing, goal = model.bodies["tips_arm"], model.bodies["object"], model.bodies["goal"]
-    distance = _distance_function()
+def pusher(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    tip, thing, goal = model.find_body("tips_arm"), model.find_body("object"), model.find_body("goal")
+    distance_weight, effort_weight = given["reward_dist_weight"], F32(given["reward_control_weight"])
+    near_weight = given["reward_near_weight"]
 
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        effort = np.float64(F32(0.1) * sum_squares(action))
-        return -distance(sim, thing, goal) - effort - distance(sim, thing, tip) * 0.5, False
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
+        effort = effort_weight * sum_squares(action)
+        info.reward_dist = -distance(sim, thing, goal) * distance_weight
+        info.reward_near = -distance(sim, thing, tip) * near_weight
+        info.reward_ctrl = -effort
+        return info.reward_dist - np.float64(effort) + info.reward_near, False
 
     return outcome

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+from stepmill.spec.errors import UsageError
+
+Given: TypeAlias = "Mapping[str, Any]"
+"""The arguments of a task by Gymnasium's names: all of them."""
 
 F32 = np.float32
 FREE = math.inf
@@ -21,7 +27,8 @@ class Model:
         timestep: of mj_step, in seconds.
         dt: of a step of the env, in seconds.
         masses: of the bodies.
-        bodies: their numbers by name.
+        bodies: their names.
+        num_tendons: of the model.
     """
 
     qpos: Any
@@ -29,7 +36,22 @@ class Model:
     timestep: float
     dt: float
     masses: Any
-    bodies: dict[str, int]
+    bodies: tuple[str, ...]
+    num_tendons: int
+
+    def find_body(self, body: str | int) -> int:
+        """Return the number of a body.
+
+        Raises:
+            UsageError: the model has no such body.
+        """
+        if isinstance(body, str) and body in self.bodies:
+            return self.bodies.index(body)
+        if isinstance(body, str) or not 0 <= body < len(self.bodies):
+            raise UsageError(
+                f"the model has no body {body!r}, which the task needs; it has {', '.join(filter(None, self.bodies))}"
+            )
+        return body
 
 
 def sum_squares(values: Any) -> Any:

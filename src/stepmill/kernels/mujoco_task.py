@@ -5,14 +5,19 @@
     step     ctrl = action · mj_step, frame_skip times · mj_rnePostConstraint · the task's `outcome`
 
 That is what Gymnasium's MujocoEnv does, in this order. A simulation that diverges is a fault of its env.
+
+A snapshot is MuJoCo's own state of the simulation, and the arrays that tasks read: those are of before the last integration,
+so they cannot be computed from the state. Addresses are no part of it.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +27,16 @@ from gymnasium import spaces
 
 from stepmill.kernels.env import KernelEnv
 from stepmill.kernels.python import PythonKernel
-from stepmill.spec.errors import MissingExtraError
+from stepmill.kernels.rows import check_infos
+from stepmill.spec.errors import MissingExtraError, UsageError
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")
 _ARRAYS = (
     *("qpos", "qvel", "ctrl", "xpos", "xipos", "site_xpos"),
-    *("cfrc_ext", "cinert", "cvel", "qfrc_actuator", "qfrc_constraint"),
+    *("cfrc_ext", "cinert", "cvel", "qfrc_actuator", "qfrc_constraint", "ten_length", "ten_velocity"),
 )
+_DERIVED = _ARRAYS[3:]  # what mj_step computes; the others are MuJoCo's state
+_FORGETFUL = ("mjENBL_SLEEP", "mjENBL_IPC")
 _FATAL = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
 _STATE = np.dtype([(name, "u8") for name in ("model", "data", "warnings", *_FUNCTIONS, *_ARRAYS)])
 
@@ -47,6 +55,8 @@ class Sim(NamedTuple):
     cvel: Any
     qfrc_actuator: Any
     qfrc_constraint: Any
+    ten_length: Any
+    ten_velocity: Any
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,8 @@ class MujocoTask:
         measure: `measure(sim)` returns a number from before the step, which `outcome` gets.
         outcome: `outcome(sim, action, measured)` returns (reward, terminated).
         max_episode_steps: after this many steps an episode is truncated.
+        infos: a structured dtype of numbers and arrays of numbers, as for `stepmill.kernel`. `observe` and `outcome` then get
+            one argument more, `info`: a record with these fields, all zero before a reset or step.
     """
 
     name: str
@@ -74,6 +86,50 @@ class MujocoTask:
     measure: Callable[..., float]
     outcome: Callable[..., tuple[float, bool]]
     max_episode_steps: int = 1000
+    infos: Any = None
+
+
+class Simulation(NamedTuple):
+    """The mjData of one env, and its model."""
+
+    data: Any
+    model: Any
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that `save` returns."""
+        return 8 * self._state_size() + sum(int(getattr(self.data, name).nbytes) for name in _DERIVED)
+
+    def save(self) -> bytes:
+        """Return all that the next step depends on, with warm starts of solvers.
+
+        Raises:
+            UsageError: the model has a mode in which MuJoCo keeps memory that its states leave out.
+        """
+        mujoco = import_mujoco()
+        if any(self.model.opt.enableflags & getattr(mujoco.mjtEnableBit, name, 0) for name in _FORGETFUL):
+            raise UsageError(
+                "models that enable sleep or ipc have no snapshots, because MuJoCo's states leave out some of what they "
+                "remember; disable it in the XML"
+            )
+        state = np.empty(self._state_size())
+        mujoco.mj_getState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+        return b"".join([state.tobytes(), *(getattr(self.data, name).tobytes() for name in _DERIVED)])
+
+    def load(self, memory: bytes) -> None:
+        """Restore what `save` has returned."""
+        mujoco = import_mujoco()
+        state = np.frombuffer(memory, np.float64, self._state_size())
+        mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+        place = state.nbytes
+        for name in _DERIVED:
+            array = getattr(self.data, name)
+            array[...] = np.frombuffer(memory, array.dtype, array.size, place).reshape(array.shape)
+            place += array.nbytes
+
+    def _state_size(self) -> int:
+        mujoco = import_mujoco()
+        return int(mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION))
 
 
 class MujocoKernel(PythonKernel):
@@ -86,7 +142,7 @@ class MujocoKernel(PythonKernel):
     def __init__(self, task: MujocoTask) -> None:
         self.task = task
         mujoco = import_mujoco()
-        self._model = mujoco.MjModel.from_xml_path(str(task.xml))
+        self._model = load_model(task.xml)
         shapes = tuple(tuple(getattr(mujoco.MjData(self._model), name).shape) for name in _ARRAYS)
         fatal = tuple(int(getattr(mujoco.mjtWarning, name)) for name in _FATAL)
         num_warnings = int(mujoco.mjtWarning.mjNWARNING)
@@ -96,11 +152,14 @@ class MujocoKernel(PythonKernel):
             (_box(task.obs_size), _action_space(self._model)),
             _STATE,
             task.max_episode_steps,
+            infos=check_infos(task.infos, task.name),
             is_debug=False,
         )
+        self.saved_bytes = 0  # the state consists of addresses
+        self.identity = _digest(self._model)
 
-    def __reduce__(self) -> tuple[type[MujocoKernel], tuple[MujocoTask]]:
-        return MujocoKernel, (self.task,)
+    def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
+        return super().__reduce__() if self.origin is not None else (MujocoKernel, (self.task,))
 
     def __call__(self, *, compiled: bool = True) -> KernelEnv:
         """Return one env, for any backend but "kernel"; it is always compiled."""
@@ -108,7 +167,7 @@ class MujocoKernel(PythonKernel):
         env.kept = self.prepare(env.memory.record)  # type: ignore[attr-defined]
         return env
 
-    def prepare(self, state: Any) -> object:
+    def prepare(self, state: Any) -> Simulation:
         """Make the simulation of one env, and write its addresses; it lives as long as what is returned."""
         mujoco = import_mujoco()
         data = mujoco.MjData(self._model)
@@ -118,7 +177,7 @@ class MujocoKernel(PythonKernel):
             state[name] = getattr(data, name).ctypes.data
         for name in _FUNCTIONS:
             state[name] = ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
-        return data, self._model
+        return Simulation(data, self._model)
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
@@ -138,6 +197,43 @@ def import_mujoco() -> Any:
         raise MissingExtraError(module="mujoco", extra="mujoco") from exc
 
 
+def load_model(xml: Path) -> Any:
+    """Return a model that nobody else has.
+
+    A file that refers to no others is compiled once in a process: MuJoCo prints what is deprecated in it whenever it is.
+
+    Raises:
+        UsageError: the file cannot be read, or is no model.
+    """
+    try:
+        content = Path(xml).read_bytes()
+    except OSError as exc:
+        raise UsageError(f"the model {xml} cannot be read: {exc}") from exc
+    if b"file=" in content:
+        return _compile_model(str(xml))
+    return copy.copy(_compile_once(str(xml), content))
+
+
+def _compile_model(xml: str) -> Any:
+    try:
+        return import_mujoco().MjModel.from_xml_path(xml)
+    except ValueError as exc:
+        raise UsageError(f"MuJoCo cannot read the model {xml}: {exc}") from exc
+
+
+@cache
+def _compile_once(xml: str, content: bytes) -> Any:
+    return _compile_model(xml)
+
+
+def _digest(model: Any) -> str:
+    """Return a digest of a model as MuJoCo saves it."""
+    mujoco = import_mujoco()
+    content = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, content)
+    return hashlib.sha256(content.tobytes()).hexdigest()
+
+
 def _box(size: int) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, (size,), np.float64)
 
@@ -151,7 +247,7 @@ def _functions(task: MujocoTask, shapes: tuple[Any, ...], warnings: tuple[Any, i
     """Return `reset` and `step` of the kernel of a task."""
     memory = import_module("stepmill.kernels.numba_memory")
     call, view, numbers = memory.call, memory.view, memory.view_int32
-    task_reset, observe, measure, outcome = task.reset, task.observe, task.measure, task.outcome
+    task_reset, measure, (observe, outcome) = task.reset, task.measure, _with_info(task)
     frame_skip = task.frame_skip
     fatal, num_warnings = warnings
 
@@ -168,16 +264,18 @@ def _functions(task: MujocoTask, shapes: tuple[Any, ...], warnings: tuple[Any, i
             view(state.cvel, shapes[8]),
             view(state.qfrc_actuator, shapes[9]),
             view(state.qfrc_constraint, shapes[10]),
+            view(state.ten_length, shapes[11]),
+            view(state.ten_velocity, shapes[12]),
         )
 
-    def reset(state: Any, rng: Any, obs: Any) -> None:
+    def reset(state: Any, rng: Any, obs: Any, info: Any) -> None:
         sim = make_sim(state)
         call(state.mj_resetData, state.model, state.data)
         task_reset(sim, rng)
         call(state.mj_forward, state.model, state.data)
-        observe(sim, obs)
+        observe(sim, obs, info)
 
-    def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+    def step(state: Any, action: Any, rng: Any, obs: Any, info: Any) -> tuple[float, bool, bool]:
         sim = make_sim(state)
         measured = measure(sim)
         for place in range(len(action)):
@@ -188,8 +286,31 @@ def _functions(task: MujocoTask, shapes: tuple[Any, ...], warnings: tuple[Any, i
         found = numbers(state.warnings, (num_warnings, 2))
         if found[fatal[0], 1] + found[fatal[1], 1] + found[fatal[2], 1] > 0:
             raise ValueError("the simulation has diverged")
-        reward, terminated = outcome(sim, action, measured)
-        observe(sim, obs)
+        reward, terminated = outcome(sim, action, measured, info)
+        observe(sim, obs, info)
         return reward, terminated, False
+
+    return {"reset": reset, "step": step} if task.infos is not None else _without_info(reset, step)
+
+
+def _with_info(task: MujocoTask) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return `observe` and `outcome` of a task as functions that take an info, which is ignored if the task has none."""
+    plain_observe, plain_outcome = task.observe, task.outcome
+
+    def observe(sim: Any, obs: Any, info: Any) -> None:
+        plain_observe(sim, obs)
+
+    def outcome(sim: Any, action: Any, measured: Any, info: Any) -> tuple[float, bool]:
+        return plain_outcome(sim, action, measured)
+
+    return (observe, outcome) if task.infos is None else (plain_observe, plain_outcome)
+
+
+def _without_info(inner_reset: Callable[..., Any], inner_step: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    def reset(state: Any, rng: Any, obs: Any) -> None:
+        inner_reset(state, rng, obs, None)
+
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return inner_step(state, action, rng, obs, None)
 
     return {"reset": reset, "step": step}

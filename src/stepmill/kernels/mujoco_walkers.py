@@ -1,4 +1,7 @@
-"""The functions of Gymnasium's MuJoCo tasks, version 5, in which a body is to move: HalfCheetah, Hopper, Walker2d, Swimmer, Ant, Humanoid."""
+"""The functions of Gymnasium's MuJoCo tasks, version 5, in which a body is to move: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
+
+`given` has the arguments of the task under Gymnasium's names. They are constants of the compiled functions.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,65 @@ from typing import Any
 
 import numpy as np
 
-from stepmill.kernels.mujoco_model import F32, FREE, Model, clip, sum_squares
+from stepmill.kernels.mujoco_model import F32, Given, Model, clip, sum_squares
+
+# ---- where a body is, for infos, and before a step ---------------------------------------------------------------------
 
 
-def x_position(sim: Any) -> Any:
-    return sim.qpos[0]
+def measure_x(model: Model, given: Given) -> Callable[..., float]:
+    def measure(sim: Any) -> Any:
+        return sim.qpos[0]
+
+    return measure
+
+
+def measure_xy(model: Model, given: Given) -> Callable[..., tuple[float, float]]:
+    def measure(sim: Any) -> Any:
+        return sim.qpos[0], sim.qpos[1]
+
+    return measure
+
+
+def inform_nothing(model: Model) -> Callable[..., None]:
+    def inform(sim: Any, info: Any) -> None:
+        pass
+
+    return inform
+
+
+def inform_x(model: Model) -> Callable[..., None]:
+    def inform(sim: Any, info: Any) -> None:
+        info.x_position = sim.qpos[0]
+
+    return inform
+
+
+def inform_xz(model: Model) -> Callable[..., None]:
+    origin = float(model.qpos[1])
+
+    def inform(sim: Any, info: Any) -> None:
+        info.x_position = sim.qpos[0]
+        info.z_distance_from_origin = sim.qpos[1] - origin
+
+    return inform
+
+
+def inform_xy(model: Model) -> Callable[..., None]:
+    def inform(sim: Any, info: Any) -> None:
+        x, y = sim.qpos[0], sim.qpos[1]
+        info.x_position = x
+        info.y_position = y
+        info.distance_from_origin = math.sqrt(x * x + y * y)
+
+    return inform
 
 
 # ---- tasks on a plane --------------------------------------------------------------------------------------------------
 
 
-def noisy_reset(model: Model, *, scale: float, is_normal: bool = False) -> Callable[..., None]:
+def noisy_reset(model: Model, given: Given, *, is_normal: bool = False) -> Callable[..., None]:
     """Return a reset to the model's positions and speeds with noise: uniform, but for speeds where `is_normal`."""
-    qpos, qvel = model.qpos, model.qvel
+    qpos, qvel, scale = model.qpos, model.qvel, given["reset_noise_scale"]
 
     def reset(sim: Any, rng: Any) -> None:
         for place in range(len(sim.qpos)):
@@ -32,10 +81,15 @@ def noisy_reset(model: Model, *, scale: float, is_normal: bool = False) -> Calla
     return reset
 
 
-def plain_observation(model: Model, *, num_skipped: int, speed_limit: float = FREE) -> Callable[..., None]:
-    """Return what observes qpos, without the first so many, and qvel, clipped."""
+def plain_observation(
+    model: Model, given: Given, *, num_excluded: int, speed_limit: float, make_inform: Callable[..., Any]
+) -> Callable[..., None]:
+    """Return what observes qpos, without the first so many unless they are wanted, and qvel, clipped."""
+    inform = make_inform(model)
+    num_skipped = num_excluded if given.get("exclude_current_positions_from_observation") else 0
 
-    def observe(sim: Any, obs: Any) -> None:
+    def observe(sim: Any, obs: Any, info: Any) -> None:
+        inform(sim, info)
         num_kept = len(sim.qpos) - num_skipped
         for place in range(num_kept):
             obs[place] = sim.qpos[num_skipped + place]
@@ -45,169 +99,164 @@ def plain_observation(model: Model, *, num_skipped: int, speed_limit: float = FR
     return observe
 
 
-def half_cheetah(model: Model) -> Callable[..., tuple[float, bool]]:
-    dt = model.dt
+def half_cheetah(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    dt, speed_weight, effort_weight = model.dt, given["forward_reward_weight"], F32(given["ctrl_cost_weight"])
 
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        return (sim.qpos[0] - before) / dt - np.float64(F32(0.1) * sum_squares(action)), False
-
-    return outcome
-
-
-def swimmer(model: Model) -> Callable[..., tuple[float, bool]]:
-    dt = model.dt
-
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        return (sim.qpos[0] - before) / dt - np.float64(F32(1e-4) * sum_squares(action)), False
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
+        info.x_velocity = (sim.qpos[0] - before) / dt
+        info.reward_forward = speed_weight * info.x_velocity
+        effort = effort_weight * sum_squares(action)
+        info.reward_ctrl = -effort
+        return info.reward_forward - np.float64(effort), False
 
     return outcome
 
 
-def hopper(model: Model) -> Callable[..., tuple[float, bool]]:
-    dt = model.dt
+def swimmer(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    dt, run = model.dt, half_cheetah(model, given)
 
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        is_healthy = sim.qpos[1] > 0.7 and -0.2 < sim.qpos[2] < 0.2
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
+        info.y_velocity = (sim.qpos[1] - before[1]) / dt
+        return run(sim, action, before[0], info)
+
+    return outcome
+
+
+def hopper(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    (low, high), (low_z, high_z) = given["healthy_state_range"], given["healthy_z_range"]
+    low_angle, high_angle = given["healthy_angle_range"]
+
+    def is_healthy(sim: Any) -> Any:
+        is_upright = low_z < sim.qpos[1] < high_z and low_angle < sim.qpos[2] < high_angle
         for place in range(2, len(sim.qpos)):
-            is_healthy = is_healthy and -100.0 < sim.qpos[place] < 100.0
+            is_upright = is_upright and low < sim.qpos[place] < high
         for place in range(len(sim.qvel)):
-            is_healthy = is_healthy and -100.0 < sim.qvel[place] < 100.0
-        reward = (sim.qpos[0] - before) / dt + (1.0 if is_healthy else 0.0)
-        return reward - np.float64(F32(1e-3) * sum_squares(action)), not is_healthy
+            is_upright = is_upright and low < sim.qvel[place] < high
+        return is_upright
+
+    return _walk(model, given, is_healthy)
+
+
+def walker2d(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    (low_z, high_z), (low_angle, high_angle) = given["healthy_z_range"], given["healthy_angle_range"]
+
+    def is_healthy(sim: Any) -> Any:
+        return low_z < sim.qpos[1] < high_z and low_angle < sim.qpos[2] < high_angle
+
+    return _walk(model, given, is_healthy)
+
+
+def _walk(model: Model, given: Given, is_healthy: Callable[..., bool]) -> Callable[..., tuple[float, bool]]:
+    """Return the outcome of Hopper and Walker2d: speed less effort, and a reward for each step on its feet."""
+    dt, speed_weight, effort_weight = model.dt, given["forward_reward_weight"], F32(given["ctrl_cost_weight"])
+    healthy_reward, may_fall = given["healthy_reward"], not given["terminate_when_unhealthy"]
+
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
+        is_upright = is_healthy(sim)
+        info.x_velocity = (sim.qpos[0] - before) / dt
+        info.reward_forward = speed_weight * info.x_velocity
+        info.reward_survive = healthy_reward if is_upright else 0.0
+        effort = effort_weight * sum_squares(action)
+        info.reward_ctrl = -effort
+        return info.reward_forward + info.reward_survive - np.float64(effort), not (is_upright or may_fall)
 
     return outcome
 
 
-def walker2d(model: Model) -> Callable[..., tuple[float, bool]]:
-    dt = model.dt
-
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        is_healthy = 0.8 < sim.qpos[1] < 2.0 and -1.0 < sim.qpos[2] < 1.0
-        reward = (sim.qpos[0] - before) / dt + (1.0 if is_healthy else 0.0)
-        return reward - np.float64(F32(1e-3) * sum_squares(action)), not is_healthy
-
-    return outcome
+# ---- Ant, and what it shares with Humanoid -----------------------------------------------------------------------------
 
 
-# ---- Ant ---------------------------------------------------------------------------------------------------------------
-
-
-def ant_position(sim: Any) -> Any:
-    return sim.xpos[1, 0]
-
-
-def observe_ant(sim: Any, obs: Any) -> None:
-    end = len(sim.qpos) - 2
-    for place in range(end):
-        obs[place] = sim.qpos[2 + place]
-    for place in range(len(sim.qvel)):
-        obs[end + place] = sim.qvel[place]
-    end += len(sim.qvel)
-    forces = sim.cfrc_ext.reshape(sim.cfrc_ext.size)
-    for place in range(6, len(forces)):
-        obs[end + place - 6] = clip(forces[place], -1.0, 1.0)
-
-
-def ant(model: Model) -> Callable[..., tuple[float, bool]]:
-    dt = model.dt
-
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        is_healthy = 0.2 <= sim.qpos[2] <= 1.0
-        for value in sim.qpos:
-            is_healthy = is_healthy and math.isfinite(value)
-        for value in sim.qvel:
-            is_healthy = is_healthy and math.isfinite(value)
-        forces = sim.cfrc_ext.reshape(sim.cfrc_ext.size)
-        contact_cost = 5e-4 * _sum_clipped_squares(forces)
-        reward = (sim.xpos[1, 0] - before) / dt + (1.0 if is_healthy else 0.0)
-        return reward - (np.float64(F32(0.5) * sum_squares(action)) + contact_cost), not is_healthy
-
-    return outcome
-
-
-def _sum_clipped_squares(values: Any) -> float:
-    """Return `np.sum(np.square(np.clip(values, -1, 1)))`: eight partial sums, as in sum_squares."""
-    num = len(values)
-    a = b = c = d = e = f = g = h = 0.0
-    place = 0
-    while place + 8 <= num:
-        a += clip(values[place], -1.0, 1.0) ** 2
-        b += clip(values[place + 1], -1.0, 1.0) ** 2
-        c += clip(values[place + 2], -1.0, 1.0) ** 2
-        d += clip(values[place + 3], -1.0, 1.0) ** 2
-        e += clip(values[place + 4], -1.0, 1.0) ** 2
-        f += clip(values[place + 5], -1.0, 1.0) ** 2
-        g += clip(values[place + 6], -1.0, 1.0) ** 2
-        h += clip(values[place + 7], -1.0, 1.0) ** 2
-        place += 8
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    while place < num:
-        total += clip(values[place], -1.0, 1.0) ** 2
-        place += 1
-    return total
-
-
-# ---- Humanoid ----------------------------------------------------------------------------------------------------------
-
-
-def observe_humanoid(sim: Any, obs: Any) -> None:
+def write_state(sim: Any, obs: Any, num_skipped: int) -> int:
+    """Write qpos, without the first so many, and qvel; return where they end."""
     end = 0
-    for place in range(2, len(sim.qpos)):
+    for place in range(num_skipped, len(sim.qpos)):
         obs[end] = sim.qpos[place]
         end += 1
     for value in sim.qvel:
         obs[end] = value
         end += 1
-    for body in range(1, len(sim.cinert)):
-        for value in sim.cinert[body]:
-            obs[end] = value
-            end += 1
-    for body in range(1, len(sim.cvel)):
-        for value in sim.cvel[body]:
-            obs[end] = value
-            end += 1
-    for place in range(6, len(sim.qfrc_actuator)):
-        obs[end] = sim.qfrc_actuator[place]
-        end += 1
-    for body in range(1, len(sim.cfrc_ext)):
-        for value in sim.cfrc_ext[body]:
-            obs[end] = value
-            end += 1
+    return end
 
 
-def mass_center(model: Model) -> Callable[..., float]:
-    """Return what measures the x of the center of mass, added up as NumPy's einsum does."""
-    masses, total = model.masses, float(model.masses.sum())
+def inform_gains(model: Model, given: Given, measure: Callable[[Any], tuple[float, float]]) -> Callable[..., None]:
+    """Return what writes the speed of what `measure` finds, and the parts of the reward."""
+    dt, speed_weight, healthy_reward = model.dt, given["forward_reward_weight"], given["healthy_reward"]
 
-    def measure(sim: Any) -> float:
-        moment = 0.0
-        for body in range(len(masses)):
-            moment += masses[body] * sim.xipos[body, 0]
-        return moment / total
+    def inform(sim: Any, before: Any, info: Any, is_healthy: bool, effort: float, contact_cost: float) -> None:
+        x, y = measure(sim)
+        info.x_velocity = (x - before[0]) / dt
+        info.y_velocity = (y - before[1]) / dt
+        info.reward_forward = speed_weight * info.x_velocity
+        info.reward_survive = healthy_reward if is_healthy else 0.0
+        info.reward_ctrl = -effort
+        info.reward_contact = -contact_cost
+
+    return inform
+
+
+def ant_position(model: Model, given: Given) -> Callable[..., tuple[float, float]]:
+    body = model.find_body(given["main_body"])
+
+    def measure(sim: Any) -> Any:
+        return sim.xpos[body, 0], sim.xpos[body, 1]
 
     return measure
 
 
-def _contact_cost(sim: Any) -> Any:
-    forces = sim.cfrc_ext.reshape(sim.cfrc_ext.size)
-    return min(5e-7 * sum_squares(forces), 10.0)
+def observe_ant(model: Model, given: Given) -> Callable[..., None]:
+    num_skipped = 2 if given["exclude_current_positions_from_observation"] else 0
+    has_forces = given["include_cfrc_ext_in_observation"]
+    low, high = given["contact_force_range"]
+    inform = inform_xy(model)
+
+    def observe(sim: Any, obs: Any, info: Any) -> None:
+        inform(sim, info)
+        end = write_state(sim, obs, num_skipped)
+        if has_forces:
+            forces = sim.cfrc_ext.reshape(sim.cfrc_ext.size)
+            for place in range(6, len(forces)):
+                obs[end + place - 6] = clip(forces[place], low, high)
+
+    return observe
 
 
-def humanoid(model: Model) -> Callable[..., tuple[float, bool]]:
-    dt, measure = model.dt, mass_center(model)
+def ant(model: Model, given: Given) -> Callable[..., tuple[float, bool]]:
+    effort_weight, may_fall = F32(given["ctrl_cost_weight"]), not given["terminate_when_unhealthy"]
+    contact_weight, (low, high) = given["contact_cost_weight"], given["contact_force_range"]
+    (low_z, high_z), inform = given["healthy_z_range"], inform_gains(model, given, ant_position(model, given))
 
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        is_healthy = 1.0 < sim.qpos[2] < 2.0
-        reward = 1.25 * ((measure(sim) - before) / dt) + (5.0 if is_healthy else 0.0)
-        return reward - (0.1 * sum_squares(sim.ctrl) + _contact_cost(sim)), not is_healthy
+    def outcome(sim: Any, action: Any, before: Any, info: Any) -> tuple[float, bool]:
+        is_healthy = low_z <= sim.qpos[2] <= high_z
+        for value in sim.qpos:
+            is_healthy = is_healthy and math.isfinite(value)
+        for value in sim.qvel:
+            is_healthy = is_healthy and math.isfinite(value)
+        contact_cost = contact_weight * _sum_clipped_squares(sim.cfrc_ext.reshape(sim.cfrc_ext.size), low, high)
+        effort = effort_weight * sum_squares(action)
+        inform(sim, before, info, is_healthy, effort, contact_cost)
+        costs = np.float64(effort) + contact_cost
+        return info.reward_forward + info.reward_survive - costs, not (is_healthy or may_fall)
 
     return outcome
 
 
-def humanoid_standup(model: Model) -> Callable[..., tuple[float, bool]]:
-    timestep = model.timestep
-
-    def outcome(sim: Any, action: Any, before: float) -> tuple[float, bool]:
-        return sim.qpos[2] / timestep - 0.1 * sum_squares(sim.ctrl) - _contact_cost(sim) + 1.0, False
-
-    return outcome
+def _sum_clipped_squares(values: Any, low: float, high: float) -> float:
+    """Return `np.sum(np.square(np.clip(values, low, high)))`: eight partial sums, as in sum_squares."""
+    num = len(values)
+    a = b = c = d = e = f = g = h = 0.0
+    place = 0
+    while place + 8 <= num:
+        a += clip(values[place], low, high) ** 2
+        b += clip(values[place + 1], low, high) ** 2
+        c += clip(values[place + 2], low, high) ** 2
+        d += clip(values[place + 3], low, high) ** 2
+        e += clip(values[place + 4], low, high) ** 2
+        f += clip(values[place + 5], low, high) ** 2
+        g += clip(values[place + 6], low, high) ** 2
+        h += clip(values[place + 7], low, high) ** 2
+        place += 8
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    while place < num:
+        total += clip(values[place], low, high) ** 2
+        place += 1
+    return total

@@ -39,18 +39,6 @@ def call(typing_context, function, first, second):
     return types.void(types.uint64, types.uint64, types.uint64), generate
 
 
-@intrinsic
-def fma(typing_context, x, y, z):
-    """Return x * y + z, rounded once: as BLAS and NumPy compute sums of products on processors of today."""
-
-    def generate(context, builder, signature, arguments):
-        double = ir.DoubleType()
-        function = builder.module.declare_intrinsic("llvm.fma", [double], ir.FunctionType(double, [double] * 3))
-        return builder.call(function, arguments)
-
-    return types.float64(types.float64, types.float64, types.float64), generate
-
-
 @njit
 def view(address, shape):
     """Return an array of float64 over memory that somebody else owns."""

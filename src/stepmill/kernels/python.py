@@ -6,16 +6,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium import Space
 
 from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls, python_calls
-from stepmill.kernels.rows import describe_spaces, row_layout
+from stepmill.kernels.rows import check_infos, describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.kernel import KernelProgram
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ARGUMENTS = {"reset": ("state", "rng", "obs"), "step": ("state", "action", "rng", "obs")}
 
@@ -26,6 +29,7 @@ def kernel(
     action_space: Space[Any],
     state: Any,
     max_episode_steps: int | None = None,
+    infos: Any = None,
     debug: bool = False,
 ) -> Callable[[type], PythonKernel]:
     """Make a kernel of a class that holds functions.
@@ -44,6 +48,8 @@ def kernel(
         observation_space, action_space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of those.
         state: a structured dtype, or what `np.dtype` makes one of; zeros before the first reset.
         max_episode_steps: after this many steps an episode is truncated; None is no limit.
+        infos: a structured dtype of numbers and arrays of numbers. `reset` and `step` then get one argument more, `info`: a
+            record with these fields, all zero at first. Batches have them as arrays [B, ...] under their names.
         debug: check the bounds of array indices, which costs time.
     Raises:
         UsageError: a function is missing, or has other arguments.
@@ -58,7 +64,8 @@ def kernel(
 
     def make(body: type) -> PythonKernel:
         spaces = observation_space, action_space
-        return PythonKernel(body, spaces, np.dtype(dtype, align=True), max_episode_steps or 0, is_debug=debug)
+        state, limit = np.dtype(dtype, align=True), max_episode_steps or 0
+        return PythonKernel(body, spaces, state, limit, infos=check_infos(infos, body.__name__), is_debug=debug)
 
     return make
 
@@ -72,11 +79,18 @@ class PythonKernel:
         name: of its class.
         observation_space, action_space: of its envs.
         state: dtype of what an env remembers.
+        infos: dtype of its infos; None if it has none.
         max_episode_steps: after this many steps an episode is truncated; 0 is no limit.
         is_debug: whether compiled code checks the bounds of array indices.
         reset, step: the functions, in Python.
         methods: the other functions of the class, by name.
+        saved_bytes: how many bytes of the state belong to a snapshot, from its beginning.
+        identity: tells it from other kernels with the same name and rows.
+        origin: id and arguments of a kernel that comes with stepmill; None for others.
     """
+
+    identity = ""
+    origin: tuple[str, dict[str, object]] | None = None
 
     def __init__(
         self,
@@ -85,6 +99,7 @@ class PythonKernel:
         state: np.dtype[Any],
         max_episode_steps: int,
         *,
+        infos: np.dtype[Any] | None = None,
         is_debug: bool,
     ) -> None:
         self.name = body.__name__
@@ -92,11 +107,13 @@ class PythonKernel:
         self.__module__ = body.__module__
         self.observation_space, self.action_space = spaces
         self.state = state
+        self.saved_bytes = state.itemsize
+        self.infos = infos
         self.max_episode_steps = max_episode_steps
         self.is_debug = is_debug
         functions = {name: item for name, item in vars(body).items() if inspect.isfunction(item)}
         for name, wanted in _ARGUMENTS.items():
-            _check_arguments(self.name, name, functions.get(name), wanted)
+            _check_arguments(self.name, name, functions.get(name), wanted if infos is None else (*wanted, "info"))
         self.reset, self.step = functions.pop("reset"), functions.pop("step")
         self.methods: Mapping[str, Callable[..., Any]] = functions
         self._program: KernelProgram | None = None
@@ -110,7 +127,8 @@ class PythonKernel:
         Args:
             compiled: False runs the functions as Python, for a debugger; results are the same.
         """
-        memory = KernelMemory(self.state, row_layout(self._spec.observation, "observation_space"), self._action_layout)
+        observation = row_layout(self._spec.observation, "observation_space")
+        memory = KernelMemory(self.state, observation, self._action_layout, self.infos)
         run = native_calls(self.compile(), memory) if compiled else python_calls(self.reset, self.step, memory)
         spaces = self.observation_space, self.action_space
         return KernelEnv(self._spec, spaces, memory, self.max_episode_steps, dict(self.methods), run)
@@ -136,15 +154,35 @@ class PythonKernel:
 
     @cached_property
     def _spec(self) -> EnvSpec:
-        return describe_spaces(self.observation_space, self.action_space)
+        return describe_spaces(self.observation_space, self.action_space, self.infos)
 
     @property
     def _action_layout(self) -> Any:
         return row_layout(self._spec.action, "action_space")
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the compiled program behind: its addresses are of this process."""
-        return {**self.__dict__, "_program": None}
+    def with_limit(self, max_episode_steps: int) -> Self:
+        """Return the same kernel with another time limit; 0 is none."""
+        return _make_again(type(self), {**self.__dict__, "max_episode_steps": max_episode_steps, "_program": None})
+
+    def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
+        """Pickle a kernel that comes with stepmill as its id. Leave the program behind: its addresses are of this process."""
+        if self.origin is not None:
+            return _find_again, self.origin
+        return _make_again, (type(self), {**self.__dict__, "_program": None})
+
+
+_Kernel = TypeVar("_Kernel", bound="PythonKernel")
+
+
+def _make_again(kind: type[_Kernel], fields: dict[str, Any]) -> _Kernel:
+    made = kind.__new__(kind)
+    made.__dict__.update(fields)
+    return made
+
+
+def _find_again(id: str, arguments: dict[str, object]) -> PythonKernel:  # noqa: A002
+    found: PythonKernel = import_module("stepmill.kernels.catalog").find(id, **arguments)
+    return found
 
 
 def import_numba() -> None:

@@ -11,17 +11,48 @@ from numpy.typing import NDArray
 from stepmill.envs.gymnasium import pickle_spaces, tree_of
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
-from stepmill.spec.kernel import RowLayout
+from stepmill.spec.kernel import RowLayout, zero_infos
 from stepmill.spec.tree import DictNode, Leaf, Node, TupleNode
 
+_POOLS_INFOS = frozenset({"episode", "fault", "final_info", "final_obs", "omitted"})
+_MAX_INFOS = 100
+_KEY_BYTES = 40  # of a payload: more than the codec adds to a name and a value
 
-def describe_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> EnvSpec:
-    """Return what an env with these spaces says of itself."""
+
+def describe_spaces(
+    observation: spaces.Space[Any], action: spaces.Space[Any], infos: np.dtype[Any] | None = None
+) -> EnvSpec:
+    """Return what an env with these spaces, and infos, says of itself."""
+    leaves = tuple((name, Leaf(value.dtype, value.shape)) for name, value in zero_infos(infos))
     return EnvSpec(
         observation=tree_of(observation, "observation_space"),
         action=tree_of(action, "action_space"),
+        info=DictNode(leaves),
         spaces=pickle_spaces(observation, action, None),
+        payload_bytes=sum(
+            leaf.dtype.itemsize * int(np.prod(leaf.shape)) + _KEY_BYTES + len(name) for name, leaf in leaves
+        ),
     )
+
+
+def check_infos(infos: Any, name: str) -> np.dtype[Any] | None:
+    """Return the dtype of a kernel's infos.
+
+    Raises:
+        UsageError: it has no named fields, fields that are neither numbers nor arrays of numbers, or names that the pool uses.
+    """
+    if infos is None:
+        return None
+    dtype: np.dtype[Any] = np.dtype(infos, align=True)
+    kinds = {field: dtype[field].base.kind for field in dtype.names or ()}
+    wrong = sorted(field for field, kind in kinds.items() if kind not in "biuf" or field in _POOLS_INFOS)
+    if not kinds or wrong or len(kinds) > _MAX_INFOS:
+        raise UsageError(
+            f"the infos {dtype} of the kernel {name} must be 1 to {_MAX_INFOS} named numbers or arrays of numbers"
+            f"{f', and {wrong} are not, or are names that pools use themselves' if wrong else ''}; give "
+            "np.dtype([('speed', 'f8'), ...])"
+        )
+    return dtype
 
 
 def row_layout(node: Node, name: str) -> RowLayout:
@@ -64,9 +95,9 @@ def read_row(node: Node, row: NDArray[Any]) -> Any:
     if isinstance(node, Leaf):
         return row[0] if not node.shape else row.copy()
     if isinstance(node, DictNode):
-        return {key: _copy(row[0][str(key)]) for key, _ in node.items}
+        return {key: copy_value(row[0][str(key)]) for key, _ in node.items}
     assert isinstance(node, TupleNode)
-    return tuple(_copy(row[0][f"f{place}"]) for place in range(len(node.children)))
+    return tuple(copy_value(row[0][f"f{place}"]) for place in range(len(node.children)))
 
 
 def write_row(node: Node, row: NDArray[Any], value: Any) -> None:
@@ -81,5 +112,6 @@ def write_row(node: Node, row: NDArray[Any], value: Any) -> None:
             row[0][f"f{place}"] = part
 
 
-def _copy(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
+    """Return a part of a record that does not share its memory."""
     return value.copy() if isinstance(value, np.ndarray) else value

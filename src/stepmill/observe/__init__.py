@@ -1,8 +1,9 @@
 """The command line, and what looks at running pools. Other packages import this one by name only, when it is asked for.
 
-cli             entry point; exit statuses
+cli             the entry point; turns exceptions into exit statuses
+exit_status     exit statuses, and messages on stderr
 commands        the commands `run` and `replay`, and the group of all commands (click)
-inspection_commands  the commands `top`, `trace`, `doctor` and `bench` (click)
+inspection_commands  the commands `top`, `trace`, `doctor`, `bench` and `tune` (click)
 options         kinds of options that several commands have (click)
 catalog         finds the env that an id names
 policy          loads the policy that acts
@@ -19,6 +20,10 @@ trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
 doctor_probe    its checks, in a child process; own_process: what it asks the system
 bench           `stepmill bench`
+tune            `stepmill.tune`: the search for how to run an env
+tune_choice     which configurations are compared, and which is chosen
+tune_measure    measures one env alone, and pools by turns
+tune_result     the result; tune_code: the program that it prints; tune_command: `stepmill tune`
 compare         measures engines in turn, for `bench` and `demo`
 video           grids of frames, and videos (ffmpeg)
 plots           timelines and bar charts (matplotlib)

@@ -46,9 +46,10 @@ class PoolFile:
 
     @property
     def command(self) -> str:
-        """The command line of the program; empty if it has ended."""
+        """The command line of the program, on one line; empty if it has ended."""
         with contextlib.suppress(OSError):
-            return (PROC / str(self.pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            words = (PROC / str(self.pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            return " ".join(words.split())
         return ""
 
 

@@ -36,8 +36,7 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
         UsageError: the env or a library is unknown, or the chart cannot be written.
         MissingExtraError: a library is not installed.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
 
     if request.chart is not None:
         require_matplotlib()
@@ -45,10 +44,8 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
     choice = find_env(request.env_id, env_kwargs=request.env_kwargs)
     names = [name.strip() for name in request.against.split(",") if name.strip()]
     engines = engines_against(choice, request.num_envs, names)
-    console = Console(stderr=True)
-    is_hidden = request.quiet or not console.is_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+    with show_progress(*columns, is_quiet=request.quiet) as progress:
         task = progress.add_task(f"{len(engines)} engines, rounds", total=request.rounds)
         rounds = Rounds(request.rounds, request.round_seconds)
         rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number))

@@ -30,11 +30,23 @@ NUM_SUGGESTIONS = 3
 
 @dataclass(frozen=True)
 class EnvChoice:
-    """An env that was found: its full id, the function that builds it, and whether it gets the Atari preprocessing."""
+    """An env that was found.
+
+    Attributes:
+        env_id: its full id.
+        make: builds it.
+        is_atari: whether it gets the Atari preprocessing.
+        is_ale: whether it is an env of ale_py.
+        env_kwargs: arguments of the env's constructor that the user gave.
+        known_step_s: how many seconds a step takes at most; None if that is not known before it runs.
+    """
 
     env_id: str
     make: Callable[[], gymnasium.Env[object, object]]
     is_atari: bool
+    is_ale: bool = False
+    env_kwargs: tuple[tuple[str, object], ...] = ()
+    known_step_s: float | None = None
 
 
 def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str, object] | None = None) -> EnvChoice:
@@ -51,19 +63,24 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
         MissingExtraError: the id is Atari's, and ale_py or OpenCV is not installed.
     """
     module, _, name = env_id.rpartition(":")
-    if module:
-        import_user_module(module, needed_by=env_id)
-    spec = _lookup(name)
+    if module.endswith(".py"):
+        raise UsageError(f"{env_id!r} names a file; drop the .py: {module.removesuffix('.py')}:{name}")
+    imported = import_user_module(module, needed_by=env_id) if module else None
+    spec = _lookup(name, imported)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id!r} exists only as a vector env, which stepmill cannot run; choose another id")
     spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
+    given = tuple((env_kwargs or {}).items())
     is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
     if atari and not is_ale:
         raise UsageError(f"{spec.id!r} is not an Atari env of ale_py; leave --atari out")
     if is_ale and (atari or (atari is None and spec.kwargs.get("obs_type") != "ram")):
         _require_atari("cv2")
-        return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True)
-    return EnvChoice(spec.id, partial(make_plain, spec), is_atari=False)
+        return EnvChoice(spec.id, partial(make_atari, spec), is_atari=True, is_ale=True, env_kwargs=given)
+    from stepmill.envs.gymnasium import known_step_s
+
+    make = partial(make_plain, spec)
+    return EnvChoice(spec.id, make, is_atari=False, is_ale=is_ale, env_kwargs=given, known_step_s=known_step_s(spec))
 
 
 def make_plain(spec: GymnasiumSpec) -> gymnasium.Env[object, object]:
@@ -135,12 +152,17 @@ def _split(env_id: str) -> tuple[str, str]:
     return namespace, rest.rpartition("-v")[0] or rest
 
 
-def _lookup(name: str) -> GymnasiumSpec:
+def _lookup(name: str, module: object = None) -> GymnasiumSpec:
     import gymnasium
 
     spec = _registered(name)
     if spec is None and _register_ale(name):
         spec = _registered(name)
+    if spec is None and callable(getattr(module, name, None)):
+        raise UsageError(
+            f"{name!r} is in the module, but is no registered id; add gymnasium.register('{name}-v0', {name}) to the module, and "
+            f"use the id {name}-v0"
+        )
     if spec is None:
         names = near_ids(name, gymnasium.registry)
         hint = (

@@ -1,37 +1,24 @@
 """The entry point of the command line. `main` turns every outcome into an exit status and at most one line on stderr.
 
- 0    done
- 1    an env, a worker or a policy failed while it ran; `--traceback` shows where
- 2    the command cannot work as given: an unknown id, a missing extra, a count below 1, ...
- 130  Ctrl-C
- 143  SIGTERM
-
 Modules that take long to import are imported inside `main`, so that a Ctrl-C during start-up is caught as well.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
+from stepmill.observe.exit_status import ExitStatus, complain, first_line
 from stepmill.spec.errors import EnvError, MissingExtraError, StepmillError, UsageError
 
 # Env constructors raise these when their library is not installed. The message names the pip command.
 MISSING_LIBRARY = frozenset({"DependencyNotInstalled", "ImportError", "ModuleNotFoundError"})
-
-
-class ExitStatus(IntEnum):
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    INTERRUPTED = 130
-    TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def guard(command: Callable[[], int]) -> int:
     """Run a command and return its exit status. An exception becomes a status and one line on stderr."""
     before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    show_warning = warnings.showwarning
     try:
+        warnings.showwarning = cast("Any", _show_warning)
+        _report_log()
         status = command()
         sys.stdout.flush()
         return status
@@ -60,10 +50,28 @@ def guard(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         return _leave_closed_pipe()
     except StepmillError as error:
-        complain(f"{_first_line(error.message)}{_count_others(error)}")
+        complain(f"{first_line(error.message)}{_count_others(error)}")
         return ExitStatus.USAGE if is_user_mistake(error) else ExitStatus.FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
+        warnings.showwarning = show_warning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object, **_named: object) -> None:
+    """Write a warning as one line. Where the code of the command line caused it is of no interest to users."""
+    complain(f"{message}" if category is RuntimeWarning else f"{category.__name__}: {message} ({filename})")
+
+
+def _report_log() -> None:
+    """Write what the pool logs as lines like the others; the user has no configuration of logging here."""
+    logger = logging.getLogger("stepmill")
+    if not logger.handlers:
+        logger.addHandler(_LinesOnStderr(logging.WARNING))
+
+
+class _LinesOnStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(record.getMessage())
 
 
 def is_user_mistake(error: StepmillError) -> bool:
@@ -71,18 +79,6 @@ def is_user_mistake(error: StepmillError) -> bool:
     if isinstance(error, EnvError):
         return error.phase == "construct" and error.error_type.rpartition(".")[2] in MISSING_LIBRARY
     return isinstance(error, (UsageError, MissingExtraError))
-
-
-def complain(message: str) -> None:
-    """Write the first non-empty line of a message to stderr."""
-    # If stderr is closed, there is nowhere to report the error.
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"stepmill: {_first_line(message)}\n")
-        sys.stderr.flush()
-
-
-def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "failed without a message")
 
 
 def _count_others(error: StepmillError) -> str:

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from stepmill._version import __version__
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
-from stepmill.observe.cli import ExitStatus, complain
-from stepmill.observe.inspection_commands import bench, doctor, top, trace
+from stepmill.observe.exit_status import ExitStatus, complain
+from stepmill.observe.inspection_commands import bench, doctor, top, trace, tune
 from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
 from stepmill.observe.policy import Policy, act_randomly, load_policy, search_current_directory
 from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
@@ -29,6 +29,7 @@ from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Se
 if TYPE_CHECKING:
     import gymnasium
 
+    from stepmill.observe.live import LiveView
     from stepmill.pool.pool import Pool
 
 BACKENDS = ("auto", "serial", "thread", "process")
@@ -63,20 +64,24 @@ class RunRequest:
     traceback: bool
     video: str | None = None
     video_dir: str | None = None
+    frames: bool = False
+    quiet: bool = False
 
     def plan(self) -> RunPlan:
         """Fill in the defaults.
 
         Raises:
-            UsageError: the batch size is larger than the number of envs.
+            UsageError: the batch size is larger than the number of envs, or options contradict each other.
         """
         batch_size = self.num_envs if self.batch_size is None else self.batch_size
         if batch_size > self.num_envs:
             raise UsageError(
                 f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
             )
-        if self.has_video and batch_size != self.num_envs:
-            raise UsageError("--video and --video-dir show all envs at the same step; leave --batch-size out")
+        if self.has_frames and batch_size != self.num_envs:
+            raise UsageError("--frames, --video and --video-dir show all envs at the same step; leave --batch-size out")
+        if self.frames and self.quiet:
+            raise UsageError("--frames shows the run and --quiet hides it; leave one of them out")
         seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
         return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
 
@@ -84,6 +89,11 @@ class RunRequest:
     def has_video(self) -> bool:
         """Whether frames are recorded."""
         return self.video is not None or self.video_dir is not None
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether the envs must render."""
+        return self.frames or self.has_video
 
     def pool_options(self) -> PoolOptions:
         """Return the options of the pool. on_fault="replay" needs a seed for every episode."""
@@ -96,6 +106,7 @@ class RunRequest:
             on_fault=OnFault(self.on_fault),
             seeding=Seeding.PER_EPISODE if self.on_fault == OnFault.REPLAY.value else Seeding.CONTINUE,
             crash_dir=self.crash_dir,
+            show_progress=not self.quiet,
         )
 
 
@@ -125,7 +136,7 @@ def group() -> None:
     """Runs many reinforcement-learning environments at once."""
 
 
-for command in (top, trace, doctor, bench):
+for command in (top, trace, doctor, bench, tune):
     group.add_command(command)
 
 
@@ -164,10 +175,12 @@ for command in (top, trace, doctor, bench):
 )
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
 @json_option("summary")
+@click.option("--frames", is_flag=True, help="Show frames of the envs, as many as fit on the terminal.")
 @click.option("--video", metavar="FILE", help="Write a video of all envs in a grid, one frame per step.")
 @click.option(
     "--video-dir", type=click.Path(file_okay=False, exists=True), metavar="DIR", help="Write a video per env."
 )
+@click.option("--quiet", is_flag=True, help="Show nothing before the summary.")
 @click.option("--traceback", is_flag=True, help="When an env, a worker or the policy fails, show the traceback.")
 @click.pass_context
 def run(context: click.Context, /, **_: object) -> None:
@@ -234,7 +247,7 @@ def run_env(request: RunRequest) -> None:
     """Find the env, build the pool, run it, and print the summary. After a Ctrl-C, print the summary and raise it again."""
     plan = request.plan()
     search_current_directory()
-    rendering = {"render_mode": "rgb_array"} if request.has_video else {}
+    rendering = {"render_mode": "rgb_array"} if request.has_frames else {}
     choice = find_env(request.env_id, atari=request.atari, env_kwargs={**rendering, **(request.env_kwargs or {})})
     with open_view(request, plan) as view:
         outcome = run_pool(request, plan, choice, view)
@@ -290,6 +303,9 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
         view.began(setup)
         if request.has_video:
             policy = after_frame(policy, partial(recorder.add, pool.render))
+        if request.frames:
+            live = cast("LiveView", view)  # open_view refuses --frames without a terminal
+            policy = after_frame(policy, partial(live.sample_frames, pool.render))
         running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
         is_interrupted = False
         try:
@@ -322,8 +338,21 @@ def backend_of(pool: Pool) -> str:
 
 @contextmanager
 def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
-    """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json."""
+    """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json.
+
+    Raises:
+        UsageError: --frames is given, and there is no terminal that can show them.
+    """
+    if request.quiet:
+        yield QuietView()
+        return
     stream = sys.stderr if request.is_json else sys.stdout
+    if request.frames:
+        from rich.console import Console
+
+        from stepmill.observe.frames import require_colours
+
+        require_colours(Console(file=stream))
     if not stream.isatty():
         yield QuietView() if request.is_json else PlainView(stream)
         return

@@ -49,11 +49,12 @@ def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
     import stepmill
 
     env_fns = env_fns_of(choice, num_envs)
+    open_stepmill = partial(stepmill.VectorEnv, env_fns, show_progress=False)
     return [
         Engine(BASELINE, partial(AsyncVectorEnv, env_fns, copy=False), _terminate),
         Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), _close),
-        Engine("stepmill serial", partial(stepmill.VectorEnv, env_fns, backend="serial"), _close),
-        Engine("stepmill process", partial(stepmill.VectorEnv, env_fns, backend="process"), _close),
+        Engine("stepmill serial", partial(open_stepmill, backend="serial"), _close),
+        Engine("stepmill process", partial(open_stepmill, backend="process"), _close),
     ]
 
 

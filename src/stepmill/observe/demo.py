@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepmill.observe.catalog import EnvChoice, find_env
-from stepmill.observe.cli import ExitStatus, guard
+from stepmill.observe.cli import guard
 from stepmill.observe.commands import RunRequest, run_env
 from stepmill.observe.compare import BASELINE, Rounds, compare_engines, engines_for
+from stepmill.observe.exit_status import ExitStatus
 from stepmill.observe.report import per_second
 from stepmill.spec.errors import MissingExtraError
 

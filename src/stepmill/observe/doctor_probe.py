@@ -33,7 +33,7 @@ HUGE_INFO_BYTES = 64 * 1024
 SLOW_RESET_S = 0.02
 SLOW_RESET_FACTOR = 20
 LONG_STEP_S = 0.03
-SILENT_TICKS = 2  # of about thirty: before the env has the GIL, and when it returns
+SILENT_TICKS = 2  # in a long step that holds the GIL; otherwise the ticker thread runs about thirty times
 NUM_LONG_STEPS = 3
 LEAK_BYTES = 2 << 20
 LEAK_BYTES_PER_STEP = 200
@@ -45,7 +45,7 @@ Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where
 
 
 def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> None:
-    """Step one env for long: results and spaces, durations, threads, leaks, children."""
+    """Step one env many times, and check its results, spaces, durations, threads, leaks and child processes."""
     before = children()
     env = env_fn()
     _LongRun(env, emit, num_steps, budget_s).run()
@@ -65,7 +65,7 @@ def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> N
 
 
 class _LongRun:
-    """One env that is stepped with random actions until there were enough steps, or the time is over."""
+    """Steps one env with random actions: `num_steps` times, or until the time budget is used up."""
 
     def __init__(self, env: Any, emit: Emit, num_steps: int, budget_s: float) -> None:
         self._env = env
@@ -75,9 +75,9 @@ class _LongRun:
         self._emitted: set[str] = set()
         self._step_s: list[float] = []
         self._reset_s: list[float] = []
-        self._num_silent = self._num_long = 0
+        self._num_long = self._num_silent = 0  # steps of at least LONG_STEP_S; those in which no other thread ran
         self._last: tuple[Any, Any] | None = None  # the last observation, and a copy of it
-        self._ticks = 0
+        self._ticks = 0  # increased by a second thread every millisecond, when it gets the GIL
         self._is_ticking = True
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
@@ -98,14 +98,14 @@ class _LongRun:
         self._reset(0)
         sizes: list[tuple[int, int]] = []
         threads_s = thread_seconds()
-        quarter = max(1, self._num_steps // 5)
+        interval = max(1, self._num_steps // 5)
         for step in range(1, self._num_steps + 1):
             self._step(step)
             if step == NUM_CHECKED:
                 self._is_ticking = False
                 self._ticker.join()
                 self._check_threads(threads_s)
-            if step % quarter == 0:
+            if step % interval == 0:
                 gc.collect()
                 sizes.append((resident_bytes(), num_fds()))
             if time.monotonic() > self._until_s:
@@ -113,7 +113,7 @@ class _LongRun:
         self._is_ticking = False
         self._ticker.join()
         self._check_durations()
-        self._check_leaks(sizes, quarter)
+        self._check_leaks(sizes, interval)
 
     def _reset(self, step: int) -> None:
         began_s = time.monotonic()
@@ -135,12 +135,12 @@ class _LongRun:
         if self._is_ticking and took_s >= LONG_STEP_S:
             self._num_long += 1
             self._num_silent += self._ticks <= ticks + SILENT_TICKS
-        if step <= NUM_CHECKED and not self._is_good(result, f"step {step}"):
-            return
+        if step <= NUM_CHECKED:
+            self._check_result(result, f"step {step}")
         if result[2] or result[3]:
             self._reset(step)
 
-    def _is_good(self, result: Any, where: str) -> bool:
+    def _check_result(self, result: Any, where: str) -> None:
         if not (isinstance(result, tuple) and len(result) == 5):
             what = f"step returns {result!r:.80}"
             self._emit("bad-output", "error", what, where, "return (observation, reward, terminated, truncated, info)")
@@ -156,7 +156,6 @@ class _LongRun:
             self._emit("bad-output", "error", f"info is {info!r:.60}", where, "return a dict")
         else:
             self._check_info(info, where)
-        return True
 
     def _check_observation(self, observation: Any, where: str) -> None:
         space = self._env.observation_space
@@ -202,8 +201,8 @@ class _LongRun:
             self._emit(
                 "threads",
                 "warning",
-                f"{busy} more threads of this env compute, {sum(others.values()) / max(main_s, 0.01):.1f} times as much "
-                "as its own",
+                f"{busy} other threads of this env use {sum(others.values()) / max(main_s, 0.01):.1f} times as much CPU time "
+                "as the thread that steps it",
                 "step()",
                 "workers already use all cores: limit the env's threads (worker_env, worker_threads)",
             )
@@ -228,11 +227,11 @@ class _LongRun:
                 "use backend='process', or release the GIL in native code; backend='thread' gains nothing",
             )
 
-    def _check_leaks(self, sizes: Sequence[tuple[int, int]], quarter: int) -> None:
+    def _check_leaks(self, sizes: Sequence[tuple[int, int]], interval: int) -> None:
         if len(sizes) < 4:
-            return  # too few steps for a judgement
+            return  # too few measurements
         memory, fds = zip(*sizes, strict=True)
-        num_steps = quarter * (len(sizes) - 1)
+        num_steps = interval * (len(sizes) - 1)
         grows = all(later > earlier for earlier, later in itertools.pairwise(memory))
         grown = memory[-1] - memory[0]
         if grows and grown > max(LEAK_BYTES, LEAK_BYTES_PER_STEP * num_steps):
@@ -251,7 +250,7 @@ class _LongRun:
 def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
     """Compare runs with the same seed and the same actions: alone, again, and beside another env."""
     first, second = env_fn(), env_fn()
-    actions = _draw(first.action_space)
+    actions = _sample_actions(first.action_space)
     states = _global_generators()
     alone = _play(first, actions)
     if _global_generators() != states:
@@ -268,7 +267,7 @@ def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) ->
             "error",
             "two envs with the same seed and the same actions return different data",
             f"step {step}",
-            "draw all random numbers from self.np_random; do not use the clock or the order of sets",
+            "draw all random numbers from self.np_random; do not use the clock, the order of sets, or a space that was not seeded",
         )
     elif (step := _first_difference(alone, _play(first, actions))) is not None:
         emit(
@@ -372,7 +371,7 @@ def _global_generators() -> tuple[bytes, object]:
     return pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002  it is what is checked
 
 
-def _draw(space: Any, count: int = NUM_COMPARED) -> list[Any]:
+def _sample_actions(space: Any, count: int = NUM_COMPARED) -> list[Any]:
     space = copy.deepcopy(space)
     space.seed(0)
     return [space.sample() for _ in range(count)]

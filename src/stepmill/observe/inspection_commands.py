@@ -1,4 +1,4 @@
-"""The commands that look at envs and pools: top, trace, doctor, bench. cli.py turns the exceptions raised here into exit statuses."""
+"""The commands that look at envs and pools: top, trace, doctor, bench, tune. cli.py turns the exceptions raised here into exit statuses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 
 import click
 
-from stepmill.observe.cli import ExitStatus
+from stepmill.observe.exit_status import ExitStatus
 from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
 
 
-@click.command()
+@click.command(short_help="Show where the pool of a running program spends its time.")
 @click.argument("pid", metavar="[PID]", type=click.IntRange(min=1), required=False)
 @click.option("--interval", type=SECONDS, metavar="S", default=1.0, show_default=True, help="Seconds between pictures.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N pictures.")
@@ -45,7 +45,7 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
         watch_until_end(pool, interval, num_looks=count)
 
 
-@click.command()
+@click.command(short_help="Record what each worker does, for ui.perfetto.dev.")
 @click.argument("env_id", metavar="ENV")
 @click.option(
     "-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The trace, for ui.perfetto.dev."
@@ -74,7 +74,7 @@ def trace(**arguments: object) -> None:
     trace_env(TraceRequest(**arguments))  # type: ignore[arg-type]
 
 
-@click.command()
+@click.command(short_help="Check an env for what makes it slow, wrong or fragile.")
 @click.argument("env_id", metavar="ENV")
 @click.option(
     "--steps", type=COUNT, metavar="N", default=10_000, show_default=True, help="Steps of the search for leaks."
@@ -106,7 +106,7 @@ def doctor(
         raise click.exceptions.Exit(ExitStatus.FAILED)
 
 
-@click.command()
+@click.command(short_help="Compare the speed with that of other libraries.")
 @click.argument("env_id", metavar="ENV")
 @click.option("--against", metavar="NAMES", default="gymnasium", show_default=True, help="Libraries: gymnasium, sb3.")
 @click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
@@ -126,3 +126,61 @@ def bench(**arguments: object) -> None:
     from stepmill.observe.bench import BenchRequest, run_bench
 
     run_bench(BenchRequest(**arguments))  # type: ignore[arg-type]
+
+
+@click.command(short_help="Find how to run an env on this machine.")
+@click.argument("env_id", metavar="ENV")
+@click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs will run.")
+@click.option(
+    "--seconds",
+    "--budget-s",
+    "budget_s",
+    type=SECONDS,
+    metavar="S",
+    default=60.0,
+    show_default=True,
+    help="Seconds that the search may take.",
+)
+@click.option(
+    "--async/--no-async",
+    "is_async",
+    default=None,
+    help="Batches of the envs that are ready, or steps of all envs.  [default: both, if durations vary]",
+)
+@click.option(
+    "--learner-ms",
+    type=click.FloatRange(min=0),
+    metavar="MS",
+    default=0.3,
+    show_default=True,
+    help="How long your program computes per batch.",
+)
+@click.option(
+    "--step-timeout", type=SECONDS, metavar="S", default=30.0, show_default=True, help="An env hangs after S seconds."
+)
+@click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
+@click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
+@click.option(
+    "--exhaustive",
+    "is_exhaustive",
+    is_flag=True,
+    help="Then also measure every configuration, for as long as it takes.",
+)
+@json_option("result")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def tune(**arguments: object) -> None:
+    """Find how to run ENV on this machine, and print the line of Python that does it.
+
+    ENV is a Gymnasium id, or module:Id. One env is measured alone, with random actions. A model predicts the speed of each
+    backend, number of workers and batch size; the best few are measured by turns, so that a busy machine affects all alike,
+    and the slower half is dropped until two are left. Of equally fast configurations (within 5 %) the simplest is chosen:
+    serial before thread before process, and fewer workers.
+
+    Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given: a
+    small policy. What a faster engine gains is less if the learner takes longer.
+
+    Exit status: 0 done; 1 the env failed; 2 the command cannot work as given; 130 Ctrl-C, after what is known so far.
+    """
+    from stepmill.observe.tune_command import TuneArguments, run_tune
+
+    run_tune(TuneArguments(**arguments))  # type: ignore[arg-type]

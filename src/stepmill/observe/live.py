@@ -7,15 +7,18 @@ A panel is one Text in fixed columns. rich's tables would take a tenth of the ru
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import ControlType
 from rich.text import Text
 
-from stepmill.observe.report import clock, describe, number, per_second, percent, plural
+from stepmill.observe.frames import FramePicture, FrameSampler
+from stepmill.observe.report import clock, describe, describe_faults, number, per_second, percent, plural
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot, WorkerShare
 
@@ -34,6 +37,8 @@ WORKER_CELLS = "{:>6} {:>8} {:>10} {:>7} {:>8}   "
 MAX_BAR_WIDTH = 40
 MIN_BAR_WIDTH = 10
 SPARK_WIDTH = 40
+MAX_WORKERS_BELOW_FRAMES = 4
+ERASE_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
 class LiveView:
@@ -49,18 +54,41 @@ class LiveView:
         self._setup: Setup | None = None
         self._shown: Snapshot | None = None
         self._rates: deque[float] = deque(maxlen=SPARK_WIDTH)
+        self._sampler: FrameSampler | None = None
+        self._picture: FramePicture | None = None
 
     def starting(self, what: str) -> None:
-        self._live.update(Text(f"starting {what} ...", style="dim"), refresh=True)
+        # Not by Live, which replaces stderr: a pool whose start takes long rewrites this line.
+        self._console.print(Text(f"starting {what} ...", style="dim", no_wrap=True, overflow="ellipsis"), end="\r")
 
     def began(self, setup: Setup) -> None:
         self._setup = setup
+        self._console.control(ERASE_LINE)
+        self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
         if self._setup is not None:
             self._rates.append(self._rate_since_shown(snapshot))
             self._shown = snapshot
-            self._live.update(self.panel(self._setup, snapshot), refresh=True)
+            panel = self.panel(self._setup, snapshot)
+            self._live.update(Group(self._picture, panel) if self._picture else panel, refresh=True)
+
+    def sample_frames(self, render: Callable[[Sequence[int]], Sequence[object]]) -> None:
+        """Render some envs a few times a second, to show them above the panel.
+
+        Args:
+            render: `pool.render`. Called while no env steps.
+        Raises:
+            UsageError: an env returns no picture.
+        """
+        if self._sampler is None:
+            num_workers = min(1 if self._setup is None else self._setup.num_workers, MAX_WORKERS_BELOW_FRAMES)
+            num_lines = max(1, self._console.height - LINES_BESIDE_WORKERS - num_workers)
+            self._sampler = FrameSampler(self._plan.num_envs, self._console.width, num_lines, self._set_picture)
+        self._sampler.sample(render)
+
+    def _set_picture(self, picture: FramePicture) -> None:
+        self._picture = picture
 
     def panel(self, setup: Setup, snapshot: Snapshot) -> Panel:
         """Build the panel from one snapshot and the rates before it."""
@@ -69,7 +97,8 @@ class LiveView:
         body.append(f"{describe(setup)}\n\n", "dim")
         self._add_numbers(body, snapshot, _bar_width(width, beside=len(LABEL.format("") + NUMBER.format("")) + 12))
         body.append("\n")
-        self._add_workers(body, snapshot.workers, _bar_width(width, beside=len(WORKER_HEADINGS)))
+        bar_width = _bar_width(width, beside=len(WORKER_HEADINGS))
+        self._add_workers(body, snapshot.workers, bar_width, has_faults=bool(snapshot.faults))
         title = Text.assemble(("stepmill ", "bold"), (setup.env_id, "bold cyan"))
         end = "Ctrl-C stops"
         return Panel(body, title=title, title_align="left", subtitle=end, subtitle_align="right", width=width)
@@ -99,6 +128,8 @@ class LiveView:
             body.append(latest, "bold").append(", means of the last 100\n", "dim")
         else:
             body.append("none ended yet\n", "dim")
+        if snapshot.faults:
+            body.append(LABEL.format("faults"), "dim").append(f"{describe_faults(snapshot)}\n", "bold red")
         body.append(LABEL.format("this process"), "dim")
         body.append(NUMBER.format(percent(snapshot.policy_share)))
         body.append(f"in the policy, {percent(snapshot.pool_share)} in the pool\n", "dim")
@@ -117,11 +148,12 @@ class LiveView:
         top = max(self._rates, default=0.0) or 1.0
         return "".join(self._glyphs[round(rate / top * 7)] for rate in self._rates)
 
-    def _add_workers(self, body: Text, workers: tuple[WorkerShare, ...], bar_width: int) -> None:
+    def _add_workers(self, body: Text, workers: tuple[WorkerShare, ...], bar_width: int, *, has_faults: bool) -> None:
         body.append(WORKER_HEADINGS, "dim")
         if bar_width:
             body.append("env", "green").append(" waiting", "dim")
-        max_lines = max(1, self._console.height - LINES_BESIDE_WORKERS)
+        num_above = 0 if self._picture is None else self._picture.num_lines
+        max_lines = max(1, self._console.height - LINES_BESIDE_WORKERS - num_above - has_faults)
         shown = workers if len(workers) <= max_lines else workers[: max(1, max_lines - 1)]
         for each in shown:
             pid = "-" if each.pid is None else each.pid
@@ -143,8 +175,12 @@ class LiveView:
 @contextmanager
 def open_live_view(console: Console, plan: RunPlan) -> Iterator[LiveView]:
     """Show a run on a terminal during the block, and restore the cursor at its end."""
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    live = Live(console=console, auto_refresh=False, transient=True)
+    try:
         yield LiveView(live, console, plan)
+    finally:
+        live.stop()
+        console.control(ERASE_LINE)
 
 
 def _bar_width(width: int, *, beside: int) -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -93,7 +93,7 @@ def _state_of(worker: WorkerStats) -> str:
     return STATES.get(process_state(worker.pid), "") if worker.pid else ""
 
 
-def render(view: View, *, height: int = 40) -> RenderableType:
+def render(view: View, *, height: int = 40) -> Panel:
     """Return the picture of a view, at most `height` lines high if that is possible."""
     total, recent = view.total, view.recent
     head = Text.assemble(
@@ -226,13 +226,35 @@ def _notes(view: View) -> Text | None:
     return Text(text, "dim") if text else None
 
 
+class _NotebookLive:
+    """Draws in the output of a notebook's cell. rich's own Live needs ipywidgets for that."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._handle: Any = None
+
+    def start(self) -> None:
+        """Do nothing: the output begins with the first picture."""
+
+    def update(self, renderable: Panel, *, refresh: bool) -> None:
+        from IPython.display import display  # type: ignore[import-not-found]  # a notebook has it
+
+        if self._handle is None:
+            self._handle = display(renderable, display_id=True)
+        else:
+            self._handle.update(renderable)
+
+    def stop(self) -> None:
+        """Do nothing: the last picture stays."""
+
+
 class Monitor:
     """Draws a pool in a thread of its own until `close`. Use it as a context manager. Writes nothing to the pool."""
 
     def __init__(self, title: str, read: Callable[[], PoolStats], interval_s: float, console: Console) -> None:
         self._watch = Watch(title, read)
         self._interval_s = interval_s
-        self._live = Live(console=console, auto_refresh=False)
+        self._live = _NotebookLive(console) if console.is_jupyter else Live(console=console, auto_refresh=False)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stepmill-monitor", daemon=True)
         self._live.start()

@@ -1,4 +1,4 @@
-"""What Linux says of the calling process: its children, threads, memory and descriptors. `stepmill doctor` compares it."""
+"""What Linux says of the calling process and of others: children, threads, memory, descriptors, CPU time. `doctor` and `tune` ask."""
 
 from __future__ import annotations
 
@@ -52,3 +52,22 @@ def resident_bytes() -> int:
 
 def num_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def scheduled_seconds(pid: int) -> tuple[float, float]:
+    """Return how long all threads of a process have used a core, and how long they have waited for one to be free.
+
+    Threads that have ended are not counted. Without the kernel's statistics the second number is 0.
+    """
+    used_ns = waited_ns = 0
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            used, waited, _ = (folder / "schedstat").read_text().split()
+        except OSError:
+            continue
+        used_ns += int(used)
+        waited_ns += int(waited)
+    if used_ns:
+        return used_ns / 1e9, waited_ns / 1e9
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stepmill.pool.capsules import versions
+from stepmill.pool.crash_reporter import versions
 from stepmill.pool.pool import Pool
 from stepmill.pool.stats import read_outcome
 from stepmill.spec.capsule import Capsule

@@ -8,7 +8,7 @@ import pdb  # noqa: T100  it is what --pdb asks for
 import sys
 from dataclasses import dataclass
 
-from stepmill.observe.cli import ExitStatus
+from stepmill.observe.exit_status import ExitStatus
 from stepmill.observe.policy import load_function, search_current_directory
 from stepmill.observe.replay import CodeToRun, RecordingEnvFn, Report, Verdict, code_to_run, env_fn_of, replay
 from stepmill.spec.capsule import FACTS_NAME, Capsule, read_capsule

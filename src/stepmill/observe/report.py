@@ -76,6 +76,8 @@ def plain_line(snapshot: Snapshot) -> str:
         f"return {number(snapshot.episodes.recent_return_mean)}",
         f"length {number(snapshot.episodes.recent_length_mean)}",
     ]
+    if snapshot.faults:
+        parts.append(f"faults: {describe_faults(snapshot)}")
     if snapshot.workers:
         parts.append(f"env {percent(mean_env_share(snapshot))} waiting {percent(mean_wait_share(snapshot))}")
     return " · ".join(parts)
@@ -88,6 +90,7 @@ def summary_text(setup: Setup, totals: Snapshot, *, is_interrupted: bool) -> str
         f"{setup.env_id}: {describe(setup)}{ending}",
         _field("env-steps", f"{totals.steps:,} in {totals.elapsed_s:.2f} s, {per_second(totals.steps_per_s)}/s"),
         _field("episodes", _describe_episodes(totals.episodes)),
+        *([_field("faults", describe_faults(totals))] if totals.faults else []),
         _field("start", f"{setup.start_s:.2f} s until all envs were built"),
         _field(
             "this process", f"{percent(totals.policy_share)} in the policy, {percent(totals.pool_share)} in the pool"
@@ -121,6 +124,12 @@ def describe(setup: Setup) -> str:
     if setup.seed is not None:
         parts.append(f"seed {setup.seed}")
     return ", ".join(parts)
+
+
+def describe_faults(snapshot: Snapshot) -> str:
+    """Return one phrase about the faults that the fault policy absorbed: `8 timed out, 1 raised`."""
+    names = {"neighbour": "lost with another env"}
+    return ", ".join(f"{count:,} {names.get(kind, kind.replace('_', ' '))}" for kind, count in snapshot.faults.items())
 
 
 def mean_env_share(snapshot: Snapshot) -> float:

@@ -67,6 +67,7 @@ class _Counters:
     at_s: float
     steps: int
     workers: dict[int, _WorkerClock]
+    faults: dict[str, int]
 
 
 class Run:
@@ -197,17 +198,16 @@ class Run:
                 _share(worker, clock, since.workers.get(worker, clock), recent_s)
                 for worker, clock in sorted(now.workers.items())
             ),
+            faults=now.faults,
         )
 
     def _read_counters(self, at_s: float) -> _Counters:
-        return _Counters(at_s, self._steps, _read_workers(self._pool))
-
-
-def _read_workers(pool: Pool) -> dict[int, _WorkerClock]:
-    return {
-        each.worker: _WorkerClock(each.pid, each.busy_s, each.wait_s, each.steps, each.resets)
-        for each in pool.stats().workers
-    }
+        stats = self._pool.stats()
+        workers = {
+            each.worker: _WorkerClock(each.pid, each.busy_s, each.wait_s, each.steps, each.resets)
+            for each in stats.workers
+        }
+        return _Counters(at_s, self._steps, workers, stats.faults_by_kind)
 
 
 def _share(worker: int, now: _WorkerClock, since: _WorkerClock, span_s: float) -> WorkerShare:

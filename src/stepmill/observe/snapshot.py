@@ -64,6 +64,7 @@ class Snapshot:
     """The state of a run at one moment.
 
     `recent_steps_per_s` and the workers' shares cover the last two seconds; in the last snapshot they cover the whole run.
+    `faults` counts those of envs by kind; a worker that dies is a fault of each of its envs.
     `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
     """
 
@@ -76,6 +77,7 @@ class Snapshot:
     policy_share: float
     pool_share: float
     workers: tuple[WorkerShare, ...]
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass

@@ -87,7 +87,7 @@ class Recorder:
         self._stop = threading.Event()
         self._num_events = 0
         with slab.view() as memory:
-            self._reader.take(memory)
+            self._reader.read_new(memory)
         self._last = slab.read_stats(leased_slots=0, replay_log_bytes=0)
         now_ns = time.monotonic_ns()
         self.events = Events(now_ns, now_ns, [])
@@ -103,16 +103,16 @@ class Recorder:
                 if left_s <= 0 or self.events.is_full:
                     break
                 self._stop.wait(left_s)
-                self._take()
+                self._read_rings()
             self._slab.native.set_tracing(False)
-            self._take()
+            self._read_rings()
         except ClosedPoolError:
             pass
         self._finish()
 
-    def _take(self) -> None:
+    def _read_rings(self) -> None:
         with self._slab.view() as memory:
-            taken = self._reader.take(memory)
+            taken = self._reader.read_new(memory)
         now_ns = time.monotonic_ns()
         for parts, events in zip(self._parts, taken, strict=True):
             if len(events):

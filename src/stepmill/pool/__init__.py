@@ -15,6 +15,6 @@ infos          merges the infos of many envs into one dict
 workers        states, deaths and restarts of workers
 fault_handler  assigns faults to the policies, and stores errors until they are raised
 faults         fault records become errors
-capsules       writes crash capsules
+crash_reporter writes crash capsules
 policies       the fault policies
 """

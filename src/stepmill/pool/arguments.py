@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
 
 from stepmill.spec.errors import UsageError
 from stepmill.spec.tree import Node, iter_tree
@@ -25,17 +29,28 @@ def checked_fns(env_fns: Sequence[Callable[[], object]]) -> tuple[Callable[[], o
         UsageError: there is none, or one of them is not a function.
     """
     given: object = env_fns
-    if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str):
         raise UsageError(
-            f"env_fns is a {type(env_fns).__name__}; give a list of functions that make envs, one per env: [make_env] * 8"
+            f"env_fns is the string {given!r}; give a list of functions that make envs, one per env, or for an id of "
+            f"Gymnasium use stepmill.make_vec({given!r}, num_envs=8)"
         )
-    fns = tuple(env_fns)
+    if callable(given) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"env_fns is {_a_type(given)}; give a list of functions that make envs, one per env: [make_env] * 8"
+        )
+    fns: tuple[object, ...] = tuple(given)
     if not fns:
         raise UsageError("a pool needs at least one env; env_fns is empty")
     for env_id, fn in enumerate(fns):
         if not callable(fn):
-            raise UsageError(f"env_fns[{env_id}] is a {type(fn).__name__}; give a function that makes the env")
-    return fns
+            made = f"lambda: gymnasium.make({fn!r})" if isinstance(fn, str) else "a class, or a lambda"
+            raise UsageError(f"env_fns[{env_id}] is {_a_type(fn)}; give a function that makes the env: {made}")
+    return cast("tuple[Callable[[], object], ...]", fns)
+
+
+def _a_type(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def checked_num_envs(num_fns: int, num_spares: int) -> int:
@@ -55,11 +70,23 @@ def checked_batch_size(batch_size: object, num_envs: int) -> int | None:
     raise UsageError(f"batch_size={batch_size!r} must be 1 to num_envs, which is {num_envs}")
 
 
-def check_ids(env_ids: Sequence[int], num_envs: int, num_spares: int = 0) -> None:
-    """Refuse ids of envs that do not exist. Ids from num_envs on are those of spares."""
-    unknown = [env_id for env_id in env_ids if not 0 <= env_id < num_envs + num_spares]
+def checked_ids(env_ids: object, num_envs: int, num_spares: int = 0) -> list[int]:
+    """Return the ids of envs as ints, in their order. Ids from num_envs on are those of spares.
+
+    Raises:
+        UsageError: they are no whole numbers, or name envs that do not exist.
+    """
+    try:
+        given = list(cast("Iterable[Any]", env_ids))
+        if any(isinstance(env_id, (bool, np.bool_)) for env_id in given):
+            raise UsageError(f"env_ids={env_ids!r} is a mask; name the envs by number: env_ids=np.flatnonzero(mask)")
+        ids = [operator.index(env_id) for env_id in given]
+    except TypeError:
+        raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
+    unknown = [env_id for env_id in ids if not 0 <= env_id < num_envs + num_spares]
     if unknown:
         raise UsageError(f"env ids {unknown} do not exist; this pool has envs 0 to {num_envs - 1}")
+    return ids
 
 
 def check_leaves(observation: Node, own: Node) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from stepmill import _native
 from stepmill.backends.base import Backend
-from stepmill.pool.capsules import CrashReporter
+from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.faults import FaultKind, after_attempts, fault_error, fault_info, kind_of, late_error
 from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, FaultPolicy, WorkerDeath
 from stepmill.pool.policies.basic import RaisePolicy, TruncatePolicy
@@ -47,7 +47,7 @@ class FaultHandler:
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
-        self.capsules = CrashReporter(plans, backend, options)
+        self.crash_reporter = CrashReporter(plans, backend, options)
         self.errors: list[StepmillError] = []  # raised by the next call that can raise
         self.notices: list[str] = []  # warnings, issued by the same call
         self.replayer: EpisodeReplayer | None = None
@@ -71,7 +71,7 @@ class FaultHandler:
                 self.workers,
                 limits,
                 self.replayer,
-                replaces_workers=options.on_fault is OnFault.REPLAY,
+                restarts_workers=options.on_fault is OnFault.REPLAY,
                 on_reset_repeated=lambda env_id: self._attempts.record_retry(env_id, self._state.ticket_of(env_id)),
                 warn=self.notices.append,
             )
@@ -125,7 +125,7 @@ class FaultHandler:
     def _is_unhandled(self, fault: EnvFault) -> bool:
         """Whether a fault is not handled yet: the restart for another fault of its worker may have handled it."""
         state, env_id = self._state, fault.env_id
-        return state.is_pending(env_id) and not state.is_held(env_id) and state.ticket_of(env_id) == fault.ticket
+        return state.is_pending(env_id) and not state.is_suspended(env_id) and state.ticket_of(env_id) == fault.ticket
 
     def handle_death(self, worker: int, faults: Sequence[EnvFault] = ()) -> None:
         """Handle the death of a worker, or commands that were lost in an earlier death."""
@@ -139,21 +139,21 @@ class FaultHandler:
             error = record.error
         if is_new:
             state.count_death(worker)
-            error = self.capsules.report_death(error, worker, [fault.env_id for fault in faults])
+            error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
             self.workers.record_cause(worker, error)
         errors = self._worker_death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))
         if is_new and self._replay_policy is not None:
-            self._replay_policy.drop(worker)
+            self._replay_policy.drop_replays_of(worker)
         self.errors += errors
         if is_new and not errors:
             self._log(state.envs_of(worker), error)
 
     def _handle_env_error(self, fault: EnvFault) -> None:
-        error = self.capsules.report_fault(
+        error = self.crash_reporter.report_fault(
             fault_error((fault.env_id, fault.kind or 0, fault.record)), fault.env_id, fault.kind
         )
         if self._attempts.is_last(fault, error):
-            self._state.fail([fault.env_id])
+            self._state.mark_envs_faulted([fault.env_id])
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
             return
         policy = self._raise_policy if fault.kind is FaultKind.INTERRUPTED else self._env_error_policy
@@ -186,14 +186,14 @@ class FaultHandler:
             if self._attempts.count(fault.env_id, fault.ticket):
                 retried.append(fault)
                 continue
-            error = self.capsules.report_fault(self._error_of(fault), fault.env_id, fault.kind)
+            error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
-            self._state.fail([fault.env_id])
+            self._state.mark_envs_faulted([fault.env_id])
         if not retried:
             return
         death = WorkerDeath(worker, retried, self._error_of(retried[0]), is_new=True)
         self.workers.record_cause(worker, death.error)
-        self._worker_death_policy.replace_worker(death, self._attempts.wait_s)
+        self._worker_death_policy.restart_worker(death, self._attempts.wait_s)
         for fault in retried:
             self._attempts.record_retry(fault.env_id, self._state.ticket_of(fault.env_id))
 
@@ -223,10 +223,10 @@ class FaultHandler:
             self.handle_death(worker)
 
     def before_call(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        """Wait until replays have restored the envs of these workers.
+        """Wait until replays have rebuilt the envs of these workers.
 
         Raises:
-            EnvTimeout: the envs were not restored within `timeout_s`.
+            EnvTimeout: the envs were not rebuilt within `timeout_s`.
         """
         policy = self._replay_policy
         if policy is None:
@@ -234,9 +234,9 @@ class FaultHandler:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in sorted(set(workers)):
             while not policy.is_ready_for_call(worker) and not self.errors:
-                self._advance_restoration(worker, deadline, timeout_s)
+                self._wait_for_rebuild(worker, deadline, timeout_s)
 
-    def _advance_restoration(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
+    def _wait_for_rebuild(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
         """Handle the death of a worker, or wait for the next event of its restart or replay."""
         if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
@@ -248,7 +248,7 @@ class FaultHandler:
         self._wait_event(left_s)
         if deadline is not None and time.monotonic() >= deadline:
             raise EnvTimeout(
-                f"the envs of worker {worker} were not restored within {timeout_s:g} s, so the call was not sent to them; try again",
+                f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; try again",
                 phase="call",
                 timeout_s=timeout_s or 0.0,
             )
@@ -268,23 +268,24 @@ class FaultHandler:
         workers = self.workers
         before = workers.num_restarts
         for worker in range(workers.num_workers):
-            if workers.ask_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            if workers.check_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
                 with defer_signals():
                     self.handle_death(worker)
             self.raise_errors()
             if workers.state_of(worker) is WorkerState.DEAD_REPORTED:
                 with defer_signals():
-                    self._begin_revival(worker, self._state.envs_of(worker))
+                    self._fail_and_restart(worker, self._state.envs_of(worker))
             self._wait_restart(worker)
         return workers.num_restarts > before
 
     def prepare_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
         """Before a reset of these envs, revive those that are FAULTED and those whose worker is known to be dead.
 
+        A death that is found here and that has cost another env its episode is left to the fault policy. If the policy
+        reports it, the error is stored in `errors`, and nothing is revived.
+
         Raises:
-            WorkerDied: a worker has died, its death was not reported yet, and another of its envs was in the middle of an
-                episode. Reset again: that restarts the worker.
-            EnvError, EnvTimeout: a worker could not be started.
+            EnvError, EnvTimeout, WorkerDied: a worker could not be started.
         """
         state, workers = self._state, self.workers
         states = state.states()
@@ -292,21 +293,66 @@ class FaultHandler:
             env_id for env_id in env_ids if workers.state_of(state.worker_of(env_id)) is WorkerState.DEAD_REPORTED
         }
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
-        # Otherwise the reset itself finds the dead worker, and the policy handles all of its envs.
+        exhausted = []
+        # Other policies handle all envs of a worker that the reset itself finds dead.
         if self._worker_death_policy.reports_deaths:
             exhausted = [
-                env_id for env_id in env_ids if states[env_id] == EnvState.EXHAUSTED and env_id not in reported
+                env_id
+                for env_id in env_ids
+                if states[env_id] == EnvState.EXHAUSTED
+                and env_id not in reported
+                and workers.state_of(state.worker_of(env_id)) in DEAD
             ]
-            exhausted = [env_id for env_id in exhausted if workers.state_of(state.worker_of(env_id)) in DEAD]
-            for worker in sorted({state.worker_of(env_id) for env_id in (*lost, *exhausted)}):
-                if self._lost_neighbours(worker, env_ids):
+        if lost or exhausted:
+            self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
+        if exhausted and not self.errors:
+            self.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
+
+    def revive(
+        self,
+        env_ids: Sequence[int],
+        *,
+        wait: bool = True,
+        restart_living: bool = False,
+        reset_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Restart those workers of these envs that are dead, or all of them. All envs of restarted workers then need a reset.
+
+        A death that is found here is handled as by `prepare_reset`, unless all envs of the worker are in `reset_ids`, which
+        by default are `env_ids`, or the worker would be restarted even if it lived.
+
+        Raises:
+            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
+        """
+        state = self._state
+        owners = sorted({state.worker_of(env_id) for env_id in env_ids})
+        # Each process is checked once: a worker that dies later is found by the next command for its envs.
+        dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
+        if not restart_living and self._report_losses(dead, env_ids if reset_ids is None else reset_ids):
+            return
+        for worker in owners:
+            if self.workers.state_of(worker) is WorkerState.RESTARTING:
+                if not wait:
+                    continue
+                self._wait_restart(worker)
+            elif restart_living or worker in dead:
+                with defer_signals():
+                    self._fail_and_restart(worker, env_ids)
+                if wait:
+                    self._wait_restart(worker)
+        state.mark_new(list(env_ids))
+
+    def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
+        """Handle deaths that were not handled yet, and that other envs than these have lost their episodes in.
+
+        Return whether the policy reports one of them as an error.
+        """
+        num_errors = len(self.errors)
+        for worker in dead:
+            if self._lost_neighbours(worker, env_ids):
+                with defer_signals():
                     self.handle_death(worker)
-                    return
-            if exhausted:
-                self.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
-            lost += exhausted
-        if lost:
-            self.revive(lost, wait=wait)
+        return len(self.errors) > num_errors
 
     def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
         """Return the other envs of a worker that have lost their episodes in a death that was not reported yet."""
@@ -316,49 +362,23 @@ class FaultHandler:
         others = [env_id for env_id in self._state.envs_of(worker) if env_id not in env_ids]
         return [env_id for env_id in others if states[env_id] == EnvState.IDLE]
 
-    def warn_of_losses(self, env_ids: Sequence[int]) -> None:
-        """Warn of episodes that other envs of the dead workers of these envs have lost."""
-        for worker in sorted({self._state.worker_of(env_id) for env_id in env_ids}):
-            others = self._lost_neighbours(worker, env_ids)
-            if others:
-                self.notices.append(
-                    f"worker {worker} has died, so its other envs {others} have lost their episodes, too; reset them"
-                )
-
-    def revive(self, env_ids: Sequence[int], *, wait: bool = True, restart_living: bool = False) -> None:
-        """Restart those workers of these envs that are dead, or all of them. All envs of restarted workers then need a reset.
-
-        Raises:
-            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
-        """
-        state = self._state
-        for worker in sorted({state.worker_of(env_id) for env_id in env_ids}):
-            if self.workers.state_of(worker) is WorkerState.RESTARTING:
-                if not wait:
-                    continue
-                self._wait_restart(worker)
-            if restart_living or self.workers.ask_process(worker).state in DEAD:
-                with defer_signals():
-                    self._begin_revival(worker, env_ids)
-                if wait:
-                    self._wait_restart(worker)
-        state.mark_new(list(env_ids))
-
-    def _begin_revival(self, worker: int, env_ids: Sequence[int]) -> None:
+    def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
         """Fail the commands of a worker's envs, and restart it.
 
         Faults of envs that are not in `env_ids` are raised later, by the call that waits for them.
         """
         state = self._state
-        self.workers.check_replaceable(worker)
-        state.fail([env_id for env_id, _, _, owner, *_ in state.read_faults() if owner == worker and env_id in env_ids])
+        self.workers.check_restartable(worker)
+        state.mark_envs_faulted(
+            [env_id for env_id, _, _, owner, *_ in state.read_faults() if owner == worker and env_id in env_ids]
+        )
         if self._replay_policy is not None:
-            self._replay_policy.drop(worker)
+            self._replay_policy.drop_replays_of(worker)
         info = fault_info("neighbour", self.workers.worker_died_error(worker))
         state.fail_worker(worker)
-        state.lose_envs(state.envs_of(worker), info)
+        state.mark_envs_lost(state.envs_of(worker), info)
         if self.replayer is not None:
-            self.replayer.forget(worker)
+            self.replayer.restart_log(worker)
         self.workers.begin_restart(worker, 0.0, is_retried=False)
 
     def _wait_restart(self, worker: int) -> None:
@@ -366,8 +386,8 @@ class FaultHandler:
             self._wait_event(None)
         record = self.workers.record_of(worker)
         if record.state is WorkerState.FAILED and record.error is not None:
-            error = self.capsules.report_start_failure(record.error)
-            self.workers.report(worker)
+            error = self.crash_reporter.report_start_failure(record.error)
+            self.workers.mark_reported(worker)
             raise error.with_traceback(None) from error.__cause__
 
 

@@ -62,6 +62,15 @@ def fault_error(row: FaultRow) -> StepmillError:
     return BadOutput(text, env_id=env_id, leaf=leaf, phase=phase)
 
 
+def describe_fault(row: FaultRow) -> str:
+    """Return a clause that names an env and what it raised, or the kind of its fault."""
+    env_id, number, record = row
+    kind = kind_of(number)
+    if kind is not None and record is not None:
+        return fault_error(row).message
+    return f"env {env_id} failed ({'unreadable' if kind is None else kind.name.lower()})"
+
+
 def _unreadable_record(env_id: int, kind: FaultKind | None) -> StepmillError:
     """Return the error of a fault whose record cannot be read, or whose kind is unknown."""
     if kind in (FaultKind.RAISED, FaultKind.BAD_ACTION):

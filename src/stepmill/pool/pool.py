@@ -68,7 +68,7 @@ class Pool:
         options: PoolOptions | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        env_fns = checked_fns(env_fns)
+        self.env_fns = env_fns = checked_fns(env_fns)
         self.options = merge_options(options, keywords)
         self._num_spares = self.options.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
@@ -159,7 +159,7 @@ class Pool:
         if isinstance(error, _native.DeadWorkers):  # nothing was sent
             self.step_async(actions)
             return self.step_wait()
-        self._receiver.take_back(result)
+        self._receiver.restore_unclaimed(result)
         if isinstance(error, UsageError):
             self._faults.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
         raise error
@@ -262,7 +262,7 @@ class Pool:
             self._unclaimed[0] = False
             return result
         except BaseException:
-            self._receiver.take_back(result)
+            self._receiver.restore_unclaimed(result)
             raise
 
     def step_async(self, actions: Any) -> None:
@@ -279,7 +279,7 @@ class Pool:
             self._unclaimed[0] = False
             return cast("StepTuple", result)
         except BaseException:
-            self._receiver.take_back(result)
+            self._receiver.restore_unclaimed(result)
             raise
 
     def revive(self, env_ids: EnvIds | None = None, *, wait: bool = True, restart_living: bool = False) -> None:
@@ -292,10 +292,10 @@ class Pool:
             restart_living: also end and restart workers that are alive; only on the process backend.
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
+            WorkerDied: a worker has died, this was not reported yet, and another of its envs was in the middle of an
+                episode. Revive all envs that the error names.
         """
         ids = self._requests.checked_ids(env_ids)
-        if not restart_living:
-            self._faults.warn_of_losses(ids)
         self._faults.revive(ids, wait=wait, restart_living=restart_living)
         self._faults.raise_errors()
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.arguments import check_ids, check_timeout
+from stepmill.pool.arguments import check_timeout, checked_ids
 from stepmill.pool.fault_handler import FaultHandler
-from stepmill.pool.faults import kind_of
+from stepmill.pool.faults import describe_fault
 from stepmill.pool.resets import ResetPlan
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout, UsageError
@@ -125,11 +125,9 @@ class PoolWait:
         while True:
             outcome = self._state.wait_for(env_ids, None)
             dropped = [fault for fault in self._state.read_faults() if fault[0] in env_ids] if outcome == _FAULT else []
-            for env_id, number, *_ in dropped:
-                kind = kind_of(number)
-                what = "with a fault that cannot be read" if kind is None else kind.name.lower()
-                warn(f"env {env_id} failed ({what}) before this reset, which drops its result")
-            self._state.discard(env_ids)
+            for env_id, kind, record, *_ in dropped:
+                warn(f"{describe_fault((env_id, kind, record))}; this reset drops its result")
+            self._state.discard_results(env_ids)
             if outcome == _READY:
                 return
             if outcome != _FAULT:
@@ -147,8 +145,8 @@ class PoolWait:
         while plan.is_whole and self._faults.restart_all():  # before any env is given another object
             self.drain(plan.env_ids)
         plan.release_staged(self._state)
-        self.drain(plan.env_ids_to_restart)
-        self._faults.prepare_reset(plan.env_ids_to_restart, wait=not plan.is_whole)
+        self.drain(plan.env_ids_to_reset)
+        self._faults.prepare_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
         self._faults.raise_errors()
 
     def _warn_slow(self) -> None:
@@ -223,13 +221,13 @@ class Receiver:
         else:
             least = most = self._batch_size or pending
         if not 1 <= least <= most:
-            raise UsageError(f"recv() cannot return {least} to {most} envs; ask for 1 to {self._num_envs}")
+            asked = f"{least}" if least == most else f"{least} to {most}"
+            raise UsageError(f"recv() cannot return {asked} envs; ask for 1 to {self._num_envs}")
         return least, most
 
     def _pending(self, env_ids: EnvIds) -> list[int]:
         """Return these ids, sorted, if each env is stepping or has a result to be received."""
-        ids = sorted({int(env_id) for env_id in env_ids})
-        check_ids(ids, self._num_envs)
+        ids = sorted({*checked_ids(env_ids, self._num_envs)})
         states = self._state.states()
         faulted = [fault[0] for fault in self._state.read_faults()]
         idle = [
@@ -275,10 +273,10 @@ class Receiver:
             self._unclaimed[0] = False
             return Batch(*fields)
         except BaseException:
-            self.take_back(fields)
+            self.restore_unclaimed(fields)
             raise
 
-    def take_back(self, result: object) -> None:
+    def restore_unclaimed(self, result: object) -> None:
         """Make the results of an interrupted call receivable again, if it had received any."""
         if result is not None or self._unclaimed[0]:
             self._unclaimed[0] = False

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepmill.backends.base import Backend, Future
-from stepmill.pool.arguments import check_ids
-from stepmill.pool.capsules import Call
+from stepmill.pool.arguments import checked_ids
+from stepmill.pool.crash_reporter import PositionedCall
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.settings import Name
 from stepmill.pool.workers import WorkerState
@@ -156,9 +156,9 @@ class EnvRequests:
 
     def checked_ids(self, env_ids: Any) -> list[int]:
         """Return the named envs, or all; ids from num_envs on are those of spares."""
-        ids = list(range(self._num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
-        check_ids(ids, self._num_envs, self._num_spares)
-        return ids
+        if env_ids is None:
+            return list(range(self._num_envs))
+        return checked_ids(env_ids, self._num_envs, self._num_spares)
 
     def send(self, kind: RequestKind, env_ids: Any, payload: object) -> PoolFuture:
         """Send the same request to the named envs."""
@@ -201,8 +201,8 @@ class EnvRequests:
         state = self._faults.workers.state
         self._wait_ready([state.worker_of(env_id) for env_id in ids], self._call_timeout_s)
         # Reading an attribute needs no capsule.
-        has_capsule = self._faults.capsules.is_wanted and kind is not RequestKind.GET_ATTR
-        positions = [self._faults.capsules.position_of(env_id) for env_id in ids] if has_capsule else ()
+        has_capsule = self._faults.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
+        positions = [self._faults.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
         call = EnvCall(kind, tuple(ids), payload_for, positions)
         return PoolFuture(self, call, self._post(call, range(len(ids))))
 
@@ -258,7 +258,7 @@ class EnvRequests:
         workers, worker, request = self._faults.workers, part.future.worker, part.future.request
         if self._on_fault is not OnFault.REPLAY or self.died_in_request(worker):
             return False
-        record = workers.ask_process(worker)
+        record = workers.check_process(worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
             return False
         servers = [record.plan.env_ids[local] for local in request.servers]
@@ -282,8 +282,8 @@ class EnvRequests:
         error = env_error(record, env_id)
         if not call.positions:
             return error
-        one = Call(call.kind, call.payload_for([place]), call.positions[place])
-        return self._faults.capsules.report_call(error, env_id, one)
+        one = PositionedCall(call.kind, call.payload_for([place]), call.positions[place])
+        return self._faults.crash_reporter.report_call(error, env_id, one)
 
 
 SetColumn = Callable[[str, Any, Any], None]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.arguments import check_ids
+from stepmill.pool.arguments import checked_ids
 from stepmill.spec.errors import UsageError
 
 Seed = int | Sequence[int | None] | Mapping[int, int | None] | None
@@ -37,7 +37,7 @@ class ResetPlan:
     spare_seeds: list[int | None]
 
     @property
-    def env_ids_to_restart(self) -> list[int]:
+    def env_ids_to_reset(self) -> list[int]:
         """The envs that cannot use an episode that was begun in advance."""
         rows = zip(self.env_ids, self.words, self.blobs, strict=True)
         return [env_id for env_id, word, blob in rows if self.is_whole or word is not None or blob is not None]
@@ -52,8 +52,8 @@ class ResetPlan:
     def release_staged(self, state: _native.PoolState) -> None:
         """Before a reset of all, give each env its own object again; unusable staged episodes become results to be dropped."""
         if self.is_whole:
-            state.restore_order()
-        state.claim_staged(self.env_ids_to_restart)
+            state.reset_server_order()
+        state.claim_staged(self.env_ids_to_reset)
 
 
 class ResetPlanner:
@@ -122,12 +122,7 @@ class ResetPlanner:
             return [int(env_id) for env_id in np.flatnonzero(rows.any(axis=1))]
         if env_ids is None:
             return list(range(self._num_envs))
-        try:
-            ids = [operator.index(env_id) for env_id in env_ids]
-        except TypeError:
-            raise UsageError(f"env_ids={env_ids!r} must be a list or array of integers, one per env") from None
-        check_ids(ids, self._num_envs)
-        return ids
+        return checked_ids(env_ids, self._num_envs)
 
 
 def _with_mask(blob: Blob | None, rows: NDArray[np.bool_]) -> Blob | None:

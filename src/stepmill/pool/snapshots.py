@@ -47,12 +47,22 @@ class Snapshots:
         return PoolSnapshot(tuple(ids), self._state.observe(ids), memory)
 
     def restore(self, snapshot: PoolSnapshot, env_ids: EnvIds | None) -> Any:
-        """Restore the state of envs from a snapshot of the same or other envs; return its observations."""
+        """Restore the state of envs from a snapshot of the same or other envs; return its observations.
+
+        Raises:
+            UsageError: the snapshot is of another kernel, or damaged; no env is changed.
+        """
+        if not isinstance(snapshot, PoolSnapshot):
+            raise UsageError(f"a {type(snapshot).__name__} is no snapshot; give what Pool.snapshot() returned")
         ids = self._idle(snapshot.env_ids if env_ids is None else env_ids)
         if len(ids) != len(snapshot.memory):
             raise UsageError(
                 f"got {len(ids)} env_ids for a snapshot of {len(snapshot.memory)} envs; give one per env of the snapshot"
             )
+        # All are checked before the first env is changed. The envs of a pool are of one kernel, so any of them can tell.
+        for refusal in self._requests.send(RequestKind.GET_ATTR, ids[:1], _FindRefusal(snapshot.memory)).result():
+            if refusal is not None:
+                raise UsageError(refusal)
         write: Callable[..., None] = _Write(dict(zip(ids, snapshot.memory, strict=True)))
         self._requests.send(RequestKind.CALL, ids, call_payload(write)).result()
         return snapshot.obs
@@ -78,6 +88,17 @@ class Snapshots:
 def _read(env: Any) -> bytes:
     memory: bytes = env.snapshot()
     return memory
+
+
+class _FindRefusal:
+    """Returns why one of these snapshots cannot be restored; None if all can be."""
+
+    def __init__(self, memory: tuple[bytes, ...]) -> None:
+        self._memory = memory
+
+    def __call__(self, env: Any) -> str | None:
+        refusals = (env.refusal_of(memory) for memory in self._memory)
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 class _Write:

@@ -21,6 +21,7 @@ from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
+from stepmill.pool.cost_model import auto_backend
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
@@ -30,7 +31,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
-from stepmill.spec.ray_options import RayOptions
+from stepmill.spec.ray_options import RayOptions, hosts_kernels
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.process_setup import DUMP_SIGNAL
@@ -98,7 +99,7 @@ class PoolResources:
         finally:  # close() of a backend may warn, and warnings may be errors
             if self.faults is not None:
                 self.faults.workers.join()
-                self.faults.capsules.release()
+                self.faults.crash_reporter.release()
             if self.state is not None:
                 self.state.release()
             if self.slab is not None:
@@ -142,7 +143,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
     _warn_unused(choice, options)
     check_affinity(choice, options)
     if choice is BackendName.RAY:
-        options = connect_ray(options)
+        options = connect_ray(options, len(env_fns))
     plans = plan_workers(env_fns, options)
     if choice is BackendName.RAY:
         backend: Backend = ray_backend(options)
@@ -163,12 +164,17 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
         raise too_many_workers_error(len(plans), exc) from exc
 
 
-def connect_ray(options: PoolOptions) -> PoolOptions:
-    """Connect to a Ray cluster; return the options with the number of workers that it has CPUs for, if none is given."""
-    from stepmill.backends.ray.cluster import count_cpus
+def connect_ray(options: PoolOptions, num_envs: int) -> PoolOptions:
+    """Connect to a Ray cluster; return the options with the number of workers that it has CPUs for, if none is given.
+
+    If the nodes run kernels, the options have the number of nodes, too.
+    """
+    from stepmill.backends.ray import cluster
 
     chosen = options.ray or RayOptions()
-    num_cpus = count_cpus(chosen)
+    num_cpus = cluster.count_cpus(chosen)
+    if hosts_kernels(chosen):
+        chosen = replace(chosen, num_nodes=cluster.count_nodes(cluster.require_ray(), chosen, num_envs))
     is_open = options.num_workers is None and options.envs_per_worker is None
     # The thread that waits leaves its core to the one that receives messages.
     spin_us = 0.0 if options.spin_us is None else options.spin_us
@@ -185,7 +191,9 @@ def ray_backend(options: PoolOptions) -> Backend:
         "call_timeout_s": options.call_timeout_s,
         "attempts_timeout_s": _attempts_timeout_s(options),
     }
-    return RayBackend(worker_settings(options), options.ray or RayOptions(), limits)
+    chosen = options.ray or RayOptions()
+    num_threads = (options.num_workers or 1) if hosts_kernels(chosen) else 0
+    return RayBackend(worker_settings(options), chosen, limits, num_threads)
 
 
 def _start(
@@ -209,14 +217,14 @@ def _start(
         resources.reaper = _make_reaper(slab, backend, options)
         state.attach_reaper(resources.reaper)
     faults.workers.attach(state, reports, resources.reaper)
-    faults.capsules.attach(state, specs[0], faults.workers.settings_of)
+    faults.crash_reporter.attach(state, specs[0], faults.workers.settings_of)
     if isinstance(backend, RemoteBackend):
         state.attach_outbox(backend.outbox_fd)
     backend.attach(slab, state.post_request)
     if isinstance(backend, SerialBackend):
         state.attach_inline(backend.loop)
     if isinstance(backend, InlineForeignBackend):
-        state.attach_helper(backend.advance)
+        state.attach_advance(backend.advance)
     if isinstance(backend, KernelBackend):
         state.attach_kernel(backend.loop)
     return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), faults)
@@ -249,7 +257,7 @@ def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], faults: FaultH
     try:
         return backend.start(plans)
     except StepmillError as error:
-        faults.capsules.report_start_failure(error)
+        faults.crash_reporter.report_start_failure(error)
         raise
 
 
@@ -294,13 +302,16 @@ def _warn_unused(choice: BackendName | Backend, options: PoolOptions, names: Seq
     """Warn of options that have no effect on this backend, such as a deadline that is not enforced."""
     if not isinstance(choice, BackendName):
         return
-    names = _WITHOUT_EFFECT.get(choice, ()) if names is None else names
+    has_kernels = choice is BackendName.RAY and hosts_kernels(options.ray)
+    if names is None:
+        names = _WITHOUT_EFFECT_ON_NODES if has_kernels else _WITHOUT_EFFECT.get(choice, ())
     unused = [name for name in names if getattr(options, name) != PoolOptions.default_of(name)]
     if unused:
-        given = ", ".join(unused)
+        given, option = ", ".join(unused), "host" if has_kernels else "backend"
+        place = "threads of nodes" if has_kernels else "this process"
         warn(
-            f"{given}: without effect on the {choice.value} backend, whose envs run in this process; "
-            "use backend='process', or leave them out",
+            f"{given}: without effect on the {choice.value} backend, whose envs run in {place}; "
+            f"use {option}='process', or leave them out",
         )
 
 
@@ -311,12 +322,16 @@ _WITHOUT_EFFECT = {
     BackendName.THREAD: _ONLY_PROCESSES,
     BackendName.KERNEL: ("reset_timeout_s", "start_timeout_s", "call_timeout_s", *_ONLY_PROCESSES),
 }
+_WITHOUT_EFFECT_ON_NODES = ("reset_timeout_s", *_ONLY_PROCESSES)  # if they run kernels
 
 
 def choose_backend(num_envs: int, options: PoolOptions) -> BackendName | Backend:
-    """Return the backend of the options; "auto" is serial for one env or no workers, and else processes."""
+    """Return the backend of the options; "auto" is serial for one env or no workers, and else processes.
+
+    How long a step takes is not known here; `make_vec` knows it for some envs.
+    """
     if options.backend is BackendName.AUTO:
-        return BackendName.SERIAL if num_envs == 1 or options.num_workers == 0 else BackendName.PROCESS
+        return auto_backend(num_envs, num_workers=options.num_workers)
     return cast("BackendName | Backend", options.backend)
 
 
@@ -325,6 +340,8 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
     num_envs = len(env_fns)
     if choose_backend(num_envs, options) in (BackendName.SERIAL, BackendName.ENVPOOL, BackendName.KERNEL):
         num_workers = 1
+    elif options.ray is not None and hosts_kernels(options.ray):
+        num_workers = options.ray.num_nodes or 1  # `connect_ray` has set it
     elif options.envs_per_worker is not None:
         num_workers = -(-num_envs // options.envs_per_worker)
     else:
@@ -392,6 +409,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         reset_retry_wait_s=options.reset_retry_wait_s,
         start_timeout_s=options.start_timeout_s,
         call_timeout_s=options.call_timeout_s,
+        show_progress=options.show_progress,
         has_trace=options.crash_dir is not None,
     )
 

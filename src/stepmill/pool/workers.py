@@ -44,7 +44,7 @@ class WorkerState(enum.Enum):
     SERVING: it runs, as far as the pool knows.
     DEAD_UNREPORTED: it has ended or was given up, and no error has been raised for it yet.
     DEAD_REPORTED: an error was raised for it; its envs wait for reset() or revive().
-    RESTARTING: a RestartTask replaces it.
+    RESTARTING: a RestartTask starts its successor.
     FAILED: it could not be restarted, and the error has not been raised yet.
     """
 
@@ -65,37 +65,37 @@ TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
 DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAILED)
 
 
-class RepairLimit:
-    """Allows a limited number of repairs in a window of time."""
+class FailureLimit:
+    """Allows a limited number of failures in a window of time."""
 
-    def __init__(self, max_repairs: int, window_s: float) -> None:
-        self._max_repairs = max_repairs
+    def __init__(self, max_failures: int, window_s: float) -> None:
+        self._max_failures = max_failures
         self._window_s = window_s
         self._times: deque[float] = deque()
 
     def count(self) -> int | None:
-        """Count a repair; return its number in the window, from 1 on, or None if the limit is reached."""
+        """Count a failure; return its number in the window, from 1 on, or None if the limit is reached."""
         now = time.monotonic()
         while self._times and now - self._times[0] > self._window_s:
             self._times.popleft()
-        if len(self._times) >= self._max_repairs:
+        if len(self._times) >= self._max_failures:
             return None
         self._times.append(now)
         return len(self._times)
 
 
 class RestartTask:
-    """Replaces one worker once, in a thread of its own. The outcome is in `report` or `error` when `is_done`."""
+    """Restarts one worker once, in a thread of its own. The outcome is in `report` or `error` when `is_done`."""
 
     def __init__(
-        self, worker: int, due_s: float, replace: Callable[[], WorkerReport], notify: Callable[[], None]
+        self, worker: int, due_s: float, start_successor: Callable[[], WorkerReport], notify: Callable[[], None]
     ) -> None:
-        """`due_s`: when to begin, on the clock of time.monotonic. `replace` starts the new worker; `notify` is called at the end."""
+        """`due_s`: when to begin, on the clock of time.monotonic. `start_successor` returns its report; `notify` is called at the end."""
         self.due_s = due_s
         self.report: WorkerReport | None = None
         self.error: StepmillError | None = None
         self._worker = worker
-        self._replace = replace
+        self._start_successor = start_successor
         self._notify = notify
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -118,7 +118,7 @@ class RestartTask:
             self._end(ClosedPoolError("the pool was closed before its worker was restarted; make a new one"))
             return
         try:
-            self.report = self._replace()
+            self.report = self._start_successor()
         except StepmillError as error:
             self._end(error)
         except Exception as exc:  # for example, no descriptors or no memory
@@ -160,7 +160,7 @@ class WorkerRecord:
 
     plan: WorkerPlan
     pid: int
-    limit: RepairLimit
+    limit: FailureLimit
     settings: AppliedSettings
     state: WorkerState = WorkerState.SERVING
     generation: int = 0
@@ -179,7 +179,7 @@ class DeathPolicy(Protocol):
 
     @property
     def death_hint(self) -> str:
-        """What an error says of the envs that a death cost."""
+        """The part of a WorkerDied error that says what happens to the envs."""
 
     def repeats_settings(self, server: int) -> bool:
         """Whether the replay of an env object repeats its settings, so that its restart need not re-apply them."""
@@ -191,15 +191,15 @@ class WorkerSupervisor:
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.policy: DeathPolicy  # set by the fault handler, whose policies need this object
         self._backend = backend
-        self._num_left = options.max_restarts_total
+        self._num_restarts_left = options.max_restarts_total
         self._state: _native.PoolState | None = None
         self._reaper: _native.Reaper | None = None
         self._records = [
             WorkerRecord(
                 plan,
                 pid=0,
-                limit=RepairLimit(options.max_restarts, options.restart_window_s),
-                settings=AppliedSettings({server: place for place, server in enumerate(plan.env_ids)}),
+                limit=FailureLimit(options.max_restarts, options.restart_window_s),
+                settings=AppliedSettings({server: index for index, server in enumerate(plan.env_ids)}),
             )
             for plan in plans
         ]
@@ -235,7 +235,7 @@ class WorkerSupervisor:
         return len(self._records)
 
     @property
-    def can_replace_living(self) -> bool:
+    def can_restart_living(self) -> bool:
         """Whether a worker that runs can be ended: a process, not a thread."""
         return isinstance(self._backend, ProcessBackend)
 
@@ -250,8 +250,8 @@ class WorkerSupervisor:
         """Return the state of a worker, updated if the reaper has noticed its death."""
         return self.record_of(worker).state
 
-    def ask_process(self, worker: int) -> WorkerRecord:
-        """Return the record of a worker after a look at its process: the reaper may not have noticed its death yet."""
+    def check_process(self, worker: int) -> WorkerRecord:
+        """Return the record of a worker, after checking its process: the reaper may not have noticed its death yet."""
         backend = self._backend
         if self.state_of(worker) is WorkerState.SERVING and isinstance(backend, MonitoredBackend):
             pidfd = backend.pidfds.get(worker)
@@ -285,22 +285,22 @@ class WorkerSupervisor:
         """Record why a worker died."""
         self._records[worker].error = error
 
-    def report(self, worker: int) -> None:
-        """Record that the error of a dead worker is about to be raised: its envs are FAULTED from now on."""
+    def mark_reported(self, worker: int) -> None:
+        """Record that the error of a dead worker is about to be raised, and make its envs FAULTED."""
         record = self.record_of(worker)
         if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
             self._move(record, WorkerState.DEAD_REPORTED)
         self.state.fail_worker(worker)
 
     def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
-        """Let the error of a call name the envs of the worker that died, and record that it is about to be raised.
+        """Add the envs of the dead worker to the error of a call, and record that it is about to be raised.
 
-        The death is recorded only if the worker is still of the `generation` that got the call, and nothing else will
-        report its death.
+        The death is recorded only if the policy raises deaths and the worker has not been restarted since it got the call,
+        in `generation`.
         """
         with contextlib.suppress(ClosedPoolError):
             if self.policy.reports_deaths and self._records[error.worker].generation == generation:
-                record = self.ask_process(error.worker)
+                record = self.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED:
                     self._move(record, WorkerState.DEAD_REPORTED)
             name_envs(error, self.state.envs_of(error.worker))
@@ -310,31 +310,31 @@ class WorkerSupervisor:
         return 0 if self._reaper is None else self._reaper.num_requests(worker)
 
     def record_replies(self, worker: int, num_requests: int) -> None:
-        """Let the reaper know that a worker has replied to its first `num_requests` requests: it does not ask the worker."""
+        """Report to the reaper that a worker has replied to its first `num_requests` requests."""
         if self._reaper is not None:
             self._reaper.record_answered(worker, num_requests)
 
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
-    def count_repair(self, worker: int) -> float | None:
+    def count_restart(self, worker: int) -> float | None:
         """Count a restart of a worker; return the delay before it in seconds, or None if the limit is reached."""
-        if self._num_left == 0:
+        if self._num_restarts_left == 0:
             return None
         number = self._records[worker].limit.count()
         if number is None:
             return None
-        if self._num_left is not None:
-            self._num_left -= 1
+        if self._num_restarts_left is not None:
+            self._num_restarts_left -= 1
         return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
 
-    def check_replaceable(self, worker: int) -> None:
+    def check_restartable(self, worker: int) -> None:
         """Refuse a restart that cannot succeed.
 
         Raises:
             UsageError: the worker is a thread that still runs.
         """
-        if isinstance(self._backend, MonitoredBackend) and not self.can_replace_living:
-            self._backend.end_worker(worker)
+        if isinstance(self._backend, MonitoredBackend) and not self.can_restart_living:
+            self._backend.end_worker(worker)  # raises if the thread still runs
 
     def begin_restart(
         self,
@@ -345,19 +345,19 @@ class WorkerSupervisor:
         is_retried: bool = True,
         before: Callable[[], object] = lambda: None,
     ) -> None:
-        """Begin to replace a worker, dead or alive. Commands for its envs wait for its successor.
+        """Begin to restart a worker, dead or alive. Commands for its envs wait for its successor.
 
         Args:
             worker: its number.
             delay_s: how long to wait before its envs are built.
-            is_replayed: its envs are held until their episodes have been replayed.
-            is_retried: another restart follows one that fails, while `count_repair` allows it.
+            is_replayed: its envs are suspended until their episodes have been replayed.
+            is_retried: another restart follows one that fails, while `count_restart` allows it.
             before: called first, in the thread of the restart.
         """
         record = self.record_of(worker)
         self._move(record, WorkerState.RESTARTING)
         record.is_replayed, record.is_retried = is_replayed, is_retried
-        self.state.begin_replacement(worker, is_replayed)
+        self.state.begin_restart(worker, is_replayed)
         self._start_task(record, delay_s, before)
 
     def _start_task(self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None) -> None:
@@ -369,14 +369,14 @@ class WorkerSupervisor:
                 [server for server in servers if not (record.is_replayed and self.policy.repeats_settings(server))]
             )
 
-        def replace() -> WorkerReport:
+        def start_successor() -> WorkerReport:
             before()
             if isinstance(backend, MonitoredBackend):
                 backend.end_worker(worker)
                 state.clear_dead_worker(worker)
             return backend.revive(worker, settings())
 
-        record.task = RestartTask(worker, time.monotonic() + delay_s, replace, state.notify)
+        record.task = RestartTask(worker, time.monotonic() + delay_s, start_successor, state.notify)
         record.task.start()
 
     def finish_restarts(self) -> list[int]:
@@ -399,18 +399,18 @@ class WorkerSupervisor:
         record, backend = self._records[worker], self._backend
         self._move(record, WorkerState.SERVING)
         record.generation += 1
-        self.state.finish_replacement(worker, backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1)
+        self.state.finish_restart(worker, backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1)
 
     def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
         worker = record.plan.worker
         record.error, record.task = task.error, None
         is_hopeless = task.error is not None and task.error.is_final
-        delay_s = self.count_repair(worker) if record.is_retried and not is_hopeless else None
+        delay_s = self.count_restart(worker) if record.is_retried and not is_hopeless else None
         if delay_s is not None:
             self._start_task(record, delay_s)
             return
         self._move(record, WorkerState.FAILED)
-        self.state.cancel_replacement(worker)
+        self.state.cancel_restart(worker)
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves. Does not wait for it."""

@@ -124,7 +124,7 @@ def _ring_size(name: str) -> int:
 
 
 class TraceReader:
-    """Takes the events out of the rings of a pool's threads. Thread 0 is the learner, thread 1 + w is worker w."""
+    """Reads the events from the rings of a pool's threads. Thread 0 is the learner, thread 1 + w is worker w."""
 
     def __init__(self, description: Description) -> None:
         offsets = (description.learner_trace, *description.worker_traces)
@@ -132,11 +132,11 @@ class TraceReader:
         self._num_read = [-1] * len(self._rings)
         self.num_lost = 0
 
-    def take(self, memory: memoryview) -> list[NDArray[Any]]:
-        """Return the events since the last call, by thread; none at the first call. Events that were written over are lost."""
-        return [self._take(memory, thread) for thread in range(len(self._rings))]
+    def read_new(self, memory: memoryview) -> list[NDArray[Any]]:
+        """Return the events since the last call, by thread; none at the first call. Overwritten events are lost."""
+        return [self._read_ring(memory, thread) for thread in range(len(self._rings))]
 
-    def _take(self, memory: memoryview, thread: int) -> NDArray[Any]:
+    def _read_ring(self, memory: memoryview, thread: int) -> NDArray[Any]:
         name, offset = self._rings[thread]
         dtype = _formats()[name]
         ring = _view(memory, dtype, offset, 1)[0]
@@ -146,7 +146,7 @@ class TraceReader:
         if first < 0:
             return np.empty(0, _formats()["event"])
         copied = ring["events"][np.arange(max(first, stop - capacity), stop) % capacity]
-        # The thread goes on: what it may have written over is dropped, with the event that it may be writing now.
+        # The thread keeps writing: drop what it may have overwritten, and the event that it may be writing now.
         overwritten = int(ring["num_events"]) - capacity + 1
         kept = copied[max(0, overwritten - max(first, stop - capacity)) :]
         self.num_lost += stop - first - len(kept)

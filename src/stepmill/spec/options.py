@@ -15,7 +15,7 @@ import numpy as np
 
 from stepmill.spec.errors import UsageError
 from stepmill.spec.option_values import checked_cores, checked_environment, checked_folder
-from stepmill.spec.ray_options import RayOptions, check_ray
+from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
 
 if TYPE_CHECKING:
     import gymnasium.vector
@@ -98,6 +98,7 @@ _CHOICES: dict[str, type[Enum]] = {
     "on_fault": OnFault,
     "reset_retry_in": RetryIn,
 }
+_MIN_SIMILARITY = 0.65  # of 1, as difflib measures it; at its default of 0.6 "gravity" is like "ray"
 MAX_SLOTS = 252  # a slot's number fits in a byte, and three slots are private
 # name: (smallest value, whether None is allowed)
 _COUNTS: dict[str, tuple[int, bool]] = {
@@ -126,7 +127,7 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
     "reset_retry_wait_s": (True, False),
 }
 _OR_NONE = ("", ", or None")  # by whether None is allowed
-_SWITCHES = ("copy", "overlap_resets", "persist_options", "start_serially")
+_SWITCHES = ("copy", "overlap_resets", "persist_options", "show_progress", "start_serially")
 _ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "reset_retries", "spare_envs", "overlap_resets")
 _NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "affinity", "seeding")
 _NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "timers_every")
@@ -170,6 +171,7 @@ class EngineKeywords(TypedDict, total=False):
     persist_options: bool
     timers_every: int
     ray: RayOptions | None
+    show_progress: bool
 
 
 class OptionKeywords(EngineKeywords, total=False):
@@ -222,6 +224,8 @@ class PoolOptions:
         persist_options: the default of `Pool.reset(persist_options=...)`.
         timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
         ray: how backend="ray" uses the cluster; None is RayOptions().
+        show_progress: if stderr is a terminal and building the envs takes more than a second, show there how many are
+            built. Not on the ray backend.
     """
 
     backend: BackendName | Backend = BackendName.AUTO
@@ -260,6 +264,7 @@ class PoolOptions:
     persist_options: bool = False
     timers_every: int = 0
     ray: RayOptions | None = None
+    show_progress: bool = True
 
     if TYPE_CHECKING:
 
@@ -329,7 +334,7 @@ class PoolOptions:
             )
 
     def _check_kernel(self) -> None:
-        if self.backend is not BackendName.KERNEL:
+        if self.backend is not BackendName.KERNEL and not hosts_kernels(self.ray):
             return
         unkept = [name for name in _NOT_OF_KERNELS if getattr(self, name) != self.default_of(name)]
         if unkept:
@@ -413,7 +418,7 @@ def pop_options(keywords: dict[str, Any]) -> dict[str, Any]:
 
 def nearest_option(name: str, others: Iterable[str] = ()) -> str | None:
     """Return the option, or the one of `others`, whose name is most similar, or None."""
-    return next(iter(difflib.get_close_matches(name, [*OPTION_NAMES, *others], n=1)), None)
+    return next(iter(difflib.get_close_matches(name, [*OPTION_NAMES, *others], n=1, cutoff=_MIN_SIMILARITY)), None)
 
 
 def _plain(value: object) -> object:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stepmill.spec.errors import UsageError
 
-HOSTS = ("process", "thread")
+HOSTS = ("process", "thread", "kernel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class RayOptions:
         strategy: Ray's scheduling strategy of the actors: "SPREAD", "DEFAULT" or a strategy object, for example of a
             placement group.
         runtime_env: Ray's runtime environment of the actors.
-        host: "process" or "thread": which backend runs the envs on each node.
+        host: "process", "thread" or "kernel": which backend runs the envs on each node. With "kernel", each env_fn is a kernel, as
+            for backend="kernel", each node is one worker, and num_workers is the number of threads of all nodes.
         node_timeout_s: a node that does not answer for this long is given up: its actor is killed, and its workers count as
             dead. More than the longest time that a machine may be stopped or cut off.
     """
@@ -46,6 +47,11 @@ class RayOptions:
             raise UsageError(f"node_timeout_s={self.node_timeout_s!r} must be a number of seconds above 0")
         if self.num_cpus is not None and self.num_cpus < 0:
             raise UsageError(f"num_cpus={self.num_cpus!r} must be 0 or more, or None")
+
+
+def hosts_kernels(given: object) -> bool:
+    """Return whether the nodes of a value of the option `ray` run kernels."""
+    return isinstance(given, RayOptions) and given.host == "kernel"
 
 
 def check_ray(given: object, *, is_chosen: bool, is_forked: bool) -> None:

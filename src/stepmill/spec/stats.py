@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # By number of a fault in native code.
 FAULT_KINDS = ("none", "raised", "bad_output", "bad_action", "died", "timed_out", "neighbour", "interrupted")
 NS = 1e-9
-MAX_SLOWEST = 3  # env objects that a summary names
 
 
 @dataclass(frozen=True, eq=False)

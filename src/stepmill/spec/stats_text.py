@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepmill.spec.stats import MAX_SLOWEST, Durations, PoolStats, WorkerStats
+if TYPE_CHECKING:
+    from stepmill.spec.stats import Durations, PoolStats, WorkerStats
 
 MAX_WORKER_LINES = 16
+MAX_SLOWEST = 3  # env objects that a summary names
 BUCKETS_PER_BOUND = 4  # Prometheus gets one bucket for each doubling of the duration
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 Sample = tuple[Mapping[str, object], float]

@@ -146,7 +146,7 @@ def serve(loop: _native.Loop, envs: Sequence[object], mailbox: Mailbox, *, num_r
         loop: the native loop over `envs`.
         envs: the worker's envs.
         mailbox: receives the requests that the slab announces.
-        num_requests: how many requests were announced to the workers that this one replaces.
+        num_requests: how many requests were announced to this worker's predecessors.
     """
     num_seen = num_requests
     own_pid = os.getpid()

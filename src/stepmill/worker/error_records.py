@@ -4,6 +4,7 @@ or may run any code when it is loaded.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +15,7 @@ from stepmill.worker.messages import ErrorRecord
 RaisePredicate = Callable[[BaseException], bool]
 """Says which exceptions are raised instead of becoming a record."""
 
+_OLD_RESET = re.compile(r"unexpected keyword argument '(seed|options)'")
 MAX_TEXT = 65_536  # characters of a message or traceback in a record: half from its beginning, half from its end
 
 
@@ -42,6 +44,8 @@ def env_error(record: ErrorRecord, env_id: int | None) -> EnvError:
     """Return the error that reports a record to the user."""
     subject = "an env" if env_id is None else f"env {env_id}"
     text = f": {record['message']}" if record["message"] else ""
+    if record["phase"] == "reset" and record["type"] == "TypeError" and _OLD_RESET.search(record["message"]):
+        text += "; Gymnasium's envs have reset(self, *, seed=None, options=None), which returns (observation, info)"
     return EnvError(
         f"{subject} raised {record['type']} in {record['phase']}{text}",
         env_id=env_id,

@@ -88,7 +88,7 @@ class InheritedState:
 def main_forked(channel: Channel, learner: int, inheritance: InheritedState) -> None:
     """Run a launcher in a fork of the learner. Never returns."""
     try:
-        process_setup.forget_parent_cleanup()
+        process_setup.remove_parent_cleanup()
         process_setup.reset_signal_handlers()
         process_setup.detach_stdin()
         os.environ.update(inheritance.environ)

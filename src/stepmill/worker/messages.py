@@ -54,6 +54,7 @@ class WorkerSettings:
         start_serially: start one worker after the other.
         reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
         start_timeout_s, call_timeout_s: None is no limit.
+        show_progress: the learner shows on a terminal how many envs are built.
         has_trace: Build comes with a descriptor to which a worker that crashes or hangs writes its traceback.
     """
 
@@ -71,6 +72,7 @@ class WorkerSettings:
     reset_retry_wait_s: float = 0.0
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
+    show_progress: bool = False
     has_trace: bool = False
 
 

@@ -64,7 +64,7 @@ def fork() -> int:
         return os.fork()
 
 
-def forget_parent_cleanup() -> None:
+def remove_parent_cleanup() -> None:
     """Prevent the parent's exit functions and finalizers from running in this fork."""
     atexit._clear()
     # The garbage collector ignores the objects that exist now: their finalizers are to run in the parent only.

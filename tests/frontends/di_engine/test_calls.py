@@ -102,7 +102,7 @@ def test_a_question_during_a_step_gets_its_own_answer(make_manager: MakeManager)
 # ---- replays, figures, rewards ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("D-25")
+@pytest.mark.covers("D-25", "G-20/recordings")
 def test_every_env_gets_the_folder_of_its_replays_before_its_first_reset(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(2))
     manager.enable_save_replay("videos")

@@ -82,7 +82,7 @@ def test_with_on_error_abnormal_the_others_go_on(cls: Any, make_manager: MakeMan
     assert list(manager.ready_obs) == [0, 1, 2]
 
 
-@pytest.mark.covers("D-22", "D-B11")
+@pytest.mark.covers("D-22", "D-B11", "G-20/abnormal")
 def test_an_abnormal_timestep_comes_as_it_is_and_only_its_env_stops(cls: Any, make_manager: MakeManager) -> None:
     manager = launched(make_manager, cls, 3, wait_num=3, step_wait_timeout=None, episode_num=5)
     manager.step({0: 1, 1: 1, 2: 1})

@@ -108,7 +108,7 @@ def test_a_closed_manager_refuses_work_and_can_be_launched_again(cls: Any, make_
     assert [param[-1] for param in manager.resets] == [{"stat": "again"}, {"stat": ""}]
 
 
-@pytest.mark.covers("D-4", "G-16")
+@pytest.mark.covers("D-4", "G-16/cases")
 def test_an_env_goes_through_the_states_of_di_engine(make_manager: MakeManager) -> None:
     manager = make_manager(SyncSubprocessEnvManager, ding_envs(2, length=1), auto_reset=False, episode_num=2)
     states = manager._env_states

@@ -212,7 +212,7 @@ def v2(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.mark.covers("D-28/stacked")
+@pytest.mark.covers("D-28/stacked", "D-28/timesteps", "D-28/actions")
 def test_v2_observations_are_stacked_in_the_order_of_their_ids(v2: Any, make_manager: MakeManager) -> None:
     manager = make_manager(v2, [partial(TreeEnv, i) for i in range(3)])
     manager.launch()

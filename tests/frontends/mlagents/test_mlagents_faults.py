@@ -309,7 +309,7 @@ def test_when_the_last_env_is_stopped_that_is_raised(manager_of, stop):
 # ---- waiting, and the end ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("U-B1", "G-15")
+@pytest.mark.covers("U-B1", "G-15/waiting")
 def test_a_manager_that_waits_uses_no_processor(manager_of, script, gate):
     hooks = {("step", 1): wait(gate.path)}
     manager = manager_of(lambda worker_id, channels: script(WALK, hooks=hooks), 2)

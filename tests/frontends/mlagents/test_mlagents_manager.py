@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import stepmill
-from stepmill.frontends.mlagents import EnvironmentStep, SimpleEnvManager
+from stepmill.frontends.mlagents import EnvironmentStep, SimpleEnvManager, optional_imports
 from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel
 from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.mlagents.parts import (
@@ -306,3 +306,15 @@ def test_wrong_arguments_are_refused(manager_of):
     manager = manager_of(_make_scripted)
     with pytest.raises(stepmill.UsageError, match="gravity"):
         manager.reset({"gravity": "much"})
+
+
+def test_a_step_looks_for_no_package(manager_of, script, monkeypatch):
+    manager = manager_of(walking(script))
+    manager.reset()
+    manager.get_steps()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"a step has imported {name}")
+
+    monkeypatch.setattr(optional_imports, "import_module", refuse)
+    assert len(manager.get_steps()) == 1

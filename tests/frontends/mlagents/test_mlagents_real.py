@@ -212,7 +212,7 @@ def test_a_player_that_does_not_connect_is_an_error_of_reset(manager_of, executa
         manager.reset()
 
 
-@pytest.mark.covers("U-B1", "G-15")
+@pytest.mark.covers("U-B1", "G-15/waiting")
 def test_a_manager_that_waits_for_a_hung_player_uses_no_processor(manager_of, tmp_path):
     manager = manager_of(
         2, {0: trouble("hang", 1), 1: trouble("hang", 1)}, step_timeout_s=3.0, restarts=RestartLimits(0)

@@ -233,6 +233,17 @@ def test_other_exceptions_and_failing_factories_of_such_workers_are_raised(own_w
         manager.get_steps()
 
 
+def test_the_exception_of_a_process_that_has_ended_is_raised_by_the_next_request(own_workers):
+    def failing(worker_id: int, channels: Any) -> Any:
+        raise LookupError("no player")
+
+    manager = own_workers(failing)
+    manager.set_env_parameters({"speed": 2.0})
+    manager.env_workers[0].process.join()
+    with pytest.raises(LookupError, match="no player"):
+        manager.reset()
+
+
 def test_a_process_that_ends_before_it_answers_is_an_error_and_not_a_hang(own_workers, monkeypatch):
     monkeypatch.setattr(OwnWorkers, "target", staticmethod(lambda *arguments: os._exit(3)))
     manager = own_workers(walking)

@@ -45,7 +45,7 @@ def gated():
         env.close()
 
 
-@pytest.mark.covers("T-12", "G-16")
+@pytest.mark.covers("T-12", "G-16/cases")
 @pytest.mark.parametrize("where", BACKENDS)
 def test_torchrls_own_checker_passes(where):
     env = make(3, 5, where)

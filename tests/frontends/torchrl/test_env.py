@@ -218,6 +218,10 @@ def test_closing_and_resetting_opens_it_again():
     assert obs_of(env.reset()) == [[0, 0, 0], [1, 0, 0]]
     assert not env.is_closed
     env.close()
+    env.start()
+    assert not env.is_closed
+    assert env.identity == [0, 1]
+    env.close()
 
 
 @pytest.mark.covers("T-9/device", "T-9/steps")

@@ -57,6 +57,7 @@ def test_an_indexed_view_is_a_live_env():
     assert [row[2] for row in obs_of(stepped["next"])] == [1, 1]
     assert view.identity == [2, 3]
     assert env[[3, 1]].env_ids == (3, 1)
+    assert (view.num_workers, env[:1].num_workers) == (2, 1)
     swapped = env[[3, 1]]
     td = swapped.step(act(swapped, swapped.reset(), 7, 8))
     assert [row[0] for row in obs_of(td["next"])] == [3, 1]

@@ -17,6 +17,7 @@ import stepmill
 from stepmill.frontends import alf as front_end
 from tests.harness import alf_envs
 from tests.originals.pages import run_page
+from tests.originals.signatures import check_listed, differences
 
 HAS_ALF = importlib.util.find_spec("alf") is not None
 
@@ -187,6 +188,27 @@ def test_an_env_of_which_only_reset_is_there_fails_when_it_is_used() -> None:
             env.reset()
 
 
+@pytest.mark.covers("A-1")
+def test_the_signatures_are_alfs_but_for_what_the_page_says(alf: Any) -> None:
+    original = importlib.import_module("alf.environments.fast_parallel_environment").FastParallelEnvironment
+    check_listed(
+        "alf",
+        differences(front_end.FastParallelEnvironment, original),
+        {"__init__(start_serially): another default": "| `start_serially=` |"},
+    )
+    original = importlib.import_module("alf.environments.process_environment").ProcessEnvironment
+    check_listed("alf", differences(front_end.ProcessEnvironment, original), {})
+    original = importlib.import_module("alf.environments.alf_wrappers").BatchEnvironmentWrapper
+    of_env_0 = ("action_spec", "env_info_spec", "get_info", "metadata", "num_tasks", "observation_spec", "render")
+    of_env_0 += ("reward_spec", "task_names", "time_step_spec")
+    check_listed(
+        "alf",
+        differences(front_end.BatchEnvironmentWrapper, original),
+        {f"{name}: missing": "| `BatchEnvironmentWrapper`: specs, tasks, `metadata`, `render` |" for name in of_env_0},
+    )
+
+
+@pytest.mark.covers("G-16/alf")
 @pytest.mark.parametrize("is_original", [False, True], ids=["stepmill", "ALF"])
 def test_the_program_of_the_page_runs_with_both(tmp_path: Path, is_original: bool) -> None:
     spec = importlib.util.find_spec("alf")

@@ -14,6 +14,7 @@ from stepmill.frontends import di_engine
 from stepmill.frontends.di_engine import ChildType
 from tests.frontends.di_engine.envs import ding_envs
 from tests.originals.pages import run_page
+from tests.originals.signatures import check_listed, differences
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # those of DI-engine, and of what it imports
@@ -66,7 +67,33 @@ def _plain(timestep: Any) -> Any:
     }
 
 
-@pytest.mark.covers("D-28/original", "D-37")
+# "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
+DIFFERENCES = {
+    "EnvSupervisor.TYPE_MAPPING: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
+    "EnvSupervisor.change_state: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
+    "EnvSupervisor.register: missing": "`register`, `change_state` and `TYPE_MAPPING` of `EnvSupervisor`",
+    "EnvSupervisor.__init__(reset_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "EnvSupervisor.__init__(step_timeout): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "EnvSupervisor.__init__(retry_waiting_time): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "EnvSupervisor.__init__(episode_num): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "EnvSupervisor.__init__(shared_memory): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "EnvSupervisor.__init__(copy_on_get): by keyword only": "`EnvSupervisor`: `reset_timeout` and what follows",
+    "GymVectorEnvManager.__init__(cfg): another default": "| managers: `cfg` |",
+}
+
+
+@pytest.mark.covers("D-1")
+def test_the_signatures_are_di_engines_but_for_what_the_page_says() -> None:
+    original = importlib.import_module("ding.envs.env_manager")
+    found = []
+    for name in di_engine.__all__:
+        if hasattr(original, name):
+            found += [f"{name}.{each}" for each in differences(getattr(di_engine, name), getattr(original, name))]
+    assert {"BaseEnvManager", "EnvSupervisor", "SyncSubprocessEnvManager"} <= {*di_engine.__all__} & {*vars(original)}
+    check_listed("di_engine", found, DIFFERENCES)
+
+
+@pytest.mark.covers("D-28/original", "D-37", "G-16/di_engine")
 @pytest.mark.parametrize("name", ["BaseEnvManagerV2", "SubprocessEnvManagerV2"])
 def test_v2_gives_the_same_tree_arrays_as_the_original(name: str) -> None:
     assert run_v2(getattr(di_engine, name)) == run_v2(theirs(name))

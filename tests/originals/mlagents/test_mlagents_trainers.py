@@ -13,6 +13,7 @@ import pytest
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 from stepmill.testing.unity import ScriptedBehaviors
 from tests.originals.pages import run_page
+from tests.originals.signatures import check_listed, differences
 
 HAS_TRAINERS = importlib.util.find_spec("mlagents") is not None
 
@@ -39,6 +40,30 @@ def manager_of(settings: Any) -> Iterator[Callable[..., Any]]:
     yield make
     for manager in made:
         manager.close()
+
+
+# "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
+DIFFERENCES = {
+    "SubprocessEnvManager.__init__(run_options): another default": "| `SubprocessEnvManager(env_factory, run_options, n_env)` |",
+    "EnvironmentStep.__init__(environment_stats): another default": "| `EnvironmentStep(...)` |",
+}
+
+
+@pytest.mark.covers("U-1/processes")
+def test_the_signatures_are_mlagents_but_for_what_the_page_says() -> None:
+    ours = importlib.import_module("stepmill.frontends.mlagents")
+    found, compared = [], set()
+    for home in ("subprocess_env_manager", "simple_env_manager", "env_manager"):
+        original = importlib.import_module(f"mlagents.trainers.{home}")
+        names = [
+            name for name, value in vars(original).items() if getattr(value, "__module__", "") == original.__name__
+        ]
+        for name in names:
+            if hasattr(ours, name):
+                found += [f"{name}.{each}" for each in differences(getattr(ours, name), getattr(original, name))]
+                compared.add(name)
+    assert {"SubprocessEnvManager", "SimpleEnvManager", "EnvironmentStep", "UnityEnvWorker", "worker"} <= compared
+    check_listed("mlagents", found, DIFFERENCES)
 
 
 @pytest.mark.covers("U-10/library", "U-B5")
@@ -104,6 +129,7 @@ def test_steps_are_instances_of_mlagents_own_classes(manager_of: Any) -> None:
     assert isinstance(ended[0], base_env.TerminalStep)
 
 
+@pytest.mark.covers("G-16/mlagents")
 @pytest.mark.parametrize("is_original", [False, True], ids=["stepmill", "ML-Agents"])
 def test_the_program_of_the_page_runs_with_both(tmp_path: Path, is_original: bool) -> None:
     run_page("mlagents", tmp_path, is_original=is_original)

@@ -20,6 +20,7 @@ import pytest
 from stepmill.frontends import multi_env
 from stepmill.spec.errors import StepmillError
 from tests.originals.pages import run_page
+from tests.originals.signatures import check_listed, differences
 
 CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "actor-critic")
 HAS_ORIGINAL = CHECKOUT.is_dir() and importlib.util.find_spec("gym") is not None
@@ -98,7 +99,19 @@ def one(module: Any) -> Iterator[Any]:
     env.close()
 
 
-@pytest.mark.covers("M-1", "M-7", "M-8")
+# "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
+DIFFERENCES: dict[str, str] = {}
+
+
+@pytest.mark.covers("M-1")
+def test_the_signatures_are_actorcritics_but_for_what_the_page_says() -> None:
+    original, found = load_original(), []
+    for name in ("MultiEnv", "SubprocessEnv", "create_subprocess_envs"):
+        found += [f"{name}.{each}" for each in differences(getattr(multi_env, name), getattr(original, name))]
+    check_listed("multi_env", found, DIFFERENCES)
+
+
+@pytest.mark.covers("M-1", "M-7", "M-8", "G-16/multi_env", "G-20/skipping")
 def test_lists_and_skipped_envs(envs: Any) -> None:
     assert (envs.observation_space, envs.action_space) == ("observations", "actions")
     assert envs.reset() == [{"episode": 1, "t": 0, "kwargs": {}}] * 3

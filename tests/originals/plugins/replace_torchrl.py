@@ -17,7 +17,7 @@ set_gym_backend("gymnasium").set()  # gym is looked for first, and is not here
 
 
 class ParallelStepmillEnv(StepmillEnv):
-    """Takes ParallelEnv's arguments. Its env functions return TorchRL's GymEnv, whose Gymnasium env is run.
+    """Takes ParallelEnv's arguments. Its env functions return TorchRL's own envs.
 
     Workers are forked, as in TorchRL's own runs of these tests (`--mp_fork`): other workers import TorchRL, which takes longer
     on a busy machine than a test may take.
@@ -27,17 +27,7 @@ class ParallelStepmillEnv(StepmillEnv):
         functions: Sequence[Callable[..., Any]] = (
             [create_env_fn] * num_workers if callable(create_env_fn) else list(create_env_fn)
         )
-        super().__init__([_Inner(function) for function in functions], **{"mp_start_method": "fork", **keywords})
-
-
-class _Inner:
-    """Makes the Gymnasium env that is in a TorchRL env."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, **keywords: Any) -> Any:
-        return self._function(**keywords)._env
+        super().__init__(functions, **{"mp_start_method": "fork", **keywords})
 
 
 # Not in torchrl.envs.batched_envs, where the original refers to its own class.

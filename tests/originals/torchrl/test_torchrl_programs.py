@@ -17,11 +17,20 @@ pytest.importorskip("torchrl")
 
 from tensordict import TensorDict  # noqa: E402 - only if TorchRL is there
 from torchrl.data import Unbounded  # noqa: E402
-from torchrl.envs import GymEnv, ParallelEnv, set_gym_backend  # noqa: E402
+from torchrl.envs import (  # noqa: E402
+    AsyncEnvPool,
+    GymEnv,
+    MultiThreadedEnv,
+    MultiThreadedEnvWrapper,
+    ParallelEnv,
+    set_gym_backend,
+)
 from torchrl.envs.utils import check_env_specs  # noqa: E402
 
+from stepmill.frontends import torchrl as frontend  # noqa: E402
 from stepmill.frontends.torchrl import StepmillEnv  # noqa: E402
 from tests.originals.pages import run_page  # noqa: E402
+from tests.originals.signatures import check_listed, differences  # noqa: E402
 
 CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "rl")
 TUTORIAL = CHECKOUT / "tutorials" / "sphinx-tutorials" / "getting-started-3.py"
@@ -57,7 +66,7 @@ def stepmill_env(name: str, *, has_infos: bool = False) -> Any:
     return env
 
 
-@pytest.mark.covers("T-12", "T-3")
+@pytest.mark.covers("T-12", "T-3", "G-16/torchrl")
 def test_the_tutorial_on_collectors_collects_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = TUTORIAL.read_text(encoding="utf-8").splitlines()
     made = [number for number, line in enumerate(lines) if line.startswith('env = GymEnv("CartPole-v1")')]
@@ -107,6 +116,43 @@ def test_infos_are_those_that_an_info_reader_reads() -> None:
         assert torch.equal(theirs[key], ours["info", key]), key
     assert torch.equal(theirs["observation"], ours["observation"])
     assert isinstance(ours, TensorDict)
+
+
+# "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
+_BARE = "| `git_url`, `libname`, `available_envs` of `MultiThreadedEnv` |"
+_OF_QUEUES = "| `AsyncEnvPool`: `env_batch_sizes`, `exchange_keys`, `resolved_exchange`, `stats(reset=)` |"
+_OF_WORKERS = "| `non_blocking`, `select_and_clone` |"
+DIFFERENCES = {
+    "StepmillEnv.__init__(num_workers): by keyword only": "| first arguments of `ParallelEnv` |",
+    "StepmillEnv.__init__(create_env_fn): by keyword only": "| first arguments of `ParallelEnv` |",
+    "StepmillEnv.__init__(env_fns): required": "| first arguments of `ParallelEnv` |",
+    "StepmillEnv.non_blocking: missing": _OF_WORKERS,
+    "StepmillEnv.select_and_clone: missing": _OF_WORKERS,
+    **{
+        f"{cls}.{name}: missing": _BARE
+        for cls in ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
+        for name in ("available_envs", "git_url", "libname")
+    },
+    "AsyncStepmillEnv.__init__(env_makers): by keyword only": "| `AsyncEnvPool`: `env_makers`, `backend`, `stack`,",
+    "AsyncStepmillEnv.__init__(env_fns): required": "| `AsyncEnvPool`: `env_makers`, `backend`, `stack`,",
+    **{
+        f"AsyncStepmillEnv.{name}: missing": _OF_QUEUES
+        for name in ("env_batch_sizes", "exchange_keys", "resolved_exchange", "stats(reset)")
+    },
+}
+
+
+@pytest.mark.covers("T-12")
+def test_the_signatures_are_torchrls_but_for_what_the_page_says() -> None:
+    found = []
+    for ours, theirs in (
+        (frontend.StepmillEnv, ParallelEnv),
+        (frontend.MultiThreadedEnv, MultiThreadedEnv),
+        (frontend.MultiThreadedEnvWrapper, MultiThreadedEnvWrapper),
+        (frontend.AsyncStepmillEnv, AsyncEnvPool),
+    ):
+        found += [f"{ours.__name__}.{each}" for each in differences(ours, theirs)]
+    check_listed("torchrl", found, DIFFERENCES)
 
 
 @pytest.mark.covers("T-12")

@@ -20,7 +20,7 @@ from stepmill.backends.base import Future, closed_error
 from stepmill.backends.process import dump_plan, pack_request, unpack_outcome
 from stepmill.backends.ray import cluster
 from stepmill.backends.ray.messages import Exchanged, NodePlan
-from stepmill.backends.ray.node_link import Event, NodeLink, NodeState
+from stepmill.backends.ray.node_link import Callback, NodeLink, NodeState
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied, join_errors
 from stepmill.spec.notices import warn
@@ -63,20 +63,24 @@ class RemoteWorker:
 class RayBackend:
     """Runs workers on the nodes of a Ray cluster; see the package."""
 
-    def __init__(self, settings: WorkerSettings, options: RayOptions, limits: Mapping[str, Any]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, options: RayOptions, limits: Mapping[str, Any], num_threads: int = 0
+    ) -> None:
+        """`limits`: time limits of the nodes' reapers. `num_threads`: of a kernel on all nodes together."""
         self._settings, self._options, self._limits = settings, options, limits
+        self._num_threads = num_threads
         self._ray = cluster.connect(options)
         self._pid = os.getpid()
         self._program = ProgramState.read()
         self._wake = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self._events: deque[Event] = deque()
+        self._callbacks: deque[Callback] = deque()
         self._links: list[NodeLink] = []
         self._workers: list[RemoteWorker] = []
         self._node_plans: list[NodePlan] = []
         self._replacing: list[threading.Lock] = []
         self._restarts: list[int] = []
         self._call_numbers = itertools.count(1)
-        self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker that is being replaced
+        self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker that is being restarted
         self._postponing = threading.Lock()
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
@@ -134,7 +138,8 @@ class RayBackend:
                 for local, plan in enumerate(own)
             )
             ids = tuple(plan.env_ids for plan in own)
-            self._node_plans.append(NodePlan(ids, builds, settings, self._options.host, self._limits, path))
+            threads = -(-self._num_threads // num_nodes)
+            self._node_plans.append(NodePlan(ids, builds, settings, self._options.host, threads, self._limits, path))
             self._replacing.append(threading.Lock())
             self._restarts.append(0)
             self._workers += [RemoteWorker(plan, node, local, _eventfd()) for local, plan in enumerate(own)]
@@ -144,9 +149,10 @@ class RayBackend:
 
     def _start_actor(self, node: int, avoid: Sequence[str] = ()) -> NodeLink:
         workers = self._workers_of(node)
-        actor = cluster.make_actor(self._ray, self._options, len(workers), avoid)
+        num_cpus = max(len(workers), self._node_plans[node].num_threads)
+        actor = cluster.make_actor(self._ray, self._options, num_cpus, avoid)
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
-        link = NodeLink(self._ray, actor, node, ids, self._emit)
+        link = NodeLink(self._ray, actor, node, ids, self._run_later)
         link.start_ref = actor.start.remote(self._node_plans[node])
         link.on_results = lambda answer: self._publish(link, answer)  # type: ignore[method-assign]
         link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
@@ -196,9 +202,9 @@ class RayBackend:
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
-    def _emit(self, event: Event) -> None:
-        """Let the backend's thread call `event`. Any thread may call this."""
-        self._events.append(event)
+    def _run_later(self, callback: Callback) -> None:
+        """Let the backend's thread call `callback`. Any thread may call this."""
+        self._callbacks.append(callback)
         with contextlib.suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._wake.fileno(), 1)
 
@@ -211,13 +217,13 @@ class RayBackend:
             if poll.poll(WAKE_S * 1000):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake.fileno())
-            while self._events:
-                self._events.popleft()()
+            while self._callbacks:
+                self._callbacks.popleft()()
             for link in list(self._links):
                 try:
                     link.advance(heartbeat_s, timeout_s)
                 except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then of no use
-                    link.lose(f"cannot be reached ({type(exc).__name__}: {exc})")
+                    link.mark_lost(f"cannot be reached ({type(exc).__name__}: {exc})")
 
     def _publish(self, link: NodeLink, answer: Exchanged) -> None:
         workers = {worker: self._workers[worker] for worker in link.workers}
@@ -226,7 +232,7 @@ class RayBackend:
         try:
             dead, _ = link.relay.publish_results(answer.results)
         except ValueError as exc:
-            link.lose(str(exc))
+            link.mark_lost(str(exc))
             return
         for number in dead:
             workers[number].exit_code = answer.exit_codes.get(workers[number].local)
@@ -277,19 +283,19 @@ class RayBackend:
             else:
                 future.wait_done(0.1 if deadline is None else min(0.1, max(0.0, deadline - time.monotonic())))
 
-    # ---- workers that are replaced ----------------------------------------------------------------------------------
+    # ---- restarts of workers ----------------------------------------------------------------------------------------
 
     def end_worker(self, worker: int) -> None:
         remote, link = self._workers[worker], self._link_of(worker)
-        if link.state is not NodeState.SERVING or worker in link.fresh:
+        if link.state is not NodeState.SERVING or worker in link.already_started:
             return
         try:
-            remote.exit_code = link.ask(link.actor.end_worker, remote.local, worker=worker, timeout_s=END_S)
+            remote.exit_code = link.call_actor(link.actor.end_worker, remote.local, worker=worker, timeout_s=END_S)
         except WorkerDied:
             if link.state is NodeState.SERVING:
                 raise
         except StepmillError as error:
-            link.lose(f"did not end its worker {worker}: {error.message}")
+            link.mark_lost(f"did not end its worker {worker}: {error.message}")
 
     def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
         """Replace a worker, and its node if that is lost. Calls that come meanwhile are sent to the successor."""
@@ -316,12 +322,14 @@ class RayBackend:
             packed = [pack_request(request) for request in settings_requests]
             tickets = [] if link.relay is None else link.relay.tickets_of(worker)
             generation = 0
-            if worker in link.fresh and link.started is not None:
-                link.ask(link.actor.apply_settings, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s)
-                link.fresh.discard(worker)
+            if worker in link.already_started and link.started is not None:
+                link.call_actor(
+                    link.actor.apply_settings, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s
+                )
+                link.already_started.discard(worker)
                 report = link.started.reports[remote.local]
             else:
-                report, generation = link.ask(
+                report, generation = link.call_actor(
                     link.actor.revive, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s
                 )
             if link.relay is not None:
@@ -339,7 +347,7 @@ class RayBackend:
         link = self._start_actor(lost.node, avoid)
         try:
             self._wait_started([link])
-            link.fresh = set(link.workers)
+            link.already_started = set(link.workers)
             self._attach([link])
         except BaseException:
             cluster.kill(self._ray, link.actor)
@@ -369,14 +377,14 @@ class RayBackend:
             warn(text)
 
     def _stop_thread(self) -> None:
-        self._emit(lambda: None)
+        self._run_later(lambda: None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
     def _shut_down(self) -> None:
         self._is_closed = True
         for link in self._links:
-            link.lose("was closed")
+            link.mark_lost("was closed")
         for worker in self._workers:
             worker.end_fd.close()
         if self._thread is None or not self._thread.is_alive():

@@ -85,21 +85,21 @@ def count_nodes(ray: Any, options: RayOptions, num_workers: int) -> int:
     return min(options.num_nodes or max(len(machines(ray)), 1), num_workers)
 
 
-def make_actor(ray: Any, options: RayOptions, num_workers: int, avoid: Collection[str] = ()) -> Any:
+def make_actor(ray: Any, options: RayOptions, num_wanted: int, avoid: Collection[str] = ()) -> Any:
     """Start the actor of one node; return its handle at once.
 
     Args:
         ray: the module.
         options: of the pool.
-        num_workers: how many workers the node will have.
+        num_wanted: how many CPUs its workers can use.
         avoid: ids of machines that did not answer, on which it should not run.
     """
     found = machines(ray)
-    num_cpus: float = num_workers
+    num_cpus: float = num_wanted
     if options.num_cpus is not None:
         num_cpus = options.num_cpus
     elif found:
-        num_cpus = min(num_workers, max(each.num_cpus for each in found))
+        num_cpus = min(num_wanted, max(each.num_cpus for each in found))
     strategy = options.strategy
     others = [each for each in found if each.node_id not in avoid]
     is_free = isinstance(strategy, str) and not options.resources  # else Ray knows which machines fit

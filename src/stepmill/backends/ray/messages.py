@@ -18,7 +18,8 @@ class NodePlan:
         env_ids: by worker of the node, the env_ids of its envs in the pool.
         builds: by worker, its Build message as bytes.
         settings: of the workers.
-        host: the backend that runs the envs: "process" or "thread".
+        host: the backend that runs the envs: "process", "thread" or "kernel".
+        num_threads: how many threads run the envs of a kernel.
         limits: arguments of the reaper that watches the workers: time limits in seconds.
         sys_path: of the pool's program.
     """
@@ -27,6 +28,7 @@ class NodePlan:
     builds: tuple[bytes, ...]
     settings: WorkerSettings
     host: str
+    num_threads: int
     limits: Mapping[str, Any]
     sys_path: tuple[str, ...]
 

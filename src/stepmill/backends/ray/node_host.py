@@ -16,22 +16,21 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Slot
 from typing import Any, TypeVar
 
 from stepmill import _native
 from stepmill.backends.base import Backend, Future, MonitoredBackend
-from stepmill.backends.process import ProcessBackend
+from stepmill.backends.ray.host_backends import NodeKernelBackend, make_host_backend
 from stepmill.backends.ray.messages import Exchanged, NodeCall, NodePlan, NodeStarted, Raised, Replies
-from stepmill.backends.thread import ThreadBackend
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.error_records import env_error
-from stepmill.worker.messages import Build, Outcome, Reply, Request, Value, WorkerPlan, WorkerReport, dump, load
+from stepmill.worker.messages import Outcome, Reply, Request, Value, WorkerReport, dump
 
 EXCHANGES = 8  # exchanges that run at the same time: one waits, the others arrive
 GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
@@ -39,49 +38,6 @@ NO_TIMEOUT_S = 1e9  # the pool knows the time limit of a call
 LONG_POLL_S = 2.0  # an exchange without results ends after this time
 
 Result = TypeVar("Result")
-
-
-class NodeProcessBackend(ProcessBackend):
-    """Workers in processes, built from messages that the pool has made: this process need not import the user's code."""
-
-    def __init__(self, plan: NodePlan) -> None:
-        super().__init__(plan.settings)
-        self._builds = plan.builds
-
-    def _dump_build(self, plan: WorkerPlan) -> bytes:
-        return self._builds[plan.worker]
-
-    def _pack(self, request: Request) -> Request:
-        return request  # the pool has packed it
-
-    def _unpack(self, outcome: Outcome) -> Outcome:
-        return outcome  # the pool unpacks it
-
-
-class NodeThreadBackend(ThreadBackend):
-    """Workers in threads of the actor's process."""
-
-    def call(self, requests: Mapping[int, Request]) -> list[Future]:
-        return super().call({worker: _loaded(request) for worker, request in requests.items()})
-
-    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
-        return super().revive(worker, [_loaded(request) for request in settings_requests])
-
-
-def _loaded(request: Request) -> Request:
-    assert isinstance(request.payload, bytes)  # made by pack_request
-    return dataclasses.replace(request, payload=load(request.payload))
-
-
-def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
-    """Return the backend of a node, not started, and the plans of its workers."""
-    if plan.host == "process":
-        plans = [WorkerPlan(worker, ids, ()) for worker, ids in enumerate(plan.env_ids)]
-        return NodeProcessBackend(plan), plans
-    builds = [load(data) for data in plan.builds]
-    loaded = [load(build.plan) for build in builds if isinstance(build, Build) and build.plan is not None]
-    plans = [dataclasses.replace(each, worker=at) for at, each in enumerate(loaded) if isinstance(each, WorkerPlan)]
-    return NodeThreadBackend(plan.settings), plans
 
 
 class NodeHost:
@@ -120,15 +76,15 @@ class NodeHost:
 
         return _guarded(build)
 
-    def attach(self, spec: EnvSpec, seed_ids: Sequence[int]) -> Raised | None:
-        """Let the workers serve a slab. `seed_ids`: by server of the node, its number in the pool."""
+    def attach(self, spec: EnvSpec, pool_servers: Sequence[int]) -> Raised | None:
+        """Let the workers serve a slab. `pool_servers`: by server of the node, its number in the pool."""
 
         def serve() -> None:
             plan, backend = self._require(self._plan), self._require(self._backend)
-            servers = iter(range(len(seed_ids)))
+            servers = iter(range(len(pool_servers)))
             owned = [[next(servers) for _ in ids] for ids in plan.env_ids]
             layout = lay_out(spec, owned, lease_slots=1)
-            layout.plan["seed_ids"] = list(seed_ids)
+            layout.plan["pool_servers"] = list(pool_servers)
             self._slab = slab = SharedSlab(layout, len(owned))
             self._relay = relay = _native.NodeRelay(slab.native)
             if isinstance(backend, MonitoredBackend):
@@ -139,8 +95,12 @@ class NodeHost:
 
         return _guarded(serve)
 
-    def ping(self) -> None:
-        """Return: the node answers."""
+    def ping(self) -> int | None:
+        """Check that the machine's raylet answers; return an env that hangs and cannot be ended without its node, or None."""
+        import ray  # it runs this method
+
+        ray.put(None)  # waits while the raylet is stopped: large messages would not pass
+        return self._backend.find_hung_env() if isinstance(self._backend, NodeKernelBackend) else None
 
     # ---- commands and results ---------------------------------------------------------------------------------------
 
@@ -176,21 +136,28 @@ class NodeHost:
         with self._arrived:
             while self._newest != number - 1:  # Ray may have started a later exchange first
                 self._arrived.wait()
+            self._newest = number  # from here on, the exchange that waits runs no kernel: a call may need it
+            self._arrived.notify_all()
             if commands is not None:
                 relay.apply_commands(commands)
             if call is not None:
                 self._post(call)
-            self._newest = number
-            self._arrived.notify_all()
         relay.wake()  # the exchange that waits returns what there is, and this one waits in its place
         with self._turn:
             deadline = time.monotonic() + LONG_POLL_S
-            is_done = self._newest == number and is_for_all and relay.wait(True, GATHER_S)
+            is_done = self._newest == number and is_for_all and self._wait(number, is_for_all=True, timeout_s=GATHER_S)
             while not is_done and self._newest == number and time.monotonic() < deadline:
-                is_done = relay.wait(False, LONG_POLL_S)
+                is_done = self._wait(number, is_for_all=False, timeout_s=LONG_POLL_S)
             with self._lock:
                 results = relay.collect_results()
         return Exchanged(results, self._exit_codes())
+
+    def _wait(self, number: int, *, is_for_all: bool, timeout_s: float) -> bool:
+        """Wait for results as `NodeRelay.wait`, for an exchange that has the turn."""
+        relay, backend = self._require(self._relay), self._backend
+        if not isinstance(backend, NodeKernelBackend):
+            return bool(relay.wait(is_for_all, timeout_s))
+        return backend.run(relay, lambda: self._newest == number, is_for_all=is_for_all, timeout_s=timeout_s)
 
     def _exit_codes(self) -> dict[int, int | None]:
         slab, backend = self._require(self._slab), self._require(self._backend)
@@ -208,20 +175,23 @@ class NodeHost:
         except StepmillError as error:
             slot.set_result(error)
 
-    def fetch(self, number: int) -> Replies:
-        """Wait for the replies to a call, which comes with an exchange; return them by worker."""
+    def fetch(self, number: int, acknowledged: int) -> Replies:
+        """Wait for the replies to a call, which comes with an exchange; return them by worker.
+
+        The pool has the replies to all calls up to the number `acknowledged`.
+        """
         with self._lock:
             slot = self._calls.setdefault(number, Slot())
+            for old in [old for old in self._calls if old <= acknowledged]:
+                del self._calls[old]
         futures = slot.result()
         replies: dict[int, Reply | StepmillError] = {}
-        with self._lock:
-            del self._calls[number]
         if isinstance(futures, StepmillError):
             return {-1: futures}
         for future in futures:
             try:
                 outcomes = future.result(NO_TIMEOUT_S)
-                packed = map(_packed, outcomes) if self._require(self._plan).host == "thread" else outcomes
+                packed = map(_packed, outcomes) if self._require(self._plan).host != "process" else outcomes
                 replies[future.worker] = Reply(future.request.id, tuple(packed))
             except StepmillError as error:
                 replies[future.worker] = error
@@ -238,7 +208,7 @@ class NodeHost:
             raise EngineBug(f"a request came before the commands {request.after} of its envs; please report this")
         return dataclasses.replace(request, after=tickets)
 
-    # ---- workers that are replaced ----------------------------------------------------------------------------------
+    # ---- restarts of workers ----------------------------------------------------------------------------------------
 
     def end_worker(self, worker: int) -> int | Raised | None:
         """Kill a worker if it runs, and wait for its end; return its exit code."""

@@ -1,10 +1,11 @@
-"""The pool's end of one node, from the start of its actor to its end. A node that is replaced gets a new link.
+"""The pool's connection to one node, from the start of the node's actor to its end. A new actor gets a new link.
 
     STARTING ──the workers serve──► SERVING ──its actor died, or does not answer──► LOST
         └──────────────── it could not be started ─────────────────────────────────► LOST
 
-An exchange is numbered; the node keeps its answer until the pool has it. If Ray reports that a call has failed while the actor
-lives, the exchange is sent again under its number: Ray may have executed it.
+An exchange is one call of the actor: it passes commands to the node, and returns results. Exchanges are numbered, and the node
+keeps each answer until the pool has received it. If Ray reports that a call has failed while the actor lives, the exchange is
+sent again with the same number, since Ray may have executed it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from stepmill.spec.stats import NodeStats
 from stepmill.worker.messages import Reply, Request
 from stepmill.worker.signals import allow_signals
 
-MAX_IN_FLIGHT = 3  # exchanges: one waits on the node, the others are on their way
-IDLE_S = 0.25  # a node that has nothing to do is asked for deaths this often
-EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay.cpp)
+MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results, the others are being transferred
+RETRY_S = 0.1  # a call that Ray could not deliver is repeated after this time
+IDLE_S = 0.25  # an idle node is asked this often whether workers have died
+EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay_message.hpp)
 
-Event = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class NodeState(enum.Enum):
-    """What is known of a node; see the module."""
+    """The state of a node; see the docstring of the module."""
 
     STARTING = enum.auto()
     SERVING = enum.auto()
@@ -43,46 +45,50 @@ class NodeState(enum.Enum):
 
 
 class NodeLink:
-    """One incarnation of a node.
+    """The connection to one actor of a node.
 
     Attributes:
         node: its number.
         workers: the workers that it runs, by their numbers in the pool.
         started: what the actor reported when its envs were built.
-        fresh: workers of a node that has replaced another, which no `revive` has asked for yet.
-        cause: why it is lost, or None.
+        already_started: workers that were started with this actor, after the node's last actor was lost, and that `revive` has
+            not been called for yet.
+        cause: why the node is lost, or None.
     """
 
     def __init__(
-        self, ray: Any, actor: Any, node: int, env_ids: Mapping[int, Sequence[int]], emit: Callable[[Event], None]
+        self, ray: Any, actor: Any, node: int, env_ids: Mapping[int, Sequence[int]], post: Callable[[Callback], None]
     ) -> None:
-        """`env_ids`: of each worker, by its number in the pool. `emit` passes an event to the backend's thread, which calls it."""
+        """`env_ids`: of each worker, by its number in the pool. `post` lets the backend's thread call a function."""
         self.node = node
         self.workers = tuple(env_ids)
         self._env_ids = {worker: tuple(ids) for worker, ids in env_ids.items()}
         self.state = NodeState.STARTING
         self.started: NodeStarted | None = None
-        self.fresh: set[int] = set()
+        self.already_started: set[int] = set()
         self.cause: str | None = None
         self.relay: _native.PoolRelay | None = None
         self.start_ref: Any = None
         self.counts = {"messages": 0, "sent_bytes": 0, "received_bytes": 0}
         self._ray, self.actor = ray, actor
-        self._emit = emit
+        self._post = post
         self._lock = threading.Lock()
         self._number = 0
         self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls, to be sent in this order
         self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
-        self._unanswered_since: dict[int, float] = {}  # by number: when a call first failed
         self._futures: set[Future] = set()
-        self._is_for_all = True
+        self._calls: set[int] = set()  # numbers of those whose replies have not come
+        self._replies: deque[tuple[Future, Any]] = (
+            deque()
+        )  # a Reply or an error, until the results before it are published
+        self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
         self._pinged_at = time.monotonic()
         self._has_ping = False
 
     # ---- calls that wait --------------------------------------------------------------------------------------------
 
-    def ask(self, method: Any, *arguments: Any, worker: int, timeout_s: float | None) -> Any:
+    def call_actor(self, method: Any, *arguments: Any, worker: int, timeout_s: float | None) -> Any:
         """Call a method of the actor for a worker of the pool, and wait for the result.
 
         Raises:
@@ -93,7 +99,7 @@ class NodeLink:
         return self.wait(method.remote(*arguments), timeout_s, worker)
 
     def wait(self, ref: Any, timeout_s: float | None, worker: int | None = None) -> Any:
-        """Wait for the result of a method, as `ask` does; without a worker, it is for all of them."""
+        """Wait for the result of a method, as `call_actor` does; without a worker, it is for all of them."""
         ray = self._ray
         try:
             with allow_signals():
@@ -106,14 +112,14 @@ class NodeLink:
                 timeout_s=timeout_s or 0.0,
             ) from exc
         except ray.exceptions.RayError as exc:
-            self.lose(_first_line(exc))
+            self.mark_lost(_first_line(exc))
             raise self.lost_error(self.workers[0] if worker is None else worker) from exc
         if isinstance(result, Raised):
-            raise self._in_pool(result.error)
+            raise self._with_pool_numbers(result.error)
         return result
 
-    def _in_pool(self, error: StepmillError) -> StepmillError:
-        """Number the worker of an error as the pool does."""
+    def _with_pool_numbers(self, error: StepmillError) -> StepmillError:
+        """Replace the node's number of a worker, in an error of the node, by the pool's number."""
         if isinstance(error, WorkerDied) and 0 <= error.worker < len(self.workers):
             number = self.workers[error.worker]
             error.message = error.message.replace(
@@ -127,7 +133,7 @@ class NodeLink:
         return f"node {self.node}" + (f" ({self.started.address})" if self.started is not None else "")
 
     def lost_error(self, worker: int) -> WorkerDied:
-        """Return the error for something that this node did not do."""
+        """Return the error of a worker whose commands or calls are lost with this node."""
         ids = self._env_ids[worker]
         return WorkerDied(
             f"worker {worker} on {self.describe()} {self.cause}; its envs {list(ids)} are lost",
@@ -139,62 +145,64 @@ class NodeLink:
     # ---- exchanges: called by the backend's thread --------------------------------------------------------------------
 
     def advance(self, heartbeat_s: float, timeout_s: float) -> None:
-        """Send new commands, ask for results, and check that the node answers."""
+        """Finish calls, send new commands, ask for results, and check that the node answers. Comes after all callbacks."""
         if self.state is not NodeState.SERVING or self.relay is None:
             return
+        self._finish_calls()
         now = time.monotonic()
         if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
             commands = self.relay.collect_commands()
             if commands is not None:
                 self._queue.append((commands, None))
         while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
-            self._send(*self._queue.popleft())
+            self._begin_exchange(*self._queue.popleft())
         if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
-            self._send(None, None)
+            self._begin_exchange(None, None)
         if self._has_ping and now - self._pinged_at > timeout_s:
-            self.lose(f"did not answer for {timeout_s:g} s")
+            self.mark_lost(f"did not answer for {timeout_s:g} s")
         elif not self._has_ping and now - self._pinged_at >= heartbeat_s:
             self._has_ping, self._pinged_at = True, now
-            self._watch(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
+            self._handle_when_done(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
 
-    def _send(self, commands: Any, call: NodeCall | None) -> None:
+    def _begin_exchange(self, commands: Any, call: NodeCall | None) -> None:
         self._number += 1
         self._in_flight[self._number] = commands, call
         self.counts["messages"] += 1
         if commands is not None:
             self.counts["sent_bytes"] += commands.nbytes
-            self._is_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
-        self._call(self._number)
+            self._waits_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
+        self._call_exchange(self._number)
 
-    def _call(self, number: int) -> None:
+    def _call_exchange(self, number: int) -> None:
         acknowledged = min(self._in_flight) - 1
         method = self.actor.exchange.options(concurrency_group="exchange")
-        ref = method.remote(number, *self._in_flight[number], acknowledged, self._is_for_all)
-        self._watch(ref, lambda done: self._on_answer(number, done))
+        ref = method.remote(number, *self._in_flight[number], acknowledged, self._waits_for_all)
+        self._handle_when_done(ref, lambda done: self._on_answer(number, done))
 
-    def _watch(self, ref: Any, handle: Callable[[Any], None]) -> None:
+    def _handle_when_done(self, ref: Any, handle: Callable[[Any], None]) -> None:
         """Let the backend's thread call `handle` with the future of a reference when it is done."""
-        ref.future().add_done_callback(lambda done: self._emit(lambda: handle(done)))
+        ref.future().add_done_callback(lambda done: self._post(lambda: handle(done)))
 
     def _on_ping(self, done: Any) -> None:
         self._has_ping = False
-        if done.exception() is not None and not self._is_passing(done.exception()):
-            self.lose(_first_line(done.exception()))
+        error = done.exception()
+        if error is None and done.result() is not None:
+            self.mark_lost(f"was ended, because its env {done.result()} has not returned within step_timeout_s")
+        elif error is not None and not self._is_temporary(error):
+            self.mark_lost(_first_line(error))
 
     def _on_answer(self, number: int, done: Any) -> None:
         if self.state is not NodeState.SERVING or number not in self._in_flight or self.relay is None:
             return
         error = done.exception()
         if error is not None:
-            if not self._is_passing(error):
-                self.lose(_first_line(error))
+            if not self._is_temporary(error):
+                self.mark_lost(_first_line(error))
                 return
-            self._unanswered_since.setdefault(number, time.monotonic())
-            threading.Timer(0.1, lambda: self._emit(lambda: self._repeat(number))).start()
+            threading.Timer(RETRY_S, lambda: self._post(lambda: self._repeat_exchange(number))).start()
             return
         answer: Exchanged = done.result()
         self._answered_at = time.monotonic()
-        self._unanswered_since.pop(number, None)
         del self._in_flight[number]
         self.counts["received_bytes"] += answer.results.nbytes
         self.on_results(answer)
@@ -203,18 +211,18 @@ class NodeLink:
         """Handle the answer to an exchange. Set by the backend."""
         raise EngineBug("a node has no backend; please report this")
 
-    def _repeat(self, number: int) -> None:
+    def _repeat_exchange(self, number: int) -> None:
         if self.state is NodeState.SERVING and number in self._in_flight:
-            self._call(number)
+            self._call_exchange(number)
 
-    def _is_passing(self, error: BaseException | None) -> bool:
-        """Whether Ray says that the actor lives, although a call has failed."""
+    def _is_temporary(self, error: BaseException | None) -> bool:
+        """Whether a call has failed although the actor lives."""
         return isinstance(error, self._ray.exceptions.ActorUnavailableError)
 
     # ---- slow requests ----------------------------------------------------------------------------------------------
 
     def call(self, number: int, requests: Mapping[int, Request], futures: Mapping[int, Future]) -> None:
-        """Send requests, by worker of the node, after all commands that were given before; the replies finish the futures.
+        """Send requests, by the node's number of the worker, after all earlier commands; the replies finish the futures.
 
         Called by the thread that gives the commands.
         """
@@ -226,33 +234,58 @@ class NodeLink:
             for future in futures.values():
                 future.fail(self.lost_error(future.worker))
             return
-        commands = self.relay.collect_commands()  # now: later commands must come after the requests
-        self._emit(lambda: self._queue.append((commands, NodeCall(number, requests))))
-        ref = self.actor.fetch.options(concurrency_group="requests").remote(number)
-        ref.future().add_done_callback(lambda done: self._on_replies(futures, done))
+        commands = self.relay.collect_commands()  # in this call, since later commands must come after the requests
+        self._post(lambda: self._queue.append((commands, NodeCall(number, requests))))
+        self._fetch(number, futures)
 
-    def _on_replies(self, futures: Mapping[int, Future], done: Any) -> None:
+    def _fetch(self, number: int, futures: Mapping[int, Future]) -> None:
+        """Ask the node for the replies to a call. It keeps them until it hears that they have arrived."""
         with self._lock:
-            self._futures.difference_update(futures.values())
+            if self.state is not NodeState.SERVING:
+                return
+            self._calls.add(number)
+            acknowledged = min(self._calls) - 1
+        ref = self.actor.fetch.options(concurrency_group="requests").remote(number, acknowledged)
+        self._handle_when_done(ref, lambda done: self._on_replies(number, futures, done))
+
+    def _on_replies(self, number: int, futures: Mapping[int, Future], done: Any) -> None:
         error = done.exception()
-        for local, future in futures.items():
-            reply: Any = self.lost_error(future.worker)
-            if error is None:
-                reply = done.result().get(local) or done.result()[-1]
+        if error is not None and self._is_temporary(error):
+            threading.Timer(RETRY_S, lambda: self._fetch(number, futures)).start()
+        elif error is not None:
+            self.mark_lost(_first_line(error))
+        else:
+            with self._lock:
+                self._calls.discard(number)
+            replies = done.result()
+            self._replies.extend((future, replies.get(local) or replies[-1]) for local, future in futures.items())
+
+    def _finish_calls(self) -> None:
+        """Finish calls whose replies have come, and the results of all commands before them: those may take longer."""
+        for _ in range(len(self._replies)):
+            future, reply = self._replies.popleft()
+            if not self._is_published(future):
+                self._replies.append((future, reply))
+                continue
+            with self._lock:
+                self._futures.discard(future)
             if isinstance(reply, Reply):
                 future.finish(reply)
             else:
-                future.fail(self._in_pool(reply))
-        if error is not None:
-            self._emit(lambda: None if self._is_passing(error) else self.lose(_first_line(error)))
+                future.fail(self._with_pool_numbers(reply))
+
+    def _is_published(self, future: Future) -> bool:
+        request, relay = future.request, self.relay
+        tickets = zip(request.servers, request.after, strict=True)
+        return relay is None or all(relay.is_published(future.worker, local, after) for local, after in tickets)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def on_lost(self) -> None:
         """Handle the loss of the node. Set by the backend."""
 
-    def lose(self, cause: str) -> None:
-        """Give the node up: its actor is killed, and its workers are dead. Any thread may call it."""
+    def mark_lost(self, cause: str) -> None:
+        """Kill the actor of the node, and mark its workers dead. Any thread may call it."""
         with self._lock:
             if self.state is NodeState.LOST:
                 return
@@ -281,6 +314,6 @@ class NodeLink:
 
 
 def _first_line(error: BaseException | None) -> str:
-    """Return the name of an error of Ray, and the first line of its text that says something."""
+    """Return the type of an error of Ray, and the first line of its text that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"was lost ({type(error).__name__}: {lines[0] if lines else ''})"

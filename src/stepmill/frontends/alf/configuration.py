@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -24,6 +24,7 @@ CONTEXTS = ("fork", "spawn", "forkserver")
 class AlfKeywords(EngineKeywords, total=False):
     """The fields of `Arguments` and of PoolOptions as keyword arguments."""
 
+    torch_num_threads_per_env: int | None
     start_method: Literal["fork", "spawn", "forkserver"]
     as_tensors: bool | None
     device: object
@@ -36,6 +37,7 @@ class Arguments:
     """The keyword arguments that are not PoolOptions, with defaults.
 
     Attributes:
+        torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None does not change them.
         start_method: how processes start.
         num_workers: the number of processes; None gives each env its own.
         as_tensors: True for tensors, False for arrays; None is tensors if torch is installed.
@@ -44,6 +46,7 @@ class Arguments:
         options: of the pool.
     """
 
+    torch_num_threads_per_env: int | None = 1
     start_method: str = "fork"
     num_workers: int | None = None
     as_tensors: bool | None = None
@@ -52,16 +55,30 @@ class Arguments:
     options: PoolOptions | None = None
 
     @classmethod
-    def read(cls, keywords: Mapping[str, Any]) -> Arguments:
-        """Return the arguments for keywords. Those that are not fields of this class are fields of PoolOptions."""
+    def read(cls, keywords: Mapping[str, Any], last: Sequence[object], names_of_last: Sequence[str]) -> Arguments:
+        """Return the arguments for keywords. Those that are not fields of this class are fields of PoolOptions.
+
+        Args:
+            last: arguments that ALF's constructor takes by position, too; the names of the first of them are
+                `names_of_last`.
+        Raises:
+            ArgumentTypeError: too many arguments, or one that is given twice.
+        """
+        if len(last) > len(names_of_last):
+            raise errors.ArgumentTypeError(
+                f"{last[len(names_of_last) :]!r} follow {names_of_last[-1]}, the last argument that may be given by position; "
+                "give options by name"
+            )
+        positional = dict(zip(names_of_last, last, strict=False))
+        if twice := positional.keys() & keywords.keys():
+            raise errors.ArgumentTypeError(f"{', '.join(sorted(twice))} given by position and by name; give it once")
+        keywords = {**keywords, **positional}
         names = {each.name for each in fields(cls)}
         own = {name: value for name, value in keywords.items() if name in names}
         of_pool = {name: value for name, value in keywords.items() if name not in names}
         return cls(**{**own, "options": merge_options(own.get("options"), of_pool)})
 
-    def pool_options(
-        self, *, num_threads: int | None, start_serially: bool = False, num_spares: int = 0
-    ) -> PoolOptions:
+    def pool_options(self, *, start_serially: bool = False, num_spares: int = 0) -> PoolOptions:
         """Return the pool's options for ALF envs: a process for each env, and resets in the background.
 
         Raises:
@@ -80,7 +97,10 @@ class Arguments:
         backend = BackendName.PROCESS if given.backend is BackendName.AUTO else given.backend
         of_processes: dict[str, Any] = {}
         if backend is BackendName.PROCESS:
-            of_processes = {"context": Context(self.start_method), "worker_threads": num_threads}
+            of_processes = {
+                "context": Context(self.start_method),
+                "worker_threads": self.torch_num_threads_per_env,
+            }
         return replace(
             given,
             backend=backend,
@@ -105,7 +125,7 @@ def join_to_alf(cls: Any, module: str) -> Any:
         original = import_module(_ORIGINAL).FastParallelEnvironment
     except ImportError:
         return cls
-    signature = _full_signature(cls)
+    signature = inspect.signature(cls)
     shared = [name for name in inspect.signature(original).parameters if name in signature.parameters]
 
     def construct(self: Any, *args: Any, **keywords: Any) -> None:
@@ -121,10 +141,15 @@ def join_to_alf(cls: Any, module: str) -> Any:
         return alf.configurable(whitelist=own)(joined)
 
 
-def _full_signature(cls: Any) -> inspect.Signature:
-    """Return the constructor's signature with a parameter for each of its keywords."""
-    positional = [p for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    names = dict.fromkeys([field.name for field in (*fields(Arguments), *fields(PoolOptions))])
+def signature_of(cls: Any, names_of_last: Sequence[str]) -> inspect.Signature:
+    """Return the constructor's signature with a parameter for each of its keywords, and for each that may follow by position."""
+    defaults = {field.name: field.default for field in fields(Arguments)}
+    positional = [p for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    positional += [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=defaults[name])
+        for name in names_of_last
+    ]
+    names = dict.fromkeys([*defaults, *(field.name for field in fields(PoolOptions))])
     taken = {p.name for p in positional}
     keywords = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names if name not in taken

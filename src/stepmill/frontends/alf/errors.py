@@ -42,6 +42,10 @@ class StartMethodError(UsageError, AssertionError):
     """An unknown start method."""
 
 
+class ArgumentTypeError(UsageError, TypeError):
+    """Too many arguments were given by position, or one was given twice."""
+
+
 class NotStartedError(UsageError, AssertionError):
     """A ProcessEnvironment was used before it was started, or started twice."""
 

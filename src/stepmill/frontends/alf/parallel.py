@@ -10,7 +10,7 @@ import numpy as np
 
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker
 from stepmill.frontends.alf import errors, nests
-from stepmill.frontends.alf.configuration import AlfKeywords, Arguments
+from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signature_of
 from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("stepmill.frontends.alf")
 _LOG_EVERY = 100  # closed processes
+_LAST = ("torch_num_threads_per_env", "start_method")  # arguments of `*threads_and_start`
 
 
 class FastParallelEnvironment(HasSpecs):
@@ -46,8 +47,8 @@ class FastParallelEnvironment(HasSpecs):
         num_spare_envs_for_reload: the number of spares, which are the last of the envs. Refused beside batched envs, as in
             ALF (A-7): each resets its own rows when they end. `spare_envs` of `options` is allowed (A-B11): a spare replaces a
             batched env if all rows of it end in one step.
-        torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process; None does not change them.
-        start_method: "fork", "spawn" or "forkserver"; by keyword, like the following.
+        torch_num_threads_per_env: threads of torch, OpenMP and BLAS in each process, 1 by default; None does not change them.
+        start_method: "fork" (the default), "spawn" or "forkserver". The following are given by keyword.
         num_workers: the number of processes; None gives each env its own. Fewer are faster for fast envs.
         as_tensors: True for tensors, False for NumPy arrays; None is tensors if torch is installed.
         device: of the tensors; `time_step._cpu` is then the copy on the CPU. None is ALF's default device.
@@ -64,10 +65,10 @@ class FastParallelEnvironment(HasSpecs):
         blocking: bool = False,
         flatten: bool = True,
         num_spare_envs_for_reload: int = 0,
-        torch_num_threads_per_env: int | None = 1,
+        *threads_and_start: int | str | None,
         **keywords: Unpack[AlfKeywords],
     ) -> None:
-        own = Arguments.read(keywords)
+        own = Arguments.read(keywords, threads_and_start, _LAST)
         makers = [AlfEnvMaker(constructor, env_id) for env_id, constructor in enumerate(env_constructors)]
         wanted = 0 if own.options is None else own.options.spare_envs
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
@@ -80,9 +81,7 @@ class FastParallelEnvironment(HasSpecs):
         device = nests.default_device() if own.device is None else own.device
         self._move_leaf = nests.mover(device) if self._is_tensor_based else None
         self._makers = makers
-        self._options = own.pool_options(
-            num_threads=torch_num_threads_per_env, start_serially=start_serially, num_spares=self._num_spares
-        )
+        self._options = own.pool_options(start_serially=start_serially, num_spares=self._num_spares)
         self.start()
 
     def start(self) -> None:
@@ -293,6 +292,9 @@ class FastParallelEnvironment(HasSpecs):
 
     def __exit__(self, *failure: object) -> None:
         self.close()
+
+
+FastParallelEnvironment.__signature__ = signature_of(FastParallelEnvironment, _LAST)  # type: ignore[attr-defined]
 
 
 def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:

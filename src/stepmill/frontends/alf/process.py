@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.alf import PROGRESS, AlfEnvMaker, NotAlfEnvError
 from stepmill.frontends.alf import errors, nests
-from stepmill.frontends.alf.configuration import AlfKeywords, Arguments
+from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signature_of
 from stepmill.frontends.alf.handles import Once, Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
@@ -21,6 +21,8 @@ from stepmill.spec.errors import StepmillError
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+_LAST = ("torch_num_threads_per_env", "start_method", "name")  # arguments of `*threads_start_and_name`
+
 
 class ProcessEnvironment(HasSpecs):
     """Runs one ALF environment in a process; `step` and `reset` return its TimeSteps, as NumPy arrays.
@@ -29,7 +31,7 @@ class ProcessEnvironment(HasSpecs):
         env_constructor: called in the process as `constructor(env_id=env_id)`.
         env_id: its argument.
         flatten, fast, num_envs, name: without effect.
-        torch_num_threads_per_env, start_method, options: the last two by keyword; as for FastParallelEnvironment.
+        torch_num_threads_per_env, start_method, options: as for FastParallelEnvironment. `name` is the last by position.
     Raises:
         StartMethodError: an unknown start method.
 
@@ -43,12 +45,11 @@ class ProcessEnvironment(HasSpecs):
         flatten: bool = False,
         fast: bool = False,
         num_envs: int = 0,
-        torch_num_threads_per_env: int | None = 1,
+        *threads_start_and_name: int | str | None,
         **keywords: Unpack[AlfKeywords],
     ) -> None:
-        self._options = replace(Arguments.read(keywords), num_workers=1).pool_options(
-            num_threads=torch_num_threads_per_env
-        )
+        own = Arguments.read(keywords, threads_start_and_name, _LAST)
+        self._options = replace(own, num_workers=1).pool_options()
         self._maker = AlfEnvMaker(env_constructor, env_id)
         self._backend: ProcessBackend | None = None
         self._pool: Pool | None = None
@@ -199,6 +200,9 @@ class ProcessEnvironment(HasSpecs):
         except StepmillError as error:
             raise errors.as_runtime_error(error, self._fields) from error
         return nest if self._is_batched else self._first(nest)
+
+
+ProcessEnvironment.__signature__ = signature_of(ProcessEnvironment, _LAST)  # type: ignore[attr-defined]
 
 
 def _do_nothing() -> None:

@@ -16,12 +16,13 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
 from stepmill.envs.envpool import EnvPoolTask
-from stepmill.envs.gymnasium import GymnasiumEnvMaker
+from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
 from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
+from stepmill.pool.cost_model import auto_backend
 from stepmill.spec.errors import EnvError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, nearest_option
@@ -34,19 +35,6 @@ Mode: TypeAlias = "VectorizeMode | Literal['sync', 'async'] | None"
 
 _BACKEND_OF_MODE = {VectorizeMode.SYNC: BackendName.SERIAL, VectorizeMode.ASYNC: BackendName.PROCESS}
 _MAKE_NAMES = ("max_episode_steps", "disable_env_checker")  # arguments of gymnasium.make itself
-# Gymnasium's envs whose step takes 8 us or less: up to _MAX_TINY_ENVS of them are faster on the serial backend.
-_TINY_ENVS = frozenset(
-    {
-        "gymnasium.envs.classic_control.cartpole:CartPoleEnv",
-        "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv",
-        "gymnasium.envs.classic_control.mountain_car:MountainCarEnv",
-        "gymnasium.envs.classic_control.pendulum:PendulumEnv",
-        "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv",
-        "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv",
-        "gymnasium.envs.toy_text.taxi:TaxiEnv",
-    }
-)
-_MAX_TINY_ENVS = 16
 # Arguments that do not depend on where envs run. Another argument may be meant for workers.
 _NEUTRAL_NAMES = frozenset(
     {"autoreset_mode", "copy", "daemon", "episode_stats", "observation_mode", "seeding", "shared_memory"}
@@ -76,13 +64,13 @@ def make_vec(
     """Make a vector env of registered envs, as `gymnasium.make_vec` does.
 
     With `backend="envpool"` the id is one of EnvPool's tasks, and `**keywords` go to `envpool.make`; with
-    `backend="kernel"` it is one of `stepmill.kernels.names()`.
+    `backend="kernel"` it is one of `stepmill.kernels.names()`, and they go to `stepmill.kernels.find`.
 
     Args:
         id: an id, "module:id" to import the module that registers it, or Gymnasium's EnvSpec.
         num_envs: the number of envs.
         vectorization_mode: "sync" is backend="serial", "async" is backend="process"; None uses the options. If they do not
-            name a backend, up to 16 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
+            name a backend, up to 17 of Gymnasium's tiny envs, such as CartPole, run on the serial backend.
         vector_kwargs: arguments of `VectorEnv`, as a mapping instead of keywords.
         wrappers: applied to each env, the first one innermost.
         env_kwargs: arguments of the env's constructor. Use it for a name that is also an argument of `VectorEnv`, or that
@@ -108,8 +96,8 @@ def make_vec(
     arguments = _merge_once({**stored.pop("vector_kwargs", {}), **arguments}, _pop_named(kwargs))
     single_kwargs = {**stored, **_merge_once(kwargs, env_kwargs or {})}
     make_env = _env_maker(spec, wrappers, single_kwargs)
-    is_tiny = num_envs <= _MAX_TINY_ENVS and _is_tiny(make_env) and arguments.keys() <= _NEUTRAL_NAMES
-    chosen = _with_backend(VectorizeMode.SYNC if mode is None and is_tiny else mode, arguments)
+    is_in_line = mode is None and arguments.keys() <= _NEUTRAL_NAMES and _is_faster_in_line(make_env, num_envs)
+    chosen = _with_backend(VectorizeMode.SYNC if is_in_line else mode, arguments)
     envs = _open([make_env] * (num_envs + _count_spares(arguments)), chosen, kwargs)
     envs.spec = replace(spec, kwargs=single_kwargs | _remembered(num_envs, wrappers, arguments, mode))
     return envs
@@ -157,11 +145,10 @@ def _open(env_fns: Sequence[GymnasiumEnvMaker], arguments: Mapping[str, Any], un
     return envs
 
 
-def _is_tiny(make_env: GymnasiumEnvMaker) -> bool:
-    """Return whether the env's step is known to cost less than waking a worker. Decision 19."""
-    spec = make_env.spec
-    has_wrappers = make_env.wrappers or spec.additional_wrappers
-    return spec.entry_point in _TINY_ENVS and not has_wrappers and "render_mode" not in spec.kwargs
+def _is_faster_in_line(make_env: GymnasiumEnvMaker, num_envs: int) -> bool:
+    """Return whether the steps of the envs are known to take less than to wake workers. Decision 19."""
+    step_s = None if make_env.wrappers else known_step_s(make_env.spec)
+    return step_s is not None and auto_backend(num_envs, step_s=step_s) is BackendName.SERIAL
 
 
 def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -200,13 +187,11 @@ def _make_kernel(
     """Return a vector env of a kernel that is part of stepmill."""
     name = _check_other(kernel_id, wrappers, wanted="the name of a kernel", owner="a kernel")
     arguments |= _pop_named(kwargs)
-    if kwargs:
-        raise UsageError(
-            f"a kernel takes no arguments, and got {', '.join(sorted(kwargs))}; use another backend, or write a kernel of "
-            "your own"
-        )
+    kwargs.pop("disable_env_checker", None)  # nothing checks kernels
+    if kwargs.get("render_mode", "") is None:
+        del kwargs["render_mode"]
     # Imported here: programs without kernels do not wait for the import.
-    kernel = import_module("stepmill.kernels").find(name)
+    kernel = import_module("stepmill.kernels").find(name, **kwargs)
     return VectorEnv([kernel] * num_envs, **arguments)
 
 

@@ -133,7 +133,7 @@ class EngineWorkers:
             for worker in self._in(WorkerState.NEW, WorkerState.READY):
                 self.supervisor.reset(worker)
             for worker in self._in(WorkerState.BROKEN):
-                self.supervisor.repair(worker)
+                self.supervisor.rebuild_env(worker)
             self._wait_until_idle(None)
         self.supervisor.check_not_all_stopped()
         return [worker.previous_step for worker in self._in(WorkerState.READY)]

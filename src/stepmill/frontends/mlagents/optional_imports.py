@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
+@cache  # a failed import searches the whole path again
 def load(module: str, name: str) -> Any:
     """Return a name of a module of mlagents_envs; None if mlagents_envs is not installed, or this version lacks the name."""
     try:

@@ -49,9 +49,9 @@ class SubprocessEnvManager(EnvManager):
     Args:
         env_factory: `env_factory(worker_id, side_channels)` returns a BaseEnv of either generation. It is called in the
             workers, whose ids are 0 to n_env - 1. Its exception is raised by the first `reset`.
-        engine_configuration: an EngineConfig, ML-Agents' RunOptions, or None for the defaults.
+        run_options: ML-Agents' RunOptions, an EngineConfig as in the first generation, or None for the defaults.
         n_env: the number of workers.
-        run_options: another name of engine_configuration, as in the second generation.
+        engine_configuration: another name of run_options, as in the first generation.
         options: all other settings.
         **keywords: fields of ManagerOptions by name, in place of `options` or over it.
     Raises:
@@ -62,10 +62,10 @@ class SubprocessEnvManager(EnvManager):
     def __init__(
         self,
         env_factory: Callable[..., Any],
-        engine_configuration: Any = None,
+        run_options: Any = None,
         n_env: int = 1,
         *,
-        run_options: Any = None,
+        engine_configuration: Any = None,
         options: ManagerOptions | None = None,
         **keywords: Unpack[ManagerKeywords],
     ) -> None:
@@ -75,7 +75,7 @@ class SubprocessEnvManager(EnvManager):
         if engine_configuration is not None and run_options is not None:
             raise UsageError("engine_configuration and run_options are two names of one argument; give one of them")
         self.env_factory = env_factory
-        self.run_options = run_options if engine_configuration is None else engine_configuration
+        self.run_options = engine_configuration if run_options is None else run_options
         self.options = merge_manager_options(options, keywords)
         self.env_parameters: Any = {}
         # Only processes that a subclass starts use it: the engine's results are in shared memory.

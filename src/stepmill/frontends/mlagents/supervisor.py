@@ -116,7 +116,7 @@ class Supervisor:
             self._on_death(error, "send")
             self.raise_failure()
 
-    def repair(self, worker: EngineWorker) -> None:
+    def rebuild_env(self, worker: EngineWorker) -> None:
         """Rebuild a broken worker's env without using its quota: the user has called reset()."""
         if worker.is_gone:
             self._restart(worker)

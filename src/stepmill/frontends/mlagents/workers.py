@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -92,10 +93,14 @@ class UnityEnvWorker:
 
         Raises:
             UnityCommunicationException: the process has ended.
+            Exception: what the worker sent with ENV_EXITED before its process ended.
         """
         try:
             self.conn.send(EnvironmentRequest(cmd, payload))
         except (OSError, EOFError) as exc:
+            with contextlib.suppress(OSError, EOFError):
+                while self.conn.poll():
+                    self.recv()
             raise self.died_error("send") from exc
 
     def recv(self) -> EnvironmentResponse:

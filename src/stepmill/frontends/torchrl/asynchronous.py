@@ -228,7 +228,7 @@ class AsyncStepmillEnv(StepmillEnv):
         if not batch.num_rows:
             return
         self._engine.store_infos(batch.info, batch.env_id)
-        packed = self._pack((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
+        packed = self._step_tensors((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
         rows = self._to_rows(packed, batch.num_rows)
         tasks = [self._tasks[env_id] for env_id in batch.env_id.tolist()]
         for task in dict.fromkeys(tasks):

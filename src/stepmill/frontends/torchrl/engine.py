@@ -125,6 +125,10 @@ class Engine:
                 raise
         return self._pool
 
+    def start(self) -> None:
+        """Make the pool, with the newest keyword arguments, if it does not exist."""
+        self._open_for(self.num_envs)
+
     def _open_for(self, num_resets: int) -> Pool:
         """Return the pool for a reset of `num_resets` envs; a new pool if these are all and `update_kwargs` has been called."""
         if self._is_outdated and num_resets == self.num_envs:

@@ -73,8 +73,8 @@ class StepmillEnv(EnvBase):
     Attributes that this class does not have are those of the envs: see `FanOut`.
 
     Args:
-        env_fns: functions that make envs, Gymnasium's or others that stepmill supports; or a `stepmill.Pool` with
-            `autoreset_mode="Disabled"`.
+        env_fns: functions that make envs, TorchRL's single ones, Gymnasium's or others that stepmill supports; or a
+            `stepmill.Pool` with `autoreset_mode="Disabled"`. TorchRL's envs keep their specs.
         categorical_action_encoding: actions of Discrete spaces are numbers; otherwise they are one-hot.
         frame_skip: apply each action this many times, until the episode ends; the step has the last observation and the
             sum of the rewards.
@@ -101,24 +101,24 @@ class StepmillEnv(EnvBase):
     ) -> None:
         base: dict[str, Any] = {**keywords}
         pop_parallel_arguments(base, 0 if isinstance(env_fns, Pool) else len(checked_fns(env_fns)))
-        of_pool = pop_options(base)
+        pool_options = pop_options(base)
         known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
         check_option_names(sorted(base.keys() - known))
         kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
-            if of_pool:
-                raise UsageError(f"{', '.join(of_pool)}: this pool exists already; give options to stepmill.Pool")
+            if pool_options:
+                raise UsageError(f"{', '.join(pool_options)}: this pool exists already; give options to stepmill.Pool")
             if kwargs:
                 raise UsageError(
                     "create_env_kwargs are arguments of env functions, and this pool has made its envs; leave them out"
                 )
-            opener, makers = opener_of_given(env_fns), None
+            opener, makers = opener_of_existing_pool(env_fns), None
         else:
-            own = makers = EnvMakers(checked_fns(env_fns), kwargs)
-            chosen = with_deadlines(torchrl_options(options, of_pool), len(own.functions()))
+            env_makers = makers = EnvMakers(checked_fns(env_fns), kwargs)
+            chosen = with_deadlines(torchrl_options(options, pool_options), len(env_makers.functions()))
 
             def opener() -> Pool:
-                return Pool(own.functions(), options=chosen)
+                return Pool(env_makers.functions(), options=chosen)
 
         self._set_up(
             Engine(opener, frame_skip=frame_skip, makers=makers),
@@ -140,10 +140,10 @@ class StepmillEnv(EnvBase):
             self._engine = engine
             observation, action = engine.spaces[0]
             self.action_spec = action_spec(
-                [own for _, own in engine.spaces], self.device, is_categorical=is_categorical
+                [space for _, space in engine.spaces], self.device, is_categorical=is_categorical
             )
             self.observation_spec = with_infos(
-                observation_spec([own for own, _ in engine.spaces], self.device), info_specs or {}, engine.num_envs
+                observation_spec([space for space, _ in engine.spaces], self.device), info_specs or {}, engine.num_envs
             )
             engine.infos = {key: spec.zero((engine.num_envs,)).numpy() for key, spec in (info_specs or {}).items()}
             self._make_flag_specs(engine.num_envs)
@@ -182,7 +182,7 @@ class StepmillEnv(EnvBase):
         else:
             obs = self._engine.reset_each(mask, list_of_kwargs)
         self.is_closed = False
-        return self._to_tensordict({**self._observed(obs), **self._flags()})
+        return self._to_tensordict({**self._observation_tensors(obs), **self._flag_tensors()})
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step the envs, and return the tensordict with "next" in it. As `EnvBase.step`, without checks that cannot fail here.
@@ -204,8 +204,8 @@ class StepmillEnv(EnvBase):
         """
         is_plain = self._post_step_mdp_hooks is None and "_compiled_step_and_maybe_reset" not in self.__dict__
         if not is_plain or tensordict.device != self.device:
-            both: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
-            return both
+            results: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
+            return results
         self._engine.begins_resets = True  # resets run while this thread makes the tensors of the step
         try:
             tensordict = self.step(tensordict)
@@ -214,18 +214,18 @@ class StepmillEnv(EnvBase):
         obs = self._engine.wait_resets()
         if obs is None:
             return tensordict, self._step_mdp(tensordict)
-        begun = self._observed(obs)
+        after_reset = self._observation_tensors(obs)
         for key in ("done", "terminated", "truncated"):  # the envs that were done have been reset
-            begun[key] = torch.zeros((self._engine.num_envs, *self._flag_tail), dtype=torch.bool)
-        return tensordict, self._step_mdp(tensordict.copy().set("next", self._to_tensordict(begun)))
+            after_reset[key] = torch.zeros((self._engine.num_envs, *self._flag_tail), dtype=torch.bool)
+        return tensordict, self._step_mdp(tensordict.copy().set("next", self._to_tensordict(after_reset)))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         mask = self._read_mask(tensordict, "_step")
         rows = self._engine.step(self._reader.read(tensordict), mask)
-        return self._to_tensordict(self._pack(rows))
+        return self._to_tensordict(self._step_tensors(rows))
 
     def _reset_proc_data(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        # Where the caller's tensordict has no values for envs that are not reset, it gets their present ones, and not zeros.
+        # TorchRL fills keys that the caller's tensordict lacks with zeros for envs that are not reset. They keep their values here.
         if tensordict is not None and any(tensordict.get(key, None) is not None for key in self.reset_keys):
             for key, value in tensordict_reset.items(True, True):
                 if tensordict.get(key, None) is None:
@@ -249,33 +249,38 @@ class StepmillEnv(EnvBase):
         self._set_seed(seed)
         if isinstance(seed, Mapping):
             seed = list(seed.values())
-        last = [own for own in (seed if isinstance(seed, (Sequence, np.ndarray)) else [seed]) if own is not None]
-        if not last:
+        seeds = [own for own in (seed if isinstance(seed, (Sequence, np.ndarray)) else [seed]) if own is not None]
+        if not seeds:
             return None
-        following: int = last[-1] if static_seed else seed_generator(last[-1])
-        return following
+        next_seed: int = seeds[-1] if static_seed else seed_generator(seeds[-1])
+        return next_seed
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
-    def _observed(self, obs: Any, ids: Any = None) -> dict[str, Any]:
+    def _observation_tensors(self, obs: Any, ids: Any = None) -> dict[str, Any]:
         packed = self._pack_obs(obs)
         infos = self._engine.infos
         if infos:
-            own = {key: torch.from_numpy(column if ids is None else column[ids]) for key, column in infos.items()}
-            packed["info"] = own
+            packed["info"] = {
+                key: torch.from_numpy(column if ids is None else column[ids]) for key, column in infos.items()
+            }
         return packed
 
-    def _pack(self, rows: Rows, ids: Any = None) -> dict[str, Any]:
+    def _step_tensors(self, rows: Rows, ids: Any = None) -> dict[str, Any]:
         obs, reward, terminated, truncated = rows
         shape = (len(reward), *self._flag_tail)
-        packed = self._observed(obs, ids)
-        ended = torch.from_numpy(terminated).view(shape)
-        cut = torch.from_numpy(truncated).view(shape)
+        packed = self._observation_tensors(obs, ids)
+        is_terminated = torch.from_numpy(terminated).view(shape)
+        is_truncated = torch.from_numpy(truncated).view(shape)
         packed["reward"] = torch.from_numpy(reward.astype(np.float32)).view(shape)
-        packed["done"], packed["terminated"], packed["truncated"] = ended | cut, ended, cut
+        packed["done"], packed["terminated"], packed["truncated"] = (
+            is_terminated | is_truncated,
+            is_terminated,
+            is_truncated,
+        )
         return packed
 
-    def _flags(self) -> dict[str, Any]:
+    def _flag_tensors(self) -> dict[str, Any]:
         terminated, truncated = self._engine.terminated, self._engine.truncated
         shape = (len(terminated), *self._flag_tail)
         flags = {"done": terminated | truncated, "terminated": terminated.copy(), "truncated": truncated.copy()}
@@ -316,8 +321,13 @@ class StepmillEnv(EnvBase):
     def create_env_kwargs(self) -> Any:
         """The keyword arguments of the env functions: a list with a dict per env, newly made."""
         if self._engine.makers is None:
-            raise AttributeError("create_env_kwargs")  # as an attribute that the class does not have
+            raise AttributeError("create_env_kwargs")  # hasattr() is False
         return self._engine.makers.kwargs
+
+    def start(self) -> None:
+        """Start the workers after `close` or `update_kwargs`; otherwise they have been started with the env."""
+        self._engine.start()
+        self.is_closed = False
 
     def configure_parallel(self, **keywords: Any) -> StepmillEnv:
         """Refuse: the workers start when the env is made, so ParallelEnv's arguments are keywords of the constructor."""
@@ -369,8 +379,8 @@ class StepmillEnv(EnvBase):
             strict: refuse unknown and missing envs and parts; otherwise load those that match.
         Raises:
             UsageError: with `strict`, envs or parts are unknown or missing. Nothing is loaded.
-            EnvError: an env raised while it loaded its state. It would again when it is rebuilt: load another state, or make a
-                new env.
+            EnvError: an env raised while it loaded its state. It would raise again when it is rebuilt: load another state, or
+                make a new env.
         """
         self._engine.states.load(self._engine.pool, range(self.num_workers), state_dict, strict=strict)
 
@@ -408,13 +418,13 @@ class StepmillEnv(EnvBase):
         return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
-def opener_of_given(pool: Pool) -> Callable[[], Pool]:
-    """Return the opener of a pool that the user has made: it works once."""
+def opener_of_existing_pool(pool: Pool) -> Callable[[], Pool]:
+    """Return a function that returns a pool that the user has made, once."""
     pools = [pool]
 
     def open_pool() -> Pool:
         if not pools:
-            raise UsageError("the pool that this env was made of is closed; make a new pool and a new env")
+            raise UsageError("the pool that was given to this env is closed; make a new pool and a new env")
         return pools.pop()
 
     return open_pool

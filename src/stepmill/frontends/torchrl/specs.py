@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 
+from stepmill.envs.torchrl import SpecSpace
 from stepmill.spec.errors import UsageError
 
 Space: TypeAlias = spaces.Space[Any]
@@ -152,6 +153,8 @@ def _bounds(spec: Any) -> tuple[Any, Any] | None:
 
 
 def _spec_of(space: Space, path: Key, *, is_one_hot: bool) -> Any:
+    if isinstance(space, SpecSpace):  # of a TorchRL env
+        return space.spec
     children = _children(space)
     if children is not None:
         own = [(key, _spec_of(child, (*path, key), is_one_hot=is_one_hot)) for key, _, child in children]
@@ -269,6 +272,9 @@ class ActionReader:
         return values if isinstance(space, spaces.Dict) else tuple(values.values())
 
     def _reader(self, space: Space) -> Callable[[Any], NDArray[Any]]:
+        if isinstance(space, SpecSpace):
+            own = space.spec.dtype
+            return lambda action: _array(action.to(own))
         if isinstance(space, spaces.Discrete):
             return self._discrete_reader(space)
         if isinstance(space, spaces.MultiDiscrete) and self._is_one_hot and space.nvec.ndim == 1:

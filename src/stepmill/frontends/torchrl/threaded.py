@@ -18,7 +18,7 @@ from torchrl._utils import logger
 
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
 from stepmill.frontends.torchrl.engine import Engine, torchrl_options, with_deadlines
-from stepmill.frontends.torchrl.env import StepmillEnv, opener_of_given
+from stepmill.frontends.torchrl.env import StepmillEnv, opener_of_existing_pool
 from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
 from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
 from stepmill.pool.pool import Pool
@@ -54,14 +54,14 @@ class MultiThreadedEnvWrapper(StepmillEnv):
 
     def __init__(
         self,
-        env: Any = _ABSENT,
+        env: Any = None,
         *,
         categorical_action_encoding: bool = False,
         disable_env_checker: bool | None = None,
         frame_skip: int = 1,
         **base: Any,
     ) -> None:
-        if env is _ABSENT or env is None:
+        if env is None:
             raise ArgumentTypeError("Could not find environment key 'env' in kwargs.")
         self._set_up(
             Engine(_opener_of(env, has_infos=bool(base.get("info_specs"))), frame_skip=frame_skip),
@@ -72,7 +72,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
     @property
     def obs(self) -> TensorDictBase:
         """The newest observation of each env, [N, ...]; zeros of envs that have not been reset."""
-        return self._to_tensordict(self._observed(self._engine.pool.observe()))
+        return self._to_tensordict(self._observation_tensors(self._engine.pool.observe()))
 
     @property
     def config(self) -> Any:
@@ -180,7 +180,7 @@ def _envpool() -> Any:
 
 def _opener_of(env: Any, *, has_infos: bool) -> Callable[[], Pool]:
     if isinstance(env, Pool):
-        return opener_of_given(env)
+        return opener_of_existing_pool(env)
     envpool = _envpool()
     if not isinstance(env, envpool.python.envpool.EnvPoolMixin):
         raise ArgumentTypeError("env is not of type 'envpool.python.envpool.EnvPoolMixin'.")

@@ -43,19 +43,24 @@ class EnvView(EnvBase):
         mask[ids if rows is None else ids[rows.reshape(len(ids)).cpu().numpy()]] = True
         seeds = seed if seed is None or isinstance(seed, (int, Mapping)) else dict(zip(self.env_ids, seed, strict=True))
         obs = take_rows(whole._engine.reset(mask, seeds, **kwargs), ids)
-        flags = {key: flag[list(self.env_ids)] for key, flag in whole._flags().items()}
-        return self._wrap({**whole._observed(obs, ids), **flags})
+        flags = {key: flag[list(self.env_ids)] for key, flag in whole._flag_tensors().items()}
+        return self._wrap({**whole._observation_tensors(obs, ids), **flags})
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         whole = self._whole[0]
         with torch.no_grad():
             actions = whole._reader.read(tensordict)
         ids = np.array(self.env_ids)
-        return self._wrap(whole._pack(whole._engine.step_ids(actions, ids), ids))
+        return self._wrap(whole._step_tensors(whole._engine.step_ids(actions, ids), ids))
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self._whole[0]._engine.set_seed({env_id: seed + place for place, env_id in enumerate(self.env_ids)})
+
+    @property
+    def num_workers(self) -> int:
+        """The number of these envs."""
+        return len(self.env_ids)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
         """Return the state of these envs, "worker0" for the first; see `StepmillEnv.state_dict`."""

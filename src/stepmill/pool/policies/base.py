@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill.pool.faults import FaultKind
-from stepmill.pool.workers import DEAD, RepairLimit, WorkerSupervisor
+from stepmill.pool.workers import DEAD, FailureLimit, WorkerSupervisor
 from stepmill.spec.errors import EnvError, StepmillError
 from stepmill.spec.options import PoolOptions
 
@@ -69,27 +69,27 @@ class FaultPolicy(Protocol):
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
         """Handle the death of a worker; return errors to raise."""
 
-    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
+    def restart_worker(self, death: WorkerDeath, delay_s: float) -> None:
         """Restart a worker, dead or alive, and handle the lost episodes of its envs."""
 
     def on_restarted(self, worker: int) -> None:
-        """Let a restarted worker serve, and restore its envs if the policy does so."""
+        """Let a restarted worker serve, and rebuild the state of its envs if the policy does so."""
 
     def repeats_settings(self, server: int) -> bool:
         """Whether the replay of an env object repeats its settings, so that its restart need not re-apply them."""
 
 
 class EnvErrorLimits:
-    """Counts the errors of each env that a policy repairs: `max_env_errors` in `restart_window_s`."""
+    """Counts the errors of each env that a policy handles: `max_env_errors` in `restart_window_s`."""
 
     def __init__(self, options: PoolOptions) -> None:
         self._options = options
-        self._limits: dict[int, RepairLimit] = {}
+        self._limits: dict[int, FailureLimit] = {}
 
     def allow(self, env_id: int, error: StepmillError) -> int | None:
         """Count an error; return its number in the window. Over the limit, return None and extend the text of `error`."""
         max_errors, window_s = self._options.max_env_errors, self._options.restart_window_s
-        number = self._limits.setdefault(env_id, RepairLimit(max_errors, window_s)).count()
+        number = self._limits.setdefault(env_id, FailureLimit(max_errors, window_s)).count()
         if number is None:
             error.message = (
                 f"{error.message}; env {env_id} has failed more than {max_errors} times in {window_s:g} s "
@@ -99,11 +99,11 @@ class EnvErrorLimits:
         return number
 
 
-def fail_death(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillError]:
+def fail_lost_envs(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillError]:
     """Report a death: its envs are FAULTED until reset() or revive()."""
     if workers.state_of(death.worker) in DEAD:  # also if a call has reported it, which does not change the envs
-        workers.report(death.worker)
-    workers.state.fail([fault.env_id for fault in death.faults])
+        workers.mark_reported(death.worker)
+    workers.state.mark_envs_faulted([fault.env_id for fault in death.faults])
     # The error of a constructor names one env, but all envs of the worker are lost.
     if death.is_new and isinstance(death.error, EnvError):
         return [death.error, workers.worker_died_error(death.worker)]

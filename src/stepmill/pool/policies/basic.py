@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepmill.pool.faults import fault_info
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_death
+from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_lost_envs
 from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.errors import StepmillError
 
 
 class WithoutReplays:
-    """The common part of policies without replays: the envs of a replaced worker lose their episodes."""
+    """The common part of policies without replays: the envs of a restarted worker lose their episodes."""
 
     def __init__(self, workers: WorkerSupervisor) -> None:
         self._workers = workers
 
-    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
+    def restart_worker(self, death: WorkerDeath, delay_s: float) -> None:
         restart_and_truncate(self._workers, death, delay_s)
 
     def on_restarted(self, worker: int) -> None:
@@ -27,17 +27,17 @@ class WithoutReplays:
 
 
 class RaisePolicy(WithoutReplays):
-    """Raises each fault once. The user repairs the envs with reset() or revive()."""
+    """Raises each fault once. The user makes the envs usable again, with reset() or revive()."""
 
     reports_deaths = True
     death_hint = "bring them back with reset() or revive(), or let on_fault='truncate' do it"
 
     def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
-        self._workers.state.fail([fault.env_id])
+        self._workers.state.mark_envs_faulted([fault.env_id])
         return [error]
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
-        return fail_death(self._workers, death)
+        return fail_lost_envs(self._workers, death)
 
 
 class TruncatePolicy(WithoutReplays):
@@ -52,7 +52,7 @@ class TruncatePolicy(WithoutReplays):
 
     def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
         if self._limits.allow(fault.env_id, error) is None:
-            self._workers.state.fail([fault.env_id])
+            self._workers.state.mark_envs_faulted([fault.env_id])
             return [error]
         self._workers.state.truncate(fault.env_id, fault_info("raised", error))
         return []
@@ -61,9 +61,9 @@ class TruncatePolicy(WithoutReplays):
         if not death.is_new:
             truncate_all(self._workers, death.faults, death.error)
             return []
-        delay_s = self._workers.count_repair(death.worker)
+        delay_s = self._workers.count_restart(death.worker)
         if delay_s is None:
-            return fail_death(self._workers, death)
+            return fail_lost_envs(self._workers, death)
         restart_and_truncate(self._workers, death, delay_s)
         return []
 
@@ -78,6 +78,6 @@ def truncate_all(workers: WorkerSupervisor, faults: Sequence[EnvFault], error: S
 def restart_and_truncate(workers: WorkerSupervisor, death: WorkerDeath, delay_s: float) -> None:
     """Restart a worker, and cut short the episodes of all its envs."""
     state, worker = workers.state, death.worker
-    state.lose_envs(state.envs_of(worker), fault_info("neighbour", death.error))
+    state.mark_envs_lost(state.envs_of(worker), fault_info("neighbour", death.error))
     workers.begin_restart(worker, delay_s)
     truncate_all(workers, death.faults, death.error)

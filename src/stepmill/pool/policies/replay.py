@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from stepmill import _native
 from stepmill.pool.faults import fault_info
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_death
+from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_lost_envs
 from stepmill.pool.policies.call_log import EpisodePosition
 from stepmill.pool.policies.replayer import CallDiffers, EpisodeReplay, EpisodeReplayer, RepeatedCalls
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
@@ -31,57 +31,57 @@ class ReplayPolicy:
         limits: EnvErrorLimits,
         replayer: EpisodeReplayer,
         *,
-        replaces_workers: bool,
+        restarts_workers: bool,
         on_reset_repeated: Callable[[int], None],
         warn: Callable[[str], None],
     ) -> None:
-        """`replaces_workers`: this policy also handles deaths. `on_reset_repeated(env_id)`: called after a reset was repeated."""
+        """`restarts_workers`: this policy also handles deaths. `on_reset_repeated(env_id)`: called after a reset was repeated."""
         self._warn = warn
         self._workers = workers
         self._limits = limits
         self._replayer = replayer
-        self._replaces_workers = replaces_workers
+        self._restarts_workers = restarts_workers
         self._on_reset_repeated = on_reset_repeated
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}
-        self._repeated: list[RepeatedCalls] = []  # calls of envs that are not held, to be verified
+        self._repeated: list[RepeatedCalls] = []  # calls of envs that are not suspended, to be verified
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 
     def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
         env_id, state = fault.env_id, self._workers.state
         if self._limits.allow(env_id, error) is None:
-            state.fail([env_id])
+            state.mark_envs_faulted([env_id])
             return [error]
         self._record_failure(env_id, error)
-        if self._needs_new_worker(env_id):
-            self._replace(fault.worker, error, 0.0)
+        if self._needs_restart(env_id):
+            self._begin_restart(fault.worker, error, 0.0)
         else:
-            state.hold(env_id)
+            state.suspend(env_id)
             self._begin(env_id, fault_info("raised", error), is_new=False)
         return []
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
         if not death.is_new:
             for fault in death.faults:
-                self._workers.state.hold(fault.env_id)
+                self._workers.state.suspend(fault.env_id)
             if self._workers.state_of(death.worker) is WorkerState.SERVING:
-                self._begin_held(death.worker, death.error)
+                self._begin_suspended(death.worker, death.error)
             return []
-        delay_s = self._workers.count_repair(death.worker)
+        delay_s = self._workers.count_restart(death.worker)
         if delay_s is None:
-            return fail_death(self._workers, death)
+            return fail_lost_envs(self._workers, death)
         env_id = self._running_env_of(death)
         if env_id is not None:
             self._record_failure(env_id, death.error)
-        self.replace_worker(death, delay_s)
+        self.restart_worker(death, delay_s)
         return []
 
-    def replace_worker(self, death: WorkerDeath, delay_s: float) -> None:
-        self._replace(death.worker, death.error, delay_s)
+    def restart_worker(self, death: WorkerDeath, delay_s: float) -> None:
+        self._begin_restart(death.worker, death.error, delay_s)
 
-    def _replace(self, worker: int, error: StepmillError, delay_s: float) -> None:
-        self.drop(worker)
+    def _begin_restart(self, worker: int, error: StepmillError, delay_s: float) -> None:
+        self.drop_replays_of(worker)
         open_calls = self._replayer.open_calls(worker)
 
         def wait_for_calls() -> None:  # a living worker can still reply to them
@@ -98,26 +98,26 @@ class ReplayPolicy:
         for repeated in waiting:
             self._replayer.post_staged_calls(repeated)
         self._repeated += waiting
-        self._begin_held(worker, self._workers.record_of(worker).error or self._workers.worker_died_error(worker))
+        self._begin_suspended(worker, self._workers.record_of(worker).error or self._workers.worker_died_error(worker))
         self.check_calls()
 
     def repeats_settings(self, server: int) -> bool:
-        return self._replaces_workers and self._replayer.log.is_whole(server)
+        return self._restarts_workers and self._replayer.log.is_whole(server)
 
     def is_ready_for_call(self, worker: int) -> bool:
-        """Whether the envs of a worker are restored, so that they can be called."""
-        if self._replaces_workers:
+        """Whether the envs of a worker are rebuilt, so that they can be called."""
+        if self._restarts_workers:
             dead = (WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING)
-            if self._workers.ask_process(worker).state in dead:
+            if self._workers.check_process(worker).state in dead:
                 return False
-        return not any(self._workers.state.is_held(env_id) for env_id in self._workers.state.envs_of(worker))
+        return not any(self._workers.state.is_suspended(env_id) for env_id in self._workers.state.envs_of(worker))
 
     # ---- replays ----------------------------------------------------------------------------------------------------
 
-    def _begin_held(self, worker: int, error: StepmillError) -> None:
+    def _begin_suspended(self, worker: int, error: StepmillError) -> None:
         state = self._workers.state
         for env_id in state.envs_of(worker):
-            if state.is_held(env_id) and env_id not in self._replays:
+            if state.is_suspended(env_id) and env_id not in self._replays:
                 self._begin(env_id, fault_info("died", error), is_new=True)
 
     def _begin(self, env_id: int, info: dict[str, str], *, is_new: bool) -> None:
@@ -128,13 +128,13 @@ class ReplayPolicy:
         if reason is None:
             self._play(replay)
         else:
-            self._fail(replay, reason)
+            self._cut_short(replay, reason)
 
     def _play(self, replay: EpisodeReplay) -> None:
         reason = self._replayer.begin(replay)
         if reason is not None:
-            self._fail(replay, reason)
-        elif not self._workers.state.is_held(replay.env_id):  # its reset was repeated
+            self._cut_short(replay, reason)
+        elif not self._workers.state.is_suspended(replay.env_id):  # its reset was repeated
             del self._replays[replay.env_id]
             self._on_reset_repeated(replay.env_id)
             self._repeated.append(replay)
@@ -150,17 +150,17 @@ class ReplayPolicy:
             replay.is_played = True
             self._finish(replay)
         elif event == _native.REPLAY_DIFFERS:
-            self._fail(replay, f"step {step} gave another result than before")
-        elif self._workers.ask_process(self._workers.state.worker_of(env_id)).state is WorkerState.SERVING:
+            self._cut_short(replay, f"step {step} gave another result than before")
+        elif self._workers.check_process(self._workers.state.worker_of(env_id)).state is WorkerState.SERVING:
             self._replay_again(replay)  # else all envs are replayed after the restart of the worker
 
     def _replay_again(self, replay: EpisodeReplay) -> None:
         env_id = replay.env_id
         if replay.num_plays >= MAX_PLAYS:
-            self._fail(replay, "it raised in between")  # at steps that had not failed before
-        elif self._needs_new_worker(env_id):
+            self._cut_short(replay, "it raised in between")  # at steps that had not failed before
+        elif self._needs_restart(env_id):
             worker = self._workers.state.worker_of(env_id)
-            self._replace(worker, self._workers.worker_died_error(worker), 0.0)
+            self._begin_restart(worker, self._workers.worker_died_error(worker), 0.0)
         else:
             replay.is_new = False  # the calls from before the episode have been repeated
             self._play(replay)
@@ -170,7 +170,7 @@ class ReplayPolicy:
             if not self._replayer.verify(replay):
                 return
         except (CallDiffers, StepmillError) as failure:
-            self._fail(replay, str(failure))
+            self._cut_short(replay, str(failure))
             return
         self._replayer.finish(replay)
         del self._replays[replay.env_id]
@@ -191,7 +191,7 @@ class ReplayPolicy:
                 self._workers.reapply_settings(worker, [repeated.server])
                 self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {failure}")
 
-    def _fail(self, replay: EpisodeReplay, reason: str) -> None:
+    def _cut_short(self, replay: EpisodeReplay, reason: str) -> None:
         """Cut short an episode that cannot be replayed."""
         env_id, state = replay.env_id, self._workers.state
         has_log = state.can_replay(env_id)
@@ -201,22 +201,22 @@ class ReplayPolicy:
         if state.is_pending(env_id):
             state.truncate(env_id, info)
         else:
-            state.lose_envs([env_id], info)
+            state.mark_envs_lost([env_id], info)
         if has_log:
             self._warn(f"env {env_id} is not replayable: {reason}; its episode is cut short")
 
-    def drop(self, worker: int) -> None:
-        """Drop the replays of a worker that is about to be replaced, or stays dead."""
+    def drop_replays_of(self, worker: int) -> None:
+        """Drop the replays of a worker that is about to be restarted, or stays dead."""
         for env_id in self._workers.state.envs_of(worker):
             self._replays.pop(env_id, None)
         self._repeated = [each for each in self._repeated if self._workers.worker_of_server(each.server) != worker]
 
     # ---- repeated failures ------------------------------------------------------------------------------------------
 
-    def _needs_new_worker(self, env_id: int) -> bool:
+    def _needs_restart(self, env_id: int) -> bool:
         """Whether a living env must be rebuilt, because calls have changed it and a reset would not undo that."""
-        can_replace = self._replaces_workers and self._workers.can_replace_living
-        return can_replace and self._replayer.was_modified(env_id)
+        can_restart = self._restarts_workers and self._workers.can_restart_living
+        return can_restart and self._replayer.was_modified(env_id)
 
     def _running_env_of(self, death: WorkerDeath) -> int | None:
         """Return the env that a worker was running when it died; None if it ran none, or could not be started."""

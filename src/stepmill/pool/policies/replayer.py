@@ -99,7 +99,7 @@ class EpisodeReplayer:
             self.log.add(server, request, future, position, (at.episode, at.next_place))
         self._share_memory()
 
-    def forget(self, worker: int) -> None:
+    def restart_log(self, worker: int) -> None:
         """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
         servers = self._plans[worker].env_ids
         for server in servers:
@@ -128,8 +128,8 @@ class EpisodeReplayer:
     def repeat_waiting(self, worker: int) -> list[RepeatedCalls]:
         """Repeat the calls of a restarted worker's env objects that have no episode to replay: spares, and envs never reset."""
         state = self._workers.state
-        held = {state.server_of(env_id) for env_id in state.held_envs()}
-        waiting = [server for server in self._plans[worker].env_ids if server not in held]
+        suspended = {state.server_of(env_id) for env_id in state.suspended_envs()}
+        waiting = [server for server in self._plans[worker].env_ids if server not in suspended]
         return [self._repeat_waiting(server) for server in waiting if self.log.is_whole(server)]
 
     def _repeat_waiting(self, server: int) -> RepeatedCalls:
@@ -151,9 +151,9 @@ class EpisodeReplayer:
     # ---- replays ----------------------------------------------------------------------------------------------------
 
     def begin(self, replay: EpisodeReplay) -> str | None:
-        """Begin a replay of a held env; return why it cannot be replayed, or None.
+        """Begin a replay of a suspended env; return why it cannot be replayed, or None.
 
-        If its pending command is a reset, the reset is repeated and the replay is over: the env is no longer held.
+        If its pending command is a reset, the reset is repeated and the replay is over: the env is no longer suspended.
         """
         state, server = self._workers.state, replay.server
         replay.num_plays += 1
@@ -195,7 +195,7 @@ class EpisodeReplayer:
             return "its log is incomplete: it was too long or cut short, or the actions have no fixed size"
         is_called = any(place > position.first and call.kind is RequestKind.CALL for place, call in placed)
         if is_called and not replay.is_new:
-            return "it was called since its episode began, and only a worker process could be replaced"
+            return "it was called since its episode began, and only a new worker process could undo that"
         return None
 
     def continue_at(self, replay: EpisodeReplay, place: int) -> None:
@@ -207,7 +207,7 @@ class EpisodeReplayer:
         state.continue_replay(replay.env_id)
 
     def finish(self, replay: EpisodeReplay) -> None:
-        """Release an env that is restored, and send it its pending commands."""
+        """Resume an env that is rebuilt, and send it its pending commands."""
         self._workers.state.finish_replay(replay.env_id)
         self._post_later_calls(replay)
 
@@ -219,7 +219,7 @@ class EpisodeReplayer:
                 self._post(replay.server, call, state.ticket_of(replay.env_id))
 
     def give_up(self, replay: EpisodeReplay) -> None:
-        """Release an env that cannot be replayed. Its missing calls are made, so that its next episode can be replayed."""
+        """Resume an env that cannot be replayed. Its missing calls are made, so that its next episode can be replayed."""
         state = self._workers.state
         state.fail_replay(replay.env_id)
         made = {id(call) for call, _ in replay.posted}

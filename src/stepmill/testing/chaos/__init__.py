@@ -16,6 +16,7 @@ autoreset modes and fault policies, envs of one row and of several, spares, epis
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -42,11 +43,12 @@ def run_chaos(
     round_s: float = 10.0,
     kinds: Sequence[Kind] = KINDS,
     on_pass: Callable[[ChaosReport], object] = lambda report: None,
+    on_round: Callable[[ChaosReport], object] = lambda report: None,
 ) -> ChaosReport:
     """Inject faults into pools of every kind in turn, each pool for up to `round_s` seconds, and return a report.
 
     No other process may signal the workers. The faults are drawn from `seed`; their timing depends on the machine.
-    `on_pass` is called with the report after each pass over all kinds.
+    `on_pass` is called with the report after each pass over all kinds, and `on_round` before each round.
     """
     report = ChaosReport(seed)
     rng = random.Random(seed)
@@ -65,6 +67,7 @@ def run_chaos(
         context = CONTEXTS[turn // 2 % len(CONTEXTS)]
         report.now = f"round {number}, {kind.name}, {'sync' if is_sync else 'async'}, {context}"
         report.rounds[kind.name] += 1
+        on_round(report)
         # If one round takes too long, the rounds after it are shorter, so that each kind has its turn.
         length_s = min(round_s, max((begin + seconds - now) / max(len(kinds) - number, 1), MIN_ROUND_S))
         if kind.interrupts_starts:
@@ -83,6 +86,7 @@ class ResourceCheck:
     def compare(self, report: ChaosReport, parity: int) -> None:
         """Report what has grown since the first pass of this parity. Call it while no pool exists."""
         join_threads()
+        gc.collect()  # an interrupt may leave a cycle of a frame and its exception, which holds what it used until the next collection
         with open("/proc/self/statm") as file:
             num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         now = num_bytes, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))

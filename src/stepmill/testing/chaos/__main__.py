@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from stepmill.testing.chaos import ChaosReport, run_chaos
 from stepmill.testing.chaos.kinds import KINDS
@@ -18,14 +19,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--round-seconds", type=float, default=10.0)
     names = [kind.name for kind in KINDS]
     parser.add_argument("--kind", action="append", choices=names, help="only rounds of this kind; may be repeated")
+    parser.add_argument("--quiet", action="store_true", help="print nothing before the report")
     chosen = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if chosen.kind is None or kind.name in chosen.kind]
-    report = run_chaos(chosen.seconds, chosen.seed, round_s=chosen.round_seconds, kinds=kinds, on_pass=_print_progress)
+    on_pass = (lambda _report: None) if chosen.quiet else _print_pass
+    with _bar(chosen.seconds, is_quiet=chosen.quiet) as on_round:
+        report = run_chaos(
+            chosen.seconds, chosen.seed, round_s=chosen.round_seconds, kinds=kinds, on_pass=on_pass, on_round=on_round
+        )
     sys.stdout.write(f"{report}\n")
     return 1 if report.num_wrong else 0
 
 
-def _print_progress(report: ChaosReport) -> None:
+@contextmanager
+def _bar(seconds: float, *, is_quiet: bool) -> Iterator[Callable[[ChaosReport], None]]:
+    """Yield a function that draws a bar, if stderr is a terminal. Without a thread: rounds fork this process."""
+    from stepmill.observe.progress import DELAY_S, BarColumn, TextColumn, TimeRemainingColumn, make_progress
+
+    columns = (TextColumn("chaos: {task.description}"), BarColumn(), TimeRemainingColumn())
+    progress = make_progress(*columns, is_quiet=is_quiet, has_thread=False)
+    task = progress.add_task("", total=seconds)
+
+    def draw(report: ChaosReport) -> None:
+        if report.seconds > DELAY_S:
+            progress.start()
+        progress.update(task, description=report.now, completed=min(report.seconds, seconds), refresh=True)
+
+    try:
+        yield draw
+    finally:
+        progress.stop()
+
+
+def _print_pass(report: ChaosReport) -> None:
     """Print what was found so far: a long run shows its failures early."""
     sys.stderr.write(f"chaos: {report.seconds:.0f} s, {report.transitions} transitions, {report.num_wrong} wrong\n")
     sys.stderr.writelines(f"  {complaint}\n" for complaint in report.wrong)

@@ -38,7 +38,7 @@ _STDERR = 2
 
 
 @dataclass(frozen=True)
-class Call:
+class PositionedCall:
     """A call of one env, with the env's position when it was made (`CrashReporter.position_of`)."""
 
     kind: RequestKind
@@ -78,7 +78,7 @@ class CrashReporter:
         self._settings_of = _no_settings
 
     def report_fault(
-        self, error: StepmillError, env_id: int, kind: FaultKind | None, call: Call | None = None
+        self, error: StepmillError, env_id: int, kind: FaultKind | None, call: PositionedCall | None = None
     ) -> StepmillError:
         """Write a capsule of an env's fault, if capsules are wanted; return the error, whose text names the path."""
         if self._folder is None or kind is FaultKind.INTERRUPTED:
@@ -110,7 +110,7 @@ class CrashReporter:
         kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
         return self.report_fault(error, env_id, kind)
 
-    def report_call(self, error: StepmillError, env_id: int, call: Call) -> StepmillError:
+    def report_call(self, error: StepmillError, env_id: int, call: PositionedCall) -> StepmillError:
         """Write a capsule of an exception that an env raised in a call."""
         return self.report_fault(error, env_id, FaultKind.RAISED, call)
 
@@ -131,7 +131,9 @@ class CrashReporter:
 
     # ---- contents -----------------------------------------------------------------------------------------------
 
-    def _capsule(self, error: StepmillError, env_id: int, kind: FaultKind | None, call: Call | None) -> Capsule:
+    def _capsule(
+        self, error: StepmillError, env_id: int, kind: FaultKind | None, call: PositionedCall | None
+    ) -> Capsule:
         server = self._server_of(env_id)
         plan = next(plan for plan in self._plans if server in plan.env_ids)
         notes: list[str] = []
@@ -280,7 +282,7 @@ def _add_capsule(error: StepmillError, path: str | None, why_not: str = "") -> S
     return error
 
 
-def _describe_call(call: Call, notes: list[str], *, is_current: bool) -> dict[str, object]:
+def _describe_call(call: PositionedCall, notes: list[str], *, is_current: bool) -> dict[str, object]:
     facts_of_call = {"kind": call.kind.name.lower(), "payload": _plain("the call", call.payload, notes)}
     facts: dict[str, object] = {"command": "call", "call": facts_of_call}
     if is_current:

@@ -1,4 +1,4 @@
-// Envs whose object is rebuilt by a replay: they are held while their episodes are played again.
+// Suspended envs: their objects were rebuilt, and their episodes are replayed. Their results are hidden until the replay ends.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@ enum class ReplayEvent : int {
     FAULT = 3,     // the env has a fault at this step, or its worker died
 };
 
-// A held env. The user must not see the results of its replay, so `EnvRecord::done` points to `never_done`. This record stores the
+// A suspended env. The user must not see the results of its replay, so `EnvRecord::done` points to `never_done`. This record stores the
 // pending command's action and the other row contents that the replay overwrites.
 struct Replay {
-    enum class Phase { WAITING, PLAYING, PAUSED };  // needs begin_replay() · a command is outstanding · waits for Python
+    enum class Phase { WAITING, REPLAYING, PAUSED };  // until begin_replay() · a command is outstanding · until Python handles the event
     Word never_done{0};                // differs from every ticket that the env can reach
     Phase phase = Phase::WAITING;
     bool was_ended = false;            // the newest result received ended the episode
-    bool is_sent = false;              // the pending command, a step, was sent while the env was held
+    bool is_sent = false;              // the pending command, a step, was sent while the env was suspended
     bool was_last = false;             // this episode is the last one of the env's budget
     std::size_t step = 0;              // index in the log of the newest command
     std::uint32_t slot = 0;            // a private slot, neither the env's latest nor its target
@@ -36,8 +36,8 @@ struct Replay {
     std::vector<std::byte> outcome;    // of an unclaimed result: its columns except the observation
 };
 
-// Which envs are held, which of them play, and the events for Python. Used by the pool's thread.
-class HeldEnvs {
+// Which envs are suspended, which of their replays have an outstanding command, and the events for Python. Used by the pool's thread.
+class SuspendedEnvs {
    public:
     struct Event {
         std::uint32_t env;
@@ -45,12 +45,12 @@ class HeldEnvs {
         std::size_t step;
     };
 
-    explicit HeldEnvs(std::uint32_t num_envs) : replays_(num_envs) {}
+    explicit SuspendedEnvs(std::uint32_t num_envs) : replays_(num_envs) {}
 
-    Replay* find(std::uint32_t id) const { return replays_.at(id).get(); }  // null: not held
-    bool is_held(std::uint32_t id) const { return num_held_ != 0 && replays_[id] != nullptr; }
-    bool is_any() const noexcept { return num_held_ != 0; }
-    bool is_any_idle() const noexcept { return num_held_ != playing_.size(); }
+    Replay* find(std::uint32_t id) const { return replays_.at(id).get(); }  // null: not suspended
+    bool is_suspended(std::uint32_t id) const { return num_suspended_ != 0 && replays_[id] != nullptr; }
+    bool is_any() const noexcept { return num_suspended_ != 0; }
+    bool has_stopped_replays() const noexcept { return num_suspended_ != replaying_.size(); }  // WAITING or PAUSED
     std::vector<std::uint32_t> ids() const {
         std::vector<std::uint32_t> ids;
         for (std::uint32_t id = 0; is_any() && id < replays_.size(); ++id) {
@@ -61,32 +61,32 @@ class HeldEnvs {
 
     void add(std::uint32_t id, std::unique_ptr<Replay> replay) {
         replays_[id] = std::move(replay);
-        ++num_held_;
+        ++num_suspended_;
     }
     void remove(std::uint32_t id) {
         replays_[id].reset();
-        --num_held_;
-        std::erase(playing_, id);
+        --num_suspended_;
+        std::erase(replaying_, id);
     }
 
-    const std::vector<std::uint32_t>& playing() const noexcept { return playing_; }  // envs whose replay waits for a command
-    void play(std::uint32_t id) {
-        replays_[id]->phase = Replay::Phase::PLAYING;
-        if (std::ranges::count(playing_, id) == 0) playing_.push_back(id);
+    const std::vector<std::uint32_t>& replaying() const noexcept { return replaying_; }  // envs whose replay has an outstanding command
+    void set_replaying(std::uint32_t id) {
+        replays_[id]->phase = Replay::Phase::REPLAYING;
+        if (std::ranges::count(replaying_, id) == 0) replaying_.push_back(id);
     }
     void pause(std::uint32_t id, ReplayEvent event) {
         replays_[id]->phase = Replay::Phase::PAUSED;
-        std::erase(playing_, id);
+        std::erase(replaying_, id);
         events_.push_back({id, event, replays_[id]->step});
     }
-    // Cancels what the env's replay has done; the next replay starts from the beginning.
-    void forget_progress(std::uint32_t id) {
-        std::erase(playing_, id);
+    // Drops the replay's progress and events; it will start from the beginning.
+    void restart_replay(std::uint32_t id) {
+        std::erase(replaying_, id);
         std::erase_if(events_, [id](const Event& event) { return event.env == id; });
         if (replays_[id]) replays_[id]->phase = Replay::Phase::WAITING;
     }
     // Reports that the worker died. A paused replay has no outstanding command that would become a fault, for example during a repeated call.
-    void lose(std::uint32_t id) {
+    void report_death(std::uint32_t id) {
         const bool has_event = std::ranges::any_of(events_, [id](const Event& event) { return event.env == id; });
         if (has_event) return;
         replays_[id]->phase = Replay::Phase::WAITING;
@@ -97,8 +97,8 @@ class HeldEnvs {
 
    private:
     std::vector<std::unique_ptr<Replay>> replays_;  // by env
-    std::vector<std::uint32_t> playing_;
-    std::size_t num_held_ = 0;
+    std::vector<std::uint32_t> replaying_;
+    std::size_t num_suspended_ = 0;
     std::vector<Event> events_;
 };
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.pool.capsules import MAX_CAPSULES
+from stepmill.pool.crash_reporter import MAX_CAPSULES
 from stepmill.spec.capsule import Capsule, read_capsule
 from tests.harness import crashing
 from tests.harness.crashing import CrashingEnv, steps

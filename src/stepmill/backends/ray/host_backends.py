@@ -1,0 +1,130 @@
+"""The backends that run the envs of a node, made from the messages of the pool.
+
+process   a worker process per worker      its messages pass through unread: the actor need not import the user's code
+thread    a thread per worker              in the actor's process
+kernel    one worker: compiled threads     in the actor's process; the thread that waits for results runs envs, too
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from stepmill import _native
+from stepmill.backends.base import Backend, Future
+from stepmill.backends.kernel import KernelBackend
+from stepmill.backends.process import ProcessBackend
+from stepmill.backends.ray.messages import NodePlan
+from stepmill.backends.thread import ThreadBackend
+from stepmill.spec.errors import UsageError
+from stepmill.worker.messages import Build, Outcome, Request, WorkerPlan, WorkerReport, load
+
+
+class NodeProcessBackend(ProcessBackend):
+    """Workers in processes, built from messages that the pool has made."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        super().__init__(plan.settings)
+        self._builds = plan.builds
+
+    def _dump_build(self, plan: WorkerPlan) -> bytes:
+        return self._builds[plan.worker]
+
+    def _pack(self, request: Request) -> Request:
+        return request  # the pool has packed it
+
+    def _unpack(self, outcome: Outcome) -> Outcome:
+        return outcome  # the pool unpacks it
+
+
+class NodeThreadBackend(ThreadBackend):
+    """Workers in threads of the actor's process."""
+
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        return super().call({worker: _loaded(request) for worker, request in requests.items()})
+
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        return super().revive(worker, [_loaded(request) for request in settings_requests])
+
+
+class NodeKernelBackend(KernelBackend):
+    """The envs of a kernel. Several threads of the actor use the loop, one at a time: the one that holds the lock."""
+
+    _always_releases_gil = True  # so that the actor can name an env that hangs
+
+    def __init__(self, plan: NodePlan) -> None:
+        super().__init__(plan.settings, plan.num_threads, plan.limits["step_timeout_s"])
+        self._in_use = threading.Lock()
+
+    def call(self, requests: Mapping[int, Request]) -> list[Future]:
+        with self._in_use:
+            return super().call({worker: _loaded(request) for worker, request in requests.items()})
+
+    def revive(self, worker: int, settings_requests: Iterable[Request] = ()) -> WorkerReport:
+        with self._in_use:
+            return super().revive(worker, [_loaded(request) for request in settings_requests])
+
+    def close(self, timeout_s: float) -> None:
+        is_idle = self._in_use.acquire(timeout=timeout_s)  # an env that hangs does not keep close() from ending
+        try:
+            super().close(timeout_s)
+        finally:
+            if is_idle:
+                self._in_use.release()
+
+    def run(
+        self, relay: _native.NodeRelay, should_run: Callable[[], bool], *, is_for_all: bool, timeout_s: float
+    ) -> bool:
+        """Run envs until the commands of the node are done, as `NodeRelay.wait` waits.
+
+        Args:
+            relay: of the node. Its `wake` ends a wait without anything to run.
+            should_run: is asked after each moment; `wake` must follow a change.
+            is_for_all: until all commands are done, or one.
+            timeout_s: seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        while should_run():
+            with self._in_use:
+                has_work = self.loop.advance(True)
+            if relay.wait(is_for_all, 0.0):
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not should_run():  # asked again: the wait may have consumed the wake
+                return False
+            if not has_work:
+                return relay.wait(is_for_all, left_s)
+        return False
+
+    def find_hung_env(self) -> int | None:
+        """Return the env_id of an env that has not returned within step_timeout_s, or None."""
+        return None if self._loop is None else self._loop.last_reported()
+
+
+def _loaded(request: Request) -> Request:
+    """Return a request with its payload.
+
+    Raises:
+        UsageError: loading the payload raised.
+    """
+    assert isinstance(request.payload, bytes)  # made by pack_request
+    try:
+        return dataclasses.replace(request, payload=load(request.payload))
+    except Exception as exc:
+        raise UsageError(
+            f"a {request.kind.name.lower()} could not be loaded on its node: {type(exc).__name__}: {exc}; make everything that "
+            "it uses importable there"
+        ) from exc
+
+
+def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
+    """Return the backend of a node, not started, and the plans of its workers."""
+    if plan.host == "process":
+        plans = [WorkerPlan(worker, ids, ()) for worker, ids in enumerate(plan.env_ids)]
+        return NodeProcessBackend(plan), plans
+    builds = [load(data) for data in plan.builds]
+    loaded = [load(build.plan) for build in builds if isinstance(build, Build) and build.plan is not None]
+    plans = [dataclasses.replace(each, worker=at) for at, each in enumerate(loaded) if isinstance(each, WorkerPlan)]
+    return NodeKernelBackend(plan) if plan.host == "kernel" else NodeThreadBackend(plan.settings), plans

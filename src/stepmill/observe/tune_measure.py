@@ -1,0 +1,330 @@
+"""Measures for `stepmill tune`: one env alone (`profile_env`), and pools of configurations by turns (`Arena`)."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepmill import _native
+from stepmill.observe.catalog import batch_actions
+from stepmill.observe.own_process import scheduled_seconds
+from stepmill.pool.cost_model import Configuration, EnvProfile
+from stepmill.pool.pool import Pool, StepTuple
+from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import StepmillError
+from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.stats import Durations, PoolStats
+from stepmill.spec.tree import leaves
+
+NUM_QUANTILES = 64
+NUM_DRAWS = 64
+WARM_UP_S = 0.1
+THREADS_PROBE_S = 0.3
+MIN_STEPS = 3
+MIN_EPISODES = 3
+FREE_OF_GIL = 1.15  # durations of steps in threads, relative to one alone, that show that the GIL delays none
+MAX_OPEN = 8  # pools at a time
+
+EnvFn = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        make: builds the env.
+        kernel: the same env as a kernel; None if there is none.
+        num_envs: N.
+        learner_s: seconds in which the learner computes between two batches.
+        time_limit_s: of a step and of a reset, after which the env hangs.
+        can_pickle: whether worker processes can get `make`.
+    """
+
+    make: EnvFn
+    kernel: EnvFn | None
+    num_envs: int
+    learner_s: float
+    time_limit_s: float
+    can_pickle: bool
+
+
+class PoolRunner:
+    """A pool of one configuration, which is driven with random actions that were drawn before.
+
+    Attributes:
+        explained_s: how much longer than others a batch may take because of the envs themselves.
+    """
+
+    def __init__(self, subject: Subject, configuration: Configuration, num_envs: int) -> None:
+        make = subject.kernel if configuration.backend is BackendName.KERNEL else subject.make
+        if make is None:
+            raise ValueError("a kernel is to be measured, and the env has none")
+        self._learner_s = subject.learner_s
+        self.explained_s = math.inf
+        self._batch_size = configuration.batch_size
+        self.pool = Pool([make] * (num_envs + configuration.spare_envs), options=_options(configuration, subject))
+        try:
+            num_rows = (self._batch_size or num_envs) * self.pool.spec.batch_size
+            space = batch_actions(self.pool.single_action_space, num_rows, 0)
+            self._actions = [space.sample() for _ in range(NUM_DRAWS)]
+            self._num_rows = num_rows
+            self._next = 0
+            self.pool.reset_async(seed=0)
+            if self._batch_size is None:
+                self.pool.recv()
+        except BaseException:
+            self.pool.close()
+            raise
+
+    def run(self, seconds: float) -> float:
+        """Step for about `seconds`, and return the rows per second."""
+        if self._batch_size is not None:
+            # All envs have finished since the last turn. Give them commands, so that the turn begins as it goes on.
+            for _ in range(self.pool.num_envs // self._batch_size):
+                self._advance()
+        ends_s = [time.perf_counter()]
+        while ends_s[-1] - ends_s[0] < seconds or len(ends_s) == 1:
+            self._advance()
+            ends_s.append(time.perf_counter())
+        return self._num_rows / mean_period(np.diff(ends_s), self.explained_s)
+
+    def _advance(self) -> None:
+        if self._batch_size is None:
+            self.step()
+            self._learn()
+            return
+        actions = self._draw()
+        batch = self.pool.recv(self._batch_size)
+        self._learn()
+        self.pool.send(actions, batch.env_id)
+
+    def step(self) -> StepTuple:
+        """Step all envs."""
+        return self.pool.step_fast(self._draw())
+
+    def _draw(self) -> object:
+        self._next += 1
+        return self._actions[self._next % NUM_DRAWS]
+
+    def _learn(self) -> None:
+        if not self._learner_s:
+            return
+        until_s = time.perf_counter() + self._learner_s
+        while time.perf_counter() < until_s:
+            pass
+
+    def close(self) -> None:
+        """End the pool."""
+        self.pool.close()
+
+
+def mean_period(periods_s: NDArray[np.float64], explained_s: float) -> float:
+    """Return the mean duration of a batch on a machine that runs nothing else.
+
+    A batch that took longer than twice the median and what the envs explain was delayed by another program, which had the core.
+    It counts as a median one.
+    """
+    median_s = float(np.median(periods_s))
+    return float(np.where(periods_s > 2 * median_s + explained_s, median_s, periods_s).mean())
+
+
+def explained_delay(profile: EnvProfile, envs_per_worker: float) -> float:
+    """Return how much longer than others a batch may take because of slow steps and resets."""
+    slowest_s = max(profile.steps_s[-1], profile.reset_s if profile.reset_chance else 0.0)
+    return 1.5 * max(1.0, envs_per_worker) * slowest_s  # all envs of a worker may be reset together
+
+
+def _options(configuration: Configuration, subject: Subject) -> PoolOptions:
+    limit_s = subject.time_limit_s if configuration.backend in (BackendName.THREAD, BackendName.PROCESS) else None
+    limits: dict[str, Any] = {"step_timeout_s": limit_s, "reset_timeout_s": limit_s}
+    keywords: dict[str, Any] = configuration.keywords()
+    return PoolOptions(**keywords, **limits, episode_stats=False, show_progress=False)
+
+
+class Arena:
+    """The pools of the configurations that are compared. At most MAX_OPEN are open at a time; close it after use."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.profile: EnvProfile | None = None  # of one env alone, as soon as it is known
+        self._open: dict[Configuration, PoolRunner] = {}
+
+    def measure(self, configuration: Configuration, seconds: float) -> float:
+        """Return the rows per second of one turn.
+
+        Raises:
+            StepmillError: the envs failed; the pool is closed.
+        """
+        try:
+            return self._runner(configuration).run(seconds)
+        except StepmillError:
+            self._close(configuration)
+            raise
+
+    def keep_only(self, configurations: Iterable[Configuration]) -> None:
+        """Close the pools of all other configurations."""
+        kept = set(configurations)
+        for configuration in [each for each in self._open if each not in kept]:
+            self._close(configuration)
+
+    def close(self) -> None:
+        """End all pools."""
+        self.keep_only(())
+
+    def _runner(self, configuration: Configuration) -> PoolRunner:
+        if configuration not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                self._close(next(iter(self._open)))
+            runner = PoolRunner(self._subject, configuration, self._subject.num_envs)
+            self._open[configuration] = runner
+            runner.run(WARM_UP_S)
+            if self.profile is not None:
+                runner.explained_s = explained_delay(self.profile, self._subject.num_envs / configuration.num_workers)
+        return self._open[configuration]
+
+    def _close(self, configuration: Configuration) -> None:
+        runner = self._open.pop(configuration, None)
+        if runner is not None:
+            runner.close()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one env alone has shown: what it costs, and how many seconds it takes to build it in a worker."""
+
+    profile: EnvProfile
+    start_s: float
+
+
+def profile_env(subject: Subject, seconds: float) -> Probe:
+    """Run one env alone, in a worker process if possible, and measure its steps and resets.
+
+    Raises:
+        StepmillError: the env raised, hung or crashed.
+    """
+    backend = BackendName.PROCESS if subject.can_pickle else BackendName.THREAD
+    alone = replace(subject, learner_s=0.0)
+    begun_s = time.perf_counter()
+    runner = PoolRunner(alone, Configuration(backend=backend, spin_us=0.0), 1)
+    start_s = time.perf_counter() - begun_s
+    try:
+        runner.run(WARM_UP_S)
+        stats, cpu_s, waited_s, lengths = _run_alone(runner, seconds)
+        spec = runner.pool.spec
+    finally:
+        runner.close()
+    profile = EnvProfile(
+        steps_s=without_delays(quantiles_of(stats.step), waited_s / max(stats.steps, 1)),
+        reset_s=stats.reset.mean_s,
+        episode_steps=sum(lengths) / len(lengths) if lengths else math.inf,
+        is_length_fixed=len(lengths) >= MIN_EPISODES and min(lengths) == max(lengths),
+        obs_bytes=_bytes_of(spec),
+        cpu_share=min(1.0, cpu_s / max(stats.workers[0].busy_s - waited_s, 1e-9))
+        if waited_s < stats.workers[0].busy_s
+        else 1.0,
+        num_rows=spec.batch_size,
+    )
+    profile = replace(profile, gil_share=_gil_share(alone, profile), kernel_step_s=_kernel_step_s(alone))
+    return Probe(profile, start_s)
+
+
+def _bytes_of(spec: EnvSpec) -> int:
+    sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for _, leaf in leaves(spec.observation)]
+    return sum(sizes) * spec.batch_size
+
+
+def _run_alone(runner: PoolRunner, seconds: float) -> tuple[PoolStats, float, float, list[int]]:
+    """Return what happened in about `seconds`, with one reset at least; the seconds on a core, and waiting for one; and the
+    numbers of steps of the episodes that ended, without the first.
+
+    The first reset and the first steps, which may load files or compile code, are not counted.
+    """
+    before = runner.pool.stats()
+    pid = before.workers[0].pid or os.getpid()
+    used_before_s, waited_before_s = scheduled_seconds(pid)
+    until_s = time.perf_counter() + seconds
+    lengths, length, num_steps = [], 0, 0
+    while num_steps < MIN_STEPS or time.perf_counter() < until_s:
+        _, _, terminated, truncated, _ = runner.step()
+        num_steps += 1
+        length += 1
+        if (terminated | truncated).any():
+            lengths.append(length)
+            length = -1  # the next row is a reset
+    used_s, waited_s = scheduled_seconds(pid)
+    stats = runner.pool.stats() - before
+    if not stats.resets:
+        runner.pool.reset()
+        stats = replace(stats, reset=(runner.pool.stats() - before).reset)
+    return stats, used_s - used_before_s, waited_s - waited_before_s, lengths[1:] or lengths
+
+
+def quantiles_of(durations: Durations) -> tuple[float, ...]:
+    """Return durations that are equally frequent, in ascending order, with the mean of all."""
+    found = [durations.percentile(100 * (index + 0.5) / NUM_QUANTILES) for index in range(NUM_QUANTILES)]
+    total = sum(found)
+    if total == 0:
+        return (0.0,)
+    # Percentiles are rounded up, by as much as 25 %.
+    factor = durations.mean_s * NUM_QUANTILES / total
+    return tuple(factor * each for each in found)
+
+
+def without_delays(steps_s: tuple[float, ...], delay_s: float) -> tuple[float, ...]:
+    """Return durations without those delays of other programs that can explain their tail.
+
+    Args:
+        steps_s: ascending.
+        delay_s: how long a step has waited for a core, on average.
+    """
+    found, left_s = list(steps_s), delay_s * len(steps_s)
+    median_s = found[len(found) // 2]
+    for index in reversed(range(len(found) // 2, len(found))):
+        removed_s = min(found[index] - median_s, left_s)
+        found[index] -= removed_s
+        left_s -= removed_s
+    return tuple(sorted(found))
+
+
+def _gil_share(subject: Subject, profile: EnvProfile) -> float:
+    """Return the part of the time on a core in which an env holds the GIL, from a run of one env in each of some threads."""
+    num_threads = min(_native.usable_cores(), subject.num_envs)
+    if num_threads < 2:
+        return 1.0
+    configuration = Configuration(backend=BackendName.THREAD, num_workers=num_threads)
+    try:
+        runner = PoolRunner(subject, configuration, num_threads)
+    except StepmillError:
+        return 1.0  # the turns of the threads report the reason
+    try:
+        runner.run(WARM_UP_S)
+        period_s = num_threads * profile.num_rows / runner.run(THREADS_PROBE_S)
+    except StepmillError:
+        return 1.0
+    finally:
+        runner.close()
+    if period_s < FREE_OF_GIL * profile.row_s:
+        return 1 / num_threads
+    return min(1.0, period_s / (num_threads * max(profile.cpu_share * profile.row_s, 1e-9)))
+
+
+def _kernel_step_s(subject: Subject) -> float | None:
+    if subject.kernel is None:
+        return None
+    try:
+        runner = PoolRunner(subject, Configuration(backend=BackendName.KERNEL), subject.num_envs)
+    except StepmillError:
+        return None  # Numba, or what the kernel needs, is not installed
+    try:
+        runner.run(WARM_UP_S)
+        return 1 / runner.run(THREADS_PROBE_S)
+    finally:
+        runner.close()

@@ -1,0 +1,181 @@
+"""`StepmillEnv` over TorchRL's own envs: the specs and the data of TorchRL's `SerialEnv`, and what is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import (
+    DoubleToFloat,
+    EnvBase,
+    GymEnv,
+    RenameTransform,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    set_gym_backend,
+)
+from torchrl.envs.utils import check_env_specs
+
+import stepmill
+from stepmill.frontends.torchrl import AsyncStepmillEnv, StepmillEnv
+from tests.frontends.torchrl.makers import BACKENDS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # TorchRL's
+    pytest.mark.covers("T-12"),
+]
+SEEDS = (3, 14, 15)
+
+
+def make_gym(seed, name="CartPole-v1"):
+    set_gym_backend("gymnasium").set()
+    env = GymEnv(name)
+    env.set_seed(seed, static_seed=True)
+    return env
+
+
+def make_counted(seed):
+    return TransformedEnv(make_gym(seed), StepCounter(max_steps=5))
+
+
+def make_cheetah(seed):
+    return TransformedEnv(make_gym(seed, "HalfCheetah-v5"), DoubleToFloat(in_keys=["observation"]))
+
+
+class Nested(EnvBase):
+    """Observations and actions in nested tensordicts; the episode ends at step 4."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.observation_spec = Composite(
+            seen=Composite(place=Unbounded((2,)), count=Bounded(0, 9, (), dtype=torch.int64)),
+            flag=Categorical(2, (1,), dtype=torch.bool),
+        )
+        self.full_action_spec = Composite(action=Composite(move=Bounded(-1, 1, (2,)), mark=Categorical(3, ())))
+        self.reward_spec = Unbounded((1,))
+
+    def _values(self):
+        seen = TensorDict(place=self.place.clone(), count=torch.tensor(self.count))
+        return {"seen": seen, "flag": torch.tensor([self.count % 2 == 0])}
+
+    def _reset(self, tensordict=None):
+        self.place, self.count = torch.zeros(2), 0
+        return TensorDict(self._values())
+
+    def _step(self, tensordict):
+        self.place = self.place + tensordict["action", "move"] * (1 + tensordict["action", "mark"])
+        self.count += 1
+        ended = torch.tensor([self.count == 4])
+        return TensorDict(
+            {**self._values(), "reward": self.place.sum(0, keepdim=True), "done": ended, "terminated": ended.clone()}
+        )
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.fixture(params=BACKENDS)
+def both(request):
+    """A function that makes TorchRL's env of some env functions, and ours."""
+    made = []
+
+    def make(maker, **keywords):
+        fns = [partial(maker, seed) for seed in SEEDS]
+        made.extend(
+            [SerialEnv(len(fns), fns, shared_memory=False), StepmillEnv(fns, **{**BACKENDS[request.param], **keywords})]
+        )
+        return made[-2:]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+@pytest.mark.parametrize("maker", [make_gym, make_counted, make_cheetah, Nested])
+def test_specs_and_rollouts_are_those_of_torchrl(both, maker):
+    theirs, ours = both(maker)
+    assert ours.full_action_spec == theirs.full_action_spec
+    assert ours.observation_spec == theirs.observation_spec
+    assert ours.reward_spec == theirs.reward_spec
+    one = theirs.rollout(30, break_when_any_done=False)
+    steps = iter(one.unbind(1))
+    other = ours.rollout(30, lambda td: td.set("action", next(steps)["action"]), break_when_any_done=False)
+    assert one["next", "done"].any() or maker is make_cheetah
+    for key in one.keys(True, True):
+        assert torch.equal(one[key], other[key]), key
+
+
+@pytest.mark.parametrize("where", BACKENDS)
+def test_torchrls_own_checker_passes(where):
+    env = StepmillEnv([partial(make_counted, seed) for seed in SEEDS], **BACKENDS[where])
+    check_env_specs(env, break_when_any_done="both", seed=3)
+    env.close()
+
+
+def test_a_seed_is_given_to_the_env_before_its_reset():
+    ours = StepmillEnv([partial(make_gym, 0)] * 2, backend="serial")
+    ours.set_seed([5, 6])
+    td = ours.reset()
+    for row, seed in enumerate((5, 6)):
+        assert torch.equal(td["observation"][row], make_gym(seed).reset()["observation"])
+    ours.close()
+
+
+def test_attributes_of_the_env_and_of_what_it_wraps_are_reached():
+    ours = StepmillEnv([partial(make_counted, seed) for seed in SEEDS], backend="serial")
+    assert list(ours.env_name) == ["CartPole-v1"] * 3
+    assert [space.n for space in ours.action_space] == [2] * 3
+    ours.close()
+
+
+def test_asynchronous_steps_count_the_steps_of_each_env():
+    env = AsyncStepmillEnv([partial(make_counted, seed) for seed in SEEDS], backend="thread", num_workers=2)
+    env.async_reset_send(env_index=[0, 1, 2])
+    td = env.async_reset_recv(min_get=3)
+    for step in range(1, 4):
+        td["action"] = torch.nn.functional.one_hot(torch.ones(3, dtype=torch.int64), 2)
+        env.async_step_and_maybe_reset_send(td)
+        stepped, td = env.async_step_and_maybe_reset_recv(min_get=3)
+        assert stepped["next", "step_count"].flatten().tolist() == [step] * 3
+    env.close()
+
+
+def test_a_pool_runs_them_too():
+    with stepmill.Pool([partial(make_counted, 0)] * 2, backend="serial") as pool:
+        batch = pool.reset()
+        assert batch.obs["step_count"].tolist() == [[0], [0]]
+        assert pool.spec.action.shape == (2,)
+
+
+class WithInput(Nested):
+    def __init__(self, seed=0):
+        super().__init__()
+        self.state_spec = Composite(gravity=Unbounded((1,)))
+
+
+class Ragged(Nested):
+    def __init__(self, seed=0):
+        super().__init__()
+        self.observation_spec["seen", "place"] = Unbounded((-1,))
+
+
+def make_renamed(seed):
+    return TransformedEnv(make_gym(seed), RenameTransform(["reward"], ["points"], create_copy=False))
+
+
+@pytest.mark.parametrize(
+    ("maker", "words"),
+    [
+        (lambda seed: SerialEnv(2, Nested), "has batch_size=\\(2,\\).*return a single env"),
+        (WithInput, "has the inputs 'gravity' beside the action"),
+        (Ragged, "observation.seen.place of shape \\(-1,\\)"),
+        (make_renamed, "has the reward keys 'points'.*RenameTransform"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(maker, words):
+    with pytest.raises(stepmill.EnvError, match=words):
+        StepmillEnv([partial(maker, 0)], backend="serial")

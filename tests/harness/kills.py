@@ -1,0 +1,22 @@
+"""Signals that end a process, and the wait for its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from stepmill import _native
+from tests.harness.hangs import HANG_GUARD_S
+
+
+def kill_process(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a process a signal, and wait until all its threads have ended: not only until it is a zombie."""
+    pidfd = _native.pidfd_open(pid)
+    try:
+        _native.pidfd_send_signal(pidfd, number)
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        assert poller.poll(HANG_GUARD_S * 1000), f"process {pid} does not end after signal {number}"
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,155 @@
+"""A snapshot of a MuJoCo task is all that its next steps depend on: they are the same to the last bit after a restore."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import stepmill
+
+pytest.importorskip("numba")
+pytest.importorskip("mujoco")
+
+NUM_ENVS = 4
+# Contacts, warm starts, rewards that depend on what was computed before the last integration, and tendons.
+IDS = [
+    "HalfCheetah-v5",
+    *(
+        pytest.param(env_id, marks=pytest.mark.mujoco)
+        for env_id in ("Hopper-v5", "Ant-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
+    ),
+]
+
+
+def _pool(env_id: str, **options: Any) -> stepmill.Pool:
+    return stepmill.Pool([stepmill.kernels.find(env_id)] * NUM_ENVS, backend="kernel", **options)
+
+
+def _actions(env_id: str, num_steps: int) -> Any:
+    space = stepmill.kernels.find(env_id).action_space
+    shape = num_steps, NUM_ENVS, *space.shape
+    return np.random.default_rng(2).uniform(space.low, space.high, shape).astype(np.float32)
+
+
+def _play(pool: stepmill.Pool, actions: Any) -> list[Any]:
+    rows = []
+    for action in actions:
+        batch = pool.step(action)
+        rows.append(np.column_stack([batch.obs, batch.reward, batch.terminated, batch.truncated]))
+    return rows
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_restored_simulation_does_again_what_it_did(env_id: str, mode: str) -> None:
+    before, after = np.split(_actions(env_id, 80), 2)
+    with _pool(env_id, num_workers=3, autoreset_mode=mode) as pool:
+        pool.reset(seed=4)
+        _play(pool, before)
+        snapshot = pickle.loads(pickle.dumps(pool.snapshot()))
+        expected = _play(pool, after)
+        for _ in range(2):
+            np.testing.assert_array_equal(pool.restore(snapshot), snapshot.obs)
+            np.testing.assert_array_equal(_play(pool, after), expected)
+
+
+@pytest.mark.mujoco
+@pytest.mark.parametrize("env_id", ["Ant-v5", "Humanoid-v5"])
+def test_a_simulation_can_be_made_what_another_one_is(env_id: str) -> None:
+    before, after = np.split(_actions(env_id, 30), 2)
+    with _pool(env_id) as pool, _pool(env_id, num_workers=2) as other:
+        pool.reset(seed=1)
+        _play(pool, before)
+        snapshot = pool.snapshot([2])
+        expected = np.array([rows[2] for rows in _play(pool, np.repeat(after[:, 2:3], NUM_ENVS, axis=1))])
+        other.reset(seed=9)
+        other.restore(snapshot, [0])
+        found = np.array([rows[0] for rows in _play(other, np.repeat(after[:, 2:3], NUM_ENVS, axis=1))])
+        np.testing.assert_array_equal(found, expected)
+
+
+_CONTINUE = """
+import pickle, sys
+import numpy as np
+import stepmill
+
+snapshot, actions = pickle.load(sys.stdin.buffer)
+with stepmill.Pool([stepmill.kernels.find("Walker2d-v5")] * 4, backend="kernel") as pool:
+    pool.reset(seed=8)
+    pool.restore(snapshot)
+    pickle.dump([pool.step(action).obs.copy() for action in actions], sys.stdout.buffer)
+"""
+
+
+def test_a_snapshot_can_be_restored_in_another_process() -> None:
+    actions = _actions("Walker2d-v5", 12)
+    with _pool("Walker2d-v5") as pool:
+        pool.reset(seed=3)
+        pool.step(actions[0])
+        given = pickle.dumps((pool.snapshot(), actions))
+        expected = [pool.step(action).obs.copy() for action in actions]
+    run = subprocess.run([sys.executable, "-c", _CONTINUE], input=given, capture_output=True, check=True, timeout=300)
+    np.testing.assert_array_equal(pickle.loads(run.stdout), expected)
+
+
+def test_a_snapshot_of_another_task_is_refused() -> None:
+    # The states of HalfCheetah and Walker2d have the same size.
+    with _pool("HalfCheetah-v5") as pool, _pool("Walker2d-v5") as other:
+        pool.reset(seed=0)
+        other.reset(seed=0)
+        kept = other.snapshot()
+        with pytest.raises(stepmill.UsageError, match="of another kernel or another model than Walker2d"):
+            other.restore(pool.snapshot())
+        assert other.snapshot().memory == kept.memory
+
+
+def test_a_damaged_snapshot_changes_no_env() -> None:
+    with _pool("Hopper-v5") as pool:
+        pool.reset(seed=0)
+        snapshot = pool.snapshot()
+        _play(pool, _actions("Hopper-v5", 5))
+        kept = pool.snapshot()
+        for cut in (b"", snapshot.memory[3][:10], snapshot.memory[3][:-8]):
+            damaged = dataclasses.replace(snapshot, memory=(*snapshot.memory[:3], cut))
+            with pytest.raises(stepmill.UsageError, match=r"is damaged|of another kernel"):
+                pool.restore(damaged)
+            assert pool.snapshot().memory == kept.memory
+
+
+def test_a_simulation_that_has_diverged_can_be_restored_after_its_reset() -> None:
+    actions = _actions("HalfCheetah-v5", 20)
+    with _pool("HalfCheetah-v5") as pool:
+        pool.reset(seed=0)
+        snapshot = pool.snapshot()
+        expected = _play(pool, actions)
+        pool.call(_break_simulation, env_ids=[1])
+        with pytest.raises(stepmill.EnvError, match="the simulation has diverged"):
+            pool.step(actions[0])
+        pool.recv(NUM_ENVS - 1)
+        with pytest.raises(stepmill.BusyEnvError, match=r"envs \[1\] are stepping"):
+            pool.restore(snapshot)
+        pool.reset(env_ids=[1])
+        pool.restore(snapshot)
+        np.testing.assert_array_equal(_play(pool, actions), expected)
+
+
+def _break_simulation(env: Any) -> None:
+    env.outside.data.qvel[0] = np.nan
+
+
+def test_a_model_whose_memory_mujoco_does_not_save_has_no_snapshots(tmp_path: Path) -> None:
+    xml = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "hopper.xml"
+    asleep = tmp_path / "asleep.xml"
+    asleep.write_text(xml.read_text().replace("<option ", '<option><flag sleep="enable"/></option>\n  <option ', 1))
+    with stepmill.Pool([stepmill.kernels.find("Hopper-v5", xml_file=asleep)], backend="kernel") as pool:
+        pool.reset(seed=0)
+        with pytest.raises(stepmill.EnvError, match="models that enable sleep or ipc have no snapshots"):
+            pool.snapshot()
