@@ -88,6 +88,28 @@ def test_the_time_of_workers_and_learner_is_divided_without_rest(where):
     assert (learner.sends, learner.batches) == (21, 21)
 
 
+class RarelySlowEnv(CountingEnv):
+    """Every 150th step takes 4 ms; a timed one counts for all steps that were not timed before it."""
+
+    num_steps = 0
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps % 150 == 0:
+            until = time.monotonic() + 0.004
+            while time.monotonic() < until:
+                pass
+        return super().step(action)
+
+
+def test_estimates_do_not_add_up_to_more_than_the_time_there_was():
+    for num_steps in range(300, 700, 50):
+        with make_pool("serial", [partial(RarelySlowEnv, i, 100) for i in range(3)]) as pool:
+            play(pool, num_steps)
+            stats = pool.stats()
+        assert stats.workers[0].step_s + stats.workers[0].reset_s <= stats.elapsed_s
+
+
 def test_short_steps_are_sampled_and_still_all_counted():
     with make_pool("serial", counting_envs(2)) as pool:
         play(pool, 5000)

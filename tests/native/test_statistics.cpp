@@ -19,9 +19,9 @@ void every_duration_is_below_the_end_of_its_bucket_and_not_below_that_of_the_las
 
 void a_histogram_counts_calls_and_keeps_the_longest() {
     static TimeHistogram histogram{};
-    histogram.add(1'000, 3);
-    histogram.add(5'000'000, 1);
-    histogram.add(2'000, 1);
+    histogram.add(1'000, 3, 3'000);
+    histogram.add(5'000'000, 1, 5'000'000);
+    histogram.add(2'000, 1, 2'000);
     CHECK(histogram.total_ns == 3'000 + 5'000'000 + 2'000);
     CHECK(histogram.max_ns == 5'000'000);
     CHECK(histogram.buckets[bucket_of(1'000)] == 3);
@@ -62,6 +62,14 @@ void the_gaps_match_no_period() {
     CHECK(num_even > num_timed * 4 / 10 && num_even < num_timed * 6 / 10);
 }
 
+void one_call_that_was_held_up_does_not_claim_more_time_than_there_was() {
+    UnclaimedTime unclaimed(1'000);
+    CHECK(unclaimed.claim(300, 2'000) == 300);
+    CHECK(unclaimed.claim(128 * 500, 2'500) == 1'200);
+    CHECK(unclaimed.claim(100, 2'600) == 100);
+    CHECK(unclaimed.claim(100, 2'600) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -71,5 +79,6 @@ int main() {
         {"every long call is timed", every_long_call_is_timed},
         {"few short calls are timed, and they stand for all", few_short_calls_are_timed_and_they_stand_for_all},
         {"the gaps match no period", the_gaps_match_no_period},
+        {"one call that was held up does not claim more time than there was", one_call_that_was_held_up_does_not_claim_more_time_than_there_was},
     });
 }

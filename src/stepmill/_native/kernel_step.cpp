@@ -46,7 +46,7 @@ nb::object PoolState::step_uniform(nb::handle actions) {
     are_records_stale_ = true;
     unclaimed_.remember(all_, {}, true);
     add_to(slab_->pool->counters.num_batches, 1);
-    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, TraceKind::GATHER, slab_->learner_trace());
+    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
     nb::object obs = gather_obs(all_, nullptr);
     nb::object reward = gather_rows(reward_, all_);
     nb::object terminated = gather_rows(terminated_, all_);
@@ -56,7 +56,7 @@ nb::object PoolState::step_uniform(nb::handle actions) {
 }
 
 bool PoolState::run_kernel(std::uint32_t slot) {
-    const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, TraceKind::WAIT, slab_->learner_trace());
+    const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
     return kernel_->step_all(slot);
 }
 

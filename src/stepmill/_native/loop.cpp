@@ -116,7 +116,10 @@ LoopExit Loop::run() {
         }
         const bool is_patient = has_worked && ++passed_ < MAX_PASSED;
         const bool has_staged = !is_patient && run_staged_reset();
-        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) wait_for_commands(*slab_, worker_, seen, spin_policy_);
+        if (!has_worked && !has_staged && !(has_overlap_ && reset_early())) {
+            const std::uint64_t waited_ns = wait_for_commands(*slab_, worker_, seen, spin_policy_);
+            unclaimed_time_.claim(waited_ns, now_ns());
+        }
         if (PyErr_Occurred()) throw nb::python_error();
     }
 }
@@ -247,7 +250,7 @@ void Loop::end_forked_copy() {
 
 // ---- waiting ----------------------------------------------------------------------------------------------------
 
-void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy) {
+std::uint64_t wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy) {
     PyThreadState* thread = PyEval_SaveThread();
     WorkerControl& control = *slab.workers[worker];
     const std::uint64_t waited_ns = sleep_on_bell(*slab.pool, control, worker, seen, spin_policy);
@@ -258,6 +261,7 @@ void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t see
     }
     PyEval_RestoreThread(thread);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    return waited_ns;
 }
 
 // ---- resets that raise are tried again by the worker: nothing is lost of a step that ended an episode (SAME_STEP) ----

@@ -17,8 +17,9 @@ namespace stepmill {
 
 enum class LoopExit : int { REQUEST = 0, STOP = 1 };
 
-// Sleeps without the GIL until the worker's bell moves from `seen`, or a signal comes; then runs Python's signal handlers.
-void wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy);
+// Sleeps without the GIL until the worker's bell moves from `seen`, or a signal comes; then runs Python's signal handlers. Returns the
+// time in ns.
+std::uint64_t wait_for_commands(const Slab& slab, std::uint32_t worker, std::uint32_t seen, SpinPolicy& spin_policy);
 
 // The outcome of one command, before it is written.
 struct Result {
@@ -156,6 +157,7 @@ class Loop {
     std::uint32_t group_ = 0;       // results stored but not counted yet
     std::uint32_t passed_ = 0;      // consecutive sweeps that did not run a staged reset
     SpinPolicy spin_policy_;
+    UnclaimedTime unclaimed_time_;
     std::uint32_t fork_generation_;
     std::atomic<unsigned long> runner_{0};  // serial backend: ident of the thread that runs a command, 0: none
     Word is_running_{0};            // serial backend: 1 while a command runs; wait_idle() sleeps on it

@@ -65,7 +65,7 @@ bool Loop::perform_reset(std::uint32_t local, Result& result, bool is_automatic)
 // Calls `reset` with those arguments that are not null.
 nb::object Loop::call_reset(std::uint32_t local, nb::handle seed, nb::handle options) {
     const ServedEnv& served = envs_[local];
-    TimedCall timed(envs_[local].reset_sampler, words_.counters[local].reset, slab_->worker_trace(worker_));
+    TimedCall timed(envs_[local].reset_sampler, words_.counters[local].reset, unclaimed_time_, slab_->worker_trace(worker_));
     PyObject* args[2] = {seed ? seed.ptr() : Py_None, options.ptr()};
     PyObject* names = options ? reset_names_.ptr() : seed_name_.ptr();
     nb::object returned = nb::steal(!options && !seed ? PyObject_CallNoArgs(served.reset.ptr()) : PyObject_Vectorcall(served.reset.ptr(), args, 0, names));
@@ -77,7 +77,7 @@ nb::object Loop::call_reset(std::uint32_t local, nb::handle seed, nb::handle opt
 
 nb::object Loop::call_step(std::uint32_t local, nb::handle action) {
     PyObject* args[2] = {nullptr, action.ptr()};  // the callee may use the place before its first argument
-    TimedCall timed(envs_[local].step_sampler, words_.counters[local].step, slab_->worker_trace(worker_));
+    TimedCall timed(envs_[local].step_sampler, words_.counters[local].step, unclaimed_time_, slab_->worker_trace(worker_));
     nb::object returned = nb::steal(PyObject_Vectorcall(envs_[local].step.ptr(), args + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
     end_forked_copy();  // before anything is counted: the slab is not mapped in a forked process
     timed.end(TraceKind::STEP, slab_->plan.servers[worker_][local]);

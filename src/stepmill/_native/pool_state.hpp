@@ -286,6 +286,7 @@ class PoolState {
     std::uint64_t spin_ns_;
     SpinPolicy spin_policy_;
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
+    UnclaimedTime unclaimed_time_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

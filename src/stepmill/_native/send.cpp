@@ -128,7 +128,7 @@ void PoolState::trace_envs(TraceKind kind, const Ids& ids) const {
 }
 
 void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind) {
-    const SampledTime timed(send_sampler_, slab_->pool->counters.send_ns, TraceKind::SEND, slab_->learner_trace());
+    const SampledTime timed(send_sampler_, slab_->pool->counters.send_ns, unclaimed_time_, TraceKind::SEND, slab_->learner_trace());
     check_idle(ids, kind);
     std::vector<nb::list> opaques;
     write_actions(actions, ids, opaques);
@@ -156,7 +156,7 @@ nb::object PoolState::step_obs(nb::handle actions) {
     if (!step_all(actions)) return nb::none();
     // Gathers payloads only if restore_unclaimed() could not do so later.
     const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return bool(env.fault_info); });
-    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, TraceKind::GATHER, slab_->learner_trace());
+    const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
     add_to(slab_->pool->counters.num_batches, 1);
     Payloads payloads;
     if (is_special && !gather_payloads(all_, false, payloads)) return nb::none();

@@ -47,9 +47,9 @@ struct TimeHistogram {
     Counter total_ns, max_ns;
     std::array<Counter, NUM_BUCKETS> buckets;  // calls by duration
 
-    // num_calls: how many calls this one stands for.
-    void add(std::uint64_t duration_ns, std::uint32_t num_calls) noexcept {
-        add_to(total_ns, duration_ns * num_calls);
+    // The call stands for num_calls calls, which took together_ns.
+    void add(std::uint64_t duration_ns, std::uint32_t num_calls, std::uint64_t together_ns) noexcept {
+        add_to(total_ns, together_ns);
         add_to(buckets[bucket_of(duration_ns)], num_calls);
         if (duration_ns > max_ns.load(std::memory_order_relaxed)) max_ns.store(duration_ns, std::memory_order_relaxed);
     }
@@ -127,22 +127,44 @@ class CallSampler {
     std::uint32_t left_ = 1, gap_ = 1, random_ = 0x9e3779b9;
 };
 
+// The time of a thread that none of its timed parts has claimed yet. A timed call stands for calls that were not timed, and one that the
+// machine held up would count many times; as a part claims no more than this, the parts never add up to more than the time there was.
+class UnclaimedTime {
+ public:
+    UnclaimedTime() noexcept : UnclaimedTime(now_ns()) {}
+    explicit UnclaimedTime(std::uint64_t began_ns) noexcept : first_ns_(began_ns) {}
+
+    // Returns how much of duration_ns is left for a part that ends now.
+    std::uint64_t claim(std::uint64_t duration_ns, std::uint64_t now) noexcept {
+        const std::uint64_t claimed_ns = std::min(duration_ns, now - first_ns_);
+        first_ns_ += claimed_ns;
+        return claimed_ns;
+    }
+
+ private:
+    std::uint64_t first_ns_;  // the begin, and what was claimed since
+};
+
 // Times one call of an env, from its constructor to end(), if the sampler says so or the call is traced.
 class TimedCall {
  public:
     // trace: null if there is none.
-    TimedCall(CallSampler& sampler, TimeHistogram& histogram, WorkerTrace* trace) noexcept
-        : sampler_(sampler), histogram_(histogram), trace_(trace), is_due_(sampler.is_due()), began_(is_due_ || trace != nullptr ? now_ns() : 0) {}
+    TimedCall(CallSampler& sampler, TimeHistogram& histogram, UnclaimedTime& unclaimed, WorkerTrace* trace) noexcept
+        : sampler_(sampler), histogram_(histogram), unclaimed_(unclaimed), trace_(trace), is_due_(sampler.is_due()), began_(is_due_ || trace != nullptr ? now_ns() : 0) {}
     void end(TraceKind kind, std::uint32_t server) noexcept {
         if (began_ == 0) return;
         const std::uint64_t ended = now_ns();
-        if (is_due_) histogram_.add(ended - began_, sampler_.next(ended - began_));
+        if (is_due_) {
+            const std::uint32_t num_calls = sampler_.next(ended - began_);
+            histogram_.add(ended - began_, num_calls, unclaimed_.claim((ended - began_) * num_calls, ended));
+        }
         if (trace_ != nullptr) trace_->add(kind, server, began_, ended);
     }
 
  private:
     CallSampler& sampler_;
     TimeHistogram& histogram_;
+    UnclaimedTime& unclaimed_;
     WorkerTrace* const trace_;
     const bool is_due_;
     const std::uint64_t began_;  // 0: not timed
@@ -151,12 +173,12 @@ class TimedCall {
 // Times a part of one of the learner's functions, from its constructor to its destructor, if the sampler says so or it is traced.
 class SampledTime {
  public:
-    SampledTime(CallSampler& sampler, Counter& total_ns, TraceKind kind, LearnerTrace* trace) noexcept
-        : sampler_(sampler), total_ns_(total_ns), kind_(kind), trace_(trace), is_due_(sampler.is_due()), began_(is_due_ || trace != nullptr ? now_ns() : 0) {}
+    SampledTime(CallSampler& sampler, Counter& total_ns, UnclaimedTime& unclaimed, TraceKind kind, LearnerTrace* trace) noexcept
+        : sampler_(sampler), total_ns_(total_ns), unclaimed_(unclaimed), kind_(kind), trace_(trace), is_due_(sampler.is_due()), began_(is_due_ || trace != nullptr ? now_ns() : 0) {}
     ~SampledTime() {
         if (began_ == 0) return;
         const std::uint64_t ended = now_ns();
-        if (is_due_) add_to(total_ns_, (ended - began_) * sampler_.next(ended - began_));
+        if (is_due_) add_to(total_ns_, unclaimed_.claim((ended - began_) * sampler_.next(ended - began_), ended));
         if (trace_ != nullptr) trace_->add(kind_, 0, began_, ended);
     }
     SampledTime(const SampledTime&) = delete;
@@ -165,6 +187,7 @@ class SampledTime {
  private:
     CallSampler& sampler_;
     Counter& total_ns_;
+    UnclaimedTime& unclaimed_;
     const TraceKind kind_;
     LearnerTrace* const trace_;
     const bool is_due_;

@@ -118,7 +118,7 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
     }
     const std::uint64_t ended = now_ns();
     spin_policy_.record_wait(ended - began, lost_ns, spin_ns_, ended);
-    add_to(pool.counters.wait_ns, ended - began);
+    add_to(pool.counters.wait_ns, unclaimed_time_.claim(ended - began, ended));
     if (LearnerTrace* trace = slab_->learner_trace()) trace->add(TraceKind::WAIT, 0, began, ended);
 }
 
@@ -158,10 +158,10 @@ WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t num_needed, nb::
         is_fault |= has_fault(id);
         ++num_ready, ++i;
     }
-    const std::uint64_t spent_ns = now_ns() - began;
-    add_to(control.busy_ns, spent_ns);
-    add_to(slab_->pool->counters.wait_ns, spent_ns);
-    if (LearnerTrace* trace = slab_->learner_trace()) trace->add(TraceKind::WAIT, 0, began, began + spent_ns);
+    const std::uint64_t ended = now_ns();
+    add_to(control.busy_ns, ended - began);
+    add_to(slab_->pool->counters.wait_ns, unclaimed_time_.claim(ended - began, ended));
+    if (LearnerTrace* trace = slab_->learner_trace()) trace->add(TraceKind::WAIT, 0, began, ended);
     return is_fault ? WaitResult::FAULT : WaitResult::READY;
 }
 
@@ -182,7 +182,7 @@ WaitResult PoolState::wait_by_advancing(const Ids& ids, std::uint32_t num_needed
         if (num_ready >= num_needed) return WaitResult::READY;
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (has_advanced && now_ns() >= deadline) return WaitResult::TIMED_OUT;
-        const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, TraceKind::WAIT, slab_->learner_trace());
+        const SampledTime timed(run_sampler_, slab_->pool->counters.wait_ns, unclaimed_time_, TraceKind::WAIT, slab_->learner_trace());
         if (!nb::cast<bool>(commands_.advance()(true))) raise(errors().bug, "the pool waits for envs that are not stepping; please report this bug");
     }
 }

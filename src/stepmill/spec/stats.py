@@ -85,7 +85,7 @@ class WorkerStats:
     Attributes:
         worker: its number.
         pid: of its newest process; of the learner if it is a thread.
-        step_s, reset_s: seconds in the envs' `step` and `reset`.
+        step_s, reset_s: seconds in the envs' `step` and `reset`. Estimates, as not every short call is timed.
         publish_s: seconds in which it built actions and wrote results.
         wait_s: seconds in which it waited for commands.
         steps, resets: calls of the envs.
