@@ -55,7 +55,7 @@ def test_a_step_that_raises_closes_the_manager_and_all_errors_are_raised_togethe
 
 @pytest.mark.covers("D-B5")
 def test_an_exception_with_a_constructor_of_its_own_arrives_as_its_class(cls: Any, make_manager: MakeManager) -> None:
-    manager = launched(make_manager, cls)
+    manager = launched(make_manager, cls, step_wait_timeout=None)
     with pytest.raises(OddSignatureError, match="code 7: odd") as caught:
         manager.step({0: 1, 1: "odd"})
     assert isinstance(caught.value, EnvError)
