@@ -59,10 +59,10 @@ def run_round(policy, *, is_sync, num_kills, seed, **fields):
     with chaos._folder, chaos._pool as pool:
         chaos._oracle.begin(pool.reset(seed=seed))
         while killed < num_kills:
-            for loop in range(rng.randint(1, MAX_LOOPS)):
-                if loop == 0 or rng.random() < 0.2:
-                    broken += break_connection(pool, rng)
+            broken += break_connection(pool, rng)
+            for _ in range(rng.randint(1, MAX_LOOPS)):
                 chaos._advance()
+                broken += break_connection(pool, rng) if rng.random() < 0.2 else 0
             timer = kill_soon(pool, rng)
             chaos._advance()
             if timer is not None:
