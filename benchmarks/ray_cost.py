@@ -14,14 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
 import stepmill
+from stepmill.backends.ray.messages import Answer
 from stepmill.backends.ray.node_link import NodeLink
+from stepmill.backends.ray.stream import Bytes
 
 NODE_COUNTS = (1, 2, 4)
 ENVS_PER_NODE = (16, 128, 512)
@@ -94,17 +95,17 @@ def fit(points: Sequence[Point], values: Sequence[float]) -> NDArray[np.float64]
 @contextlib.contextmanager
 def added_latency(seconds: float) -> Iterator[None]:
     """Delay each message to and from a node."""
-    send, handle = NodeLink._call_exchange, NodeLink._handle_when_done
+    send, handle = NodeLink._send_exchange, NodeLink._on_answer
 
     def send_later(link: NodeLink, number: int) -> None:
         threading.Timer(seconds, lambda: link._post(lambda: send(link, number))).start()
 
-    def handle_later(link: NodeLink, ref: Any, handler: Callable[[Any], None]) -> None:
-        handle(link, ref, lambda done: threading.Timer(seconds, lambda: link._post(lambda: handler(done))).start())
+    def handle_later(link: NodeLink, answer: Answer, results: Bytes) -> None:
+        threading.Timer(seconds, lambda: link._post(lambda: handle(link, answer, results))).start()
 
     with (
-        mock.patch.object(NodeLink, "_call_exchange", send_later),
-        mock.patch.object(NodeLink, "_handle_when_done", handle_later),
+        mock.patch.object(NodeLink, "_send_exchange", send_later),
+        mock.patch.object(NodeLink, "_on_answer", handle_later),
     ):
         yield
 

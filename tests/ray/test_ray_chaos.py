@@ -43,15 +43,26 @@ def kill_soon(pool, rng):
     return None
 
 
+def break_connection(pool, rng):
+    """Break the connection to a node; return how many were broken."""
+    stream = link_of(pool, rng.randrange(2)).stream
+    if stream is None:  # it is being made
+        return 0
+    stream.shut_down()
+    return 1
+
+
 def run_round(policy, *, is_sync, num_kills, seed, **fields):
     began, report, rng = time.monotonic(), ChaosReport(seed), random.Random(seed)
     chaos = Round(report, rng, make_kind(policy, **fields), is_sync=is_sync, context="forkserver")
-    killed = 0
+    killed = broken = 0
     with chaos._folder, chaos._pool as pool:
         chaos._oracle.begin(pool.reset(seed=seed))
         while killed < num_kills:
+            broken += break_connection(pool, rng)
             for _ in range(rng.randint(1, MAX_LOOPS)):
                 chaos._advance()
+                broken += break_connection(pool, rng) if rng.random() < 0.2 else 0
             timer = kill_soon(pool, rng)
             chaos._advance()
             if timer is not None:
@@ -64,14 +75,15 @@ def run_round(policy, *, is_sync, num_kills, seed, **fields):
         chaos._check_health()
         num_replaced = sum(node.restarts for node in pool.stats().nodes)
     report.seconds = time.monotonic() - began
-    report.inflicted["kill of a node"] = killed
+    report.inflicted |= {"kill of a node": killed, "broken connection": broken}
     print(
-        f"\n{policy}, {'sync' if is_sync else 'async'}: {killed} kills of nodes, {num_replaced} nodes replaced, {report.transitions} "
+        f"\n{policy}, {'sync' if is_sync else 'async'}: {killed} kills of nodes, {num_replaced} nodes replaced, {broken} broken connections, {report.transitions} "
         f"transitions, of which wrong, lost, doubled or stale: {report.num_wrong}"
     )
     assert num_replaced >= killed / 2  # a second kill may hit a node whose first has not been noticed
     assert report.num_wrong == 0, str(report)
     assert report.transitions > 10 * num_kills
+    assert broken > 0
     return report
 
 

@@ -216,17 +216,45 @@ def test_restarts_of_nodes_are_limited(ray_cluster):
 def test_an_exchange_that_comes_twice_is_done_once(ray_cluster):
     with make_pool() as pool:
         link = link_of(pool, 0)
-        call_once = link._call_exchange
-        link._call_exchange = lambda number: (
-            call_once(number),
-            call_once(number),
-        )  # as after a failure that Ray reports too late
+        send_once = link._send_exchange
+        link._send_exchange = lambda number: (send_once(number), send_once(number))  # as after a connection that broke
         pool.reset(seed=0)
         for step in range(20):
             batch = pool.step(np.arange(4))
             assert batch.obs[:, 2].tolist() == [(step + 1) % 6] * 4
         assert pool.call("add", 1.0) == (1.0, 2.0, 3.0, 4.0)
         assert pool.get_attr("num_steps") == (17,) * 4
+
+
+@pytest.mark.parametrize("pause", [1, 2, 5])
+def test_connections_that_break_lose_and_double_nothing(ray_cluster, pause):
+    with make_pool() as pool:
+        pool.reset(seed=0)
+        links = [link_of(pool, node) for node in range(2)]
+        num_breaks = 0
+        for step in range(60):
+            if step % pause == 0 and (stream := links[num_breaks % 2].stream) is not None:
+                stream.shut_down()
+                num_breaks += 1
+            batch = pool.step(np.arange(4))
+            assert batch.obs[:, 2].tolist() == [(step + 1) % 6] * 4
+        assert num_breaks > 5
+        assert pool.call("add", 1.0) == (1.0, 2.0, 3.0, 4.0)
+        assert pool.get_attr("num_steps") == (50,) * 4
+        assert [node.restarts for node in pool.stats().nodes] == [0, 0]
+
+
+def test_a_connection_on_which_messages_are_lost_is_made_anew(ray_cluster):
+    with make_pool(node_timeout_s=1.0) as pool:
+        pool.reset(seed=0)
+        pool.step(np.arange(4))
+        link = link_of(pool, 0)
+        broken = link.stream
+        broken.send = lambda header, array: None  # as a firewall that has forgotten the connection
+        batch = pool.step(np.arange(4))
+        assert batch.obs[:, 2].tolist() == [2] * 4
+        assert link.stream is not broken
+        assert [node.restarts for node in pool.stats().nodes] == [0, 0]
 
 
 def test_a_call_comes_between_the_commands_before_and_after_it(ray_cluster):

@@ -1,13 +1,14 @@
 """Workers on the machines of a Ray cluster. One actor per node hosts a local backend.
 
-    Pool ──► slab ──► RayBackend ──► exchange() of an actor ──► NodeHost ──► slab of the node ──► workers
+    Pool ──► slab ──► RayBackend ──► TCP connection ──────────► NodeHost ──► slab of the node ──► workers
                       one thread      one message per node       a local backend: process, thread or kernel
 
 options      `stepmill.spec.ray_options`
 cluster      connects to Ray, finds machines, makes actors: the only module that imports Ray for the pool
 backend      the backend: plans nodes, starts and restarts workers, serves calls
 node_link    the pool's connection to one node: exchanges, their answers, pings
+stream       that connection
 node_host    what runs in the actor
 host_backends  the local backends that run the envs of a node
-messages     what actor methods take and return
+messages     what they send each other
 """

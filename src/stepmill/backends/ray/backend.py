@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import select
+import selectors
 import sys
 import threading
 import time
@@ -19,8 +19,9 @@ from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, closed_error
 from stepmill.backends.process import dump_plan, pack_request, unpack_outcome
 from stepmill.backends.ray import cluster
-from stepmill.backends.ray.messages import Exchanged, NodePlan
+from stepmill.backends.ray.messages import Answer, NodePlan
 from stepmill.backends.ray.node_link import Callback, NodeLink, NodeState
+from stepmill.backends.ray.stream import Bytes, PoolStream
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied, join_errors
 from stepmill.spec.notices import warn
@@ -154,7 +155,7 @@ class RayBackend:
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
         link = NodeLink(self._ray, actor, node, ids, self._run_later)
         link.start_ref = actor.start.remote(self._node_plans[node])
-        link.on_results = lambda answer: self._publish(link, answer)  # type: ignore[method-assign]
+        link.on_results = lambda answer, results: self._publish(link, answer, results)  # type: ignore[method-assign]
         link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
         return link
 
@@ -194,9 +195,9 @@ class RayBackend:
             started = link.started
             assert started is not None  # `_wait_started` has set it
             ids = [env_id for worker in link.workers for env_id in self._workers[worker].plan.env_ids]
-            refs.append(link.actor.attach.remote(started.reports[0].specs[0], ids))
+            refs.append(link.attach(started.reports[0].specs[0], ids))
         for link, ref in zip(links, refs, strict=True):
-            link.wait(ref, self._settings.start_timeout_s)
+            link.connect(link.wait(ref, self._settings.start_timeout_s))
             link.relay = _native.PoolRelay(slab.native, list(link.workers))
             link.state = NodeState.SERVING
 
@@ -211,12 +212,15 @@ class RayBackend:
     def _run(self) -> None:
         timeout_s = self._options.node_timeout_s
         heartbeat_s = min(MAX_HEARTBEAT_S, timeout_s / 4)
-        poll = select.poll()
-        poll.register(self._wake.fileno(), select.POLLIN)
+        selector = selectors.PollSelector()
+        selector.register(self._wake.fileno(), selectors.EVENT_READ)
         while not self._is_closed:
-            if poll.poll(WAKE_S * 1000):
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake.fileno())
+            self._watch_streams(selector)
+            for key, _ in selector.select(WAKE_S):
+                if key.data is not None:
+                    key.data.receive()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake.fileno())
             while self._callbacks:
                 self._callbacks.popleft()()
             for link in list(self._links):
@@ -225,12 +229,27 @@ class RayBackend:
                 except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then of no use
                     link.mark_lost(f"cannot be reached ({type(exc).__name__}: {exc})")
 
-    def _publish(self, link: NodeLink, answer: Exchanged) -> None:
+    def _watch_streams(self, selector: selectors.BaseSelector) -> None:
+        """Let the selector wait for the connections of the nodes, which may break and be made again."""
+        streams = {link.stream: link for link in self._links if link.stream and link.state is NodeState.SERVING}
+        keys = selector.get_map().values()
+        watched = {key.fileobj: key.events for key in keys if isinstance(key.fileobj, PoolStream)}
+        for stream in watched.keys() - streams.keys():
+            selector.unregister(stream)
+            stream.close()
+        for stream, link in streams.items():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.has_unsent else 0)
+            if stream not in watched:
+                selector.register(stream, events, link)
+            elif watched[stream] != events:
+                selector.modify(stream, events, link)
+
+    def _publish(self, link: NodeLink, answer: Answer, results: Bytes) -> None:
         workers = {worker: self._workers[worker] for worker in link.workers}
         if link.relay is None:
             return
         try:
-            dead, _ = link.relay.publish_results(answer.results)
+            dead, _ = link.relay.publish_results(results)
         except ValueError as exc:
             link.mark_lost(str(exc))
             return
@@ -389,6 +408,8 @@ class RayBackend:
             worker.end_fd.close()
         if self._thread is None or not self._thread.is_alive():
             self._wake.close()
+            for link in self._links:
+                link.close_stream()
         self._slab = self._ring = None
 
 

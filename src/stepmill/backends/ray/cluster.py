@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from stepmill.backends.ray.node_host import EXCHANGES, NodeHost
+from stepmill.backends.ray.node_host import NodeHost
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.ray_options import RayOptions
 
@@ -109,7 +109,7 @@ def make_actor(ray: Any, options: RayOptions, num_wanted: int, avoid: Collection
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         strategy = affinity(best.node_id, soft=False)
         num_cpus = min(num_cpus, math.floor(free.get(best.node_id, 0.0)))  # rather share CPUs than wait for a machine
-    groups = {"exchange": EXCHANGES, "requests": REQUESTS, "ping": 1}
+    groups = {"requests": REQUESTS, "ping": 1}
     actor = ray.remote(concurrency_groups=groups)(NodeHost).options(
         num_cpus=num_cpus,
         resources=dict(options.resources) or None,

@@ -1,10 +1,10 @@
-"""The values that actor methods take and return, besides the arrays of commands and results."""
+"""What a pool and its nodes send each other, besides the arrays of commands and results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepmill.spec.errors import StepmillError
 from stepmill.worker.messages import Reply, Request, WorkerReport, WorkerSettings
@@ -58,17 +58,34 @@ class NodeCall:
     requests: Mapping[int, Request]
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """The answer of a node to one message.
+class Exchange(NamedTuple):
+    """What comes with a message of commands. The node answers each exchange as soon as it has results.
 
     Attributes:
-        results: a message for PoolRelay.publish_results.
-        exit_codes: by dead worker of the node, its exit code or the negative number of a signal, or None.
+        number: from 1 on, in the order in which they are sent. The node answers one that comes twice as it did first.
+        call: requests that come after these commands, and before those of the next exchange; `fetch` returns the replies.
+        acknowledged: the pool has the answers of all exchanges up to this number.
+        is_for_all: wait, for a short time, until all commands are done.
     """
 
-    results: Any
+    number: int
+    call: NodeCall | None
+    acknowledged: int
+    is_for_all: bool
+
+
+class Answer(NamedTuple):
+    """What comes with a message of results.
+
+    Attributes:
+        number: of the exchange.
+        exit_codes: by dead worker of the node, its exit code or the negative number of a signal, or None.
+        error: why the node is of no more use, or None.
+    """
+
+    number: int
     exit_codes: Mapping[int, int | None]
+    error: str | None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """What runs on a node: workers that serve a slab of the node's own, and the pool's end of the messages to them.
 
-    exchange ──► NodeRelay.apply_commands ──► slab ──► workers (a local backend)
-    exchange ◄── NodeRelay.collect_results ◄── slab ◄── workers
+    NodeStream ──► NodeRelay.apply_commands ──► slab ──► workers (a local backend)
+    NodeStream ◄── NodeRelay.collect_results ◄── slab ◄── workers
 
-`NodeHost` is the class of the actor. Its methods run in several threads; Ray calls `exchange` in up to EXCHANGES of them. The
-module does not import Ray.
+`NodeHost` is the class of the actor. Ray calls its methods in several threads. Commands and results do not pass through Ray: the
+thread of the stream applies commands, and another one waits for results and sends them. The module does not import Ray.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Slot
 from typing import Any, TypeVar
@@ -23,7 +24,8 @@ from typing import Any, TypeVar
 from stepmill import _native
 from stepmill.backends.base import Backend, Future, MonitoredBackend
 from stepmill.backends.ray.host_backends import NodeKernelBackend, make_host_backend
-from stepmill.backends.ray.messages import Exchanged, NodeCall, NodePlan, NodeStarted, Raised, Replies
+from stepmill.backends.ray.messages import Answer, Exchange, NodeCall, NodePlan, NodeStarted, Raised, Replies
+from stepmill.backends.ray.stream import EMPTY, Bytes, NodeStream
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
@@ -32,7 +34,6 @@ from stepmill.spec.options import PoolOptions
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import Outcome, Reply, Request, Value, WorkerReport, dump
 
-EXCHANGES = 8  # exchanges that run at the same time: one waits, the others arrive
 GATHER_S = 0.01  # results wait this long for those of the other envs that were commanded
 NO_TIMEOUT_S = 1e9  # the pool knows the time limit of a call
 LONG_POLL_S = 2.0  # an exchange without results ends after this time
@@ -50,12 +51,15 @@ class NodeHost:
         self._backend: Backend | None = None
         self._plan: NodePlan | None = None
         self._reports: list[WorkerReport] = []
+        self._stream: NodeStream | None = None
         self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)  # commands have arrived
-        self._turn = threading.Lock()  # held by the exchange that waits for results
-        self._newest = 0  # number of the newest exchange; they are done in this order
+        self._arrived = threading.Condition(self._lock)  # an exchange has arrived, or the node is closed
+        self._newest = 0  # number of the newest exchange; they arrive in this order
+        self._unanswered: deque[Exchange] = deque()
+        self._answers: dict[int, tuple[Answer, Bytes]] = {}  # by number of the exchange, until the pool has them
         self._calls: dict[int, Slot[list[Future] | StepmillError]] = {}  # by number of the call
-        self._slots: dict[int, Slot[Exchanged]] = {}  # by number of the exchange: its answer, once it is known
+        self._failure: str | None = None  # why the node is of no more use
+        self._is_closed = False
 
     # ---- start ------------------------------------------------------------------------------------------------------
 
@@ -76,10 +80,19 @@ class NodeHost:
 
         return _guarded(build)
 
-    def attach(self, spec: EnvSpec, pool_servers: Sequence[int]) -> Raised | None:
-        """Let the workers serve a slab. `pool_servers`: by server of the node, its number in the pool."""
+    def attach(self, spec: EnvSpec, pool_servers: Sequence[int], token: bytes) -> tuple[str, int] | Raised:
+        """Let the workers serve a slab; return the address where the node listens for exchanges.
 
-        def serve() -> None:
+        Args:
+            spec: of the envs.
+            pool_servers: by server of the node, its number in the pool.
+            token: what the pool sends first.
+        """
+        import ray  # it runs this method
+
+        host = ray.util.get_node_ip_address()
+
+        def serve() -> tuple[str, int]:
             plan, backend = self._require(self._plan), self._require(self._backend)
             servers = iter(range(len(pool_servers)))
             owned = [[next(servers) for _ in ids] for ids in plan.env_ids]
@@ -92,6 +105,9 @@ class NodeHost:
                 for worker, pidfd in backend.pidfds.items():
                     reaper.watch(worker, pidfd)
             backend.attach(slab, relay.post_request)
+            self._stream = stream = NodeStream(host, token, self._on_message)
+            threading.Thread(target=self._answer_all, name="stepmill-answers", daemon=True).start()
+            return stream.address
 
         return _guarded(serve)
 
@@ -104,53 +120,60 @@ class NodeHost:
 
     # ---- commands and results ---------------------------------------------------------------------------------------
 
-    def exchange(
-        self, number: int, commands: Any, call: NodeCall | None, acknowledged: int, is_for_all: bool
-    ) -> Exchanged:
-        """Give commands and then requests to the workers, and return results as soon as there are any.
-
-        Args:
-            number: of this exchange, from 1 on. An exchange that comes a second time gets the answer of the first.
-            commands: a message of PoolRelay, or None.
-            call: requests that come after these commands, and before those of the next exchange; `fetch` returns the replies.
-            acknowledged: the pool has the answers of all exchanges up to this number.
-            is_for_all: wait, for a short time, until all commands are done.
-        """
-        with self._lock:
-            slot = self._slots.get(number)
-            is_repeated = slot is not None
-            if slot is None:
-                slot = self._slots[number] = Slot()
-                for old in [old for old in self._slots if old <= acknowledged]:
-                    del self._slots[old]
-        if is_repeated:
-            return slot.result()
-        try:
-            slot.set_result(self._exchange(number, commands, call, is_for_all=is_for_all))
-        except BaseException as exc:
-            slot.set_exception(exc)
-        return slot.result()
-
-    def _exchange(self, number: int, commands: Any, call: NodeCall | None, *, is_for_all: bool) -> Exchanged:
-        relay = self._require(self._relay)
+    def _on_message(self, exchange: Exchange, commands: Bytes) -> None:
+        """Give commands and then requests to the workers. An exchange that comes a second time gets the answer of the first."""
         with self._arrived:
-            while self._newest != number - 1:  # Ray may have started a later exchange first
-                self._arrived.wait()
-            self._newest = number  # from here on, the exchange that waits runs no kernel: a call may need it
+            for number in [number for number in self._answers if number <= exchange.acknowledged]:
+                del self._answers[number]
+            if exchange.number <= self._newest:
+                answer = self._answers.get(exchange.number)
+                if answer is not None:
+                    self._require(self._stream).send(*answer)
+                return
+            self._newest = exchange.number  # from here on, the exchange that waits runs no kernel: a call may need it
+            try:
+                if commands.nbytes:
+                    self._require(self._relay).apply_commands(commands)
+                if exchange.call is not None:
+                    self._post(exchange.call)
+            except Exception as exc:
+                self._failure = f"failed ({type(exc).__name__}: {exc})"
+            self._unanswered.append(exchange)
             self._arrived.notify_all()
-            if commands is not None:
-                relay.apply_commands(commands)
-            if call is not None:
-                self._post(call)
-        relay.wake()  # the exchange that waits returns what there is, and this one waits in its place
-        with self._turn:
-            deadline = time.monotonic() + LONG_POLL_S
-            is_done = self._newest == number and is_for_all and self._wait(number, is_for_all=True, timeout_s=GATHER_S)
-            while not is_done and self._newest == number and time.monotonic() < deadline:
-                is_done = self._wait(number, is_for_all=False, timeout_s=LONG_POLL_S)
+        self._require(
+            self._relay
+        ).wake()  # the exchange that waits returns what there is, and this one waits in its place
+
+    def _answer_all(self) -> None:
+        """Answer the exchanges, in their order, until the node is closed."""
+        while True:
+            with self._arrived:
+                while not self._unanswered and not self._is_closed:
+                    self._arrived.wait()
+                if self._is_closed:
+                    return
+                exchange = self._unanswered.popleft()
+            try:
+                answer = self._answer(exchange)
+            except Exception as exc:
+                self._failure = f"failed ({type(exc).__name__}: {exc})"
+                answer = Answer(exchange.number, {}, self._failure), EMPTY
             with self._lock:
-                results = relay.collect_results()
-        return Exchanged(results, self._exit_codes())
+                self._answers[exchange.number] = answer
+            self._require(self._stream).send(*answer)
+
+    def _answer(self, exchange: Exchange) -> tuple[Answer, Bytes]:
+        """Wait until there are results, a later exchange has arrived, or LONG_POLL_S seconds have passed."""
+        number, relay = exchange.number, self._require(self._relay)
+        deadline = time.monotonic() + LONG_POLL_S
+        is_done = (
+            self._newest == number and exchange.is_for_all and self._wait(number, is_for_all=True, timeout_s=GATHER_S)
+        )
+        while not is_done and self._newest == number and time.monotonic() < deadline:
+            is_done = self._wait(number, is_for_all=False, timeout_s=LONG_POLL_S)
+        with self._lock:
+            results = relay.collect_results()
+        return Answer(number, self._exit_codes(), self._failure), results
 
     def _wait(self, number: int, *, is_for_all: bool, timeout_s: float) -> bool:
         """Wait for results as `NodeRelay.wait`, for an exchange that has the turn."""
@@ -272,6 +295,9 @@ class NodeHost:
         """End all workers; return the warnings of envs that did not close."""
         import warnings
 
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify_all()
         if self._relay is not None:
             self._relay.stop()
         if self._reaper is not None:
@@ -281,6 +307,8 @@ class NodeHost:
             with contextlib.suppress(ClosedPoolError):
                 if self._backend is not None:
                     self._backend.close(timeout_s)
+        if self._stream is not None:
+            self._stream.close()
         if self._slab is not None:
             self._slab.close()
         return [str(each.message) for each in caught]

@@ -3,18 +3,21 @@
     STARTING ──the workers serve──► SERVING ──its actor died, or does not answer──► LOST
         └──────────────── it could not be started ─────────────────────────────────► LOST
 
-An exchange is one call of the actor: it passes commands to the node, and returns results. Exchanges are numbered, and the node
-keeps each answer until the pool has received it. If Ray reports that a call has failed while the actor lives, the exchange is
-sent again with the same number, since Ray may have executed it.
+An exchange is a message of commands to the node, which is answered by a message of results. Exchanges are numbered, and the node
+keeps each answer until the pool has received it. If the connection breaks while the actor lives, it is made again, and exchanges
+without an answer are sent again with the same numbers, since the node may have received them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,14 +25,16 @@ import numpy as np
 from stepmill import _native
 from stepmill.backends.base import Future
 from stepmill.backends.ray.cluster import kill
-from stepmill.backends.ray.messages import Exchanged, NodeCall, NodeStarted, Raised
+from stepmill.backends.ray.messages import Answer, Exchange, NodeCall, NodeStarted, Raised
+from stepmill.backends.ray.stream import EMPTY, TOKEN_BYTES, Bytes, PoolStream
+from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.stats import NodeStats
 from stepmill.worker.messages import Reply, Request
 from stepmill.worker.signals import allow_signals
 
 MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results, the others are being transferred
-RETRY_S = 0.1  # a call that Ray could not deliver is repeated after this time
+RETRY_S = 0.1  # a connection that broke, or a call that Ray could not deliver, is repeated after this time
 IDLE_S = 0.25  # an idle node is asked this often whether workers have died
 EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay_message.hpp)
 
@@ -69,6 +74,7 @@ class NodeLink:
         self.cause: str | None = None
         self.relay: _native.PoolRelay | None = None
         self.start_ref: Any = None
+        self.stream: PoolStream | None = None  # None while the connection is broken
         self.counts = {"messages": 0, "sent_bytes": 0, "received_bytes": 0}
         self._ray, self.actor = ray, actor
         self._post = post
@@ -83,6 +89,7 @@ class NodeLink:
         )  # a Reply or an error, until the results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
+        self._address, self._token = ("", 0), secrets.token_bytes(TOKEN_BYTES)
         self._pinged_at = time.monotonic()
         self._has_ping = False
 
@@ -158,6 +165,8 @@ class NodeLink:
             self._begin_exchange(*self._queue.popleft())
         if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
             self._begin_exchange(None, None)
+        if self.stream is not None and self._in_flight and now - self._answered_at > timeout_s:
+            self._reconnect()  # the node answers at least every LONG_POLL_S: messages are lost on the way
         if self._has_ping and now - self._pinged_at > timeout_s:
             self.mark_lost(f"did not answer for {timeout_s:g} s")
         elif not self._has_ping and now - self._pinged_at >= heartbeat_s:
@@ -171,13 +180,17 @@ class NodeLink:
         if commands is not None:
             self.counts["sent_bytes"] += commands.nbytes
             self._waits_for_all = not np.frombuffer(commands, np.uint32, count=EAGER_WORD + 1)[EAGER_WORD]
-        self._call_exchange(self._number)
+        self._send_exchange(self._number)
 
-    def _call_exchange(self, number: int) -> None:
-        acknowledged = min(self._in_flight) - 1
-        method = self.actor.exchange.options(concurrency_group="exchange")
-        ref = method.remote(number, *self._in_flight[number], acknowledged, self._waits_for_all)
-        self._handle_when_done(ref, lambda done: self._on_answer(number, done))
+    def _send_exchange(self, number: int) -> None:
+        if self.stream is None:
+            return  # it is sent when there is a connection again
+        commands, call = self._in_flight[number]
+        exchange = Exchange(number, call, min(self._in_flight) - 1, self._waits_for_all)
+        try:
+            self.stream.send(exchange, EMPTY if commands is None else commands)
+        except OSError:
+            self._reconnect()
 
     def _handle_when_done(self, ref: Any, handle: Callable[[Any], None]) -> None:
         """Let the backend's thread call `handle` with the future of a reference when it is done."""
@@ -191,29 +204,81 @@ class NodeLink:
         elif error is not None and not self._is_temporary(error):
             self.mark_lost(_first_line(error))
 
-    def _on_answer(self, number: int, done: Any) -> None:
-        if self.state is not NodeState.SERVING or number not in self._in_flight or self.relay is None:
+    def receive(self) -> None:
+        """Handle the answers that have arrived, and send what the connection did not take before."""
+        if self.stream is None:
             return
-        error = done.exception()
-        if error is not None:
-            if not self._is_temporary(error):
-                self.mark_lost(_first_line(error))
-                return
-            threading.Timer(RETRY_S, lambda: self._post(lambda: self._repeat_exchange(number))).start()
-            return
-        answer: Exchanged = done.result()
-        self._answered_at = time.monotonic()
-        del self._in_flight[number]
-        self.counts["received_bytes"] += answer.results.nbytes
-        self.on_results(answer)
+        try:
+            self.stream.flush()
+            for answer, results in self.stream.receive():
+                self._on_answer(Answer(*answer), results)
+        except OSError:
+            self._reconnect()
 
-    def on_results(self, answer: Exchanged) -> None:
+    def _on_answer(self, answer: Answer, results: Bytes) -> None:
+        if self.state is not NodeState.SERVING or answer.number not in self._in_flight:
+            return
+        if answer.error is not None:
+            self.mark_lost(answer.error)
+            return
+        self._answered_at = time.monotonic()
+        del self._in_flight[answer.number]
+        self.counts["received_bytes"] += results.nbytes
+        self.on_results(answer, results)
+
+    def on_results(self, answer: Answer, results: Bytes) -> None:
         """Handle the answer to an exchange. Set by the backend."""
         raise EngineBug("a node has no backend; please report this")
 
-    def _repeat_exchange(self, number: int) -> None:
-        if self.state is NodeState.SERVING and number in self._in_flight:
-            self._call_exchange(number)
+    # ---- the connection -------------------------------------------------------------------------------------------------
+
+    def attach(self, spec: EnvSpec, pool_servers: Sequence[int]) -> Any:
+        """Let the node's workers serve a slab; return a reference to the address where it then listens."""
+        return self.actor.attach.remote(spec, pool_servers, self._token)
+
+    def connect(self, address: tuple[str, int]) -> None:
+        """Connect to the address that `attach` gave.
+
+        Raises:
+            WorkerDied: the node cannot be reached. It is lost.
+        """
+        self._address = address
+        try:
+            self.stream = PoolStream(address, self._token)
+        except OSError as exc:
+            self.mark_lost(
+                f"cannot be reached at {address[0]}:{address[1]} ({exc}); each node listens on a free port, which firewalls between "
+                "it and this program must let pass"
+            )
+            raise self.lost_error(self.workers[0]) from exc
+
+    def _reconnect(self) -> None:
+        """Make the connection again, unless the node is lost: the next ping finds that."""
+        self.close_stream()
+        self._pinged_at = self._pinged_at if self._has_ping else 0.0  # ping now
+        if self.state is NodeState.SERVING:
+            threading.Thread(target=self._connect_again, name="stepmill-connect", daemon=True).start()
+
+    def close_stream(self) -> None:
+        """Close the connection. Only for the backend's thread, or after it has ended."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def _connect_again(self) -> None:
+        while self.state is NodeState.SERVING:
+            with contextlib.suppress(OSError):
+                self._post(partial(self._use, PoolStream(self._address, self._token)))
+                break
+            time.sleep(RETRY_S)
+
+    def _use(self, stream: PoolStream) -> None:
+        if self.state is not NodeState.SERVING:
+            stream.close()
+            return
+        self.stream, self._answered_at = stream, time.monotonic()
+        for number in sorted(self._in_flight):
+            self._send_exchange(number)
 
     def _is_temporary(self, error: BaseException | None) -> bool:
         """Whether a call has failed although the actor lives."""
@@ -297,6 +362,8 @@ class NodeLink:
         self.on_lost()
         for future in futures:
             future.fail(self.lost_error(future.worker))
+        if self.stream is not None:
+            self.stream.shut_down()
         kill(self._ray, self.actor)
 
     def stats(self, restarts: int) -> NodeStats:

@@ -1,0 +1,212 @@
+"""A TCP connection between a pool and a node, for commands and results. Ray starts and ends nodes, and says whether they live.
+
+A call of an actor takes about a millisecond of processor time in the processes of Ray, a message on a connection a hundredth of it.
+
+A message is a header, which is pickled, and an array of bytes, which may be empty. The connection may break and be made again at
+any time: who sends a message keeps it until the other end has answered it, and sends it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import pickle
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PREFIX = struct.Struct("<QQ")  # bytes of the pickled header, bytes of the array
+TOKEN_BYTES = 32
+CONNECT_S = 5.0  # how long a connection may take
+EMPTY = np.empty(0, np.uint8)
+
+Bytes = NDArray[np.uint8]
+OnMessage = Callable[[Any, Bytes], None]
+
+
+class Message(NamedTuple):
+    """What one end has received."""
+
+    header: Any
+    array: Bytes
+
+
+class _Assembler:
+    """Puts messages together. `target` is where the next bytes belong; `count` says how many were written there."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._prefix, self._header, self._array = bytearray(PREFIX.size), bytearray(), EMPTY
+        self.target = memoryview(self._prefix)
+        self._later: list[memoryview] = []  # the parts that follow the target
+
+    def count(self, num_bytes: int) -> Message | None:
+        """Return the message of which these bytes were the last ones, or None."""
+        self.target = self.target[num_bytes:]
+        if self.target:
+            return None
+        if not self._header:
+            header_bytes, array_bytes = PREFIX.unpack(self._prefix)
+            self._header, self._array = bytearray(header_bytes), np.empty(array_bytes, np.uint8)
+            self._later = [self._array.data] if array_bytes else []
+            self.target = memoryview(self._header)
+            return None
+        if self._later:
+            self.target = self._later.pop()
+            return None
+        message = Message(pickle.loads(self._header), self._array)
+        self._begin()
+        return message
+
+
+class PoolStream:
+    """The pool's end. Nothing waits: a node that has stopped must not hold up the others."""
+
+    def __init__(self, address: tuple[str, int], token: bytes) -> None:
+        """Connect, and wait for that at most CONNECT_S seconds.
+
+        Raises:
+            OSError: the node cannot be reached.
+        """
+        self._socket = socket.create_connection(address, timeout=CONNECT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(token)
+        self._socket.setblocking(False)
+        self._unsent: deque[memoryview] = deque()
+        self._incoming = _Assembler()
+
+    def fileno(self) -> int:
+        """Return the file descriptor; -1 after `close`."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something to do."""
+        return bool(self._unsent)
+
+    def send(self, header: Any, array: Bytes) -> None:
+        """Send a message, or the part of it that the connection takes now.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        self._unsent.extend(_parts(header, array))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send more of what is unsent.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                num_sent = self._socket.sendmsg(list(self._unsent)[:16])
+                while self._unsent and num_sent >= len(self._unsent[0]):
+                    num_sent -= len(self._unsent.popleft())
+                if num_sent:
+                    self._unsent[0] = self._unsent[0][num_sent:]
+
+    def receive(self) -> Iterator[Message]:
+        """Yield the messages that have arrived.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while num_bytes := self._socket.recv_into(self._incoming.target):
+                message = self._incoming.count(num_bytes)
+                if message is not None:
+                    yield message
+            raise ConnectionResetError("the node has closed the connection")
+
+    def shut_down(self) -> None:
+        """Break the connection. Any thread may call this."""
+        _shut_down(self._socket)
+
+    def close(self) -> None:
+        """Close the socket. Only for the thread that uses the stream."""
+        self._socket.close()
+
+
+class NodeStream:
+    """The node's end: listens for the pool, and calls a function for each message that arrives."""
+
+    def __init__(self, host: str, token: bytes, on_message: OnMessage) -> None:
+        """Listen on a free port.
+
+        Args:
+            host: an address of this machine.
+            token: what a program must send first.
+            on_message: called by a thread for each connection, in the order of its messages.
+        """
+        self._server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.address: tuple[str, int] = self._server.getsockname()[:2]
+        self._token, self._on_message = token, on_message
+        self._sending = threading.Lock()
+        self._connection: socket.socket | None = None  # the newest
+        self._start(self._accept)
+
+    @staticmethod
+    def _start(function: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=function, args=arguments, name="stepmill-stream", daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._start(self._serve, self._server.accept()[0])
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.settimeout(CONNECT_S)
+            if not hmac.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_WAITALL), self._token):
+                return
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            old, self._connection = self._connection, connection
+            if old is not None:
+                _shut_down(old)
+            incoming = _Assembler()
+            while num_bytes := connection.recv_into(incoming.target):
+                message = incoming.count(num_bytes)
+                if message is not None:
+                    self._on_message(*message)
+
+    def send(self, header: Any, array: Bytes) -> None:
+        """Send a message on the newest connection. If that breaks, the message may be lost."""
+        connection = self._connection
+        if connection is None:
+            return
+        with self._sending, contextlib.suppress(OSError):
+            parts = list(_parts(header, array))
+            num_sent = connection.sendmsg(parts)
+            for part in parts:
+                connection.sendall(part[num_sent:])
+                num_sent = max(0, num_sent - len(part))
+
+    def close(self) -> None:
+        """Stop listening, and break the connection."""
+        for each in (self._server, self._connection):
+            if each is not None:
+                _shut_down(each)  # which also ends the threads that wait for it
+        self._server.close()
+
+
+def _shut_down(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed, or broken
+        each.shutdown(socket.SHUT_RDWR)
+
+
+def _parts(header: Any, array: Bytes) -> Iterator[memoryview]:
+    pickled = pickle.dumps(header, pickle.HIGHEST_PROTOCOL)
+    yield memoryview(PREFIX.pack(len(pickled), array.nbytes) + pickled)
+    if array.nbytes:
+        yield array.data
