@@ -3,6 +3,7 @@
     python -m benchmarks.setup --only ray                 makes .venvs/ray-bench, with Ray, RLlib and Tianshou
     .venvs/ray-bench/bin/python -m benchmarks.ray [--sizes 32 256 1024] [--seconds 5] [--nodes 2] [--address ADDRESS]
     ... -m benchmarks.ray --fit [--latency-ms 5]          fits the cost model of docs/scaling.md with 1, 2 and 4 nodes
+    ... -m benchmarks.ray --cartpole [--sizes 64 256]     rollouts near the envs, beside a local process pool, with CartPole
     ... -m benchmarks.ray --memory 100000                 memory of a program with this many envs; fails above 2 GB
 
 The env does nothing, so that only the engines are measured. Engines that are not installed are left out. Without an address, the
@@ -16,9 +17,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -27,11 +30,14 @@ import numpy as np
 
 import stepmill
 from benchmarks.ray_cost import NODE_COUNTS, print_fit
+from stepmill.frontends.ray_rollout import MAX_IN_FLIGHT, RayRollout
 
 Step = Callable[[], object]
 
 NUM_STEPS = 64  # in one message of the engines that collect near the envs
 MAX_BYTES = 2_000_000_000  # of the program with --memory
+NUM_ROUNDS = 5  # of --cartpole
+IDLE_S = 1.0
 
 
 class NoOpEnv(gymnasium.Env[Any, Any]):
@@ -103,8 +109,6 @@ class RandomPolicy:
 @contextlib.contextmanager
 def run_rollouts(num_envs: int, num_nodes: int) -> Iterator[Step]:
     """RayRollout."""
-    from stepmill.frontends.ray_rollout import RayRollout
-
     nodes = stepmill.RayOptions(num_nodes=num_nodes)
     with RayRollout([NoOpEnv] * num_envs, NUM_STEPS, policy=RandomPolicy(), nodes=nodes, num_workers=1) as rollout:
         yield rollout.collect
@@ -190,6 +194,32 @@ def missing_library(engine: Engine) -> str | None:
     return None
 
 
+def compare_cartpole(given: argparse.Namespace) -> None:
+    """Print, for each size, rollouts on the nodes with one worker each, and in this program with as many workers, in turns."""
+    env_fn = partial(gymnasium.make, "CartPole-v1")
+    policy, nodes = RandomPolicy(), stepmill.RayOptions(num_nodes=given.nodes)
+    for size in given.sizes:
+        pool = stepmill.Pool([env_fn] * size, backend="process", num_workers=given.nodes)
+        local = stepmill.Rollout(pool, NUM_STEPS)
+        remote = RayRollout([env_fn] * size, NUM_STEPS, policy=policy, nodes=nodes, num_workers=1, backend="process")
+        with pool, remote:
+            ratios = []
+            for _ in range(NUM_ROUNDS):
+                # The nodes collect ahead: what they have done while the other one was measured is taken first.
+                for _ in range(MAX_IN_FLIGHT):
+                    remote.collect()
+                there = measure(remote.collect, given.seconds)
+                time.sleep(IDLE_S)  # until the nodes have done the fragments that they began
+                here = measure(partial(local.collect, policy), given.seconds)
+                ratios.append(there / here)
+                rates = there * size * NUM_STEPS, here * size * NUM_STEPS
+                print(
+                    f"{size:>6} envs: near the envs {rates[0]:.0f}, local {rates[1]:.0f} env-steps/s, {ratios[-1]:.2f}x",
+                    flush=True,
+                )
+            print(f"{size:>6} envs: median {statistics.median(ratios):.2f}x of the local process backend", flush=True)
+
+
 def measure_memory(num_envs: int, num_nodes: int) -> None:
     """Print the memory of this program with a pool of many envs, which run in threads of the nodes.
 
@@ -237,6 +267,7 @@ def main() -> None:
     parser.add_argument(
         "--latency-ms", type=float, default=5.0, help="added to each message in one part of --fit; 0: no such part"
     )
+    parser.add_argument("--cartpole", action="store_true", help="compare rollouts with a local pool instead")
     parser.add_argument("--memory", type=int, metavar="ENVS", help="measure memory instead")
     given = parser.parse_args()
     import ray
@@ -252,6 +283,8 @@ def main() -> None:
     try:
         if given.memory is not None:
             measure_memory(given.memory, given.nodes)
+        elif given.cartpole:
+            compare_cartpole(given)
         elif given.fit:
             print_fit(NoOpEnv, given.seconds, given.latency_ms / 1e3)
         else:
