@@ -194,30 +194,26 @@ def missing_library(engine: Engine) -> str | None:
     return None
 
 
-def compare_cartpole(given: argparse.Namespace) -> None:
-    """Print, for each size, rollouts on the nodes with one worker each, and in this program with as many workers, in turns."""
-    env_fn = partial(gymnasium.make, "CartPole-v1")
-    policy, nodes = RandomPolicy(), stepmill.RayOptions(num_nodes=given.nodes)
-    for size in given.sizes:
-        pool = stepmill.Pool([env_fn] * size, backend="process", num_workers=given.nodes)
+def compare_cartpole(size: int, given: argparse.Namespace) -> None:
+    """Print rollouts on the nodes with one worker each, and in this program with as many workers, in turns."""
+    env_fns, policy = [partial(gymnasium.make, "CartPole-v1")] * size, RandomPolicy()
+    nodes = stepmill.RayOptions(num_nodes=given.nodes)
+    ratios = []
+    with (
+        stepmill.Pool(env_fns, backend="process", num_workers=given.nodes) as pool,
+        RayRollout(env_fns, NUM_STEPS, policy=policy, nodes=nodes, num_workers=1, backend="process") as remote,
+    ):
         local = stepmill.Rollout(pool, NUM_STEPS)
-        remote = RayRollout([env_fn] * size, NUM_STEPS, policy=policy, nodes=nodes, num_workers=1, backend="process")
-        with pool, remote:
-            ratios = []
-            for _ in range(NUM_ROUNDS):
-                # The nodes collect ahead: what they have done while the other one was measured is taken first.
-                for _ in range(MAX_IN_FLIGHT):
-                    remote.collect()
-                there = measure(remote.collect, given.seconds)
-                time.sleep(IDLE_S)  # until the nodes have done the fragments that they began
-                here = measure(partial(local.collect, policy), given.seconds)
-                ratios.append(there / here)
-                rates = there * size * NUM_STEPS, here * size * NUM_STEPS
-                print(
-                    f"{size:>6} envs: near the envs {rates[0]:.0f}, local {rates[1]:.0f} env-steps/s, {ratios[-1]:.2f}x",
-                    flush=True,
-                )
-            print(f"{size:>6} envs: median {statistics.median(ratios):.2f}x of the local process backend", flush=True)
+        for _ in range(NUM_ROUNDS):
+            for _ in range(MAX_IN_FLIGHT):  # collected while the other one was measured
+                remote.collect()
+            there = measure(remote.collect, given.seconds)
+            time.sleep(IDLE_S)  # until the nodes have done what they have begun
+            here = measure(partial(local.collect, policy), given.seconds)
+            ratios.append(there / here)
+            rates = [rate * size * NUM_STEPS for rate in (there, here)]
+            print(f"{size:>6} envs: {rates[0]:.0f} near the envs, {rates[1]:.0f} local env-steps/s: {ratios[-1]:.2f}x")
+    print(f"{size:>6} envs: median {statistics.median(ratios):.2f}x of the local process backend", flush=True)
 
 
 def measure_memory(num_envs: int, num_nodes: int) -> None:
@@ -284,7 +280,8 @@ def main() -> None:
         if given.memory is not None:
             measure_memory(given.memory, given.nodes)
         elif given.cartpole:
-            compare_cartpole(given)
+            for size in given.sizes:
+                compare_cartpole(size, given)
         elif given.fit:
             print_fit(NoOpEnv, given.seconds, given.latency_ms / 1e3)
         else:
