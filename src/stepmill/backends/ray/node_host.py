@@ -115,7 +115,7 @@ class NodeHost:
         """Check that the machine's raylet answers; return an env that hangs and cannot be ended without its node, or None."""
         import ray  # it runs this method
 
-        ray.put(None)  # waits while the raylet is stopped: large messages would not pass
+        ray.put(None)  # waits while the raylet is stopped: replies to calls would not pass
         return self._backend.find_hung_env() if isinstance(self._backend, NodeKernelBackend) else None
 
     # ---- commands and results ---------------------------------------------------------------------------------------
@@ -140,9 +140,8 @@ class NodeHost:
                 self._failure = f"failed ({type(exc).__name__}: {exc})"
             self._unanswered.append(exchange)
             self._arrived.notify_all()
-        self._require(
-            self._relay
-        ).wake()  # the exchange that waits returns what there is, and this one waits in its place
+        # The exchange that waits is answered with what there is, and this one waits in its place.
+        self._require(self._relay).wake()
 
     def _answer_all(self) -> None:
         """Answer the exchanges, in their order, until the node is closed."""
@@ -176,7 +175,7 @@ class NodeHost:
         return Answer(number, self._exit_codes(), self._failure), results
 
     def _wait(self, number: int, *, is_for_all: bool, timeout_s: float) -> bool:
-        """Wait for results as `NodeRelay.wait`, for an exchange that has the turn."""
+        """Wait for results as `NodeRelay.wait`, unless there is a later exchange than this one."""
         relay, backend = self._require(self._relay), self._backend
         if not isinstance(backend, NodeKernelBackend):
             return bool(relay.wait(is_for_all, timeout_s))
