@@ -177,13 +177,16 @@ def test_a_launcher_that_dies_while_workers_start_is_told() -> None:
     assert not caught.value.is_final
 
 
-@pytest.mark.parametrize(("context", "limit_s"), [("fork", 2.0), ("spawn", 6.0)])
-def test_a_worker_that_is_stopped_at_the_start_is_told_as_stopped(context: str, limit_s: float) -> None:
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_that_is_stopped_at_the_start_is_told_as_stopped(context: str) -> None:
     class StoppedEnv(CountingEnv):
         def __init__(self) -> None:
             super().__init__()
             os.kill(os.getpid(), signal.SIGSTOP)
 
+    began = time.monotonic()
+    stepmill.Pool([CountingEnv] * 2, backend="process", num_workers=2, context=context).close()
+    limit_s = 1.0 + 4 * (time.monotonic() - began)  # in which the other worker starts, on a busy machine too
     options = stepmill.PoolOptions(context=context, start_timeout_s=limit_s)
     with pytest.raises(stepmill.EnvTimeout, match=r"worker 1 .*env 1 .*process \d+ is stopped.*kill -CONT") as caught:
         stepmill.Pool([CountingEnv, StoppedEnv], backend="process", num_workers=2, options=options)
@@ -283,10 +286,11 @@ def test_closing_kills_what_hangs_and_says_so(with_gil: bool, pool_in: Callable[
         hanging = pool.call_async("hang", with_gil=with_gil, path=str(gate.path), env_ids=[0])
         gate.wait_arrivals()
     began = time.monotonic()
-    with pytest.warns(RuntimeWarning, match=r"worker 0 \(envs \[0\]\) did not stop within 1\.5 s, and it was killed"):
+    expected = r"worker 0 \(envs \[0\]\) did not stop within 1\.5 s, and (it was killed|process \d+ had not ended 0\.3 s after SIGKILL)"
+    with pytest.warns(RuntimeWarning, match=expected):
         pool.close()
     assert time.monotonic() - began < HANG_GUARD_S
-    assert leaks.wait_until_gone(pids, timeout_s=0) == []
+    assert leaks.wait_until_gone(pids, timeout_s=HANG_GUARD_S) == []
     with pytest.raises(stepmill.ClosedPoolError):
         hanging.result()
 

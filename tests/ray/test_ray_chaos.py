@@ -5,6 +5,7 @@ make test-ray PYTEST_ARGS="-m soak --node-kills 30 -s tests/ray/test_ray_chaos.p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -37,7 +38,12 @@ def kill_soon(pool, rng):
     """Kill the actor of a node in a moment, unless the node is being replaced."""
     link = link_of(pool, rng.randrange(2))
     if link.cause is None:
-        timer = threading.Timer(rng.random() * 0.02, lambda: os.kill(link.started.pid, signal.SIGKILL))
+
+        def kill():
+            with contextlib.suppress(ProcessLookupError):  # the pool has given it up meanwhile
+                os.kill(link.started.pid, signal.SIGKILL)
+
+        timer = threading.Timer(rng.random() * 0.02, kill)
         timer.start()
         return timer
     return None

@@ -347,7 +347,9 @@ class ProcessBackend:
         for link in self._links:
             warn_of_close_faults(link.plan.worker, link.close_faults)
         for link in killed:
-            fate = f"process {link.pid} does not end by SIGKILL either" if link in unkillable else "it was killed"
+            fate = (
+                f"process {link.pid} had not ended {KILL_S} s after SIGKILL" if link in unkillable else "it was killed"
+            )
             warn(
                 f"worker {link.plan.worker} (envs {list(link.plan.env_ids)}) did not stop within {stop_s} s, and {fate}; "
                 "close() of its envs may not have run",
