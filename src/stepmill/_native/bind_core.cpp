@@ -96,11 +96,11 @@ PyType_Slot* collector_slots() {
     return slots;
 }
 
-std::vector<OwnedFd> own_fds(const std::vector<OwnedFd*>& fds) {
-    std::vector<OwnedFd> owned;
-    owned.reserve(fds.size());
-    for (OwnedFd* fd : fds) owned.push_back(std::move(*fd));
-    return owned;
+std::vector<OwnedFd> moved(const std::vector<OwnedFd*>& fds) {
+    std::vector<OwnedFd> moved_fds;
+    moved_fds.reserve(fds.size());
+    for (OwnedFd* fd : fds) moved_fds.push_back(std::move(*fd));
+    return moved_fds;
 }
 
 std::vector<ByteRange> ranges_of(const std::vector<std::pair<std::size_t, std::size_t>>& pairs) {
@@ -122,7 +122,7 @@ void bind_slab(nb::module_& module) {
         .def_static("owning", [](int fd, nb::dict plan, std::vector<OwnedFd*> commands, std::vector<OwnedFd*> results, std::vector<std::pair<std::size_t, std::size_t>> writable) {
                  SlabPlan parsed = parse_plan(plan);
                  parsed.place_rows(SlabPlan::ALL_WORKERS);
-                 return std::make_shared<Slab>(fd, std::move(parsed), OwnFds(own_fds(commands)), OwnFds(own_fds(results)), ranges_of(writable));
+                 return std::make_shared<Slab>(fd, std::move(parsed), OwnFds(moved(commands)), OwnFds(moved(results)), ranges_of(writable));
              }, "fd"_a, "plan"_a, "commands"_a, "results"_a, "writable"_a, "Return a new mapping of a slab that takes ownership of each worker's two descriptors.")
         .def("fds_of", [](const Slab& slab, std::uint32_t worker) { return nb::make_tuple(slab.command_fds.at(worker), slab.result_fds.at(worker)); },
              nb::sig("def fds_of(self, worker: int) -> tuple[int, int]"), "worker"_a, "Return a worker's command and result descriptors. The slab keeps owning them.")

@@ -79,7 +79,7 @@ nb::tuple ForeignLoop::receive_command(std::uint32_t local, std::uint32_t after_
     const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
     Servers steps;
     nb::list resets;
-    if (ticket != envs_.at(local).ticket && static_cast<std::int32_t>(after_ticket - ticket) >= 0) begin(local, ticket, steps, resets);
+    if (ticket != envs_.at(local).ticket && !is_later(ticket, after_ticket)) begin(local, ticket, steps, resets);
     return commands(steps, std::move(resets));
 }
 

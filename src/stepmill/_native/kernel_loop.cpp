@@ -184,7 +184,7 @@ void KernelLoop::run_or_wait() {
 void KernelLoop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     auto is_outstanding = [&] {
         const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
-        return words_.done[local].load(std::memory_order_acquire) != ticket && static_cast<std::int32_t>(after_ticket - ticket) >= 0;
+        return words_.done[local].load(std::memory_order_acquire) != ticket && !is_later(ticket, after_ticket);
     };
     while (is_outstanding() && advance(true)) {
     }

@@ -206,7 +206,7 @@ bool Loop::wait_idle(double timeout_s) {
 
 void Loop::run_until(std::uint32_t local, std::uint32_t after_ticket) {
     const std::uint32_t ticket = words_.ticket[local].load(std::memory_order_acquire);
-    if (ticket != envs_[local].done && static_cast<std::int32_t>(after_ticket - ticket) >= 0) run_server(local);
+    if (ticket != envs_[local].done && !is_later(ticket, after_ticket)) run_server(local);
 }
 
 void Loop::run_command(std::uint32_t local, std::uint32_t ticket) {

@@ -74,7 +74,7 @@ std::uint32_t NodeRelay::apply_commands(nb::handle message) {
         Server& server = servers_[columns.server[row]];
         const std::uint8_t* blob = columns.blobs + blob_at;
         blob_at += columns.blob_bytes[row];
-        if (static_cast<std::int32_t>(columns.ticket[row] - server.pool_ticket) <= 0) continue;  // it came before
+        if (!is_later(columns.ticket[row], server.pool_ticket)) continue;  // it came before
         const ServerWords& words = slab_->words[server.location.worker];
         const std::uint32_t local = server.location.local, first_row = server.server * slab_->plan.batch_size;
         words.flags[local] = columns.flags[row];
@@ -210,9 +210,8 @@ nb::object NodeRelay::collect_results() {
 
 nb::object NodeRelay::ticket_after(std::uint32_t worker, std::uint32_t local, std::uint32_t pool_ticket) const {
     const Server& server = servers_.at(first_server_.at(worker) + local);
-    const auto behind = static_cast<std::int32_t>(server.pool_ticket - pool_ticket);
-    if (behind < 0) return nb::none();
-    return nb::int_(server.ticket - static_cast<std::uint32_t>(behind));
+    if (is_later(pool_ticket, server.pool_ticket)) return nb::none();
+    return nb::int_(server.ticket - (server.pool_ticket - pool_ticket));
 }
 
 void NodeRelay::post_request(std::uint32_t worker) {

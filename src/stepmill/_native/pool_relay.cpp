@@ -164,7 +164,7 @@ std::vector<std::uint32_t> PoolRelay::tickets_of(std::uint32_t worker) const {
 
 bool PoolRelay::is_published(std::uint32_t worker, std::uint32_t local, std::uint32_t ticket) const {
     if (worker >= slab_->workers.size() || local >= slab_->plan.servers[worker].size()) throw std::out_of_range("a request names a server that does not exist");
-    return static_cast<std::int32_t>(slab_->words[worker].done[local].load(std::memory_order_acquire) - ticket) >= 0;
+    return !is_later(ticket, slab_->words[worker].done[local].load(std::memory_order_acquire));
 }
 
 void PoolRelay::mark_serving(std::uint32_t worker) {

@@ -52,6 +52,9 @@ constexpr std::uint8_t FLAG_AUTO = 16;     // an automatic reset: reset() is cal
 constexpr std::uint8_t RESULT_FINAL = 1;   // the final rows have the last observation of an episode that ended in this step
 constexpr std::uint8_t RESULT_REMOTE = 2;  // the payload is in the result memfd, not in the payload row
 
+// Tickets and the like are counted up and wrap around: of two numbers, the later one is less than 2^31 above the other.
+constexpr bool is_later(std::uint32_t number, std::uint32_t other) noexcept { return static_cast<std::int32_t>(number - other) > 0; }
+
 using Word = std::atomic<std::uint32_t>;
 using ObsHash = std::uint16_t;  // few bits, since the learner reads all of them in each step (docs/decisions/0017)
 static_assert(Word::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
@@ -286,9 +289,7 @@ inline void ring_pool(PoolControl& pool) noexcept { ring(pool.bell, pool.parked)
 inline void count_results(PoolControl& pool, std::uint32_t group) noexcept {
     const std::uint32_t before = pool.count.fetch_add(group, std::memory_order_seq_cst);
     const std::uint32_t ring_at = pool.ring_at.load(std::memory_order_seq_cst);
-    const bool was_below = static_cast<std::int32_t>(ring_at - before) > 0;
-    const bool is_reached = static_cast<std::int32_t>(before + group - ring_at) >= 0;
-    if (was_below && is_reached) ring_pool(pool);
+    if (is_later(ring_at, before) && !is_later(ring_at, before + group)) ring_pool(pool);
 }
 
 // ---- spinning ---------------------------------------------------------------------------------------------------

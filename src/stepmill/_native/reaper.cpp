@@ -195,7 +195,7 @@ void Reaper::record_answered(std::uint32_t worker, std::uint32_t num_requests) {
     if (is_forked()) return;
     const std::lock_guard lock(mutex_);
     Watched& watched = watched_[worker];
-    if (static_cast<std::int32_t>(num_requests - watched.num_answered) > 0) watched.num_answered = num_requests;
+    if (is_later(num_requests, watched.num_answered)) watched.num_answered = num_requests;
 }
 
 // ---- the thread -------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ void Reaper::check_outstanding(std::uint32_t worker, std::uint64_t now) {
         }
         // Requests precede the commands that are given after them.
         const bool was_outstanding = command.since_ns != 0;
-        if (was_outstanding && static_cast<std::int32_t>(command.num_requests - watched.num_answered) > 0) watched.num_answered = command.num_requests;
+        if (was_outstanding && is_later(command.num_requests, watched.num_answered)) watched.num_answered = command.num_requests;
         command = {ticket, num_requests, is_done ? 0 : now};
     }
 }
