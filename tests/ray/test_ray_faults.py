@@ -257,6 +257,16 @@ def test_a_connection_on_which_messages_are_lost_is_made_anew(ray_cluster):
         assert [node.restarts for node in pool.stats().nodes] == [0, 0]
 
 
+def test_a_message_that_cannot_be_read_costs_only_its_own_node(ray_cluster):
+    with make_pool(on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        link_of(pool, 0).on_results = lambda answer, results: 1 / 0
+        batch = pool.step(np.arange(4))
+        assert batch.truncated.tolist() == [True, True, False, False]
+        assert "cannot be reached (ZeroDivisionError" in batch.info["fault"]["message"][0]
+        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [0, 0, 2, 2]
+
+
 def test_a_call_comes_between_the_commands_before_and_after_it(ray_cluster):
     with make_pool(on_fault="truncate") as pool:
         pool.reset(seed=0)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stepmill import _native
@@ -217,17 +218,22 @@ class RayBackend:
         while not self._is_closed:
             self._watch_streams(selector)
             for key, _ in selector.select(WAKE_S):
-                if key.data is not None:
-                    key.data.receive()
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake.fileno())
+                if key.data is None:
+                    os.eventfd_read(self._wake.fileno())
+                else:
+                    self._serve_link(key.data, key.data.receive)
             while self._callbacks:
                 self._callbacks.popleft()()
             for link in list(self._links):
-                try:
-                    link.advance(heartbeat_s, timeout_s)
-                except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then of no use
-                    link.mark_lost(f"cannot be reached ({type(exc).__name__}: {exc})")
+                self._serve_link(link, partial(link.advance, heartbeat_s, timeout_s))
+
+    @staticmethod
+    def _serve_link(link: NodeLink, function: Callback) -> None:
+        """Call a function for a node, which is lost if that fails; the thread goes on for the others."""
+        try:
+            function()
+        except Exception as exc:  # Ray may raise anything when a cluster ends; the node is then of no use
+            link.mark_lost(f"cannot be reached ({type(exc).__name__}: {exc})")
 
     def _watch_streams(self, selector: selectors.BaseSelector) -> None:
         """Let the selector wait for the connections of the nodes, which may break and be made again."""

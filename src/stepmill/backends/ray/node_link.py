@@ -255,7 +255,8 @@ class NodeLink:
     def _reconnect(self) -> None:
         """Make the connection again, unless the node is lost: the next ping finds that."""
         self.close_stream()
-        self._pinged_at = self._pinged_at if self._has_ping else 0.0  # ping now
+        if not self._has_ping:
+            self._pinged_at = 0.0  # ping now
         if self.state is NodeState.SERVING:
             threading.Thread(target=self._connect_again, name="stepmill-connect", daemon=True).start()
 
