@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import stepmill
+from tests.harness.scripts import run_source
 from tests.harness.terminals import read_terminal
 
 DEADLINE_S = 60.0
@@ -219,6 +220,12 @@ def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("stepmill: ")
     assert expected in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run", "X-v0", "--num-envs", "0"], ["tune"]])
+def test_help_and_complaints_about_options_come_without_waiting_for_numpy(arguments):
+    source = "import sys; from stepmill.observe.cli import main; status = main(sys.argv[1:]); print('numpy' in sys.modules)"
+    assert run_source(source, *arguments).stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize("batch_size", ["2", "1"])

@@ -1,113 +1,26 @@
-"""The commands `stepmill run` and `stepmill replay`, and the group of all commands. cli.py turns the exceptions raised here into exit statuses."""
+"""The command line's commands, as click parses them. cli.py turns the exceptions raised here into exit statuses.
+
+What a command needs is imported when it runs: help and complaints about options come before NumPy is loaded.
+"""
 
 from __future__ import annotations
 
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
 
 from stepmill._version import __version__
-from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
 from stepmill.observe.exit_status import ExitStatus, complain
 from stepmill.observe.inspection_commands import bench, doctor, top, trace, tune
-from stepmill.observe.options import COUNT, SECONDS, Arguments, choice_option, json_option
-from stepmill.observe.policy import Policy, act_randomly, load_policy, search_current_directory
-from stepmill.observe.report import PlainView, QuietView, View, plural, summary_json, summary_text
-from stepmill.observe.run import Run, RunPlan
-from stepmill.observe.snapshot import Setup, Snapshot
-from stepmill.observe.video import Recorder
-from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError
-from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Seeding
-
-if TYPE_CHECKING:
-    import gymnasium
-
-    from stepmill.observe.live import LiveView
-    from stepmill.pool.pool import Pool
+from stepmill.observe.options import COUNT, DEFAULT_SECONDS, RANDOM, SECONDS, Arguments, choice_option, json_option
+from stepmill.spec.errors import StepmillError
+from stepmill.spec.options import Context, OnFault
 
 BACKENDS = ("auto", "serial", "thread", "process")
-RANDOM = "random"
 DEFAULT_NUM_ENVS = 8
-DEFAULT_SECONDS = 10.0
 CONTEXTS = tuple(context.value for context in Context)
 POLICIES = tuple(policy.value for policy in OnFault)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The options of `stepmill run`, as click parsed them. None means that an option was not given."""
-
-    env_id: str
-    num_envs: int
-    num_workers: int | None
-    backend: str
-    batch_size: int | None
-    steps: int | None
-    seconds: float | None
-    seed: int | None
-    policy: str
-    env_kwargs: dict[str, object] | None = None
-    context: str = Context.FORKSERVER.value
-    step_timeout: float | None = None
-    reset_timeout: float | None = None
-    on_fault: str = OnFault.RAISE.value
-    crash_dir: str | None = None
-    atari: bool | None
-    is_json: bool
-    traceback: bool
-    video: str | None = None
-    video_dir: str | None = None
-    frames: bool = False
-    quiet: bool = False
-
-    def plan(self) -> RunPlan:
-        """Fill in the defaults.
-
-        Raises:
-            UsageError: the batch size is larger than the number of envs, or options contradict each other.
-        """
-        batch_size = self.num_envs if self.batch_size is None else self.batch_size
-        if batch_size > self.num_envs:
-            raise UsageError(
-                f"--batch-size {batch_size} is larger than --num-envs {self.num_envs}; give {self.num_envs} or less"
-            )
-        if self.has_frames and batch_size != self.num_envs:
-            raise UsageError("--frames, --video and --video-dir show all envs at the same step; leave --batch-size out")
-        if self.frames and self.quiet:
-            raise UsageError("--frames shows the run and --quiet hides it; leave one of them out")
-        seconds = DEFAULT_SECONDS if self.steps is None and self.seconds is None else self.seconds
-        return RunPlan(self.num_envs, batch_size, max_steps=self.steps, max_seconds=seconds, seed=self.seed)
-
-    @property
-    def has_video(self) -> bool:
-        """Whether frames are recorded."""
-        return self.video is not None or self.video_dir is not None
-
-    @property
-    def has_frames(self) -> bool:
-        """Whether the envs must render."""
-        return self.frames or self.has_video
-
-    def pool_options(self) -> PoolOptions:
-        """Return the options of the pool. on_fault="replay" needs a seed for every episode."""
-        return PoolOptions(
-            backend=BackendName(self.backend),
-            num_workers=self.num_workers,
-            context=Context(self.context),
-            step_timeout_s=self.step_timeout,
-            reset_timeout_s=self.reset_timeout,
-            on_fault=OnFault(self.on_fault),
-            seeding=Seeding.PER_EPISODE if self.on_fault == OnFault.REPLAY.value else Seeding.CONTINUE,
-            crash_dir=self.crash_dir,
-            show_progress=not self.quiet,
-        )
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -200,6 +113,8 @@ def run(context: click.Context, /, **_: object) -> None:
     resets. Exit status: 0 done, 1 an env, worker or policy failed, or an env did not answer, 2 the command cannot work as
     given, 130 Ctrl-C.
     """
+    from stepmill.observe.run_command import RunRequest, run_env
+
     request = RunRequest(**context.params)
     try:
         run_env(request)
@@ -241,128 +156,3 @@ def replay(**arguments: Any) -> None:
     status = replay_file(ReplayRequest(**arguments))
     if status:
         raise click.exceptions.Exit(status)
-
-
-def run_env(request: RunRequest) -> None:
-    """Find the env, build the pool, run it, and print the summary. After a Ctrl-C, print the summary and raise it again."""
-    plan = request.plan()
-    search_current_directory()
-    rendering = {"render_mode": "rgb_array"} if request.has_frames else {}
-    choice = find_env(request.env_id, atari=request.atari, env_kwargs={**rendering, **(request.env_kwargs or {})})
-    with open_view(request, plan) as view:
-        outcome = run_pool(request, plan, choice, view)
-    summarise = summary_json if request.is_json else summary_text
-    sys.stdout.write(f"{summarise(outcome.setup, outcome.totals, is_interrupted=outcome.is_interrupted)}\n")
-    sys.stdout.flush()
-    if outcome.is_interrupted:
-        raise KeyboardInterrupt
-    if outcome.silent:
-        raise EnvTimeout(
-            f"envs {outcome.silent} had not answered for {outcome.silence_s:.1f} s when the run ended; use --step-timeout "
-            "and --reset-timeout to kill envs that hang",
-            env_ids=outcome.silent,
-            timeout_s=outcome.silence_s,
-        )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run. `silent` lists the envs that did not answer at the end, and `silence_s` says for how long."""
-
-    setup: Setup
-    totals: Snapshot
-    is_interrupted: bool
-    silent: list[int]
-    silence_s: float
-
-
-def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> Outcome:
-    """Run the envs and show the run in the view."""
-    from stepmill.pool.pool import Pool
-
-    policy = act_randomly if request.policy == RANDOM else load_policy(request.policy)
-    view.starting(f"{plural(plan.num_envs, 'env')} of {choice.env_id}")
-    begun_s = perf_counter()
-    env_fns = [choice.make] * plan.num_envs
-    with (
-        Recorder(request.video, request.video_dir, plan.num_envs) as recorder,
-        Pool(env_fns, batch_size=plan.batch_size, options=request.pool_options()) as pool,
-    ):
-        start_s = perf_counter() - begun_s
-        setup = Setup(
-            env_id=choice.env_id,
-            num_envs=plan.num_envs,
-            num_workers=pool.num_workers,
-            backend=backend_of(pool),
-            batch_size=plan.batch_size,
-            policy=request.policy,
-            seed=plan.seed,
-            is_atari=choice.is_atari,
-            start_s=start_s,
-        )
-        view.began(setup)
-        if request.has_video:
-            policy = after_frame(policy, partial(recorder.add, pool.render))
-        if request.frames:
-            live = cast("LiveView", view)  # open_view refuses --frames without a terminal
-            policy = after_frame(policy, partial(live.sample_frames, pool.render))
-        running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
-        is_interrupted = False
-        try:
-            for snapshot in running.snapshots(view.interval_s):
-                view.show(snapshot)
-        except KeyboardInterrupt:
-            is_interrupted = True
-        totals = running.finish()
-        silent, silence_s = running.silent_envs()
-        return Outcome(setup, totals, is_interrupted, silent, silence_s)
-
-
-def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:
-    """Return a policy that records a frame of all envs before it acts."""
-
-    def act(obs: object, action_space: gymnasium.Space[object]) -> object:
-        record_frame()
-        return policy(obs, action_space)
-
-    return act
-
-
-def backend_of(pool: Pool) -> str:
-    """Return the name of the backend that runs, also if the user asked for "auto"."""
-    from stepmill.pool.start import choose_backend
-
-    chosen = choose_backend(pool.num_envs, pool.options)
-    return chosen.value if isinstance(chosen, BackendName) else type(chosen).__name__
-
-
-@contextmanager
-def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
-    """Choose the view: live on a terminal, plain lines in a pipe, and nothing on stdout but the document with --json.
-
-    Raises:
-        UsageError: --frames is given, and there is no terminal that can show them.
-    """
-    if request.quiet:
-        yield QuietView()
-        return
-    stream = sys.stderr if request.is_json else sys.stdout
-    if request.frames:
-        from rich.console import Console
-
-        from stepmill.observe.frames import require_colours
-
-        require_colours(Console(file=stream))
-    if not stream.isatty():
-        yield QuietView() if request.is_json else PlainView(stream)
-        return
-    from rich.console import Console
-
-    from stepmill.observe.live import open_live_view
-
-    console = Console(file=stream)
-    if console.is_dumb_terminal:
-        yield PlainView(stream)
-        return
-    with open_live_view(console, plan) as live:
-        yield live

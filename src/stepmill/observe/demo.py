@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from stepmill.observe.catalog import EnvChoice, find_env
 from stepmill.observe.cli import guard
-from stepmill.observe.commands import RunRequest, run_env
 from stepmill.observe.compare import BASELINE, Rounds, compare_engines, engines_for
 from stepmill.observe.exit_status import ExitStatus
 from stepmill.observe.report import per_second
+from stepmill.observe.run_command import RunRequest, run_env
 from stepmill.spec.errors import MissingExtraError
 
 

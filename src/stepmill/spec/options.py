@@ -11,8 +11,6 @@ from dataclasses import MISSING, dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar
 
-import numpy as np
-
 from stepmill.spec.errors import UsageError
 from stepmill.spec.option_values import checked_cores, checked_environment, checked_folder
 from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
@@ -478,6 +476,7 @@ def _amount(name: str, value: SupportsFloat | None, *, may_be_zero: bool, may_be
 
 
 def _switch(name: str, value: object) -> bool:
-    if isinstance(value, (bool, np.bool_)):
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if isinstance(value, bool) or (getattr(dtype, "kind", None) == "b" and shape == ()):  # or NumPy's bool
         return bool(value)
     raise UsageError(f"{name}={value!r} must be True or False")
