@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # Containers often set it; each of the hundreds of processes that the tests start would compile stepmill again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-observe test-mujoco test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-slow test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -36,7 +36,7 @@ run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with
 	$(PY) -m stepmill.observe.demo
 
 test: build  ## all tests but the long ones, in six processes
-	$(PY) -m pytest -n 6 --dist worksteal -m "not soak and not observe and not mujoco" --covers=build/covers/main.json $(PYTEST_ARGS)
+	$(PY) -m pytest -n 6 --dist worksteal -m "not soak and not slow" --covers=build/covers/main.json $(PYTEST_ARGS)
 
 coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml
 	$(PY) scripts/coverage.py
@@ -77,11 +77,8 @@ test-torch: build  ## the tests marked torch, in a separate environment
 test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in a separate environment
 	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
 
-test-observe: build  ## the tests marked observe: each planted fault for stepmill doctor, pictures, envs of Gymnasium
-	$(PY) -m pytest -n 2 --dist worksteal -m observe
-
-test-mujoco: build  ## the tests marked mujoco: each of Gymnasium's MuJoCo tasks as a kernel, with its arguments
-	$(PY) -m pytest -n 2 --dist worksteal -m mujoco
+test-slow: build  ## the tests marked slow: context="spawn", each MuJoCo task as a kernel, doctor, tune, bench, pages, examples
+	$(PY) -m pytest -n 4 --dist worksteal -m "slow and not soak" --covers=build/covers/slow.json $(PYTEST_ARGS)
 
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs
 	scripts/test_mlagents.sh $(PY)

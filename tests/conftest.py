@@ -69,6 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_at_rest()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of context="spawn" as slow: each of its workers is a new interpreter. The contract is tried on it anyway."""
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        is_spawned = any(isinstance(value, str) and value == "spawn" for value in values)
+        if is_spawned and item.path.parent.name in ("crash", "integration"):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     freeze_what_stays()
 

@@ -31,6 +31,7 @@ def make_pool() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.slow
 def test_episodes_are_those_of_the_vector_env_itself(make_pool: Any, mode: str) -> None:
     pool = make_pool(autoreset_mode=mode)
     envs = vector_env.AtariVectorEnv("pong", NUM_ENVS, **KWARGS)

@@ -267,5 +267,6 @@ def test_gymnasiums_own_is_refused_for_changing_its_callers_options():
 
 
 @pytest.mark.parametrize("backend", ["serial", "thread"])
+@pytest.mark.slow
 def test_ours_passes(backend):
     check_frontend(lambda env_fns, **arguments: stepmill.VectorEnv(env_fns, backend=backend, **arguments))

@@ -27,6 +27,7 @@ RUNS = {
 HERE = [name for name, (modules, _) in RUNS.items() if all(map(find_spec, modules))]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.orphans
 @pytest.mark.parametrize("name", HERE)

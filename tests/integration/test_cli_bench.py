@@ -25,6 +25,7 @@ def run_bench(*arguments, cwd):
     )
 
 
+@pytest.mark.slow
 def test_bench_prints_bars_and_writes_a_chart(tmp_path):
     done = run_bench("CartPole-v1", *SHORT, "--chart", "rates.png", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -34,6 +35,7 @@ def test_bench_prints_bars_and_writes_a_chart(tmp_path):
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_bench_prints_json_of_an_env_with_dict_observations(tmp_path):
     (tmp_path / "my_env.py").write_text(
         "import gymnasium, numpy as np\n"
@@ -74,6 +76,7 @@ def test_bench_names_the_extra_of_a_library_that_is_missing(tmp_path):
     assert "stepmill[sb3]" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_bench_and_all_engines(tmp_path):
     with subprocess.Popen([*COMMAND, "CartPole-v1", "--rounds", "9999"], stderr=subprocess.PIPE, text=True) as running:
         from stepmill.observe.attach import find_pools

@@ -15,6 +15,7 @@ from stepmill.spec.errors import MissingExtraError
 DEADLINE_S = 60.0
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_table_of_all_engines():
     # In a process of its own: Python keeps the shared memory of Gymnasium's AsyncVectorEnv for later.
     code = """if True:

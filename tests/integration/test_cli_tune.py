@@ -17,7 +17,7 @@ from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import ROOT, run_source
 from tests.harness.sick_envs import Hanging, Raising
 
-pytestmark = pytest.mark.observe
+pytestmark = pytest.mark.slow
 COMMAND = [sys.executable, "-m", "stepmill", "tune"]
 SHORT = ["--num-envs", "2", "--budget-s", "4"]
 

@@ -54,7 +54,16 @@ def default_of(name: str) -> object:
     return plain(field.default_factory() if field.default is MISSING else field.default)
 
 
-@pytest.mark.parametrize("path", [path for path in DOCS if python_of(path.read_text()).strip()], ids=name_of)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, id=name_of(path), marks=() if path.name in ("README.md", "quickstart.md") else pytest.mark.slow
+        )
+        for path in DOCS
+        if python_of(path.read_text()).strip()
+    ],
+)
 def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
     program = tmp_path / f"doc_{path.stem}.py"  # not gymnasium.py, which would hide the library
     program.write_text(python_of(path.read_text()))

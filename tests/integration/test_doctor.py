@@ -29,7 +29,7 @@ GROUP_OF = {
 NUM_STEPS = {"holds-gil": 10, "slow-reset": 60, "threads": 320}
 
 
-@pytest.mark.observe
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [each for each in SICK if each is not Hanging], ids=lambda each: each.__name__)
 def test_a_planted_fault_is_found_and_nothing_else(env):
     found = diagnose(env, groups=[GROUP_OF.get(env.check, "steps")], num_steps=NUM_STEPS.get(env.check, 2000))
@@ -59,6 +59,7 @@ def test_a_factory_that_cannot_be_pickled_is_found():
     assert found.groups == []
 
 
+@pytest.mark.slow
 def test_a_sound_env_has_no_findings_in_any_group():
     found = diagnose(Healthy, num_steps=2000)
     assert found.findings == []
@@ -66,6 +67,7 @@ def test_a_sound_env_has_no_findings_in_any_group():
     assert "nothing found" in str(found)
 
 
+@pytest.mark.slow
 def test_shared_state_shows_as_a_difference_between_backends():
     from tests.harness.sick_envs import SharedState
 
@@ -94,6 +96,7 @@ def test_the_command_prints_findings_and_exits_with_1():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_command_prints_json():
     done = run_doctor("tests.harness.sick_envs:Healthy-v0", "--steps", "50", "--json")
     assert done.returncode == 0, done.stdout
@@ -111,7 +114,7 @@ TOY = ["Taxi-v4", "FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1"]
 OTHERS = ["ALE/Pong-v5", "HalfCheetah-v5"]
 
 
-@pytest.mark.observe
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", [*CLASSIC, *TOY, *OTHERS])
 def test_nothing_is_found_in_envs_that_come_with_gymnasium(env_id):
     if env_id not in OTHERS and env_id not in gymnasium.registry:

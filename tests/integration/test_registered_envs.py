@@ -145,6 +145,7 @@ print("done")
     assert (result.stdout, result.stderr) == ("done\n", "")
 
 
+@pytest.mark.slow
 @NEEDS_ATARI
 @FRESH
 @pytest.mark.parametrize("make", ["VectorEnv([lambda: gym.make('ALE/Pong-v5')] * 2, num_workers=1, options=options)",

@@ -182,7 +182,7 @@ def test_the_command_records_an_env(tmp_path):
     assert names == ["learner", "worker 0", "worker 1"]
 
 
-@pytest.mark.observe
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "begin"), [("t.html", b"<!doctype html>"), ("t.png", b"\x89PNG")])
 def test_a_timeline_is_one_self_contained_page_or_a_picture(name, begin, tmp_path):
     options = ["--num-envs", "4", "--num-workers", "2", "--seconds", "0.05", "--quiet", "--html", name]

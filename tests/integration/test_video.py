@@ -98,6 +98,7 @@ def run_env(*arguments, cwd):
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S, cwd=cwd, check=False)
 
 
+@pytest.mark.slow
 def test_a_run_writes_a_grid_and_a_video_per_env(tmp_path):
     (tmp_path / "each").mkdir()
     done = run_env("my_envs:Coloured-v0", "--video", "all.mp4", "--video-dir", "each", cwd=tmp_path)
@@ -141,6 +142,7 @@ def run_on_terminal(*arguments, cwd):
         os.close(ours)
 
 
+@pytest.mark.slow
 def test_a_run_shows_frames_on_a_terminal(tmp_path):
     status, screen = run_on_terminal("my_envs:Coloured-v0", "--frames", "--seconds", "1", cwd=tmp_path)
     assert status == 0, screen
@@ -148,6 +150,7 @@ def test_a_run_shows_frames_on_a_terminal(tmp_path):
     assert "Ctrl-C stops" in screen
 
 
+@pytest.mark.slow
 def test_frames_of_an_env_that_returns_no_picture_are_an_error(tmp_path):
     status, screen = run_on_terminal("my_envs:Blind-v0", "--frames", "--seconds", "1", cwd=tmp_path)
     assert status == 2

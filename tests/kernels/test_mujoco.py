@@ -23,7 +23,7 @@ mujoco = pytest.importorskip("mujoco")
 NUM_STEPS = 150
 QUICK = ("HalfCheetah-v5", "Reacher-v5")  # the compilation of a task takes seconds
 IDS = [
-    pytest.param(env_id, marks=() if env_id in QUICK else pytest.mark.mujoco)
+    pytest.param(env_id, marks=() if env_id in QUICK else pytest.mark.slow)
     for env_id in stepmill.kernels.names()
     if env_id.endswith("-v5")
 ]
@@ -97,13 +97,13 @@ ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.mujoco
+@pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "arguments"), ARGUMENTS)
 def test_episodes_with_arguments_are_gymnasiums(env_id: str, arguments: dict[str, Any]) -> None:
     _compare_episodes(env_id, 1, arguments)
 
 
-@pytest.mark.mujoco
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env_id", ["HalfCheetah-v5", "Hopper-v5", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Humanoid-v5"]
 )

@@ -23,7 +23,7 @@ NUM_ENVS = 4
 IDS = [
     "HalfCheetah-v5",
     *(
-        pytest.param(env_id, marks=pytest.mark.mujoco)
+        pytest.param(env_id, marks=pytest.mark.slow)
         for env_id in ("Hopper-v5", "Ant-v5", "Humanoid-v5", "Pusher-v5", "InvertedDoublePendulum-v5")
     ),
 ]
@@ -61,7 +61,7 @@ def test_a_restored_simulation_does_again_what_it_did(env_id: str, mode: str) ->
             np.testing.assert_array_equal(_play(pool, after), expected)
 
 
-@pytest.mark.mujoco
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["Ant-v5", "Humanoid-v5"])
 def test_a_simulation_can_be_made_what_another_one_is(env_id: str) -> None:
     before, after = np.split(_actions(env_id, 30), 2)

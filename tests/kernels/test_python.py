@@ -157,6 +157,7 @@ print(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_two_processes_may_compile_a_kernel_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     runs = [
@@ -197,6 +198,7 @@ print([make(float(number))().step(0)[1] for number in sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_kernels_that_other_processes_have_compiled_are_not_mixed_up(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
 
