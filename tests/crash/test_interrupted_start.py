@@ -213,6 +213,8 @@ def test_a_process_that_was_forked_during_a_start_takes_nothing_from_it(gate: Ga
                     os._exit(0)
                 os.waitpid(pid, 0)
 
+        # A fork that begins before another thread imports logging ends with an error of logging's: it is imported by then.
+        stepmill.Pool([CountingEnv], num_workers=1, backend="process").close()
         is_over = threading.Event()
         forker = threading.Thread(target=fork_often)
         forker.start()
