@@ -224,7 +224,9 @@ def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run", "X-v0", "--num-envs", "0"], ["tune"]])
 def test_help_and_complaints_about_options_come_without_waiting_for_numpy(arguments):
-    source = "import sys; from stepmill.observe.cli import main; status = main(sys.argv[1:]); print('numpy' in sys.modules)"
+    source = (
+        "import sys; from stepmill.observe.cli import main; status = main(sys.argv[1:]); print('numpy' in sys.modules)"
+    )
     assert run_source(source, *arguments).stdout.splitlines()[-1] == "False"
 
 

@@ -141,6 +141,16 @@ def test_the_summary_counts_the_faults_that_the_policy_absorbed():
     assert "faults" not in summary_text(SETUP, snapshot(), is_interrupted=False)
 
 
+def test_envs_that_do_not_answer_are_named_while_the_run_goes_on():
+    mute = snapshot(silent=(0, 3), silence_s=12.3)
+    assert plain_line(mute).endswith(" · no answer from envs 0, 3 for 12 s")
+    assert any("no answer" in line and "envs 0, 3 for 12 s" in line for line in draw(mute))
+    assert "no answer from env 5 for 2 s" in plain_line(snapshot(silent=(5,), silence_s=2.0))
+    many = snapshot(silent=tuple(range(20)), silence_s=2.0)
+    assert "envs 0, 1, 2, 3, 4, 5, 6, 7 and 12 others for 2 s" in plain_line(many)
+    assert "no answer" not in "\n".join([plain_line(snapshot()), *draw(snapshot())])
+
+
 def test_the_summary_of_many_workers_stays_short():
     text = summary_text(SETUP, snapshot(40), is_interrupted=False)
     assert "24 more workers" in text

@@ -18,7 +18,16 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from stepmill.observe.frames import FramePicture, FrameSampler
-from stepmill.observe.report import clock, describe, describe_faults, number, per_second, percent, plural
+from stepmill.observe.report import (
+    clock,
+    describe,
+    describe_faults,
+    describe_silence,
+    number,
+    per_second,
+    percent,
+    plural,
+)
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot, WorkerShare
 
@@ -98,7 +107,7 @@ class LiveView:
         self._add_numbers(body, snapshot, _bar_width(width, beside=len(LABEL.format("") + NUMBER.format("")) + 12))
         body.append("\n")
         bar_width = _bar_width(width, beside=len(WORKER_HEADINGS))
-        self._add_workers(body, snapshot.workers, bar_width, has_faults=bool(snapshot.faults))
+        self._add_workers(body, snapshot.workers, bar_width, bool(snapshot.faults) + bool(snapshot.silent))
         title = Text.assemble(("stepmill ", "bold"), (setup.env_id, "bold cyan"))
         end = "Ctrl-C stops"
         return Panel(body, title=title, title_align="left", subtitle=end, subtitle_align="right", width=width)
@@ -130,6 +139,8 @@ class LiveView:
             body.append("none ended yet\n", "dim")
         if snapshot.faults:
             body.append(LABEL.format("faults"), "dim").append(f"{describe_faults(snapshot)}\n", "bold red")
+        if snapshot.silent:
+            body.append(LABEL.format("no answer"), "dim").append(f"{describe_silence(snapshot)}\n", "bold red")
         body.append(LABEL.format("this process"), "dim")
         body.append(NUMBER.format(percent(snapshot.policy_share)))
         body.append(f"in the policy, {percent(snapshot.pool_share)} in the pool\n", "dim")
@@ -148,12 +159,12 @@ class LiveView:
         top = max(self._rates, default=0.0) or 1.0
         return "".join(self._glyphs[round(rate / top * 7)] for rate in self._rates)
 
-    def _add_workers(self, body: Text, workers: tuple[WorkerShare, ...], bar_width: int, *, has_faults: bool) -> None:
+    def _add_workers(self, body: Text, workers: tuple[WorkerShare, ...], bar_width: int, num_warnings: int) -> None:
         body.append(WORKER_HEADINGS, "dim")
         if bar_width:
             body.append("env", "green").append(" waiting", "dim")
         num_above = 0 if self._picture is None else self._picture.num_lines
-        max_lines = max(1, self._console.height - LINES_BESIDE_WORKERS - num_above - has_faults)
+        max_lines = max(1, self._console.height - LINES_BESIDE_WORKERS - num_above - num_warnings)
         shown = workers if len(workers) <= max_lines else workers[: max(1, max_lines - 1)]
         for each in shown:
             pid = "-" if each.pid is None else each.pid

@@ -11,6 +11,7 @@ from stepmill.observe.snapshot import Episodes, Setup, Snapshot
 
 PLAIN_INTERVAL_S = 2.0
 MAX_WORKER_LINES = 16
+MAX_SILENT = 8  # envs that do not answer, by their ids
 SECONDS_PER_MINUTE = 60
 
 
@@ -80,6 +81,8 @@ def plain_line(snapshot: Snapshot) -> str:
         parts.append(f"faults: {describe_faults(snapshot)}")
     if snapshot.workers:
         parts.append(f"env {percent(mean_env_share(snapshot))} waiting {percent(mean_wait_share(snapshot))}")
+    if snapshot.silent:
+        parts.append(f"no answer from {describe_silence(snapshot)}")
     return " · ".join(parts)
 
 
@@ -130,6 +133,14 @@ def describe_faults(snapshot: Snapshot) -> str:
     """Return one phrase about the faults that the fault policy absorbed: `8 timed out, 1 raised`."""
     names = {"neighbour": "lost with another env"}
     return ", ".join(f"{count:,} {names.get(kind, kind.replace('_', ' '))}" for kind, count in snapshot.faults.items())
+
+
+def describe_silence(snapshot: Snapshot) -> str:
+    """Return one phrase about the envs that do not answer: `envs 0, 3 for 12 s`."""
+    shown = ", ".join(str(env) for env in snapshot.silent[:MAX_SILENT])
+    others = len(snapshot.silent) - MAX_SILENT
+    ids = f"{shown} and {plural(others, 'other')}" if others > 0 else shown
+    return f"env{'s' * (len(snapshot.silent) > 1)} {ids} for {snapshot.silence_s:.0f} s"
 
 
 def mean_env_share(snapshot: Snapshot) -> float:

@@ -85,7 +85,7 @@ class Run:
         self._batches = 0
         self._policy_s = 0.0
         self._pool_s = 0.0
-        self._sent_s = np.zeros(plan.num_envs)  # when each env was given its last command
+        self._sent_s = np.full(plan.num_envs, perf_counter())  # when each env was given its last command
         self._slowest_s = 0.0
         self._first = self._read_counters(perf_counter())
         self._recent: deque[_Counters] = deque([self._first])
@@ -110,11 +110,11 @@ class Run:
         now = self._read_counters(perf_counter())
         return self._compose(now, since=self._first)
 
-    def silent_envs(self) -> tuple[list[int], float]:
+    def _silent_envs(self, now_s: float) -> tuple[tuple[int, ...], float]:
         """Return the envs that have not answered for much longer than any answer took, and the longest silence in seconds."""
-        silence_s = perf_counter() - self._sent_s
-        silent = silence_s > max(SILENT_S, SILENT_FACTOR * self._slowest_s)
-        return np.flatnonzero(silent).tolist(), float(silence_s.max())
+        silence_s = now_s - self._sent_s
+        silent = np.flatnonzero(silence_s > max(SILENT_S, SILENT_FACTOR * self._slowest_s)).tolist()
+        return tuple(silent), float(silence_s.max()) if silent else 0.0
 
     def _advance(self) -> Iterator[float]:
         """Yield the time in seconds after each batch, and after each `RECV_SLICE_S` without one, so that the view goes on."""
@@ -185,6 +185,7 @@ class Run:
     def _compose(self, now: _Counters, since: _Counters) -> Snapshot:
         elapsed_s = max(now.at_s - self._first.at_s, 1e-9)
         recent_s = max(now.at_s - since.at_s, 1e-9)
+        silent, silence_s = self._silent_envs(now.at_s)
         return Snapshot(
             elapsed_s=elapsed_s,
             steps=now.steps,
@@ -199,6 +200,8 @@ class Run:
                 for worker, clock in sorted(now.workers.items())
             ),
             faults=now.faults,
+            silent=silent,
+            silence_s=silence_s,
         )
 
     def _read_counters(self, at_s: float) -> _Counters:

@@ -110,24 +110,23 @@ def run_env(request: RunRequest) -> None:
     sys.stdout.flush()
     if outcome.is_interrupted:
         raise KeyboardInterrupt
-    if outcome.silent:
+    totals = outcome.totals
+    if totals.silent:
         raise EnvTimeout(
-            f"envs {outcome.silent} had not answered for {outcome.silence_s:.1f} s when the run ended; use --step-timeout "
+            f"envs {list(totals.silent)} had not answered for {totals.silence_s:.1f} s when the run ended; use --step-timeout "
             "and --reset-timeout to kill envs that hang",
-            env_ids=outcome.silent,
-            timeout_s=outcome.silence_s,
+            env_ids=list(totals.silent),
+            timeout_s=totals.silence_s,
         )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run. `silent` lists the envs that did not answer at the end, and `silence_s` says for how long."""
+    """The result of a run."""
 
     setup: Setup
     totals: Snapshot
     is_interrupted: bool
-    silent: list[int]
-    silence_s: float
 
 
 def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) -> Outcome:
@@ -167,9 +166,7 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
                 view.show(snapshot)
         except KeyboardInterrupt:
             is_interrupted = True
-        totals = running.finish()
-        silent, silence_s = running.silent_envs()
-        return Outcome(setup, totals, is_interrupted, silent, silence_s)
+        return Outcome(setup, running.finish(), is_interrupted)
 
 
 def after_frame(policy: Policy, record_frame: Callable[[], None]) -> Policy:

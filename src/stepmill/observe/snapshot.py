@@ -66,6 +66,8 @@ class Snapshot:
     `recent_steps_per_s` and the workers' shares cover the last two seconds; in the last snapshot they cover the whole run.
     `faults` counts those of envs by kind; a worker that dies is a fault of each of its envs.
     `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
+    `silent` lists the envs that have not answered for much longer than any answer took, and `silence_s` is the longest of these
+    silences in seconds.
     """
 
     elapsed_s: float
@@ -78,6 +80,8 @@ class Snapshot:
     pool_share: float
     workers: tuple[WorkerShare, ...]
     faults: dict[str, int] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+    silence_s: float = 0.0
 
 
 @dataclass
