@@ -35,8 +35,8 @@ build: venv  ## build the extension in place; fast if little has changed
 run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
 	$(PY) -m stepmill.observe.demo
 
-test: build  ## all tests but the long ones, in six processes
-	$(PY) -m pytest -n 6 --dist worksteal -m "not soak and not slow" --covers=build/covers/main.json $(PYTEST_ARGS)
+test: build  ## all tests but the long ones, in four processes
+	$(PY) -m pytest -n 4 --dist worksteal -m "not soak and not slow" --covers=build/covers/main.json $(PYTEST_ARGS)
 
 coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml
 	$(PY) scripts/coverage.py
