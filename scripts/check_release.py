@@ -31,7 +31,7 @@ def problems_of(tag: str, root: Path = ROOT) -> list[str]:
     if not re.fullmatch(rf"\[?{re.escape(version)}\]? - \d{{4}}-\d\d-\d\d", heading):
         problems.append(f"the newest section of CHANGELOG.md is {heading!r}; it should be '[{version}] - YYYY-MM-DD'")
     if "[project.urls]" not in read("pyproject.toml"):
-        problems.append("pyproject.toml has no [project.urls]: PyPI's page would not say where the project lives")
+        problems.append("pyproject.toml has no [project.urls]; run scripts/release_links.py in the checkout")
     return problems
 
 
