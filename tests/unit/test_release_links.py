@@ -1,4 +1,4 @@
-"""A release says where its project lives, whoever builds it."""
+"""An archive of a release leads to the repository that built it."""
 
 import re
 import shutil
