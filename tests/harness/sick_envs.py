@@ -45,6 +45,15 @@ class WrongBounds(Healthy):
         return super().observe() + 200
 
 
+class Rounded(Healthy):
+    """Observations are outside the space by a rounding error."""
+
+    check = "observation-space"
+
+    def observe(self):
+        return np.full(2, np.nextafter(np.float32(100), np.float32(200)))
+
+
 class WrongShape(Healthy):
     check = "observation-space"
 

@@ -17,7 +17,7 @@ from stepmill.observe.doctor import GROUPS, Severity, diagnose
 from stepmill.spec.errors import UsageError
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import ROOT
-from tests.harness.sick_envs import SICK, Hanging, Healthy, LeavingChildren
+from tests.harness.sick_envs import SICK, Hanging, Healthy, LeavingChildren, Rounded
 
 GROUP_OF = {
     "global-generator": "seeds",
@@ -39,6 +39,12 @@ def test_a_planted_fault_is_found_and_nothing_else(env):
     assert finding.where
     assert finding.cure
     assert found.is_healthy == (finding.severity is Severity.NOTE)
+
+
+def test_a_rounding_error_is_no_lie_of_the_space():
+    (finding,) = diagnose(Rounded, num_steps=10, groups=["steps"]).findings
+    assert (finding.check, finding.severity) == ("observation-space", Severity.WARNING)
+    assert "a rounding error" in finding.what
 
 
 def test_an_env_that_hangs_is_found_and_ended():

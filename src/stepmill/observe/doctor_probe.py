@@ -38,6 +38,7 @@ NUM_LONG_STEPS = 3
 LEAK_BYTES = 2 << 20
 LEAK_BYTES_PER_STEP = 200
 LEAKED_FDS = 8
+ROUNDING = 1e-6  # of bounds, relative and absolute
 FORK_LIMIT_S = 20.0
 
 EnvFn = Callable[[], Any]
@@ -160,9 +161,12 @@ class _LongRun:
     def _check_observation(self, observation: Any, where: str) -> None:
         space = self._env.observation_space
         if not space.contains(observation):
-            self._emit(
-                "observation-space", "error", _space_problem(space, observation), where, "correct the space or the env"
-            )
+            what = _space_problem(space, observation)
+            if _is_rounded(space, observation):
+                cure = "clip the observation, or widen the space by as much"
+                self._emit("observation-space", "warning", f"{what}: a rounding error", where, cure)
+            else:
+                self._emit("observation-space", "error", what, where, "correct the space or the env")
         dtype = getattr(observation, "dtype", None)
         if isinstance(observation, np.ndarray) and space.dtype is not None and dtype != space.dtype:
             what = f"the observation has dtype {dtype}, and the space declares {space.dtype}"
@@ -423,6 +427,16 @@ def _space_problem(space: Any, observation: Any) -> str:
             at = tuple(outside[0].tolist())
             return f"element {at} is {observation[at]}, and the space allows {space.low[at]} to {space.high[at]}"
     return f"{observation!r:.80} is not in {space}"
+
+
+def _is_rounded(space: Any, observation: Any) -> bool:
+    """Whether an array of floats would be in the space but for a rounding error."""
+    if not hasattr(space, "low") or not isinstance(observation, np.ndarray) or observation.dtype.kind != "f":
+        return False
+    if observation.shape != space.shape:
+        return False
+    inside = np.clip(observation, space.low, space.high)
+    return bool(space.contains(inside) and np.allclose(observation, inside, rtol=ROUNDING, atol=ROUNDING))
 
 
 CHECKS = {"steps": check_steps, "seeds": check_seeds, "backends": check_backends, "forks": check_forks}
