@@ -56,6 +56,46 @@ def test_bench_prints_json_of_an_env_with_dict_observations(tmp_path):
     assert all(rate > 0 for rate in found["steps_per_s"].values())
 
 
+@pytest.mark.slow
+def test_bench_measures_gymnasium_without_shared_memory_where_a_space_has_none(tmp_path):
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium\n"
+        "class Talking(gymnasium.Env):\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    observation_space = gymnasium.spaces.Text(9)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 'hello', {}\n"
+        "    def step(self, action):\n"
+        "        return 'again', 0.0, False, False, {}\n"
+        "gymnasium.register('Talking-v0', Talking)\n"
+    )
+    done = run_bench("my_env:Talking-v0", *SHORT, "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(json.loads(done.stdout)["steps_per_s"]) == ENGINES
+
+
+def test_an_engine_that_cannot_run_the_env_is_left_out_and_named(tmp_path):
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium, multiprocessing\n"
+        "class Picky(gymnasium.Env):\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    observation_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        self.is_alien = multiprocessing.parent_process() is not None\n"
+        "        return 0, {}\n"
+        "    def step(self, action):\n"
+        "        if self.is_alien:\n"
+        "            raise ValueError('not in a process of multiprocessing')\n"
+        "        return 0, 0.0, False, False, {}\n"
+        "gymnasium.register('Picky-v0', Picky)\n"
+    )
+    done = run_bench("my_env:Picky-v0", *SHORT, "--json", cwd=tmp_path)
+    assert done.returncode == 0
+    assert set(json.loads(done.stdout)["steps_per_s"]) == ENGINES - {"gymnasium AsyncVectorEnv"}
+    line = "stepmill: gymnasium AsyncVectorEnv is left out: ValueError: not in a process of multiprocessing"
+    assert line in done.stderr.splitlines()  # beside Gymnasium's own warnings
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

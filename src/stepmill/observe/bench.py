@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stepmill.observe.catalog import find_env
 from stepmill.observe.compare import Rounds, compare_engines, engines_against
+from stepmill.observe.exit_status import complain, first_line
 from stepmill.observe.plots import draw_bars, require_matplotlib, save_figure, text_bars
 from stepmill.observe.policy import search_current_directory
 
@@ -29,6 +30,10 @@ class BenchRequest:
     quiet: bool = False
 
 
+def _leave_out(engine: str, error: Exception) -> None:
+    complain(f"{engine} is left out: {type(error).__name__}: {first_line(str(error))}")
+
+
 def run_bench(request: BenchRequest) -> dict[str, float]:
     """Measure, print the rates, and draw the chart. Returns the rates, in env-steps per second, by engine.
 
@@ -48,7 +53,7 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
     with show_progress(*columns, is_quiet=request.quiet) as progress:
         task = progress.add_task(f"{len(engines)} engines, rounds", total=request.rounds)
         rounds = Rounds(request.rounds, request.round_seconds)
-        rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number))
+        rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number), _leave_out)
     title = f"{request.num_envs} x {choice.env_id}"
     if request.chart is not None:
         save_figure(draw_bars(title, UNIT, rates), request.chart)

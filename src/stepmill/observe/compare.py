@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from stepmill.observe.catalog import EnvChoice
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import MissingExtraError, StepmillError, UsageError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -44,18 +44,30 @@ class Rounds:
 
 def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
     """Return Gymnasium's vector envs and stepmill's, each in its best configuration, over the same env."""
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+    from gymnasium.vector import SyncVectorEnv
 
     import stepmill
 
     env_fns = env_fns_of(choice, num_envs)
     open_stepmill = partial(stepmill.VectorEnv, env_fns, show_progress=False)
     return [
-        Engine(BASELINE, partial(AsyncVectorEnv, env_fns, copy=False), _terminate),
+        Engine(BASELINE, partial(_open_async, env_fns), _terminate),
         Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), _close),
         Engine("stepmill serial", partial(open_stepmill, backend="serial"), _close),
         Engine("stepmill process", partial(open_stepmill, backend="process"), _close),
     ]
+
+
+def _open_async(env_fns: Sequence[Callable[[], gymnasium.Env[object, object]]]) -> VectorEnv:
+    """Open Gymnasium's AsyncVectorEnv, with shared memory unless it has none for the env's space."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    try:
+        return AsyncVectorEnv(env_fns, copy=False)
+    except ValueError as error:
+        if "shared_memory" not in str(error):
+            raise
+        return AsyncVectorEnv(env_fns, copy=False, shared_memory=False)
 
 
 def env_fns_of(choice: EnvChoice, num_envs: int) -> list[Callable[[], gymnasium.Env[object, object]]]:
@@ -123,26 +135,48 @@ def make_env(make: Callable[[], gymnasium.Env[object, object]]) -> gymnasium.Env
 
 
 def compare_engines(
-    engines: Sequence[Engine], rounds: Rounds, on_round: Callable[[int], None] = lambda _number: None
+    engines: Sequence[Engine],
+    rounds: Rounds,
+    on_round: Callable[[int], None] = lambda _number: None,
+    on_failure: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, float]:
     """Return each engine's median rate over the rounds, in env-steps/s. `on_round` is called after each round.
 
-    All engines are open at the same time and take turns in short rounds, so that a disturbance affects all of them alike.
+    An engine of another library that fails is left out, and `on_failure` is called with its name; without `on_failure`, and if
+    stepmill's engines fail, the exception is raised. All engines are open at the same time and take turns in short rounds, so that a disturbance affects all of them alike.
     Every row that `step` returns is counted, including automatic resets, because the vector envs do not tell them apart.
     """
     rates: dict[str, list[float]] = {engine.name: [] for engine in engines}
     with ExitStack() as opened:
-        running = {}
-        for engine in engines:
+        running: dict[str, tuple[Any, list[object]]] = {}
+
+        def try_engine(name: str, action: Callable[[], None]) -> None:
+            try:
+                action()
+            except StepmillError:
+                raise
+            except Exception as error:
+                if on_failure is None:
+                    raise
+                on_failure(name, error)
+                running.pop(name, None)
+                del rates[name]
+
+        def open_engine(engine: Engine) -> None:
             envs = engine.open()
             opened.callback(engine.close, envs)
-            running[engine.name] = (envs, _draw_actions(envs))
             envs.reset(seed=0)
-        for envs, actions in running.values():
-            _run_round(envs, actions, WARM_UP_S)
+            running[engine.name] = (envs, _draw_actions(envs))
+            _run_round(*running[engine.name], WARM_UP_S)
+
+        def measure(name: str) -> None:
+            rates[name].append(_run_round(*running[name], rounds.round_s))
+
+        for engine in engines:
+            try_engine(engine.name, partial(open_engine, engine))
         for number in range(rounds.num_rounds):
-            for name, (envs, actions) in running.items():
-                rates[name].append(_run_round(envs, actions, rounds.round_s))
+            for name in list(running):
+                try_engine(name, partial(measure, name))
             on_round(number + 1)
     return {name: median(each) for name, each in rates.items()}
 
