@@ -92,7 +92,7 @@ class Learner:
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), 0.5)
                 self.optimizer.step()
-        return float(loss), float(entropy)
+        return float(loss.detach()), float(entropy.detach())
 
     def _take(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
