@@ -323,7 +323,7 @@ def close_a_descriptor_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         (hide_what_cannot_be_read, "unreadable infos", "not readable"),
         (lengthen_budgets, "budget, same step", "will not be played|empty row of an exhausted env"),
         (name_one_lost_env, "raise", "no error has named them"),
-        (leave_a_descriptor, "ctrl-c in a start, process", "has left .*eventfd"),
+        pytest.param(leave_a_descriptor, "ctrl-c in a start, process", "has left .*eventfd", marks=pytest.mark.slow),
         (close_a_descriptor_twice, "ctrl-c in a start, thread", "has closed descriptors .* of the program"),
     ],
 )

@@ -39,6 +39,7 @@ def is_refused(start: Callable[[], object], room: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["serial", "thread", "fork", "forkserver", "spawn"])
 def test_a_start_with_too_few_descriptors_is_refused_and_leaves_nothing(where: str) -> None:
     made: list[stepmill.Pool] = []

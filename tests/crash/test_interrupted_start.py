@@ -198,6 +198,7 @@ def test_ctrl_c_ends_a_start_whose_constructor_takes_long(where: str, then: list
     assert gate.lines() == ["begin 0", "made 0", "begin 1", *then]
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_during_a_start_takes_nothing_from_it(gate: Gate) -> None:
     """As a data loader's thread does: it forks while the main thread makes a pool; the fork ends as programs end."""
     done = run_source("""

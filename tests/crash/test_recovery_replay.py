@@ -209,6 +209,7 @@ class StillEnv(ChaosEnv):
         return np.zeros(4, np.int64), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [range(4), range(3)])  # by one call for all, or one by one
 def test_logs_take_no_more_memory_than_they_may_however_little_happens(chosen: range) -> None:
     limit = 100_000
