@@ -83,6 +83,7 @@ def test_numpy_numbers_become_python_numbers():
         ({"spin_us": "5"}, r"spin_us='5' must be a number of microseconds, 0 or more, or None"),
         ({"copy": 1}, r"copy=1 must be True or False"),
         ({"episode_stats": "yes"}, r"episode_stats='yes' must be True or False"),
+        ({"copy": np.array(True)}, r"copy=array\(True\) must be True or False"),
         ({"worker_env": {"A": 1}}, r"worker_env=.* must map names"),
         ({"worker_env": ["A=1"]}, r"worker_env=.* must map names"),
         ({"worker_env": {"A=B": "1"}}, r"worker_env=.* must map names"),

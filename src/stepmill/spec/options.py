@@ -476,7 +476,10 @@ def _amount(name: str, value: SupportsFloat | None, *, may_be_zero: bool, may_be
 
 
 def _switch(name: str, value: object) -> bool:
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
-    if isinstance(value, bool) or (getattr(dtype, "kind", None) == "b" and shape == ()):  # or NumPy's bool
+    if isinstance(value, bool):
+        return value
+    import numpy as np  # here, because help of the command line does not wait for it
+
+    if isinstance(value, np.bool_):
         return bool(value)
     raise UsageError(f"{name}={value!r} must be True or False")
