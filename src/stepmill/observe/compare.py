@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import parent_process
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepmill.observe.catalog import EnvChoice
 from stepmill.spec.errors import MissingExtraError, StepmillError, UsageError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BASELINE = "gymnasium AsyncVectorEnv"
 NUM_DRAWS = 64
 WARM_UP_S = 0.1
+OnFailure: TypeAlias = Callable[[str, Exception], None]  # the name of the engine that failed, and its error
+_Running: TypeAlias = "tuple[Any, list[object]]"  # a vector env, and the actions to step it with
 
 
 @dataclass(frozen=True)
@@ -138,47 +140,53 @@ def compare_engines(
     engines: Sequence[Engine],
     rounds: Rounds,
     on_round: Callable[[int], None] = lambda _number: None,
-    on_failure: Callable[[str, Exception], None] | None = None,
+    on_failure: OnFailure | None = None,
 ) -> dict[str, float]:
     """Return each engine's median rate over the rounds, in env-steps/s. `on_round` is called after each round.
 
-    An engine of another library that fails is left out, and `on_failure` is called with its name; without `on_failure`, and if
-    stepmill's engines fail, the exception is raised. All engines are open at the same time and take turns in short rounds, so that a disturbance affects all of them alike.
+    All engines are open at the same time and take turns in short rounds, so that a disturbance affects all of them alike.
     Every row that `step` returns is counted, including automatic resets, because the vector envs do not tell them apart.
+    An engine of another library that fails is left out, and `on_failure` is called with its name; without `on_failure`, and
+    if stepmill's engines fail, the exception is raised.
     """
-    rates: dict[str, list[float]] = {engine.name: [] for engine in engines}
     with ExitStack() as opened:
-        running: dict[str, tuple[Any, list[object]]] = {}
-
-        def try_engine(name: str, action: Callable[[], None]) -> None:
-            try:
-                action()
-            except StepmillError:
-                raise
-            except Exception as error:
-                if on_failure is None:
-                    raise
-                on_failure(name, error)
-                running.pop(name, None)
-                del rates[name]
-
-        def open_engine(engine: Engine) -> None:
-            envs = engine.open()
-            opened.callback(engine.close, envs)
-            envs.reset(seed=0)
-            running[engine.name] = (envs, _draw_actions(envs))
-            _run_round(*running[engine.name], WARM_UP_S)
-
-        def measure(name: str) -> None:
-            rates[name].append(_run_round(*running[name], rounds.round_s))
-
+        running: dict[str, _Running] = {}
         for engine in engines:
-            try_engine(engine.name, partial(open_engine, engine))
-        for number in range(rounds.num_rounds):
-            for name in list(running):
-                try_engine(name, partial(measure, name))
-            on_round(number + 1)
-    return {name: median(each) for name, each in rates.items()}
+            with _report_failure(on_failure, engine.name):
+                envs = engine.open()
+                opened.callback(engine.close, envs)
+                actions = _draw_actions(envs)
+                envs.reset(seed=0)
+                running[engine.name] = (envs, actions)
+        found = []
+        for number, round_s in enumerate([WARM_UP_S, *[rounds.round_s] * rounds.num_rounds]):
+            found.append(_measure_in_turn(running, round_s, on_failure))
+            running = {name: running[name] for name in found[-1]}
+            if number > 0:
+                on_round(number)
+    return {name: median(rates[name] for rates in found[1:]) for name in running}
+
+
+def _measure_in_turn(running: dict[str, _Running], round_s: float, on_failure: OnFailure | None) -> dict[str, float]:
+    """Run one round of each engine, and return the rates of those that did not fail."""
+    rates = {}
+    for name, (envs, actions) in running.items():
+        with _report_failure(on_failure, name):
+            rates[name] = _run_round(envs, actions, round_s)
+    return rates
+
+
+@contextmanager
+def _report_failure(on_failure: OnFailure | None, name: str) -> Iterator[None]:
+    """Call `on_failure` if the block raises, unless it is None or the error is stepmill's."""
+    try:
+        yield
+    except StepmillError:
+        raise
+    except Exception as error:
+        if on_failure is None:
+            raise
+        on_failure(name, error)
 
 
 def _draw_actions(envs: VectorEnv) -> list[object]:
