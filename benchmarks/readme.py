@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,12 @@ _SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
 FRONTENDS_SECTION = 7
 NOOP_SECTION = 1
 WIDTH = 120
+NOISY = "† The machine was never quiet for three rounds: the value is that of the quietest ones, and less certain."
 _BOUNDS = frozenset({"bare", "ceiling"})  # not engines, but upper bounds
 _GYMNASIUM = "gym"
 _SMALL_IS_GOOD = frozenset({"s", "MB/env", "MB"})
+
+_LIBRARY = re.compile(r"^(DI-engine|TorchRL over EnvPool), ")  # a cell's title names it, and so does the engine's
 
 Engine = dict[str, Any]
 
@@ -61,7 +65,7 @@ def to_noop_block(results: dict[str, Any]) -> str:
             next((engine for engine in cell["engines"].values() if engine["title"] == title), None) for cell in cells
         ]
         lines.append(f"| {title} | {' | '.join(_value(*pair) for pair in zip(found, cells, strict=True))} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", NOISY]) + "\n"
 
 
 def _value(engine: Engine | None, cell: dict[str, Any]) -> str:
@@ -106,8 +110,10 @@ def _frontend_lines(cells: Cells) -> list[str]:
         )
         if ours is not None and theirs is not None:
             times = ours["value"] / theirs["value"]
-            rows.append(f"| {cell['title']} | {_show(ours, cell)} | {_show(theirs, cell)} | {times:.3g}× |")
-    return ["| front-end | stepmill | replaces | ratio |", "|---|---|---|---|", *rows, ""] if rows else []
+            title = ours["title"].replace(OURS_TITLE, "").strip()
+            env = _LIBRARY.sub("", cell["title"])
+            rows.append(f"| {title} | {env} | {_value(ours, cell)} | {_show(theirs, cell)} | {times:.3g}× |")
+    return ["| front-end | env | stepmill | replaces | ratio |", "|---|---|---|---|---|", *rows, ""] if rows else []
 
 
 def _row(cell: dict[str, Any]) -> str:

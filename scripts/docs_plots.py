@@ -84,33 +84,68 @@ def render_all() -> dict[Path, str]:
 
 
 def plot_noop(table: Sequence[Sequence[str]]) -> str:
-    """Env-steps/s over the number of envs, a line per engine."""
-    figure, axes = plt.subplots(figsize=(6.4, 3.2))
+    """Env-steps/s over the number of envs: a line per engine, with its name at the right end."""
+    figure, axes = plt.subplots(figsize=(3.6, 3.6))
     counts = [int(head.removeprefix("n=")) for head in table[0][1:]]
-    order = sorted(table[1:], key=lambda row: -(number(row[-1]) or 0))
-    for row, colour in zip(order, SERIES, strict=False):
-        values = [number(cell) or math.nan for cell in row[1:]]
-        axes.plot(counts, values, marker="o", color=colour, linewidth=2)
-        title = row[0].replace("**", "")
-        axes.annotate(title, (counts[-1], values[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
+    lines = noop_lines(table)
+    ends = [math.log10(values[-1]) for values in lines.values()]
+    for (name, values), label in zip(lines.items(), spread(ends, gap=0.27), strict=True):
+        is_ours = name.startswith("stepmill")
+        colour = SERIES[0] if is_ours else SERIES[1] if name.startswith("Gymnasium") else FAINT
+        axes.plot(counts, values, marker="o", markersize=4, color=colour, linewidth=2.6 if is_ours else 1.4)
+        # A thin line leads from the end of a line to its name, which may have been moved up or down.
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
+        place = (counts[-1] * 2, 10**label)
+        weight = "bold" if is_ours else "normal"
+        axes.annotate(name, (counts[-1], values[-1]), place, va="center", weight=weight, arrowprops=arrow)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_yscale("log")
     axes.set_xlabel("number of envs")
     axes.set_ylabel("env-steps/s")
-    axes.set_xlim(counts[0] * 0.9, counts[-1] * 1.1)
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.set_xlim(counts[0] * 0.8, counts[-1] * 1.2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k")
     axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.grid(axis="y", color=FAINT, alpha=0.25)
     return _svg(figure, "noop", "Env-steps per second of a no-op env, over the number of envs")
 
 
+def noop_lines(table: Sequence[Sequence[str]]) -> dict[str, list[float]]:
+    """Return the values of each engine's best configuration, the fastest engine first.
+
+    stepmill and Gymnasium have two lines: envs in the caller's thread, and envs in processes. Of stepmill's processes only plain
+    pools count, not those with options. The best configuration has the highest geometric mean.
+    """
+    best: dict[str, list[float]] = {}
+    for row in table[1:]:
+        title = row[0].replace("**", "")
+        words = title.split(",")[0].split()
+        name = " ".join(words[:2]) if words[0] in ("stepmill", "Gymnasium") else words[0]
+        values = [number(cell) or math.nan for cell in row[1:]]
+        if name == "stepmill thread" or (name == "stepmill process" and title.count(",") > 1):
+            continue
+        if name not in best or math.prod(values) > math.prod(best[name]):
+            best[name] = values
+    return dict(sorted(best.items(), key=lambda item: -item[1][-1]))
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Return `places`, highest first, moved as little as it takes to keep them `gap` apart."""
+    groups: list[tuple[float, int]] = []  # the highest place of a group, and how many it holds
+    for place in places:
+        groups.append((place, 1))
+        while len(groups) > 1 and groups[-2][0] - gap * groups[-2][1] < groups[-1][0]:
+            (top, above), (lower, below) = groups[-2:]
+            lower_top = lower + gap * above
+            groups[-2:] = [((top * above + lower_top * below) / (above + below), above + below)]
+    return [top - gap * index for top, count in groups for index in range(count)]
+
+
 def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
     """A bar per row: the number before × in the row."""
     found = [(row, _RATIO.search("|".join(row[1:]))) for row in table[1:]]
     rows = [(_label(row), float(ratio[1])) for row, ratio in found if ratio]
-    figure, axes = plt.subplots(figsize=(6.8, 0.5 + 0.27 * len(rows)))
+    figure, axes = plt.subplots(figsize=(3.0, 0.5 + 0.27 * len(rows)))
     names, values = zip(*reversed(rows), strict=True)
     axes.barh(range(len(rows)), [value - 1 for value in values], left=1, color=SERIES[0], height=0.65)
     for position, value in enumerate(values):
@@ -126,19 +161,14 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
 
 
 def _label(row: Sequence[str]) -> str:
-    """Return a label without the cell's long name: of front-ends, the class that is replaced."""
-    if len(row) < 4 or not _RATIO.search(row[3]):
-        return row[0].removeprefix("efficiency ")
-    ours, theirs = (re.search(r"\((.*)\)$", cell) for cell in row[1:3])
-    is_own = theirs is not None and theirs[1].startswith("process")  # a front-end beside the Pool itself
-    title = f"Pool ({ours[1]})" if is_own and ours else theirs[1] if theirs else ""
-    return f"{title}, {row[0].rpartition(', ')[2]}"
+    """Return a row's name without the name of its section; of front-ends, with the env."""
+    return f"{row[0]}, {row[1]}" if len(row) == 5 else row[0].removeprefix("efficiency ")
 
 
 def plot_efficiency(table: Sequence[Sequence[str]]) -> str:
     """Grouped bars of the efficiency of envs whose steps and resets differ in length."""
     rows = [row for row in table[1:] if row[0].startswith("efficiency")]
-    figure, axes = plt.subplots(figsize=(6.8, 3.4))
+    figure, axes = plt.subplots(figsize=(3.2, 3.6))
     for index, title in enumerate(("stepmill", "Gymnasium", "best other engine")):
         values = [number(row[1 + index]) or 0.0 for row in reversed(rows)]
         places = [place + 0.26 * (1 - index) for place in range(len(rows))]
@@ -147,8 +177,8 @@ def plot_efficiency(table: Sequence[Sequence[str]]) -> str:
             axes.annotate(f"{value:g} %", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row[0].removeprefix("efficiency ") for row in reversed(rows)])
     axes.set_xlim(0, 112)
-    axes.set_xlabel("env time / (wall time × what could run at once), %")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, 1.16), ncols=3)
+    axes.set_xlabel("env time / (wall time × what could run), %")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.2, 1.2), ncols=2)
     return _svg(figure, "efficiency", "Efficiency where steps and resets differ in length")
 
 

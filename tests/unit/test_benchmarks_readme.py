@@ -70,6 +70,8 @@ def test_the_table_of_the_no_op_env_has_a_line_per_engine_without_the_upper_boun
         "| **stepmill** 1 worker | 400k† |",
         "| Gymnasium Sync | 100k |",
         "| SB3 | – |",
+        "",
+        readme.NOISY,
     ]
 
 
