@@ -15,8 +15,16 @@ import numpy as np
 import pytest
 
 from stepmill.frontends import di_engine
-from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager
+from stepmill.frontends.di_engine import (
+    AsyncSubprocessEnvManager,
+    BaseEnvManager,
+    BaseEnvManagerV2,
+    EnvSupervisor,
+    SubprocessEnvManagerV2,
+    SyncSubprocessEnvManager,
+)
 from stepmill.testing.faulty import OddSignatureError
+from tests.frontends.di_engine.conftest import MakeManager
 from tests.frontends.di_engine.envs import DingEnv, Timestep, ding_envs
 
 HAS_DING = importlib.util.find_spec("ding") is not None
@@ -169,8 +177,44 @@ def test_abnormal_timesteps_are_recognised(managers: Any) -> None:
 @pytest.mark.parametrize("name", ["worker_fn", "worker_fn_robust"])
 def test_a_subclass_with_a_worker_function_of_its_own_is_refused(name: str) -> None:
     cls = type("Own", (AsyncSubprocessEnvManager,), {name: staticmethod(lambda *args: None)})
-    with pytest.raises(TypeError, match=rf"Own overrides {name}, which the workers do not run"):
+    with pytest.raises(TypeError, match=rf"Own overrides {name}, which .* does not call: .*put its code into the env"):
         cls([DingEnv])
+
+
+@pytest.mark.covers("D-36")
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        (SubprocessEnvManagerV2, "_create_env_subprocess"),
+        (SyncSubprocessEnvManager, "_check_data"),
+        (AsyncSubprocessEnvManager, "_reset"),
+        (BaseEnvManagerV2, "_reset"),
+        (BaseEnvManager, "_step"),
+        (EnvSupervisor, "_recv_callback"),
+    ],
+)
+def test_a_subclass_with_a_method_that_nothing_calls_is_refused_by_name(base: Any, name: str) -> None:
+    class Own(base):  # type: ignore[misc]
+        pass
+
+    Own(env_fn=[DingEnv])
+    setattr(Own, name, lambda *args: None)
+    with pytest.raises(TypeError, match=rf"Own overrides {name}, which stepmill's \w+ does not call: "):
+        Own(env_fn=[DingEnv])
+
+
+@pytest.mark.covers("D-36")
+@pytest.mark.parametrize("base", [BaseEnvManager, AsyncSubprocessEnvManager])
+def test_create_state_of_a_subclass_runs_before_the_first_reset(make_manager: MakeManager, base: Any) -> None:
+    class Own(base):  # type: ignore[misc]
+        def _create_state(self) -> None:
+            super()._create_state()
+            self.resets_before = [len(resets) for resets in self.resets]
+
+    manager = make_manager(Own, [DingEnv] * 2)
+    manager.launch()
+    assert manager.resets_before == [0, 0]
+    assert [len(resets) for resets in manager.resets] == [1, 1]
 
 
 @pytest.mark.covers("D-36")

@@ -1,4 +1,7 @@
-"""The settings of the managers: those of DI-engine with their defaults, and some of stepmill. Arguments given per env."""
+"""The settings of the managers: those of DI-engine with their defaults, and some of stepmill. Arguments given per env.
+
+Also the methods that DI-engine's classes call on themselves and these do not: a subclass that overrides one is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,41 @@ ASYNC: dict[str, Any] = {
     "copy_on_get": True,
     "context": "fork",
     "wait_num": 2,  # a step waits for this many timesteps ...
-    "step_wait_timeout": 0.01,  # ... but at most this many seconds once one has arrived
+    "step_wait_timeout": 0.01,  # ... and for more until this many seconds after it began
     "connect_timeout": 60,
     "reset_inplace": False,
     # of stepmill
     "num_workers": None,  # None is one process per env; a number of processes shares the envs
     "max_get": float("inf"),  # a step returns at most this many timesteps
+    "step_deadline": None,  # seconds after which a step returns with less than wait_num timesteps, but not without any
     "linger": 0.0,  # seconds that a step waits for more once wait_num have arrived
     "on_error": "close",  # or "abnormal": an env that raises returns an abnormal timestep, and the manager stays open
 }
 SYNC: dict[str, Any] = {**ASYNC, "wait_num": float("inf"), "step_wait_timeout": None}
+
+
+_INSTEAD = (
+    "override reset() or step(), put its code into the env or into a wrapper of the env, or use DI-engine's class"
+)
+NOT_CALLED_BY_BASE = dict.fromkeys(("_reset", "_step"), _INSTEAD)
+NOT_CALLED_BY_SUBPROCESS = dict.fromkeys(
+    ("_check_data", "_create_env_subprocess", "_reset", "worker_fn", "worker_fn_robust"), _INSTEAD
+)
+NOT_CALLED_BY_SUPERVISOR = dict.fromkeys(
+    (
+        *("_create_env_ref", "_detect_timeout", "_enable_env_replay", "_recv_callback", "_recv_reset_callback"),
+        *(
+            "_recv_step_callback",
+            "_reset",
+            "_send_seed",
+            "_set_shared_obs",
+            "_shm_callback",
+            "change_state",
+            "register",
+        ),
+    ),
+    _INSTEAD,
+)
 
 
 class Config(dict[str, Any]):

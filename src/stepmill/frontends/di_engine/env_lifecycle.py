@@ -100,7 +100,6 @@ class EnvLifecycle:
         self._env_states = EnvStates(env_num)
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(env_num))
         self._env_dynamic_seed: bool | None = None
-        self._last_sent_seed: dict[int, tuple[int, bool | None]] = {}  # the newest seed that was sent to each env
         self._clear_progress()
 
     def _clear_progress(self) -> None:
@@ -111,6 +110,8 @@ class EnvLifecycle:
         self._results: dict[int, Any] = {}  # results that step() has not returned yet
         self._attempts: dict[int, int] = {}  # failed attempts of the current reset
         self._retry_at: dict[int, float] = {}
+        self._offered_ids: list[int] | None = None  # those of `ready_obs`, until `ready_obs_id` is read or an env steps
+        self._last_sent_seed: dict[int, tuple[int, bool | None]] = {}  # the newest seed that was sent to each env
         self._failed_resets: dict[int, StepmillError] = {}  # by env, after max_retry attempts
         self._needs_seed: set[int] = set()  # envs whose next reset sends the seed again
         self._needs_renewal: set[int] = set()  # envs to replace by new ones before their next reset
@@ -128,6 +129,7 @@ class EnvLifecycle:
         if env_id in self._needs_seed and env_id in self._last_sent_seed:
             request["seed"] = self._last_sent_seed[env_id]
         self._env_states.move(env_id, _RESET)
+        self._offered_ids = None
         self._results.pop(env_id, None)
         self._retry_at.pop(env_id, None)
         send = client.send_renewal if env_id in self._needs_renewal else client.send_reset
@@ -204,11 +206,19 @@ class EnvLifecycle:
                 self._results[env_id] = value
 
     def _handle_ready_replies(self) -> None:
-        """Handle the replies that have arrived, without waiting."""
-        client = self._open_client()
+        """Handle the replies that have arrived, without waiting.
+
+        Raises:
+            RetriesError: as `_process_replies`.
+        """
+        if self._closed or self._client is None:
+            return
         self._start_due_retries()
-        for reply in client.receive(1, 0) if client.pending else ():
-            self._handle_reply(reply)
+        while self._client.pending and (replies := self._client.receive(1, 0)):
+            for reply in replies:
+                self._handle_reply(reply)
+        if self._failed_resets:
+            self._raise_failed_resets()
 
     def _process_replies(
         self,

@@ -18,10 +18,6 @@ class ManagerUsageError(UsageError, AssertionError):
     """A request that the manager's state does not allow, or an argument of a wrong shape."""
 
 
-class WorkerFunctionError(UsageError, TypeError):
-    """A subclass of a manager overrides a function that the workers do not run."""
-
-
 class SeedTypeError(UsageError, TypeError):
     """Seeds that are neither a number, a list nor a dict."""
 

@@ -14,6 +14,7 @@ from stepmill.frontends.di_engine.env_calls import EnvCalls
 from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle, EnvState
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError
 from stepmill.frontends.di_engine.pool_client import PoolClient, PoolClientSettings, ReplyKind
+from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, OptionKeywords
 
@@ -46,6 +47,7 @@ class Manager(EnvLifecycle, EnvCalls):
         cfg: Mapping[str, Any] | None = settings.EMPTY,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
+        refuse_overrides(type(self))
         self._client = None
         self._closed = True
         self._cfg = settings.with_defaults({**(cfg or {}), **settings.settings_in(keywords)}, self.config)
@@ -113,20 +115,23 @@ class Manager(EnvLifecycle, EnvCalls):
                 f"reset_param has {len(reset_param)} entries for {self._env_num} envs; give one for each"
             )
         self._check_reset_param(reset_param)
-        client = self._start()
-        self._clear_progress()
-        self._env_states.close()
-        self._needs_seed.update(self._last_sent_seed)
-        for env_id in range(self._env_num):
-            self._env_states.move(env_id, EnvState.INIT)
-        self._closed = False
         try:
-            if self._env_replay_path is not None:
-                client.pool.set_attr("replay_path", list(self._env_replay_path))
+            self._create_state()
             self.reset(reset_param)
         except BaseException:
             self.close()
             raise
+
+    def _create_state(self) -> None:
+        """Start the envs, and clear what is kept for one launch. A subclass may extend it, as in DI-engine."""
+        client = self._start()
+        self._clear_progress()
+        self._env_states.close()
+        for env_id in range(self._env_num):
+            self._env_states.move(env_id, EnvState.INIT)
+        self._closed = False
+        if self._env_replay_path is not None:
+            client.pool.set_attr("replay_path", list(self._env_replay_path))
 
     def reset(self, reset_param: ResetParam | None = None) -> None:
         """Reset all envs, or some, and wait until their episodes have begun; `ready_obs` has the first observations.
@@ -183,6 +188,7 @@ class Manager(EnvLifecycle, EnvCalls):
         self._closed = True
         client, self._client = self._client, None
         self._env_states.close()
+        self._offered_ids = None
         self._results.clear()
         self._retry_at.clear()
         if client is not None:
@@ -257,18 +263,24 @@ class Manager(EnvLifecycle, EnvCalls):
     @property
     def ready_env(self) -> list[int]:
         """Envs that need an action."""
+        self._handle_ready_replies()
+        return self._known_ready_ids()
+
+    def _known_ready_ids(self) -> list[int]:
         waiting = self._unreturned_steps()
         return [env_id for env_id in self._env_states.ids_in(EnvState.RUN) if env_id not in waiting]
 
     @property
     def active_env(self) -> list[int]:
         """Envs in an episode, whether or not they execute an action."""
+        self._handle_ready_replies()
         return self._env_states.ids_in(EnvState.RUN)
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """Envs that need an action: those of `ready_obs`, in its order (D-B13)."""
-        return self.ready_env
+        """Envs that need an action. What is read after `ready_obs` are its envs, in its order (D-B13); then, those of now."""
+        ids, self._offered_ids = self._offered_ids, None
+        return self.ready_env if ids is None else ids
 
     @property
     def ready_obs(self) -> Any:
@@ -277,14 +289,15 @@ class Manager(EnvLifecycle, EnvCalls):
         Waits until there is one. It is empty if no env can need an action: each is DONE, ERROR or NEED_RESET, or executes
         one (D-B3).
         """
-        return {env_id: self._ready_obs[env_id] for env_id in self._ready_ids()}
+        self._offered_ids = self._ready_ids()
+        return {env_id: self._ready_obs[env_id] for env_id in self._offered_ids}
 
     def _ready_ids(self) -> list[int]:
-        if self._client is not None and not self._closed:
-            if self._client.pending or self._retry_at:
-                self._handle_ready_replies()
+        """Return the envs that need an action, after waiting until there is one, or none can need one."""
+        self._handle_ready_replies()
+        if not self._closed:
             self._process_replies(
-                lambda: bool(self.ready_env) or not self._env_states.ids_in(EnvState.RESET),
+                lambda: bool(self._known_ready_ids()) or not self._env_states.ids_in(EnvState.RESET),
                 lambda: 1,
                 text="VEC_ENV_MANAGER: all the not done envs are resetting, sleep %d times",
             )
@@ -310,8 +323,9 @@ class Manager(EnvLifecycle, EnvCalls):
         return self._closed
 
     def random_action(self) -> dict[int, Any]:
-        """Return a random action of the action space for each env that needs one."""
+        """Return a random action of the action space for each env that needs one, and wait as `ready_obs` does."""
         space = self.action_space
+        self._offered_ids = self._ready_ids()
         return {env_id: space.sample() for env_id in self.ready_obs_id}
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
@@ -328,6 +342,8 @@ class Manager(EnvLifecycle, EnvCalls):
             AssertionError: the manager is closed, or an env does not need an action.
         """
         self._check_closed()
+        self._handle_ready_replies()
+        self._offered_ids = None
         env_ids = list(actions)
         self._check_ready(env_ids)
         for reply in self._open_client().send_steps(actions):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
@@ -28,7 +29,6 @@ from stepmill.frontends.di_engine.env_pool import PoolEnvManager
 from stepmill.frontends.di_engine.errors import (
     ManagerUsageError,
     RetriesError,
-    WorkerFunctionError,
     with_closing_hint,
 )
 from stepmill.frontends.di_engine.manager import Manager, logger
@@ -49,6 +49,8 @@ class BaseEnvManager(Manager):
     open. Unlike in DI-engine, the other envs of that call are stepped, and their timesteps are in the error's `timesteps`.
     Time limits hold in the main thread only, and not in native code.
     """
+
+    NOT_CALLED = settings.NOT_CALLED_BY_BASE
 
     @property
     def _envs(self) -> list[Any]:
@@ -114,10 +116,11 @@ class BaseEnvManagerV2(TreeManager, BaseEnvManager):
 class AsyncSubprocessEnvManager(Manager):
     """The asynchronous manager: a step returns when enough envs have replied; a later step returns the others.
 
-    `wait_num` and `step_wait_timeout` differ from DI-engine, where the second is a time that is always waited, and no limit
-    exists (D-B1). Here a step returns as soon as `wait_num` timesteps have arrived, or `step_wait_timeout` seconds after it
-    began. It never returns ended episodes only while other envs execute actions, since `ready_obs` would be empty.
-    `linger` waits for more timesteps; `max_get` limits their number.
+    A step waits for `wait_num` timesteps, or those of all its envs if they are fewer; then for more, until all have
+    arrived or until `step_wait_timeout` seconds after it began. It never returns ended episodes only while other envs
+    execute actions, since `ready_obs` would be empty. Not in DI-engine (D-B1): after `step_deadline` seconds it returns
+    what has arrived, also less than `wait_num`; a `step_wait_timeout` of None waits for no more than `wait_num`;
+    `linger` waits for more; `max_get` limits their number.
 
     An env that dies returns an abnormal timestep; its next reset starts it in a new process, with its seed, its reset_param
     and its replay path. An env that raises, or exceeds `step_timeout`, closes the manager; the error is of the env's own class
@@ -125,6 +128,7 @@ class AsyncSubprocessEnvManager(Manager):
     """
 
     config: dict[str, Any] = settings.ASYNC
+    NOT_CALLED = settings.NOT_CALLED_BY_SUBPROCESS
     _marks_abnormal = True
     worker_fn = staticmethod(worker_functions.worker_fn)
     worker_fn_robust = staticmethod(worker_functions.worker_fn_robust)
@@ -136,17 +140,12 @@ class AsyncSubprocessEnvManager(Manager):
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         super().__init__(env_fn, cfg, **keywords)
-        for name in ("worker_fn", "worker_fn_robust"):
-            if getattr(type(self), name) is not getattr(AsyncSubprocessEnvManager, name):
-                raise WorkerFunctionError(
-                    f"{type(self).__name__} overrides {name}, which the workers do not run: put its code into the env or "
-                    "into a wrapper of the env, or use DI-engine's manager"
-                )
         self._shared_memory = self._cfg.shared_memory
         self._copy_on_get = self._cfg.copy_on_get
         self._context = self._cfg.context
         self._wait_num = self._cfg.wait_num
         self._step_wait_timeout = self._cfg.step_wait_timeout
+        self._step_deadline = self._cfg.step_deadline
         self._connect_timeout = self._cfg.connect_timeout
         self._reset_inplace = self._cfg.reset_inplace
         self._max_get = self._cfg.max_get
@@ -182,14 +181,18 @@ class AsyncSubprocessEnvManager(Manager):
             AssertionError: the manager is closed, or an env does not need an action.
             Exception: of the class that an env raised; the manager is closed.
         """
+        began = time.monotonic()
         env_ids = self._begin_steps(actions)
-        until = None if self._step_wait_timeout is None else time.monotonic() + self._step_wait_timeout
+        deadline = math.inf if self._step_deadline is None else began + self._step_deadline
         wanted = max(min(self._wait_num, len(env_ids)), 1)
         self._process_replies(
-            lambda: len(self._results) >= wanted and self._has_enough_results(),
+            lambda: self._has_enough_results() and (len(self._results) >= wanted or not self._num_stepping()),
             lambda: max(wanted - len(self._results), 1),
-            until=until,
+            until=deadline,
         )
+        more_until = min(began + (self._step_wait_timeout or 0.0), deadline)
+        self._process_replies(lambda: not self._num_stepping(), self._num_stepping, until=more_until)
+        self._handle_ready_replies()
         self._process_replies(self._has_enough_results, lambda: 1)  # after the deadline, but not without a result
         finished = list(self._results)
         return self._collect_timesteps(finished[: min(len(finished), self._max_get)])
@@ -198,10 +201,10 @@ class AsyncSubprocessEnvManager(Manager):
         """Whether a step may return: `ready_obs` will not be empty, or no env executes an action."""
         results = self._results.values()
         is_any = any(isinstance(value, StepmillError) or not value[2] for value in results)
-        return is_any or not self._is_stepping()
+        return is_any or not self._num_stepping()
 
-    def _is_stepping(self) -> bool:
-        return ReplyKind.STEP in self._open_client().pending.values()
+    def _num_stepping(self) -> int:
+        return list(self._open_client().pending.values()).count(ReplyKind.STEP)
 
     def _becomes_abnormal(self, error: StepmillError) -> bool:
         return isinstance(error, WorkerDied) or is_torn(error) or self._on_error == "abnormal"
@@ -326,11 +329,16 @@ def manager_class(name: object) -> Any:
 def register() -> None:
     """Replace the managers in DI-engine's registry by stepmill's, which its `create_env_manager` then makes.
 
+    From then on stepmill's are subclasses of `ding.envs.BaseEnvManager`, for code that asks with isinstance.
+
     "env_pool" is not replaced: DI-engine registers it when its own module is imported, and fails if the name is taken.
     """
     registry = _ding_registry()
     for name, cls in MANAGERS.items():
         registry.register(name, cls, force_overwrite=True)
+    original = importlib.import_module("ding.envs").BaseEnvManager
+    if not issubclass(Manager, original):
+        Manager.__bases__ += (original,)  # the last base, so that no method of ours is replaced
 
 
 def register_if_there() -> None:

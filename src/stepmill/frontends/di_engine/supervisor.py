@@ -27,6 +27,7 @@ from stepmill.frontends.di_engine.errors import (
 from stepmill.frontends.di_engine.payloads import ChildType, RecvPayload, SendPayload
 from stepmill.frontends.di_engine.pool_client import EnvReply, PoolClient, PoolClientSettings, ReplyKind
 from stepmill.frontends.di_engine.trees import as_identifier, make_tree, stack_trees
+from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.errors import RecvTimeout, StepmillError, UsageError
 from stepmill.spec.options import BackendName, OptionKeywords, pop_options
 
@@ -43,6 +44,7 @@ class _CommandQueues(EnvCalls):
     _auto_reset: bool
     _retry_waiting_time: float | None
     _episode_num: float
+    NOT_CALLED = settings.NOT_CALLED_BY_SUPERVISOR
 
     def _init_states(self) -> None:
         self._env_seed: dict[int, int] = {}
@@ -276,6 +278,7 @@ class EnvSupervisor(_CommandQueues):
         auto_reset: bool = True,
         **kwargs: Any,
     ) -> None:
+        refuse_overrides(type(self))
         self._client: PoolClient | None = None
         self._running = False
         self._type = ChildType(getattr(type_, "value", type_))

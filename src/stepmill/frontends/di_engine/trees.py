@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,9 +104,11 @@ class TreeManager:
     def _by_id(self, actions: Any) -> Mapping[int, Any]:
         if isinstance(actions, Mapping) and not isinstance(actions, Tree):
             return actions
-        env_ids: Iterable[int] = self.ready_obs_id  # type: ignore[attr-defined]  # of the manager
+        if self._offered_ids is None:  # type: ignore[has-type]  # of the manager
+            # An env whose reset has ended since the caller asked has no row.
+            self._offered_ids = self._known_ready_ids()  # type: ignore[attr-defined]
+        env_ids = list(self.ready_obs_id)  # type: ignore[attr-defined]
         rows = rows_of_tree(actions)
-        env_ids = list(env_ids)
         if len(rows) != len(env_ids):
             raise UsageError(
                 f"got {len(rows)} actions for {len(env_ids)} envs; give one for each of ready_obs_id, which is {env_ids}"

@@ -1,0 +1,29 @@
+"""Refuses subclasses that override a method which only the original library's class calls.
+
+A front-end's class lists such methods in its attribute `NOT_CALLED`, with what to do instead, and its `__init__` calls
+`refuse_overrides(type(self))`.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from stepmill.spec.errors import UsageError
+
+
+class OverrideError(UsageError, TypeError):
+    """A subclass overrides a method that stepmill's class does not call."""
+
+
+def refuse_overrides(cls: type) -> None:
+    """Check that a class overrides no method in `NOT_CALLED` of its bases: a dict of texts by name.
+
+    Raises:
+        OverrideError: it does. The message has the method's name and the text.
+    """
+    for home in cls.__mro__:
+        for name, way_out in vars(home).get("NOT_CALLED", {}).items():
+            if inspect.getattr_static(cls, name, None) is not inspect.getattr_static(home, name, None):
+                raise OverrideError(
+                    f"{cls.__name__} overrides {name}, which stepmill's {home.__name__} does not call: {way_out}"
+                )
