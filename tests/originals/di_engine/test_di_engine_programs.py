@@ -123,3 +123,14 @@ def test_a_supervisor_gives_the_same_tree_arrays_as_the_original(child: str) -> 
 @pytest.mark.parametrize("is_original", [True, False])
 def test_the_pages_program_runs_with_either(tmp_path: Path, is_original: bool) -> None:
     run_page("di_engine", tmp_path, is_original=is_original)
+
+
+@pytest.mark.covers("D-36")
+def test_our_managers_are_instances_of_di_engines_base_class() -> None:
+    original = importlib.import_module("ding.envs").BaseEnvManager
+    for cls in (di_engine.BaseEnvManager, di_engine.AsyncSubprocessEnvManager, di_engine.SubprocessEnvManagerV2):
+        manager = cls(ding_envs(1), cls.default_config())
+        assert isinstance(manager, original)
+        with pytest.raises(AssertionError, match="env manager is closed"):
+            manager.reset()
+        manager.close()
