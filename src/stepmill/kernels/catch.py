@@ -17,6 +17,8 @@ _SPEED = 3
 
 
 def _draw(obs: Any, frame: int, ball_x: int, ball_y: int, paddle_x: int) -> None:
+    if not (0 <= ball_x <= _SIZE - _BALL and 0 <= ball_y <= _SIZE - _BALL and 0 <= paddle_x <= _SIZE - _PADDLE):
+        raise IndexError("the action or the state is out of range")
     for row in range(ball_y, ball_y + _BALL):
         for column in range(ball_x, ball_x + _BALL):
             obs[row, column, frame] = 255
@@ -45,6 +47,8 @@ class catch:  # noqa: N801
             _draw(obs, frame, ball_x, 0, paddle_x)
 
     def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+        if not 0 <= action <= 2:
+            raise IndexError("the action must be 0, 1 or 2")
         for frame in range(_NUM_FRAMES - 1):
             state.ball_x[frame] = state.ball_x[frame + 1]
             state.ball_y[frame] = state.ball_y[frame + 1]

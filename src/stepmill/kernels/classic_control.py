@@ -42,6 +42,8 @@ def make_cartpole(*, sutton_barto_reward: bool = False) -> PythonKernel:
             obs[3] = state.theta_dot
 
         def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+            if not 0 <= action <= 1:
+                raise AssertionError("the action must be 0 or 1")
             force = 10.0 if action == 1 else -10.0
             cos = math.cos(state.theta)
             sin = math.sin(state.theta)
@@ -90,6 +92,8 @@ def make_mountain_car(*, goal_velocity: float = 0.0) -> PythonKernel:
         reset = _reset_car
 
         def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+            if not 0 <= action <= 2:
+                raise AssertionError("the action must be 0, 1 or 2")
             velocity = state.velocity + ((action - 1) * 0.001 + math.cos(3 * state.position) * -0.0025)
             velocity = min(max(velocity, -0.07), 0.07)
             position = min(max(state.position + velocity, -1.2), 0.6)
@@ -239,6 +243,8 @@ def make_acrobot() -> PythonKernel:
             _write_acrobot(state, obs)
 
         def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+            if not 0 <= action <= 2:  # Gymnasium's env takes -3 ... -1, too: it indexes a list
+                raise IndexError("the action must be 0, 1 or 2")
             torque = action - 1.0
             a, b, va, vb = state.theta1, state.theta2, state.dtheta1, state.dtheta2
             a1, b1 = _accelerations(a, b, va, vb, torque)

@@ -35,6 +35,7 @@ def make_tabular(id: str, arguments: Mapping[str, object]) -> PythonKernel:  # n
     """
     env = _make_env(id, arguments)
     chances, likely, following, rewards, ends = _read_table(env)
+    num_states, num_actions, _ = chances.shape
     starts = np.flatnonzero(env.initial_state_distrib)
     begin, settle = _steady()
     state = [("place", "i8")]
@@ -52,6 +53,8 @@ def make_tabular(id: str, arguments: Mapping[str, object]) -> PythonKernel:  # n
         inform(state.place, info)
 
     def step(state: Any, action: Any, rng: Any, obs: Any, info: Any) -> tuple[float, bool, bool]:
+        if not (0 <= action < num_actions and 0 <= state.place < num_states):
+            raise KeyError("the action or the state is not in the table of transitions")
         drawn = rng.random()
         outcome = 0
         while likely[state.place, action, outcome] <= drawn:
@@ -217,6 +220,8 @@ def make_blackjack(*, natural: bool = False, sab: bool = True) -> PythonKernel:
         reset = _reset_blackjack
 
         def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+            if not 0 <= action <= 1:
+                raise AssertionError("the action must be 0 or 1")
             reward = 0.0
             terminated = True
             if action == 1:
