@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
 from stepmill.pool.infos import rows_of
@@ -85,6 +87,30 @@ def test_infos_are_those_of_the_same_env_in_python(mode: str) -> None:
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value).tolist() for name, value in info.items()}
+
+
+def _dtypes(info: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in dict(info).items():
+        is_nested = isinstance(value, dict)
+        found.update(_dtypes(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value.dtype})
+    return found
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("backend", ["kernel", "serial"])
+def test_infos_have_the_types_that_they_have_in_gymnasiums_vector_env(backend: Any, mode: str) -> None:
+    theirs = SyncVectorEnv([partial(counter, compiled=False)] * NUM_ENVS, autoreset_mode=AutoresetMode(mode))
+    with stepmill.VectorEnv([counter] * NUM_ENVS, backend=backend, autoreset_mode=mode) as ours:
+        batches = [(ours.reset(seed=3)[-1], theirs.reset(seed=3)[-1])]
+        for _ in range(12):
+            actions = np.full(NUM_ENVS, 2)
+            batches.append((ours.step(actions)[-1], theirs.step(actions)[-1]))
+        assert any("final_info" in theirs for _, theirs in batches) == (mode == "SameStep")
+        for mine, yours in batches:
+            found, wanted = _dtypes(mine), _dtypes(yours)
+            assert wanted["is_even"] == np.bool_
+            assert {name: wanted[name] for name in found} == found
 
 
 def test_an_info_that_a_reset_does_not_write_is_zero() -> None:

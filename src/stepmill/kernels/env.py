@@ -51,11 +51,12 @@ class KernelMemory:
             self.info[...] = 0
 
     def read_info(self) -> dict[str, Any]:
-        """Return a copy of the infos."""
+        """Return a copy of the infos, with bools of Python: vector envs merge those of NumPy to objects."""
         if self.info is None:
             return {}
         row = self.info[0]
-        return {name: copy_value(row[name]) for name in row.dtype.names or ()}
+        values = {name: copy_value(row[name]) for name in row.dtype.names or ()}
+        return {name: bool(value) if isinstance(value, np.bool_) else value for name, value in values.items()}
 
     @property
     def info_arguments(self) -> tuple[Any, ...]:

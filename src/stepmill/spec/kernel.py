@@ -50,10 +50,14 @@ def memory_of(state: np.dtype[Any], infos: np.dtype[Any] | None) -> np.dtype[Any
 
 
 def zero_infos(infos: np.dtype[Any] | None) -> list[tuple[str, Any]]:
-    """Return a zero for each info, a NumPy scalar or an array, under its name."""
+    """Return a zero for each info under its name: an array, or a NumPy scalar, but of a bool an array [].
+
+    Merged infos have an array of objects for NumPy's bools, as Gymnasium's vector envs have.
+    """
     if infos is None:
         return []
-    return [(name, np.zeros(infos[name].shape, infos[name].base)[()]) for name in infos.names or ()]
+    zeros = {name: np.zeros(infos[name].shape, infos[name].base) for name in infos.names or ()}
+    return [(name, zero if zero.dtype.kind == "b" else zero[()]) for name, zero in zeros.items()]
 
 
 def info_offsets(infos: np.dtype[Any] | None) -> list[int]:
