@@ -3,6 +3,7 @@
 //     c++ -O2 -std=c++17 -shared -fPIC -I$(python -c 'import stepmill; print(stepmill.get_include())') bandit.cpp -o libbandit.so
 #include <array>
 #include <cstdint>
+#include <cstdio>
 
 #include "stepmill_kernel.h"
 
@@ -25,8 +26,13 @@ std::int32_t reset(void *state, stepmill_rng *rng, void *obs, stepmill_result *)
 
 std::int32_t step(void *state, const void *action, stepmill_rng *rng, void *obs, stepmill_result *result) {
     auto &self = *static_cast<Bandit *>(state);
-    self.last_arm = *static_cast<const std::int64_t *>(action);
-    result->reward = self.means.at(static_cast<std::size_t>(self.last_arm)) + stepmill_rng_normal(rng);
+    const auto arm = *static_cast<const std::int64_t *>(action);
+    if (arm < 0 || arm >= NUM_ARMS) {
+        std::snprintf(result->message, sizeof result->message, "there is no arm %lld", static_cast<long long>(arm));
+        return 1;
+    }
+    self.last_arm = arm;
+    result->reward = self.means[static_cast<std::size_t>(arm)] + stepmill_rng_normal(rng);
     *static_cast<std::int64_t *>(obs) = self.last_arm;
     return STEPMILL_OK;
 }

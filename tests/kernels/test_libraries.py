@@ -80,6 +80,10 @@ def test_a_kernel_in_cpp_draws_the_numbers_that_python_draws(tmp_path: Path) -> 
         assert pool.reset(seed=5).obs.tolist() == [rng.integers(0, 10)]
         for arm in range(10):
             assert pool.step(np.array([arm])).reward.tolist() == [means[arm] + rng.normal()]
+        for arm in (10, -1, 2**40):
+            with pytest.raises(stepmill.EnvError, match=f"there is no arm {arm}"):
+                pool.step(np.array([arm]))
+            pool.reset()
 
 
 _WRONG = """
