@@ -69,7 +69,9 @@ def test_a_state_that_was_set_out_of_range_is_a_fault_too(env_id: str, field: st
     with stepmill.Pool([stepmill.kernels.find(env_id)] * 2, backend="kernel") as pool:
         pool.reset(seed=0)
         pool.set_attr(field, value, env_ids=[1])
-        with pytest.raises(stepmill.EnvError, match="env 1 raised (KeyError|IndexError) in step: the action or the state"):
+        with pytest.raises(
+            stepmill.EnvError, match=r"env 1 raised (KeyError|IndexError) in step: the action or the state"
+        ):
             pool.step(np.zeros(2, np.int64))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +10,15 @@ import numpy as np
 import pytest
 
 import stepmill
+from tests.kernels.library_builder import build, build_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels"
-
-
-def _build(source: Path, folder: Path, *flags: str) -> Path:
-    compiler = shutil.which("c++" if source.suffix == ".cpp" else "cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    library = folder / f"lib{source.stem}.so"
-    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{stepmill.get_include()}", *flags)
-    subprocess.run([compiler, *flags, str(source), "-o", str(library), "-lm"], check=True)
-    return library
 
 
 @pytest.fixture(scope="module")
 def particle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return stepmill.kernels.load(
-        _build(EXAMPLES / "particle.c", tmp_path_factory.mktemp("particle"), "-std=c99", "-pedantic")
+        build(EXAMPLES / "particle.c", tmp_path_factory.mktemp("particle"), "-std=c99", "-pedantic")
     )
 
 
@@ -71,7 +60,7 @@ def test_a_status_is_an_error_of_its_env_with_its_message(particle: Any) -> None
 
 
 def test_a_kernel_in_cpp_draws_the_numbers_that_python_draws(tmp_path: Path) -> None:
-    kernel = stepmill.kernels.load(_build(EXAMPLES / "bandit.cpp", tmp_path, "-std=c++17"))
+    kernel = stepmill.kernels.load(build(EXAMPLES / "bandit.cpp", tmp_path, "-std=c++17"))
     words = np.zeros(4, np.uint64)
     stepmill.kernels.seed_words(words, 5)
     rng = stepmill.kernels.Rng(words)
@@ -84,6 +73,75 @@ def test_a_kernel_in_cpp_draws_the_numbers_that_python_draws(tmp_path: Path) -> 
             with pytest.raises(stepmill.EnvError, match=f"there is no arm {arm}"):
                 pool.step(np.array([arm]))
             pool.reset()
+
+
+_MESSAGES = r"""
+#include <string.h>
+#include "stepmill_kernel.h"
+static int32_t reset(void *state, stepmill_rng *rng, void *obs, stepmill_result *result) {
+    (void)state, (void)rng, (void)result;
+    *(float *)obs = 0.0f;
+    return 0;
+}
+static int32_t step(void *state, const void *action, stepmill_rng *rng, void *obs, stepmill_result *result) {
+    const int64_t kind = *(const int64_t *)action;
+    (void)state, (void)rng;
+    *(float *)obs = (float)kind;
+    for (int i = 0; kind == 1 && i < STEPMILL_MESSAGE_BYTES; ++i) result->message[i] = i == 0 ? 'x' : i % 2 ? '\xc3' : '\xa9';
+    if (kind == 2) strcpy(result->message, "5 \xb0" "C \xff is Latin-1");
+    return kind > 0;
+}
+const stepmill_kernel *stepmill_kernel_describe(void) {
+    static const stepmill_kernel kernel = {
+        .abi_version = STEPMILL_KERNEL_ABI,
+        .size_bytes = sizeof kernel,
+        .observation = {.dtype = "f4", .num_dims = 1, .shape = {1}, .low = -9, .high = 9},
+        .action = {.kind = STEPMILL_DISCRETE, .n = 3},
+        .reset = reset,
+        .step = step,
+    };
+    return &kernel;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return stepmill.kernels.load(build_text(_MESSAGES, tmp_path_factory.mktemp("messages")))
+
+
+@pytest.mark.parametrize("backend", ["kernel", "serial"])
+@pytest.mark.parametrize(
+    ("action", "text"), [(1, f"x{55 * 'é'}(\n|$)"), (2, "5 \ufffdC \ufffd is Latin-1")], ids=["cut", "Latin-1"]
+)
+def test_a_message_that_is_no_utf8_is_shown_as_far_as_it_is_text(
+    messages: Any, backend: Any, action: int, text: str
+) -> None:
+    with stepmill.Pool([messages] * 3, backend=backend) as pool:
+        pool.reset(seed=0)
+        for _ in range(2):
+            pool.send(np.array([0, action, 0]))
+            with pytest.raises(stepmill.EnvError, match=f"env 1 raised .*KernelError.*: {text}"):
+                pool.recv(3)
+            pool.recv(2)
+            pool.reset(env_ids=[1])
+
+
+@pytest.mark.filterwarnings("ignore:env 1 is not replayable")
+@pytest.mark.parametrize("policy", ["raise", "truncate", "replay"])
+@pytest.mark.parametrize("action", [1, 2])
+def test_a_pool_goes_on_after_a_message_that_is_no_utf8(messages: Any, policy: Any, action: int) -> None:
+    with stepmill.Pool([messages] * 3, backend="kernel", on_fault=policy, seeding="per_episode") as pool:
+        pool.reset(seed=0)
+        pool.step(np.zeros(3, np.int64))
+        if policy != "raise":
+            assert pool.step(np.array([0, action, 0])).truncated.tolist() == [False, True, False]
+        else:
+            with pytest.raises(stepmill.EnvError, match="env 1 raised KernelError"):
+                pool.step(np.array([0, action, 0]))
+            pool.reset()
+        for _ in range(3):
+            assert pool.step(np.zeros(3, np.int64)).obs.tolist() == [[0.0]] * 3
 
 
 _WRONG = """
@@ -101,13 +159,12 @@ const stepmill_kernel *stepmill_kernel_describe(void) {{
         ("int nothing;", "defines no stepmill_kernel_describe"),
         (_WRONG.format(".abi_version = 99"), "was compiled for version 99"),
         (_WRONG.format(".abi_version = STEPMILL_KERNEL_ABI, .size_bytes = sizeof kernel"), "has no reset function"),
+        (_WRONG.format(".abi_version = STEPMILL_KERNEL_ABI, .size_bytes = 8"), "size_bytes is 8; it must be sizeof"),
     ],
 )
 def test_libraries_that_are_no_kernel_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    source = tmp_path / "wrong.c"
-    source.write_text(text)
     with pytest.raises(stepmill.UsageError, match=message):
-        stepmill.kernels.load(_build(source, tmp_path))
+        stepmill.kernels.load(build_text(text, tmp_path))
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ KernelPlan parse_plan(nb::dict settings, Encoder& encoder) {
     return plan;
 }
 
+// A message that fills its buffer may end within a letter, which is left out.
+nb::object decode_message(const std::string& message) {
+    Py_ssize_t num_used = 0;
+    nb::object text = nb::steal(PyUnicode_DecodeUTF8Stateful(message.data(), static_cast<Py_ssize_t>(message.size()), "replace", &num_used));
+    if (!text) throw nb::python_error();
+    return text;
+}
+
 }  // namespace
 
 KernelLoop::KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings)
@@ -215,7 +223,7 @@ void KernelLoop::publish_faults(const std::vector<KernelFault>& faults) {
     for (const KernelFault& fault : faults) {
         nb::object record = nb::none();
         try {
-            record = describe_(fault.is_reset, fault.status, reinterpret_cast<std::uintptr_t>(fault.raised), nb::str(fault.message.c_str(), fault.message.size()));
+            record = describe_(fault.is_reset, fault.status, reinterpret_cast<std::uintptr_t>(fault.raised), decode_message(fault.message));
         } catch (nb::python_error& error) {
             error.discard_as_unraisable("the fault of a kernel");  // the fault is published without a text
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -175,7 +176,7 @@ def native_calls(program: KernelProgram, memory: KernelMemory) -> tuple[Callable
         def run() -> None:
             status = function(*arguments)
             if status:
-                message = bytes(memory.result[0]["message"]).decode(errors="replace")
+                message, _ = codecs.utf_8_decode(bytes(memory.result[0]["message"]).partition(b"\0")[0], "replace")
                 kind, text = program.explain(status, outcome[1], message)
                 raise KernelError(f"{kind}: {text}" if text else kind)
 

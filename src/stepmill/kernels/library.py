@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -22,6 +23,9 @@ _DESCRIBE = "stepmill_kernel_describe"
 _BOX, _DISCRETE = 0, 1
 _MAX_DIMS = 6
 _PLAIN_KINDS = "biuf"
+_MAX_INT64 = 2**63 - 1
+_MAX_ROW_BYTES = 2**28
+_MAX_STATE_BYTES = 2**31 - 1  # of a NumPy dtype
 
 
 class _Space(ctypes.Structure):
@@ -62,7 +66,8 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     """Load a kernel from a shared library.
 
     Raises:
-        UsageError: it cannot be loaded, is no kernel, or was compiled for another version of the header.
+        UsageError: it cannot be loaded, is no kernel, was compiled for another version of the header, or describes a kernel
+            that cannot be; the error names the field.
     """
     path = os.path.abspath(os.fspath(path))
     try:
@@ -79,11 +84,13 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     if not found:
         raise UsageError(f"{_DESCRIBE}() of {path} returned NULL")
     description = found.contents
-    if description.abi_version != _native.KERNEL_ABI or description.size_bytes != ctypes.sizeof(_Description):
+    if description.abi_version != _native.KERNEL_ABI:
         raise UsageError(
             f"{path} was compiled for version {description.abi_version} of stepmill_kernel.h, and this is version "
             f"{_native.KERNEL_ABI}; compile it again with -I{get_include()}"
         )
+    size, wanted = description.size_bytes, ctypes.sizeof(_Description)
+    _require(size == wanted, f"{path}: size_bytes", size, f"sizeof(stepmill_kernel), {wanted}")
     if not description.reset or not description.step:
         raise UsageError(f"the kernel of {path} has no {'step' if description.reset else 'reset'} function; set it")
     return LibraryKernel(path, description, library)
@@ -102,9 +109,12 @@ class LibraryKernel:
 
     def __init__(self, path: str, description: _Description, library: ctypes.CDLL) -> None:
         self.path = path
-        self.name = (description.name or b"kernel").decode()
-        self.observation_space = _space_of(description.observation, f"the observation of {path}")
-        self.action_space = _space_of(description.action, f"the action of {path}")
+        self.name = _text_of(description.name, f"{path}: name") or "kernel"
+        self.observation_space = _space_of(description.observation, f"{path}: observation")
+        self.action_space = _space_of(description.action, f"{path}: action")
+        state_bytes, limit = description.state_bytes, description.max_episode_steps
+        _require(state_bytes <= _MAX_STATE_BYTES, f"{path}: state_bytes", state_bytes, f"at most {_MAX_STATE_BYTES}")
+        _require(limit >= 0, f"{path}: max_episode_steps", limit, "1 or more, or 0 for no limit")
         self._description, self._library = description, library
 
     def __repr__(self) -> str:
@@ -148,23 +158,60 @@ class LibraryKernel:
         return describe_spaces(self.observation_space, self.action_space)
 
 
-def _space_of(space: _Space, name: str) -> spaces.Space[Any]:
-    if space.kind == _DISCRETE:
-        if space.n < 1:
-            raise UsageError(f"{name} is Discrete with n={space.n}; n must be 1 or more")
-        return spaces.Discrete(space.n, start=space.start)
+def _require(is_allowed: object, field: str, value: object, allowed: str) -> None:
+    if not is_allowed:
+        raise UsageError(f"{field} is {value}; it must be {allowed}")
+
+
+def _text_of(value: bytes | None, field: str) -> str:
     try:
-        dtype = np.dtype((space.dtype or b"").decode())
-    except TypeError:
+        return (value or b"").decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{field} is {value!r}; it must be UTF-8") from exc
+
+
+def _space_of(space: _Space, name: str) -> spaces.Space[Any]:
+    """Return a space; `name` begins the names of its fields in errors."""
+    _require(space.kind in (_BOX, _DISCRETE), f"{name}.kind", space.kind, f"{_BOX} (Box) or {_DISCRETE} (Discrete)")
+    if space.kind == _DISCRETE:
+        _require(space.n >= 1, f"{name}.n", space.n, "1 or more")
+        most = _MAX_INT64 - space.n + 1
+        _require(space.start <= most, f"{name}.start", space.start, f"at most {most}, since start + n - 1 is an int64")
+        return spaces.Discrete(space.n, start=space.start)
+    text = _text_of(space.dtype, f"{name}.dtype")
+    try:
+        dtype = np.dtype(text)
+    except Exception:  # whatever NumPy's parser raises
         dtype = np.dtype(object)
-    if space.kind != _BOX or not 0 <= space.num_dims <= _MAX_DIMS or dtype.kind not in _PLAIN_KINDS:
-        raise UsageError(f"{name} is no space: kind {space.kind}, dtype {space.dtype!r}, {space.num_dims} dimensions")
+    is_plain = dtype.kind in _PLAIN_KINDS and dtype.isnative and dtype.itemsize <= 8
+    _require(is_plain, f"{name}.dtype", repr(text), "a native number of 1 to 8 bytes, as NumPy names it: f4, u1, ...")
+    _require(0 <= space.num_dims <= _MAX_DIMS, f"{name}.num_dims", space.num_dims, f"0 to {_MAX_DIMS}")
     shape = tuple(space.shape[: space.num_dims])
-    low, high = _bound(space.lows, space.low, shape), _bound(space.highs, space.high, shape)
-    return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
+    is_small = (
+        min(shape, default=0) >= 0 and math.prod(max(dim, 1) for dim in shape) <= _MAX_ROW_BYTES // dtype.itemsize
+    )
+    _require(is_small, f"{name}.shape", shape, f"dimensions of 0 or more, of at most {_MAX_ROW_BYTES} bytes together")
+    low = _bound_of(space.lows, space.low, shape, dtype, f"{name}.low")
+    high = _bound_of(space.highs, space.high, shape, dtype, f"{name}.high")
+    wrong = low[low > high]
+    _require(not wrong.size, f"{name}.low", wrong[:1], "at most the upper bound, for each element")
+    return spaces.Box(low, high, shape, dtype.type)
 
 
-def _bound(values: Any, single: float, shape: tuple[int, ...]) -> Any:
-    if not values:
-        return np.full(shape, single)
-    return np.ctypeslib.as_array(values, (int(np.prod(shape)),)).reshape(shape).copy()
+def _bound_of(values: Any, single: float, shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> Any:
+    """Return a bound in the type of its space."""
+    given = np.ctypeslib.as_array(values, (math.prod(shape),)).reshape(shape) if values else np.float64(single)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1)
+    if dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    is_whole = dtype.kind == "f" or given == np.floor(given)
+    is_allowed = np.asarray((given >= float(low)) & (given <= float(high)) & is_whole)  # a NaN is not
+    wrong = np.asarray(given)[~is_allowed]
+    _require(
+        not wrong.size, field, wrong[:1], f"{'' if dtype.kind == 'f' else 'whole, '}from {low} to {high} for {dtype}"
+    )
+    with np.errstate(
+        all="ignore"
+    ):  # a float32 bound beyond all float32 is infinite; that of an int64 is rounded as a double
+        converted = np.where(given >= float(high), np.asarray(high, dtype), np.asarray(given).astype(dtype))
+    return np.full(shape, converted, dtype)
