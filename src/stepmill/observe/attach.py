@@ -2,12 +2,14 @@
 
 A slab is a memfd without a name in a file system. The programs that have it open show it in /proc/PID/fd, where another
 process of the same user may open it for reading. The description at its begin says where the counters are.
+
+Root also sees the memfds of other users, who can write anything into them: all that is read is checked, and nothing is mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SLAB_LINK = "/memfd:stepmill-slab"
+MAX_DESCRIPTION_BYTES = 1 << 24
+MAX_COMMAND_BYTES = 4096
 MAGIC = int.from_bytes(b"stepmill", "little")
 PROC = Path("/proc")
 
@@ -46,11 +50,22 @@ class PoolFile:
 
     @property
     def command(self) -> str:
-        """The command line of the program, on one line; empty if it has ended."""
-        with contextlib.suppress(OSError):
-            words = (PROC / str(self.pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            return " ".join(words.split())
+        """The command line of the program, on one line, with "\N{REPLACEMENT CHARACTER}" for what a terminal does not print; empty if it has ended."""
+        with contextlib.suppress(OSError), (PROC / str(self.pid) / "cmdline").open("rb") as file:
+            words = file.read(MAX_COMMAND_BYTES).replace(b"\0", b" ").decode(errors="replace").split()
+            return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(words))
         return ""
+
+
+class _SlabFile(io.FileIO):
+    """A slab that is read. If it were mapped, the program that made it could end this one by making it shorter (SIGBUS)."""
+
+    def __init__(self, path: Path) -> None:
+        # Not blocking: in a mount namespace of its own, a program can give a FIFO this name.
+        super().__init__(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+    def __getitem__(self, part: slice) -> bytes:
+        return os.pread(self.fileno(), part.stop - part.start, part.start)
 
 
 def find_pools(pid: int | None = None) -> list[PoolFile]:
@@ -88,9 +103,7 @@ def _pools_of(pid: int, files: list[Path]) -> list[PoolFile]:
     """Return the pools that a program made. Its workers and its launcher have the slab open, too; they are left out."""
     found: dict[int, PoolFile] = {}
     for path in files:
-        with contextlib.suppress(
-            OSError, ValueError, TypeError
-        ):  # the file was closed meanwhile, or is not a whole slab
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # closed meanwhile, or not a whole slab
             if not str(path.readlink()).startswith(SLAB_LINK):
                 continue
             pool = _read_pool(pid, path)
@@ -100,24 +113,24 @@ def _pools_of(pid: int, files: list[Path]) -> list[PoolFile]:
 
 
 def _read_pool(pid: int, path: Path) -> PoolFile | None:
-    with path.open("rb", buffering=0) as file:
-        header = file.read(HEADER_BYTES)
+    with _SlabFile(path) as file:
+        header = file[0:HEADER_BYTES]
         if len(header) < HEADER_BYTES:
             return None
         magic, version, _, offset, size_bytes = read_header(header)
-        if magic != MAGIC:
+        if magic != MAGIC or size_bytes > MAX_DESCRIPTION_BYTES:
             return None
         inode = os.fstat(file.fileno()).st_ino
         if version != _native.LAYOUT_VERSION:
             return PoolFile(pid, path, inode, version, None)
-        return PoolFile(pid, path, inode, version, Description.decode(os.pread(file.fileno(), size_bytes, offset)))
+        return PoolFile(pid, path, inode, version, Description.decode(file[offset : offset + size_bytes]))
 
 
 class AttachedPool:
     """The counters of a pool in another program, or in this one. Use it as a context manager."""
 
     def __init__(self, file: PoolFile) -> None:
-        """Map the slab for reading.
+        """Open the slab for reading.
 
         Raises:
             UsageError: the slab has the layout of another version of stepmill, or the pool was closed meanwhile.
@@ -131,8 +144,7 @@ class AttachedPool:
         self.description = file.description
         self._reader = CounterReader(file.description)
         try:
-            with file.path.open("rb", buffering=0) as opened:
-                self._memory = mmap.mmap(opened.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._slab = _SlabFile(file.path)
         except OSError as exc:
             raise UsageError(f"the pool of process {file.pid} was closed") from exc
 
@@ -145,13 +157,19 @@ class AttachedPool:
             return False
 
     def stats(self) -> PoolStats:
-        """Return the statistics of now. `leased_slots` and `replay_log_bytes` are not known outside of the program."""
-        with memoryview(self._memory) as memory:
-            return self._reader.read(memory)
+        """Return the statistics of now. `leased_slots` and `replay_log_bytes` are not known outside of the program.
+
+        Raises:
+            UsageError: the memory is not that of a pool.
+        """
+        try:
+            return self._reader.read(self._slab)
+        except (ValueError, MemoryError) as exc:
+            raise UsageError(f"process {self.file.pid} has a file that looks like a pool's memory, and is not") from exc
 
     def close(self) -> None:
-        """Unmap the slab. The pool goes on."""
-        self._memory.close()
+        """Close the slab. The pool goes on."""
+        self._slab.close()
 
     def __enter__(self) -> Self:
         return self

@@ -108,7 +108,8 @@ def render(view: View, *, height: int = 40) -> Panel:
     learner.append("  ").append_text(_legend(recent, LEARNER_PARTS))
     parts: list[RenderableType] = [head, learner, _workers_table(view, max(3, height - LINES_BESIDE_WORKERS))]
     parts += [part for part in (_stragglers(view), _faults(total), _notes(view)) if part is not None]
-    return Panel(Group(*parts), title=view.title, title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right")
+    title = Text(view.title)  # not markup: it may be the command line of any program
+    return Panel(Group(*parts), title=title, title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right")
 
 
 def _legend(recent: PoolStats, parts: tuple[tuple[str, str], ...]) -> Text:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from itertools import chain
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,13 @@ from stepmill.spec.stats import NS, Durations, LearnerStats, PoolStats, WorkerSt
 NO_SERVER = 0xFFFFFFFF
 NUMBER, WORD = "<u8", "<u4"
 HEADER_BYTES = 64
+
+
+class SlabBytes(Protocol):
+    """The bytes of a slab: a memoryview of the memory, or a file that is read."""
+
+    def __getitem__(self, part: slice, /) -> bytes | memoryview:
+        """Return a part, shorter if the slab ends before it."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,30 @@ class Description:
         """Read what `encode` has written.
 
         Raises:
-            ValueError, TypeError: it is something else.
+            ValueError: it is something else. Any program can make a memfd with the name of a slab.
         """
-        return cls(**json.loads(text))
+        try:
+            found = cls(**json.loads(text))
+            is_whole = found._is_whole()
+        except (TypeError, RecursionError) as exc:
+            raise ValueError("this is not the description of a slab") from exc
+        if not is_whole:
+            raise ValueError("the description of the slab contradicts itself")
+        return found
+
+    def _is_whole(self) -> bool:
+        """Return whether all fields have their types, and agree with each other."""
+        by_worker = (self.learner_words, self.worker_words, self.worker_traces, self.servers)
+        owned = list(chain.from_iterable(self.servers))
+        numbers = (self.pid, self.began_ns, self.num_envs, self.env_counters, self.learner_trace)
+        return (
+            all(type(each) is list for each in (*by_worker, *self.servers))
+            and all(type(number) is int and 0 <= number < 1 << 62 for number in chain(numbers, *by_worker[:3], owned))
+            and len({len(each) for each in by_worker}) == 1
+            and sorted(owned) == list(range(len(owned)))
+            and 0 < self.num_envs <= len(owned)
+            and re.fullmatch("[a-z]*", self.backend) is not None
+        )
 
 
 def description_bytes(num_workers: int, num_servers: int) -> int:
@@ -173,8 +203,12 @@ class CounterReader:
         self._servers = np.concatenate([np.asarray(owned, np.int64) for owned in description.servers])
         self._stops_s = np.array(_native.bucket_stops_ns(), np.float64) * NS
 
-    def read(self, memory: memoryview, *, leased_slots: int = 0, replay_log_bytes: int = 0) -> PoolStats:
-        """Return the statistics of now. The last two arguments are not in the slab."""
+    def read(self, memory: SlabBytes, *, leased_slots: int = 0, replay_log_bytes: int = 0) -> PoolStats:
+        """Return the statistics of now. The last two arguments are not in the slab.
+
+        Raises:
+            ValueError: the slab is shorter than its description says.
+        """
         about, formats = self._description, _formats()
         pool = _view(memory, formats["pool"], 0, 1)[0]
         envs = _view(memory, formats["env"], about.env_counters, about.num_envs)
@@ -205,7 +239,7 @@ class CounterReader:
             replay_log_bytes=replay_log_bytes,
         )
 
-    def _read_worker(self, memory: memoryview, worker: int, servers: NDArray[Any]) -> WorkerStats:
+    def _read_worker(self, memory: SlabBytes, worker: int, servers: NDArray[Any]) -> WorkerStats:
         about, formats = self._description, _formats()
         own = _view(memory, formats["worker"], about.worker_words[worker], 1)[0]
         learners = _view(memory, formats["learner_words"], about.learner_words[worker], 1)[0]
@@ -251,5 +285,5 @@ def _learner_stats(counters: Any, elapsed_s: float) -> LearnerStats:
     )
 
 
-def _view(memory: memoryview, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
-    return np.frombuffer(memory, dtype, count, offset)
+def _view(memory: SlabBytes, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+    return np.frombuffer(memory[offset : offset + count * dtype.itemsize], dtype, count)
