@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import stepmill
 
 pytest.importorskip("numba")
 
 from tests.kernels.kernels import walk, walk_limited
+from tests.kernels.library_builder import build_text
 
 
 def _play(pool: stepmill.Pool, num_steps: int) -> list[list[float]]:
@@ -62,11 +69,106 @@ def test_a_snapshot_of_another_kernel_or_a_part_of_one_is_refused() -> None:
         _play(pool, 3)
         kept = pool.snapshot()
         damaged = dataclasses.replace(snapshot, memory=(snapshot.memory[0], snapshot.memory[1][:-1]))
-        with pytest.raises(stepmill.UsageError, match=r"has \d+ bytes, not \d+; it is damaged"):
+        with pytest.raises(stepmill.UsageError, match=r"snapshot of \d+ bytes is damaged"):
             pool.restore(damaged)
         with pytest.raises(stepmill.UsageError, match="a bytes is no snapshot"):
             pool.restore(snapshot.memory[0])  # type: ignore[arg-type]
         assert pool.snapshot().memory == kept.memory
+
+
+@pytest.mark.parametrize("kernel", [walk, stepmill.kernels.find("FrozenLake-v1")], ids=["walk", "FrozenLake"])
+def test_each_byte_of_a_snapshot_counts(kernel: stepmill.kernels.PythonKernel) -> None:
+    with stepmill.Pool([kernel] * 2, backend="kernel") as pool:
+        pool.reset(seed=0)
+        snapshot = pool.snapshot([1])
+        (memory,) = snapshot.memory
+        flipped = [memory[:at] + bytes([memory[at] ^ 0x40]) + memory[at + 1 :] for at in range(len(memory))]
+        for damaged in (*flipped, *(memory[:size] for size in range(len(memory))), memory + b"\0", 2 * memory):
+            with pytest.raises(stepmill.UsageError, match="damaged"):
+                pool.restore(dataclasses.replace(snapshot, memory=(damaged,)))
+        assert pool.snapshot([1]).memory == (memory,)
+        pool.restore(snapshot)
+
+
+def _check_refused(kernel: Any, others: Sequence[Any]) -> None:
+    """Check that no kernel takes a snapshot of another one, and that each takes its own, from another pool."""
+    kernels = [kernel, *others]
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(stepmill.Pool([kernel] * 2, backend="kernel")) for kernel in kernels]
+        for pool in pools:
+            pool.reset(seed=0)
+        snapshots = [pool.snapshot() for pool in pools]
+        with stepmill.Pool([kernel] * 2, backend="kernel") as same:
+            same.reset(seed=1)
+            same.restore(pickle.loads(pickle.dumps(snapshots[0])))
+            assert same.snapshot().memory == snapshots[0].memory
+        for pool, other in itertools.permutations(range(len(kernels)), 2):
+            with pytest.raises(stepmill.UsageError, match="is of another kernel or another model than"):
+                pools[pool].restore(snapshots[other])
+            assert pools[pool].snapshot().memory == snapshots[pool].memory
+
+
+def test_a_kernel_with_another_table_refuses_a_snapshot() -> None:
+    find = stepmill.kernels.find
+    others = [{"map_name": "8x8"}, {"is_slippery": False}, {"desc": ("SF", "HG")}]
+    _check_refused(find("FrozenLake-v1"), [find("FrozenLake-v1", **arguments) for arguments in others])
+
+
+def _make_drift(speed: float, table: Any, *, is_backward: bool = False, size: int = 1) -> stepmill.kernels.PythonKernel:
+    @stepmill.kernel(
+        observation_space=spaces.Box(-9.0, 9.0, (size,), np.float64),
+        action_space=spaces.Discrete(2),
+        state=np.dtype([("place", "f8")]),
+    )
+    class drift:  # noqa: N801
+        def reset(state: Any, rng: Any, obs: Any) -> None:
+            state.place = rng.random()
+            obs[:] = state.place
+
+        def step(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+            state.place += speed * table[action]
+            obs[:] = state.place
+            return 0.0, False, False
+
+        def step_back(state: Any, action: Any, rng: Any, obs: Any) -> tuple[float, bool, bool]:
+            state.place -= speed * table[action]
+            obs[:] = state.place
+            return 0.0, False, False
+
+    made: Any = drift
+    if is_backward:
+        made.step = made.methods["step_back"]
+    return cast("stepmill.kernels.PythonKernel", made)
+
+
+def test_a_kernel_with_other_constants_or_other_code_refuses_a_snapshot() -> None:
+    table = np.array([1.0, 2.0])
+    drift = _make_drift(0.5, table)
+    others = [_make_drift(0.25, table), _make_drift(0.5, table[::-1].copy()), _make_drift(0.5, table, is_backward=True)]
+    _check_refused(drift, [*others, _make_drift(0.5, table, size=2)])
+
+
+def test_a_kernel_that_is_made_again_takes_a_snapshot() -> None:
+    with (
+        stepmill.Pool([_make_drift(0.5, np.array([1.0, 2.0]))], backend="kernel") as pool,
+        stepmill.Pool([_make_drift(0.5, np.array([1.0, 2.0]))], backend="kernel") as other,
+    ):
+        pool.reset(seed=0)
+        other.reset(seed=1)
+        np.testing.assert_array_equal(other.restore(pool.snapshot()), pool.snapshot().obs)
+        np.testing.assert_array_equal(other.step(np.array([1])).obs, pool.step(np.array([1])).obs)
+
+
+def test_a_library_with_other_code_or_another_description_refuses_a_snapshot(tmp_path: Path) -> None:
+    source = (Path(__file__).parents[2] / "examples" / "kernels" / "particle.c").read_text()
+    changes = [("", ""), ("0.1 * force", "0.2 * force"), (".low = -1.0", ".low = -2.0")]
+    kernels = []
+    for count, (old, new) in enumerate(changes):
+        assert old in source
+        kernels.append(
+            stepmill.kernels.load(build_text(source.replace(old, new) if old else source, tmp_path, f"p{count}.c"))
+        )
+    _check_refused(kernels[0], kernels[1:])
 
 
 def test_snapshots_are_of_idle_envs_of_kernels() -> None:

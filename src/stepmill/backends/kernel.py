@@ -17,20 +17,15 @@ from stepmill import _native
 from stepmill.backends.base import Future, serve_requests_here, worker_fault_error
 from stepmill.backends.serial import warn_of_use
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.container import pack, unpack
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, UsageError, join_errors
-from stepmill.spec.kernel import (
-    DIGEST_BYTES,
-    KernelMaker,
-    KernelProgram,
-    OutsideMemory,
-    RowLayout,
-    info_offsets,
-    zero_infos,
-)
+from stepmill.spec.kernel import KernelMaker, KernelProgram, OutsideMemory, RowLayout, info_offsets, zero_infos
 from stepmill.worker.env_host import apply_requests
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport, WorkerSettings
 from stepmill.worker.native_settings import native_settings
+
+_SNAPSHOT = "kernel snapshot"
 
 
 class KernelBackend:
@@ -189,28 +184,23 @@ class KernelEnvHandle:
         self._program = program
         self._methods = program.methods
         self._fields = program.state.names or ()
-        self._end_of_state = DIGEST_BYTES + len(loop.snapshot(local))  # in a snapshot
+        self._state_bytes = len(loop.snapshot(local))  # in a snapshot, before the memory outside
         memory = loop.state_of(local).view(program.memory)
         self.state = (memory if program.infos is None else memory["state"]).view(np.recarray)[0]
         self.outside: OutsideMemory | None = None
 
     def snapshot(self) -> bytes:
-        """Return a copy of all that the env remembers: digest of the kernel, state and newest result, memory outside."""
+        """Return a copy of all that the env remembers: state and newest result, memory outside."""
         outside = b"" if self.outside is None else self.outside.save()
-        return self._program.digest + self._loop.snapshot(self._local) + outside
+        header = {"kernel": self._program.name, "digest": self._program.digest}
+        return pack(_SNAPSHOT, header, self._loop.snapshot(self._local) + outside)
 
     def refusal_of(self, snapshot: bytes) -> str | None:
         """Return why a snapshot cannot be restored in an env of this kernel; None if it can be."""
-        if snapshot[:DIGEST_BYTES] != self._program.digest:
-            return (
-                f"the snapshot is of another kernel or another model than {self._program.name}, which this pool runs; restore "
-                "it in a pool of the kernel that it was taken from"
-            )
-        wanted = self._end_of_state + (0 if self.outside is None else self.outside.size_bytes)
-        if len(snapshot) != wanted:
-            return (
-                f"the snapshot of an env of {self._program.name} has {len(snapshot)} bytes, not {wanted}; it is damaged"
-            )
+        try:
+            self._unpack(snapshot)
+        except UsageError as exc:
+            return str(exc)
         return None
 
     def restore(self, snapshot: bytes) -> None:
@@ -219,12 +209,20 @@ class KernelEnvHandle:
         Raises:
             UsageError: it is of another kernel, or damaged; nothing is changed then.
         """
-        refusal = self.refusal_of(snapshot)
-        if refusal is not None:
-            raise UsageError(refusal)
-        self._loop.restore(self._local, snapshot[DIGEST_BYTES : self._end_of_state])
+        memory = self._unpack(snapshot)
+        self._loop.restore(self._local, memory[: self._state_bytes])
         if self.outside is not None:
-            self.outside.load(snapshot[self._end_of_state :])
+            self.outside.load(memory[self._state_bytes :])
+
+    def _unpack(self, snapshot: bytes) -> bytes:
+        header, memory = unpack(_SNAPSHOT, snapshot)
+        wanted = self._state_bytes + (0 if self.outside is None else self.outside.size_bytes)
+        if header["digest"] != self._program.digest or len(memory) != wanted:
+            raise UsageError(
+                f"the snapshot of {header['kernel']} is of another kernel or another model than {self._program.name}, which this "
+                "pool runs: spaces, state, tables, constants or code differ; restore it in a pool of the kernel that it is of"
+            )
+        return memory
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether `get_wrapper_attr` finds it."""

@@ -109,7 +109,7 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
         explain=explain,
         code=code,
         prepare=getattr(kernel, "prepare", None),
-        identity=kernel.identity,
+        identity=hashlib.sha256("\0".join([kernel.identity, *_content(kernel)]).encode()).hexdigest(),
         infos=kernel.infos,
     )
 
@@ -274,9 +274,14 @@ def _digest(kernel: PythonKernel, text: str) -> str:
         repr(kernel.infos),
         repr(kernel.is_debug),
     ]
-    for function in (kernel.reset, kernel.step):
-        parts.extend(_code_parts(function, set()))
+    parts.extend(_content(kernel))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _content(kernel: PythonKernel) -> Iterator[str]:
+    """Yield what makes a kernel: its code, constants and tables."""
+    for function in (kernel.reset, kernel.step):
+        yield from _code_parts(function, set())
 
 
 def _code_parts(function: Any, seen: set[int]) -> Iterator[str]:

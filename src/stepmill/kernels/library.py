@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import os
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,8 @@ class LibraryKernel:
         _require(state_bytes <= _MAX_STATE_BYTES, f"{path}: state_bytes", state_bytes, f"at most {_MAX_STATE_BYTES}")
         _require(limit >= 0, f"{path}: max_episode_steps", limit, "1 or more, or 0 for no limit")
         self._description, self._library = description, library
+        spaces = repr((self.observation_space, self.action_space))
+        self._identity = hashlib.sha256(Path(path).read_bytes() + spaces.encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"<stepmill kernel {self.name} of {self.path}>"
@@ -151,6 +155,7 @@ class LibraryKernel:
             methods={},
             explain=lambda status, raised, message: ("KernelError", message or f"status {status}"),
             code=self._library,
+            identity=self._identity,
         )
 
     @cached_property

@@ -80,9 +80,6 @@ class OutsideMemory(Protocol):
         """Restore what `save` of an env of the same kernel has returned."""
 
 
-DIGEST_BYTES = 16
-
-
 @dataclass(frozen=True, kw_only=True)
 class KernelProgram:
     """Compiled functions, and the memory that they work on.
@@ -101,7 +98,8 @@ class KernelProgram:
         code: what must live as long as the addresses are called.
         prepare: is called with the state of each env before its first reset; what it returns lives as long as the env. None:
             the state is all that an env remembers.
-        identity: tells the kernel from others with the same name and rows, whose snapshots it does not take.
+        identity: tells the kernel from others with the same name and rows, whose snapshots it does not take: its code, constants
+            and tables.
     """
 
     name: str
@@ -132,10 +130,10 @@ class KernelProgram:
         return start + self.saved_bytes
 
     @cached_property
-    def digest(self) -> bytes:
-        """DIGEST_BYTES bytes, which snapshots of its envs begin with."""
+    def digest(self) -> str:
+        """Tells whose snapshots its envs take."""
         parts = (self.name, self.memory.descr, self.saved_bytes, self.observation, self.action, self.identity)
-        return hashlib.blake2b(repr(parts).encode(), digest_size=DIGEST_BYTES).digest()
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 @runtime_checkable
