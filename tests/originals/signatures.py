@@ -35,6 +35,22 @@ def differences(ours: Any, theirs: Any) -> list[str]:
     return found
 
 
+def protected_methods(ours: type, theirs: type) -> dict[str, bool]:
+    """Return the protected methods of `theirs` that take no effect when a subclass of `ours` overrides them.
+
+    The value is whether this is refused, by `NOT_CALLED` of `ours` (see stepmill.frontends.overrides); otherwise the method
+    is missing, and an override is ignored in silence.
+    """
+    library = theirs.__module__.partition(".")[0]
+    homes = [base for base in theirs.__mro__ if base.__module__.partition(".")[0] == library]
+    own = [base for base in ours.__mro__ if base.__module__.partition(".")[0] == "stepmill"]
+    refused = {name for base in own for name in vars(base).get("NOT_CALLED", ())}
+    names = {name for base in homes for name in vars(base) if name.startswith("_") and not name.startswith("__")}
+    methods = {name for name in names if inspect.isroutine(inspect.getattr_static(theirs, name))}
+    known = {name for base in own for name in vars(base)}
+    return {name: name in refused for name in sorted(methods) if name in refused or name not in known}
+
+
 def _public_names(cls: type) -> Iterator[str]:
     """Yield the names that a class and its bases in the same library define."""
     library = cls.__module__.partition(".")[0]

@@ -181,7 +181,7 @@ def test_ready_obs_waits_for_an_env_that_wants_an_action_and_tells_of_a_long_wai
     assert manager.action_space.contains(manager.random_action()[0])
 
 
-@pytest.mark.covers("D-6", "D-32", "D-34")
+@pytest.mark.covers("D-6", "D-32", "D-38")
 @pytest.mark.timeout(HANG_GUARD_S)
 @pytest.mark.parametrize("question", ["random_action", "ready_env", "ready_obs_id", "active_env"])
 def test_a_loop_that_never_reads_ready_obs_goes_on_after_each_reset(
@@ -199,14 +199,14 @@ def test_a_loop_that_never_reads_ready_obs_goes_on_after_each_reset(
     assert sum(len(resets) for resets in manager.resets) >= 10
 
 
-@pytest.mark.covers("D-6", "D-34")
+@pytest.mark.covers("D-6", "D-38")
 def test_random_action_waits_as_ready_obs_does(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(2))
     manager.launch()
     assert all(len(manager.step(manager.random_action())) > 0 for _ in range(30))
 
 
-@pytest.mark.covers("D-8", "D-34")
+@pytest.mark.covers("D-8", "D-38")
 def test_a_step_is_accepted_as_soon_as_the_reset_is_over(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(2, length=1))
     manager.launch()
@@ -215,7 +215,7 @@ def test_a_step_is_accepted_as_soon_as_the_reset_is_over(cls: Any, make_manager:
     assert list(manager.step({0: 1})) == [0]
 
 
-@pytest.mark.covers("D-32", "D-34", "D-B4")
+@pytest.mark.covers("D-32", "D-38", "D-B4")
 def test_a_failed_reset_is_raised_where_envs_are_asked_for(make_manager: MakeManager) -> None:
     manager = make_manager(SyncSubprocessEnvManager, ding_envs(1, length=1))
     manager.launch()
@@ -227,7 +227,7 @@ def test_a_failed_reset_is_raised_where_envs_are_asked_for(make_manager: MakeMan
     assert manager.closed
 
 
-@pytest.mark.covers("D-6", "D-B13", "D-34")
+@pytest.mark.covers("D-6", "D-B13", "D-38")
 def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(make_manager: MakeManager) -> None:
     with Gate() as gate:
         manager = make_manager(SubprocessEnvManagerV2, ding_envs(2, length=1, gate=str(gate.path)))
@@ -244,7 +244,7 @@ def test_ready_obs_id_after_ready_obs_names_its_envs_and_then_those_of_now(make_
         assert [int(timestep["env_id"]) for timestep in manager.step([1, 1])] == [0, 1]
 
 
-@pytest.mark.covers("D-28/actions", "D-B13", "D-34")
+@pytest.mark.covers("D-28/actions", "D-B13", "D-38")
 @pytest.mark.parametrize("reads_ids", [False, True])
 def test_the_rows_of_a_v2_step_are_those_of_the_observations_that_were_read(
     make_manager: MakeManager, reads_ids: bool
@@ -376,7 +376,7 @@ def test_seeds_are_sent_once_with_the_next_reset(cls: Any, make_manager: MakeMan
     assert [seeds[-1] for seeds in manager.seeds] == [(7, True), (8, False), (5, True)]
 
 
-@pytest.mark.covers("D-16", "D-35")
+@pytest.mark.covers("D-16", "D-39")
 def test_seeds_are_not_sent_again_by_another_launch(cls: Any, make_manager: MakeManager) -> None:
     manager = make_manager(cls, ding_envs(3, length=1))
     manager.seed(5)

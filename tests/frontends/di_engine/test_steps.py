@@ -61,7 +61,7 @@ def test_a_step_returns_with_wait_num_timesteps_while_other_envs_step(
     gate.open(2)
 
 
-@pytest.mark.covers("D-9", "D-35")
+@pytest.mark.covers("D-9", "D-39")
 def test_a_step_never_returns_less_than_wait_num_timesteps(make_manager: MakeManager, gate: Gate) -> None:
     manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, length=9, gate=str(gate.path)))
     manager.launch()
@@ -72,7 +72,7 @@ def test_a_step_never_returns_less_than_wait_num_timesteps(make_manager: MakeMan
     assert len(timesteps) >= 2
 
 
-@pytest.mark.covers("D-9", "D-35")
+@pytest.mark.covers("D-9", "D-39")
 def test_a_step_waits_for_more_than_wait_num_until_step_wait_timeout(make_manager: MakeManager, gate: Gate) -> None:
     manager = make_manager(
         AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=1, step_wait_timeout=LONG_S
@@ -85,7 +85,7 @@ def test_a_step_waits_for_more_than_wait_num_until_step_wait_timeout(make_manage
     assert sorted(timesteps) == [0, 1, 2]
 
 
-@pytest.mark.covers("D-9", "D-B1", "D-35")
+@pytest.mark.covers("D-9", "D-B1", "D-39")
 def test_a_step_returns_what_is_there_at_its_deadline(make_manager: MakeManager, gate: Gate) -> None:
     manager = make_manager(AsyncSubprocessEnvManager, ding_envs(3, gate=str(gate.path)), wait_num=3, step_deadline=1.0)
     manager.launch()

@@ -181,7 +181,7 @@ def test_a_subclass_with_a_worker_function_of_its_own_is_refused(name: str) -> N
         cls([DingEnv])
 
 
-@pytest.mark.covers("D-36")
+@pytest.mark.covers("D-40")
 @pytest.mark.parametrize(
     ("base", "name"),
     [
@@ -203,7 +203,7 @@ def test_a_subclass_with_a_method_that_nothing_calls_is_refused_by_name(base: An
         Own(env_fn=[DingEnv])
 
 
-@pytest.mark.covers("D-36")
+@pytest.mark.covers("D-40")
 @pytest.mark.parametrize("base", [BaseEnvManager, AsyncSubprocessEnvManager])
 def test_create_state_of_a_subclass_runs_before_the_first_reset(make_manager: MakeManager, base: Any) -> None:
     class Own(base):  # type: ignore[misc]

@@ -51,7 +51,14 @@ NOT_CALLED_BY_SUBPROCESS = dict.fromkeys(
 )
 NOT_CALLED_BY_SUPERVISOR = dict.fromkeys(
     (
-        *("_create_env_ref", "_detect_timeout", "_enable_env_replay", "_recv_callback", "_recv_reset_callback"),
+        *(
+            "_cleanup_queue",
+            "_create_env_ref",
+            "_detect_timeout",
+            "_enable_env_replay",
+            "_recv_callback",
+            "_recv_reset_callback",
+        ),
         *(
             "_recv_step_callback",
             "_reset",

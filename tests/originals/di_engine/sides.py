@@ -1,0 +1,112 @@
+"""Programs that run with DI-engine's classes or with ours: whose classes, managers that are closed, waits that are given up."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepmill.frontends import di_engine
+from stepmill.testing.gates import Gate
+
+MARKS = [
+    pytest.mark.filterwarnings("ignore"),  # those of DI-engine, and of what it imports
+    pytest.mark.covers("D-37"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ding") is None, reason="DI-engine is not installed; make test-originals has it"
+    ),
+]
+OURS, ORIGINAL = "ours", "original"
+SUBPROCESS = "SyncSubprocessEnvManager"
+ASYNC = "AsyncSubprocessEnvManager"
+NEVER_S = 2.0
+
+
+def class_of(whose: str, name: str) -> Any:
+    """Return the class of that name of ours or of DI-engine."""
+    return getattr(di_engine if whose == OURS else importlib.import_module("ding.envs.env_manager"), name)
+
+
+class Maker:
+    """Makes managers of one side, `make(name, env_fns, **settings)`, and closes them."""
+
+    def __init__(self, whose: str) -> None:
+        self.whose = whose
+        self.made: list[Any] = []
+
+    def __call__(self, name: str, env_fns: Any, **own: Any) -> Any:
+        cls = class_of(self.whose, name)
+        cfg = cls.default_config()
+        cfg.update(own)
+        self.made.append(cls(env_fns, cfg))
+        return self.made[-1]
+
+    def close(self) -> None:
+        """Close the managers."""
+        close_all(self.made, self.whose)
+
+
+def close_all(made: list[Any], whose: str) -> None:
+    """Close managers. DI-engine's cannot be closed if a process is gone, and leave their processes to themselves (D-B2)."""
+    for manager in made:
+        with contextlib.nullcontext() if whose == OURS else contextlib.suppress(OSError, EOFError):
+            manager.close()
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+
+
+class Never(Exception):
+    """A call did not return within NEVER_S."""
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """Raise Never after NEVER_S in the main thread."""
+
+    def stop(*args: object) -> None:
+        raise Never
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, NEVER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def opened_later(gate: Gate, count: int) -> Iterator[None]:
+    """Open the gate for `count` envs half a second after they have arrived there."""
+
+    def later() -> None:
+        gate.wait_arrivals(count)
+        threading.Event().wait(0.5)
+        gate.open(count)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    yield
+    thread.join()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait until `is_true()`; the test's time limit ends a wait that does not end."""
+    while not is_true():
+        threading.Event().wait(0.01)
+
+
+class Screen:
+    """What DI-engine's managers ask for frames: the attribute `_env` of an env."""
+
+    def render(self, mode: str) -> Any:
+        return np.full((2, 2, 3), len(mode), np.uint8)

@@ -1,0 +1,449 @@
+"""The table of differences of docs/switching/di_engine.md, each row run with DI-engine's classes and with ours.
+
+A test marked `row` shows the row of the table of differences that begins with the text. The last test fails if a row has no test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepmill.frontends import di_engine
+from stepmill.frontends.di_engine import EnvState
+from stepmill.spec.errors import UsageError
+from stepmill.testing.faulty import OddSignatureError
+from stepmill.testing.gates import Gate
+from tests.frontends.di_engine.envs import DingEnv, TreeEnv, ding_envs
+from tests.originals.di_engine import test_di_engine_bugs
+from tests.originals.di_engine.sides import (
+    ASYNC,
+    MARKS,
+    ORIGINAL,
+    OURS,
+    SUBPROCESS,
+    Maker,
+    Never,
+    Screen,
+    class_of,
+    close_all,
+    interrupted,
+    opened_later,
+    until,
+)
+from tests.originals.pages import ROOT
+
+pytestmark = MARKS
+TESTS: dict[str, list[Any]] = {}
+
+
+def row(text: str) -> Callable[[Any], Any]:
+    """Note that a test shows the row of the page that begins with this text."""
+
+    def note(test: Any) -> Any:
+        TESTS.setdefault(text, []).append(test)
+        return test
+
+    return note
+
+
+@pytest.fixture(params=[ORIGINAL, OURS])
+def whose(request: pytest.FixtureRequest) -> Any:
+    """Whose classes the test uses."""
+    return request.param
+
+
+@pytest.fixture
+def make(whose: str) -> Iterator[Maker]:
+    """Make managers, which are closed at the end."""
+    maker = Maker(whose)
+    yield maker
+    maker.close()
+
+
+# ---- arguments -------------------------------------------------------------------------------------------
+
+
+@row("managers: `cfg`")
+def test_settings_may_be_left_out(whose: str) -> None:
+    cls = class_of(whose, SUBPROCESS)
+    if whose == ORIGINAL:
+        with pytest.raises(AttributeError):
+            cls(ding_envs(1))
+    else:
+        cls(ding_envs(1)).close()
+        cls(ding_envs(1), {"max_retry": 2}, crash_dir="crashes").close()
+
+
+@row("settings")
+def test_there_are_more_settings() -> None:
+    more = {*class_of(OURS, ASYNC).default_config()} - {*class_of(ORIGINAL, ASYNC).default_config()}
+    assert more == {"num_workers", "step_deadline", "max_get", "linger", "on_error"}
+
+
+@row("`step_wait_timeout=None` of `async_subprocess`")
+@row("a limit of `async_subprocess`'s wait")
+@pytest.mark.parametrize("own", [{"wait_num": 2, "step_wait_timeout": None}, {"wait_num": 3, "step_deadline": 0.1}])
+def test_a_step_of_the_original_waits_for_all(make: Any, whose: str, own: Any) -> None:
+    with Gate() as gate:
+        manager = make(ASYNC, ding_envs(3, length=9, gate=str(gate.path)), **own)
+        manager.launch()
+        with opened_later(gate, 1) if whose == ORIGINAL else contextlib.nullcontext():
+            timesteps = manager.step({0: 1, 1: 1, 2: "gate"})
+        assert (2 in timesteps) is (whose == ORIGINAL)
+        gate.open()
+
+
+@row("`step_timeout`, `reset_timeout`")
+def test_limits_may_be_fractions_of_a_second(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1), step_timeout=0.5)
+    manager.launch()
+    with pytest.raises(TimeoutError if whose == OURS else TypeError):
+        manager.step({0: "sleep" if whose == OURS else 1})
+
+
+class Masked(DingEnv):
+    """Blocks the signals of its thread, as native code does by not returning."""
+
+    def step(self, action: Any) -> Any:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        return super().step(action)
+
+
+@row("`step_timeout`, `reset_timeout`")
+def test_limits_hold_where_no_alarm_arrives(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, [Masked], step_timeout=1)
+    manager.launch()
+    with (
+        pytest.raises(TimeoutError if whose == OURS else Never),
+        interrupted() if whose == ORIGINAL else contextlib.nullcontext(),
+    ):
+        manager.step({0: "sleep"})
+
+
+row("`AsyncSubprocessEnvManager.wait(")(test_di_engine_bugs.test_wait_returns_when_wait_num_is_met)
+row("`AsyncSubprocessEnvManager.wait(")(test_di_engine_bugs.test_wait_ends_at_its_timeout)
+
+
+@row("`seed([...])`")
+def test_a_list_of_seeds_is_copied(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(2))
+    seeds = [3, 4]
+    manager.seed(seeds)
+    manager.launch()
+    assert seeds == ([None, None] if whose == ORIGINAL else [3, 4])
+
+
+@row("V2 `step(actions)`")
+def test_v2_needs_as_many_actions_as_envs(make: Any, whose: str) -> None:
+    manager = make("SubprocessEnvManagerV2", ding_envs(2))
+    manager.launch()
+    if whose == ORIGINAL:
+        assert len(manager.step([1])) == 1
+        return
+    with pytest.raises(UsageError, match="got 1 actions for 2 envs"):
+        manager.step([1])
+
+
+@row("`render_mode` of `ready_imgs`")
+@row("methods of envs")
+def test_render_modes_and_methods_of_envs(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(2, _env=Screen()))
+    manager.launch()
+    if whose == ORIGINAL:
+        with pytest.raises(TypeError):
+            manager.ready_imgs("depth_array")
+        with pytest.raises(AttributeError):
+            manager.call("reward_shaping", [])
+        return
+    assert manager.render_ready("depth_array")[0][0, 0].tolist() == [len("depth_array")] * 3
+    assert manager.call("reward_shaping", [1], env_ids=[1]) == {1: [1, 1]}
+
+
+@row("overriding `worker_fn`")
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [("BaseEnvManager", name) for name in ("_reset", "_step")]
+    + [(SUBPROCESS, name) for name in ("worker_fn_robust", "_reset", "_check_data", "_create_env_subprocess")]
+    + [("EnvSupervisor", name) for name in ("_reset", "_recv_callback", "_recv_step_callback", "_shm_callback")],
+)
+def test_these_methods_may_not_be_overridden(whose: str, base: str, name: str) -> None:
+    cls = class_of(whose, base)
+    calls: list[int] = []
+
+    def own(*args: Any, **keywords: Any) -> Any:
+        calls.append(1)
+        return getattr(cls, name)(*args, **keywords)
+
+    sub = type("Own", (cls,), {name: staticmethod(own) if name == "worker_fn_robust" else own})
+    if whose == OURS:
+        with pytest.raises(TypeError, match=f"Own overrides {name}"):
+            sub(env_fn=ding_envs(1))
+        return
+    manager = sub(env_fn=ding_envs(1), **{} if base == "EnvSupervisor" else {"cfg": cls.default_config()})
+    manager.launch()
+    manager.step({0: 1})
+    assert calls or name in ("worker_fn_robust", "_shm_callback")  # which are called in the process
+    close_all([manager], whose)
+
+
+@row("`EnvSupervisor`: `reset_timeout` and what follows")
+@row("`register`, `change_state` and `TYPE_MAPPING`")
+def test_the_supervisors_arguments_and_parts(whose: str) -> None:
+    cls = class_of(whose, "EnvSupervisor")
+    kind = (di_engine if whose == OURS else importlib.import_module("ding.framework.supervisor")).ChildType.THREAD
+    assert all(hasattr(cls, name) is (whose == ORIGINAL) for name in ("register", "change_state", "TYPE_MAPPING"))
+    with contextlib.nullcontext() if whose == ORIGINAL else pytest.raises(TypeError):
+        cls(kind, ding_envs(1), "reset", 1, None, True, 5)
+
+
+class FakePool:
+    """As much of an EnvPool pool as DI-engine's manager uses."""
+
+    def async_reset(self) -> None: ...
+
+    def send(self, action: Any, env_id: Any) -> None: ...
+
+    def recv(self) -> Any:
+        return np.zeros((2, 4)), np.ones(2), np.array([False, True]), {"env_id": np.array([1, 0])}
+
+
+@row("`PoolEnvManager(cfg)`")
+@row("`PoolEnvManager`: `info")
+def test_the_originals_manager_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours is tested with EnvPool itself in tests/frontends."""
+    from easydict import EasyDict
+
+    name = "ding.envs.env_manager.envpool_env_manager"
+    monkeypatch.setitem(sys.modules, "envpool", types.SimpleNamespace(make=lambda **keywords: FakePool()))  # type: ignore[arg-type]
+    theirs = importlib.import_module(name)
+    monkeypatch.setattr(theirs, "envpool", sys.modules["envpool"])
+    with pytest.raises(AttributeError):
+        theirs.PoolEnvManager(EasyDict(env_id="CartPole-v1", env_num=2, batch_size=2)).launch()
+    with pytest.raises(TypeError):
+        importlib.import_module("ding.envs").create_env_manager(EasyDict(type="env_pool"), ding_envs(1))
+    of_atari = dict.fromkeys(("episodic_life", "reward_clip", "stack_num", "gray_scale", "frame_skip"))
+    manager = theirs.PoolEnvManager(EasyDict(env_id="Pong-v5", env_num=2, batch_size=2, **of_atari))
+    manager.launch()
+    assert {int(env_id): step.info["env_id"] for env_id, step in manager.step({0: 0, 1: 0}).items()} == {1: 0, 0: 1}
+
+
+# ---- results ---------------------------------------------------------------------------------------------
+
+
+@row("`ready_obs` (D-B3)")
+def test_ready_obs_when_no_env_can_need_an_action(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1, length=1), auto_reset=False)
+    manager.launch()
+    manager.step({0: 1})
+    if whose == ORIGINAL:
+        with pytest.raises(Never), interrupted():
+            assert manager.ready_obs
+    else:
+        assert manager.ready_obs == {}
+
+
+@row("observations, `copy_on_get=False`")
+def test_observations_that_are_not_copied(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1, length=9), copy_on_get=False)
+    manager.launch()
+    first = manager.step({0: 1})[0].obs
+    manager.step({0: 1})
+    assert first.tolist() == ([0, 0, 2] if whose == ORIGINAL else [0, 0, 1])
+
+
+@row("`reset_inplace`")
+def test_resets_in_place(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1, length=1), reset_inplace=True)
+    manager.launch({0: {"stat": "mine"}})
+    timestep = manager.step({0: 1})[0]
+    assert timestep.obs.tolist() == [0, 1, 0]
+    assert ("final_obs" in timestep.info) is (whose == OURS)
+    assert manager.resets[0][1] == {"stat": "mine" if whose == OURS else ""}
+
+
+@row("timestep of an env that died")
+def test_an_env_that_dies(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(2))
+    manager.seed(5)
+    manager.launch({0: {}, 1: {"stat": "kept"}})
+    if whose == ORIGINAL:
+        with pytest.raises((EOFError, ConnectionError, Never)), interrupted():
+            manager.step({0: 1, 1: "die"})
+        return
+    timestep = manager.step({0: 1, 1: "die"})[1]
+    assert timestep.info["abnormal"] is True
+    assert "SIGKILL" in timestep.info["message"]
+    manager.reset({1: None})
+    assert manager.seeds[1] == [(6, "not given")]
+    assert sorted(manager.step({0: 1, 1: 1})) == [0, 1]
+
+
+@row("observation of an abnormal timestep")
+def test_the_observation_of_an_abnormal_timestep(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1))
+    manager.launch()
+    manager.step({0: 1})
+    obs = manager.step({0: "abnormal"})[0].obs
+    assert (obs is None) if whose == OURS else (obs.tolist() == [0, 0, 1])
+
+
+@row("strings in infos of V2")
+def test_strings_in_infos_of_v2(make: Any, whose: str, caplog: pytest.LogCaptureFixture) -> None:
+    manager = make("BaseEnvManagerV2", ding_envs(1, length=9))
+    manager.launch()
+    with caplog.at_level(logging.WARNING):
+        infos = [manager.step(["info"])[0].info for _ in range(2)]
+    assert all("name" not in dict(info.items()) for info in infos)
+    assert caplog.text.count("'name'") == (whose == OURS)
+
+
+@row("observation spaces")
+def test_observation_spaces_of_any_depth(make: Any, whose: str) -> None:
+    with contextlib.nullcontext() if whose == OURS else pytest.raises(Exception, match=r".*"):
+        manager = make(SUBPROCESS, [TreeEnv])
+        manager.launch()
+        assert manager.ready_obs[0]["pose"]["place"].dtype == np.float16
+
+
+def make_generator(*args: Any) -> Any:
+    seeding = importlib.import_module("gym.utils.seeding")
+    return seeding.RandomNumberGenerator(np.random.PCG64())
+
+
+@row("`GymVectorEnvManager`")
+def test_gymnasiums_vector_manager(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gym  # type: ignore[import-not-found]
+    import gymnasium
+    from easydict import EasyDict
+
+    # Newer versions of NumPy cannot copy gym's generators without this.
+    monkeypatch.setattr(gym.utils.seeding.RandomNumberGenerator, "_generator_ctor", staticmethod(make_generator))
+
+    def make_env() -> Any:
+        env = gym.make("CartPole-v1") if whose == ORIGINAL else gymnasium.make("CartPole-v1")
+        env.random_action = lambda: np.array([env.action_space.sample()])
+        return env
+
+    manager = class_of(whose, "GymVectorEnvManager")([make_env] * 2, EasyDict(shared_memory=False, episode_num=9))
+    manager.reset()
+    before = manager.ready_obs[1].tolist()
+    assert list(manager.step({0: np.array([1])})) == [0]
+    ours = manager._env_manager.step([0, 0])[0][1] if whose == ORIGINAL else manager.ready_obs[1]
+    assert (np.asarray(ours).tolist() == before) is (whose == OURS)
+    close_all([manager], whose)
+
+
+@row("spaces (D-B14)")
+def test_where_an_env_is_built_for_its_spaces(make: Any, whose: str) -> None:
+    built: list[int] = []
+
+    def make_env() -> DingEnv:
+        built.append(os.getpid())
+        return DingEnv()
+
+    manager = make(SUBPROCESS, [make_env])
+    assert manager.observation_space.shape == (3,)
+    assert len(built) == (whose == ORIGINAL)
+    assert manager.env_ref is not None
+    assert built == [os.getpid()]
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------
+
+
+@row("an env raises in a step")
+def test_envs_that_raise_in_a_step(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(3))
+    manager.launch()
+    with pytest.raises(RuntimeError, match="fails on purpose") as caught:
+        manager.step({0: "error", 1: 1, 2: "error"})
+    assert manager.closed
+    assert [hasattr(caught.value, name) for name in ("others", "timesteps")] == [whose == OURS] * 2
+    if whose == OURS:
+        assert ([error.env_id for error in caught.value.others], list(caught.value.timesteps)) == ([2], [1])  # type: ignore[attr-defined]
+        manager = make(SUBPROCESS, ding_envs(1), on_error="abnormal")
+        manager.launch()
+        assert manager.step({0: "error"})[0].info["abnormal"] is True
+        assert not manager.closed
+
+
+@row("an env raises in a step")
+def test_an_exception_with_a_constructor_of_its_own(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1))
+    manager.launch()
+    with pytest.raises(OddSignatureError if whose == OURS else EOFError):
+        manager.step({0: "odd"})
+
+
+@row("a reset fails")
+def test_a_reset_that_fails_once(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1), max_retry=2, retry_waiting_time=0.01)
+    with contextlib.nullcontext() if whose == OURS else pytest.raises(RuntimeError):
+        manager.launch({0: {"stat": "once"}})
+
+
+@row("an automatic reset fails")
+def test_an_automatic_reset_that_fails(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1, length=1))
+    manager.launch()
+    manager._reset_param[0] = {"stat": "error"}
+    manager.step({0: 1})
+    if whose == ORIGINAL:
+        until(lambda: manager.closed)
+        with pytest.raises(AssertionError, match="env manager is closed"):
+            manager.step({0: 1})
+        return
+    assert len(manager.resets[0]) == 2
+    with pytest.raises(RuntimeError, match="fails on purpose"):
+        assert manager.ready_env
+
+
+@row("an env refuses its seed")
+def test_an_env_that_refuses_its_seed(make: Any, whose: str) -> None:
+    manager = make(SUBPROCESS, ding_envs(1), shared_memory=False)
+    manager.seed(666)
+    with contextlib.nullcontext() if whose == ORIGINAL else pytest.raises(RuntimeError, match="a bad seed"):
+        manager.launch()
+
+
+@row("`EnvSupervisor.recv()` when no env executes")
+def test_a_supervisor_that_waits_for_nothing(whose: str) -> None:
+    kind = (di_engine if whose == OURS else importlib.import_module("ding.framework.supervisor")).ChildType.THREAD
+    supervisor = class_of(whose, "EnvSupervisor")(kind, ding_envs(1), shared_memory=False)
+    supervisor.launch()
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 80)
+    try:
+        with pytest.raises(RecursionError if whose == ORIGINAL else UsageError):
+            supervisor.recv()
+    finally:
+        sys.setrecursionlimit(limit)
+    supervisor.close()
+
+
+def test_each_row_of_the_page_has_a_program() -> None:
+    text = (ROOT / "docs" / "switching" / "di_engine.md").read_text(encoding="utf-8")
+    table = text.partition("## Differences")[2].splitlines()
+    rows = [line[2:] for line in table if line.startswith("| ") and not line.startswith(("| what", "| **"))]
+    same = text.partition("## The same")[2].partition("## Faster")[0]
+    folders = (Path(__file__).parent, ROOT / "tests" / "frontends" / "di_engine")
+    programs = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("test_*.py"))
+    assert [name for name in re.findall(r"`(\w+)`", same) if name not in programs] == []
+    untested = [line for line in rows if not any(line.startswith(words) for words in TESTS)]
+    assert not untested
+    assert [words for words in TESTS if not any(line.startswith(words) for line in rows)] == []
+    assert EnvState.NEED_RESET == 6
