@@ -125,7 +125,7 @@ INF, NAN = float("inf"), float("nan")
         ({"bounds": [0.0, NAN], "has_bounds": [1]}, r"observation.low is \[nan\]; it must be"),
         ({"observation.kind": 1, "observation.n": 0}, "observation.n is 0; it must be 1 or more"),
         ({"action.kind": 1, "action.start": 2**63 - 1}, "action.start is 9223372036854775807; it must be at most"),
-        ({"state_bytes": 2**64 - 1}, "state_bytes is 18446744073709551615; it must be at most 2147483647"),
+        ({"state_bytes": 2**64 - 1}, "state_bytes is 18446744073709551615; it must be less than 2 GiB"),
         ({"max_episode_steps": -3}, "max_episode_steps is -3; it must be 1 or more, or 0 for no limit"),
         ({"size_bytes": 8}, r"size_bytes is 8; it must be sizeof\(stepmill_kernel\)"),
     ],

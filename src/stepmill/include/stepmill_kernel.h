@@ -13,8 +13,7 @@
  *
  * One env is never in two calls at once. Two envs are, in different threads: a kernel must not write global variables.
  * reset() and step() return STEPMILL_OK. Any other number is a fault of this env alone: the user gets an EnvError with
- * result->message, and the env is reset before it is stepped again. They must return, without a C++ exception:
- * nobody can end them.
+ * result->message, and the env is reset before it is stepped again. They must return, not throw: nobody can end them.
  */
 #ifndef STEPMILL_KERNEL_H
 #define STEPMILL_KERNEL_H

@@ -25,9 +25,7 @@ _DESCRIBE = "stepmill_kernel_describe"
 _BOX, _DISCRETE = 0, 1
 _MAX_DIMS = 6
 _PLAIN_KINDS = "biuf"
-_MAX_INT64 = 2**63 - 1
 _MAX_ROW_BYTES = 2**28
-_MAX_STATE_BYTES = 2**31 - 1  # of a NumPy dtype
 
 
 class _Space(ctypes.Structure):
@@ -68,8 +66,7 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     """Load a kernel from a shared library.
 
     Raises:
-        UsageError: it cannot be loaded, is no kernel, was compiled for another version of the header, or describes a kernel
-            that cannot be; the error names the field.
+        UsageError: it cannot be loaded, is no kernel, is for another version of the header, or has a wrong field.
     """
     path = os.path.abspath(os.fspath(path))
     try:
@@ -114,8 +111,8 @@ class LibraryKernel:
         self.name = _text_of(description.name, f"{path}: name") or "kernel"
         self.observation_space = _space_of(description.observation, f"{path}: observation")
         self.action_space = _space_of(description.action, f"{path}: action")
-        state_bytes, limit = description.state_bytes, description.max_episode_steps
-        _require(state_bytes <= _MAX_STATE_BYTES, f"{path}: state_bytes", state_bytes, f"at most {_MAX_STATE_BYTES}")
+        size, limit = description.state_bytes, description.max_episode_steps
+        _require(size < 2**31, f"{path}: state_bytes", size, "less than 2 GiB")
         _require(limit >= 0, f"{path}: max_episode_steps", limit, "1 or more, or 0 for no limit")
         self._description, self._library = description, library
         spaces = repr((self.observation_space, self.action_space))
@@ -180,7 +177,7 @@ def _space_of(space: _Space, name: str) -> spaces.Space[Any]:
     _require(space.kind in (_BOX, _DISCRETE), f"{name}.kind", space.kind, f"{_BOX} (Box) or {_DISCRETE} (Discrete)")
     if space.kind == _DISCRETE:
         _require(space.n >= 1, f"{name}.n", space.n, "1 or more")
-        most = _MAX_INT64 - space.n + 1
+        most = 2**63 - space.n
         _require(space.start <= most, f"{name}.start", space.start, f"at most {most}, since start + n - 1 is an int64")
         return spaces.Discrete(space.n, start=space.start)
     text = _text_of(space.dtype, f"{name}.dtype")
@@ -205,18 +202,14 @@ def _space_of(space: _Space, name: str) -> spaces.Space[Any]:
 
 def _bound_of(values: Any, single: float, shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> Any:
     """Return a bound in the type of its space."""
-    given = np.ctypeslib.as_array(values, (math.prod(shape),)).reshape(shape) if values else np.float64(single)
-    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1)
+    given = np.ctypeslib.as_array(values, (math.prod(shape),)).reshape(shape) if values else np.asarray(single)
+    is_float = dtype.kind == "f"
+    low, high = (-np.inf, np.inf) if is_float else (0, 1)
     if dtype.kind in "iu":
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    is_whole = dtype.kind == "f" or given == np.floor(given)
-    is_allowed = np.asarray((given >= float(low)) & (given <= float(high)) & is_whole)  # a NaN is not
-    wrong = np.asarray(given)[~is_allowed]
-    _require(
-        not wrong.size, field, wrong[:1], f"{'' if dtype.kind == 'f' else 'whole, '}from {low} to {high} for {dtype}"
-    )
-    with np.errstate(
-        all="ignore"
-    ):  # a float32 bound beyond all float32 is infinite; that of an int64 is rounded as a double
-        converted = np.where(given >= float(high), np.asarray(high, dtype), np.asarray(given).astype(dtype))
-    return np.full(shape, converted, dtype)
+    is_whole = is_float | (given == np.floor(given))
+    wrong = given[~((given >= float(low)) & (given <= float(high)) & is_whole)]  # a NaN is wrong
+    allowed = f"from {low} to {high} for {dtype}" if is_float else f"whole, from {low} to {high} for {dtype}"
+    _require(not wrong.size, field, wrong[:1], allowed)
+    with np.errstate(all="ignore"):  # a double beyond all float32 is infinite, and 2.0**63 is the largest int64
+        return np.full(shape, np.where(given >= float(high), np.asarray(high, dtype), given.astype(dtype)), dtype)

@@ -50,10 +50,7 @@ def memory_of(state: np.dtype[Any], infos: np.dtype[Any] | None) -> np.dtype[Any
 
 
 def zero_infos(infos: np.dtype[Any] | None) -> list[tuple[str, Any]]:
-    """Return a zero for each info under its name: an array, or a NumPy scalar, but of a bool an array [].
-
-    Merged infos have an array of objects for NumPy's bools, as Gymnasium's vector envs have.
-    """
+    """Return a zero for each info under its name: an array or NumPy scalar; of a bool an array [], which merges to bools."""
     if infos is None:
         return []
     zeros = {name: np.zeros(infos[name].shape, infos[name].base) for name in infos.names or ()}
@@ -98,8 +95,7 @@ class KernelProgram:
         code: what must live as long as the addresses are called.
         prepare: is called with the state of each env before its first reset; what it returns lives as long as the env. None:
             the state is all that an env remembers.
-        identity: tells the kernel from others with the same name and rows, whose snapshots it does not take: its code, constants
-            and tables.
+        identity: tells the kernel from others with the same name and rows, whose snapshots it does not take.
     """
 
     name: str
