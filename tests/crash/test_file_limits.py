@@ -1,4 +1,4 @@
-"""Too few descriptors: a start or restart is refused with the name of the limit, and can be repeated when there are more."""
+"""Too few descriptors or too little memory: a start is refused with the name of the limit, and can be repeated when there is more."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import stepmill
+from stepmill.testing import ImageEnv
 from tests.harness.leaks import Footprint, find_leaks
 from tests.harness.pools import counting_envs, make_pool
 
 
 @contextmanager
-def room_for(num_files: int) -> Iterator[None]:
-    """Let this process, and those that it starts, open so many descriptors more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + num_files, hard))
+def limited(kind: int, limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(kind, (soft, hard))
+
+
+@contextmanager
+def room_for(num_files: int) -> Iterator[None]:
+    """Let this process, and those that it starts, open so many descriptors more."""
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    with limited(resource.RLIMIT_NOFILE, lowest_free + num_files):
+        yield
 
 
 def is_refused(start: Callable[[], object], room: int) -> bool:
@@ -88,3 +96,13 @@ def test_a_restart_with_too_few_descriptors_is_refused_and_can_be_repeated(where
         pool.reset(seed=0)
         assert pool.step([1, 2]).reward.tolist() == [1.0, 2.0]
         assert room > 0
+
+
+@pytest.mark.parametrize("where", ["serial", "thread", "fork"])
+@pytest.mark.parametrize(("kind", "name"), [(resource.RLIMIT_FSIZE, "ulimit -f"), (resource.RLIMIT_AS, "ulimit -v")])
+def test_a_start_without_room_for_the_results_is_refused_and_leaves_nothing(where: str, kind: int, name: str) -> None:
+    env_fns = [partial(ImageEnv, shape=(512, 512, 3))] * 2
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used_bytes + (200 << 20) if kind == resource.RLIMIT_AS else 1 << 20
+    with limited(kind, limit), pytest.raises(stepmill.UsageError, match=f"no memory for .* 2 envs.*{name}"):
+        make_pool(where, env_fns, slots=250)  # 390 MB

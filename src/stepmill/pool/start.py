@@ -159,7 +159,12 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
         with defer_signals():
             return _start(plans, backend, options, resources)
     except OSError as exc:
-        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+        if exc.errno in (errno.ENOMEM, errno.EFBIG):
+            raise UsageError(
+                f"there is no memory for the results of {len(env_fns)} envs: {exc}; use fewer envs or smaller observations, "
+                "or raise the limits of memory (ulimit -v) and of files (ulimit -f), which count shared memory"
+            ) from exc
+        if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
             raise
         raise too_many_workers_error(len(plans), exc) from exc
 
