@@ -119,8 +119,9 @@ def test_the_lifetime_budget_of_restarts_ends_in_the_error() -> None:
         assert pool.step([KILL, 1, 1, 1]).truncated[0]
         pool.step([1] * 4)
 
-        with pytest.raises(stepmill.WorkerDied):
+        with pytest.raises(stepmill.WorkerDied, match="limit of restarts of worker 0 is reached") as caught:
             pool.step([KILL, 1, 1, 1])
+        assert "cut short" not in str(caught.value)
 
 
 @pytest.mark.covers("X-12/rate")

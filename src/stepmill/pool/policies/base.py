@@ -99,6 +99,18 @@ class EnvErrorLimits:
         return number
 
 
+def fail_over_limit(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillError]:
+    """Report a death after which the policy does not restart the worker."""
+    error = death.error
+    known = error.message.replace(f"; {workers.policy.death_hint}", "")
+    error.message = (
+        f"{known}; the limit of restarts of worker {death.worker} is reached (max_restarts, max_restarts_total), so it is "
+        "not restarted automatically; call reset() or revive()"
+    )
+    error.args = (error.message,)
+    return fail_lost_envs(workers, death)
+
+
 def fail_lost_envs(workers: WorkerSupervisor, death: WorkerDeath) -> list[StepmillError]:
     """Report a death: its envs are FAULTED until reset() or revive()."""
     if workers.state_of(death.worker) in DEAD:  # also if a call has reported it, which does not change the envs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepmill.pool.faults import fault_info
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_lost_envs
+from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_lost_envs, fail_over_limit
 from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.errors import StepmillError
 
@@ -63,7 +63,7 @@ class TruncatePolicy(WithoutReplays):
             return []
         delay_s = self._workers.count_restart(death.worker)
         if delay_s is None:
-            return fail_lost_envs(self._workers, death)
+            return fail_over_limit(self._workers, death)
         restart_and_truncate(self._workers, death, delay_s)
         return []
 

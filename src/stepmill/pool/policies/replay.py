@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from stepmill import _native
 from stepmill.pool.faults import fault_info
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_lost_envs
+from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_over_limit
 from stepmill.pool.policies.call_log import EpisodePosition
 from stepmill.pool.policies.replayer import CallDiffers, EpisodeReplay, EpisodeReplayer, RepeatedCalls
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
@@ -70,7 +70,7 @@ class ReplayPolicy:
             return []
         delay_s = self._workers.count_restart(death.worker)
         if delay_s is None:
-            return fail_lost_envs(self._workers, death)
+            return fail_over_limit(self._workers, death)
         env_id = self._running_env_of(death)
         if env_id is not None:
             self._record_failure(env_id, death.error)
