@@ -373,3 +373,17 @@ def test_named_envs_are_received_and_the_others_stay(pool_of):
         pool.recv(env_ids=[1])
     with pytest.raises(UsageError, match="not both"):
         pool.recv(2, env_ids=[1])
+
+
+def test_named_envs_are_received_in_the_order_of_their_ids_whichever_was_sent_first(pool_of):
+    pool = pool_of([CountingEnv] * 4)
+    pool.reset(seed=0)
+    for env_id in (3, 1, 0, 2):
+        pool.send([env_id + 10], [env_id])
+
+    part = pool.recv(env_ids=[3, 0])
+    assert (part.env_id.tolist(), part.reward.tolist()) == ([0, 3], [10, 13])
+    pool.send([20], [3])
+    pool.send([30], [0])
+    batch = pool.recv(env_ids=range(4))
+    assert (batch.env_id.tolist(), batch.reward.tolist()) == ([0, 1, 2, 3], [30, 11, 12, 20])

@@ -13,7 +13,7 @@ namespace stepmill {
 nb::object PoolState::collect_all() { return gather(all_, {}, nullptr, false); }
 
 // Splits the pending envs into `ids`, the ready ones (at most max_envs, only those in env_ids), and the `rest`. Unclaimed results come
-// first.
+// first; named envs are in the order of their ids.
 void PoolState::split_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids, Ids& rest) const {
     Ids storage;
     parse_ids(env_ids, storage);
@@ -25,6 +25,7 @@ void PoolState::split_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids
         const bool is_chosen = ids.size() < max_envs && (is_any || is_named_[id]) && is_done(id) && !has_fault(id);
         (is_chosen ? ids : rest).push_back(id);
     }
+    if (!is_any) std::sort(ids.begin(), ids.end());
 }
 
 nb::object PoolState::collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids) {
