@@ -146,6 +146,7 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
         if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
         if (env.fault_info) env.fault_info.reset(), env.final_obs.reset();
         if (is_seen && is_over(id)) swap_in_spare(id);
+        else if (env.last_ticket == *env.ticket && env.status == EnvStatus::IDLE) env.status = EnvStatus::FAULTED;
     }
     if (is_in_batch) log_.add_batch();
     if (kernel_ != nullptr && is_all(ids)) find_uniform_slot();

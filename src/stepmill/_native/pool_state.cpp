@@ -180,7 +180,7 @@ void PoolState::attach(std::uint32_t id, std::uint32_t server) {
     env.fault = &slab_->words[location.worker].fault[location.local];
     log_.set_server(id, location);
     env.is_lost = env.must_begin_episode = false;
-    env.lost_info.reset();
+    env.lost_info.reset(), env.last_ticket.reset();
 }
 
 void PoolState::reset_server_order() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     bool is_masked = false;      // exhausted, in a step of all envs: it gets no command and an empty row
     bool uses_staged = false;    // the next result is the one that its server has staged
     std::uint32_t server = 0;
+    std::optional<std::uint32_t> last_ticket;  // the last command of an object that is gone: the env is FAULTED once its result is received
     const std::uint32_t* ticket = nullptr;  // of its server's newest command
     const Word* done = nullptr;
     const Word* fault = nullptr;
@@ -111,7 +113,7 @@ class PoolState {
     void count_death(std::uint32_t worker) const { if (slab_) ++slab_->workers.at(worker)->num_deaths; }
     void finish_restart(std::uint32_t worker, int pidfd);         // its successor serves the slab
     void cancel_restart(std::uint32_t worker);                    // there is no successor: commands of its envs become faults
-    void fail_worker(std::uint32_t worker);                       // the same, and its idle envs become FAULTED
+    void fail_worker(std::uint32_t worker);                       // the same, and its idle envs become FAULTED, the others with their results
     void attach_reaper(nb::object reaper);
     void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread

@@ -153,6 +153,7 @@ void PoolState::cut_short(std::uint32_t id) {
     if (env.is_lost) env.fault_info = env.lost_info;
     env.is_lost = false;
     env.must_begin_episode = true;
+    env.last_ticket.reset();
     // The slab may have sums of an episode that ended before; sums of the current one may be half written by a worker that died.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         if (ended_[row] != 0) slab_->clear_episode(row);
@@ -336,11 +337,14 @@ void PoolState::cancel_restart(std::uint32_t worker) {
     commands_.check_deaths_of(worker);
 }
 
-// The worker stays dead: its idle envs are FAULTED until a reset or revive() restores them.
+// The worker stays dead, or is restarted for other envs: its idle envs are FAULTED until a reset or revive() restores them, and so are
+// those with a result, once it is received.
 void PoolState::fail_worker(std::uint32_t worker) {
     cancel_restart(worker);
     for (const std::uint32_t id : spares_.envs_of(worker)) {
-        if (envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW) envs_[id].status = EnvStatus::FAULTED;
+        EnvRecord& env = envs_[id];
+        if (env.status == EnvStatus::IDLE || env.status == EnvStatus::NEW) env.status = EnvStatus::FAULTED;
+        if (env.status == EnvStatus::PENDING) env.last_ticket = *env.ticket;
     }
 }
 

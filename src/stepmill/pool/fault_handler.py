@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Backend
 from stepmill.pool.crash_reporter import CrashReporter
-from stepmill.pool.faults import FaultKind, after_attempts, fault_error, fault_info, kind_of, late_error
+from stepmill.pool.faults import FaultKind, after_attempts, fault_error, kind_of, late_error
 from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, FaultPolicy, WorkerDeath
 from stepmill.pool.policies.basic import RaisePolicy, TruncatePolicy
 from stepmill.pool.policies.replay import ReplayPolicy
@@ -360,12 +360,12 @@ class FaultHandler:
             return []
         states = self._state.states()
         others = [env_id for env_id in self._state.envs_of(worker) if env_id not in env_ids]
-        return [env_id for env_id in others if states[env_id] == EnvState.IDLE]
+        return [env_id for env_id in others if states[env_id] in (EnvState.IDLE, EnvState.READY)]
 
     def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
         """Fail the commands of a worker's envs, and restart it.
 
-        Faults of envs that are not in `env_ids` are raised later, by the call that waits for them.
+        Faults of envs that are not in `env_ids` are raised later, by the call that waits for them. No env goes on before a reset.
         """
         state = self._state
         self.workers.check_restartable(worker)
@@ -374,9 +374,7 @@ class FaultHandler:
         )
         if self._replay_policy is not None:
             self._replay_policy.drop_replays_of(worker)
-        info = fault_info("neighbour", self.workers.worker_died_error(worker))
         state.fail_worker(worker)
-        state.mark_envs_lost(state.envs_of(worker), info)
         if self.replayer is not None:
             self.replayer.restart_log(worker)
         self.workers.begin_restart(worker, 0.0, is_retried=False)
