@@ -127,6 +127,25 @@ def num_awaited(make: Any, whose: str) -> Any:
         return [*found, len(timesteps)]
 
 
+def cartpole() -> Any:
+    import gymnasium
+
+    return importlib.import_module("ding.envs").DingEnvWrapper(gymnasium.make("CartPole-v1"))
+
+
+def dynamic_seeds(name: str, make: Any, whose: str) -> Any:
+    """Return the observations of twenty episodes per env, whose seeds are drawn from NumPy's global generator."""
+    manager = make(name, [cartpole] * 3)
+    manager.seed(5)
+    manager.launch()
+    found = []
+    for step in range(200):
+        until(lambda: len(manager.ready_obs) == 3)
+        found.append({env_id: obs.tolist() for env_id, obs in manager.ready_obs.items()})
+        manager.step({env_id: np.array(step // 5 % 2) for env_id in range(3)})
+    return found
+
+
 def loops(make: Any, whose: str) -> Any:
     """Step with loops that never read `ready_obs`."""
     manager = make(SUBPROCESS, ding_envs(2))
@@ -168,7 +187,7 @@ def hooks_of(name: str, make: Any, whose: str) -> Any:
 SAME = [
     *(defaults, states, partial(episodes, "BaseEnvManager"), partial(episodes, SUBPROCESS), without_auto_reset),
     *(partial(retries, "reset"), partial(retries, "renew"), replays_and_frames, num_awaited, loops, hooks_called),
-    a_step_over_its_limit,
+    *(a_step_over_its_limit, partial(dynamic_seeds, "BaseEnvManager"), partial(dynamic_seeds, SUBPROCESS)),
 ]
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from stepmill.envs.di_engine import seed_env
 from stepmill.envs.di_engine_managed import ManagedSettings
 from stepmill.frontends.di_engine import config as settings
 from stepmill.frontends.di_engine import worker_functions
@@ -31,7 +32,7 @@ from stepmill.frontends.di_engine.errors import (
     RetriesError,
     with_closing_hint,
 )
-from stepmill.frontends.di_engine.manager import Manager, logger
+from stepmill.frontends.di_engine.manager import Manager, ResetParam, logger
 from stepmill.frontends.di_engine.pool_client import PoolClientSettings, ReplyKind
 from stepmill.frontends.di_engine.timestep_codec import is_torn
 from stepmill.frontends.di_engine.trees import TreeManager
@@ -61,6 +62,17 @@ class BaseEnvManager(Manager):
         client = super()._start()
         self._inline_envs = client.envs
         return client
+
+    def reset(self, reset_param: ResetParam | None = None) -> None:
+        """As `Manager.reset`; all envs get their seeds before the first is reset, since they share NumPy's global generator."""
+        self._check_closed()
+        for env_id in range(self._env_num) if reset_param is None else reset_param:
+            seed = self._env_seed.get(env_id)
+            if seed is not None:
+                self._last_sent_seed[env_id] = (seed, self._env_dynamic_seed)
+                self._env_seed[env_id] = None
+                seed_env(self._inline_envs[env_id], seed, self._env_dynamic_seed)
+        super().reset(reset_param)
 
     def _skips_reset(self, env_id: int) -> bool:
         if self._env_replay_path is None or self._env_states[env_id] is not EnvState.RUN:
