@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from functools import partial
 
 import numpy as np
@@ -165,6 +166,25 @@ def test_when_the_worker_dies_the_living_agents_are_truncated(pool_of, where):
     assert batch.alive[1].tolist() == [False] * 3
     assert batch.reward[1].tolist() == [0.0] * 3
     assert pool.step(act).alive[1].tolist() == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "on_fault"), [("SameStep", "truncate"), ("NextStep", "replay"), ("SameStep", "replay")]
+)
+def test_agents_that_had_ended_before_a_fault_do_not_end_twice(pool_of, mode, on_fault):
+    def raises_at_nine():
+        env = Agents((Fate(1), Fate(50), Fate(50)))
+        step = env.step
+        env.step = lambda action: step(action) if action[0] != 9 else 1 / 0
+        return env
+
+    pool = pool_of([raises_at_nine], autoreset_mode=mode, on_fault=on_fault, seeding="per_episode")
+    pool.reset(seed=0)
+    assert pool.step([[1, 1, 1]]).truncated.tolist() == [[False] * 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the env raises again in its replay
+        batch = pool.step([[9, 1, 1]])
+    assert batch.truncated.tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("where", ["fork"])

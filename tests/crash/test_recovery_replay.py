@@ -15,6 +15,7 @@ import pytest
 
 import stepmill
 from stepmill.testing.chaos import ChaosEnv
+from stepmill.testing.chaos.envs import CLOCK
 from stepmill.testing.envs import BatchedCountingEnv
 from tests.harness.kills import kill_process
 
@@ -107,6 +108,22 @@ def test_killed_workers_change_no_bit(mode: str) -> None:
             assert np.array_equal(ours.obs, theirs.obs), step
             assert np.array_equal(ours.reward, theirs.reward), step
             assert np.array_equal(ours.truncated, theirs.truncated), step
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_the_episode_after_one_that_was_cut_short_is_replayed(mode: str) -> None:
+    with make(StubbornEnv, autoreset_mode=mode) as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        pool.step([1] * 4)
+        with pytest.warns(RuntimeWarning, match="env 0 is not replayable"):
+            assert pool.step([5, 1, 1, 1]).truncated.tolist() == [True, False, False, False]
+        if mode == "NextStep":
+            pool.step([1] * 4)
+        kill(pool, 0)
+        batch = pool.step([1] * 4)
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.obs[0, CLOCK] == 1
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

@@ -117,6 +117,7 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
     trace_envs(TraceKind::RECEIVED, ids);
     pending_ = std::move(rest);
     scanned_ = 0;
+    const std::size_t num_agents = slab_->plan.outcome.num_agents;
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         if (unclaimed_.is_unclaimed(id)) {
@@ -137,6 +138,7 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
             env.uses_staged = false;
         }
         if (env.fault_info) mark_truncated(id);
+        if (num_agents != 0) std::copy_n(slab_->alive(row_of(id)), num_agents, was_alive_.data() + row_of(id) * num_agents);
         if (is_batched_ || autoreset_ == Autoreset::SAME_STEP) record_ended_rows(id, static_cast<bool>(env.fault_info));
         if (is_in_batch && autoreset_ == Autoreset::NEXT_STEP && !env.is_reset && !env.fault_info) {  // hot: a step of all envs
             log_.count_in_batch(id);
@@ -158,8 +160,8 @@ void PoolState::record_result(std::uint32_t id, bool is_in_batch) {
     const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id) && !is_last(env);
     if (begins_next && !env.is_reset) ++env.episode;
     if (!log_.is_on()) return;
+    if (env.fault_info) log_.drop(id);  // an episode that was cut short cannot be replayed; the next one, which this result may begin, can
     if (env.is_reset || begins_next) log_.begin(id, env.has_seed, std::exchange(env.reset_blob, nb::object()));
-    if (env.fault_info) log_.drop(id);  // an episode that was cut short cannot be replayed
     log_.add_result(id, is_in_batch);
 }
 

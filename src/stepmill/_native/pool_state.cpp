@@ -75,6 +75,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     format_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
+    was_alive_.resize(ended_.size() * slab_->plan.outcome.alive.row_bytes);
     for (std::uint32_t i = 0; i < num_envs_; ++i) {
         all_.push_back(i);
         attach(i, i);

@@ -278,6 +278,7 @@ class PoolState {
     Ids all_, pending_;  // pending: in the order of send, then by env id
     std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received ended an episode
+    std::vector<std::uint8_t> was_alive_;    // by row and agent: alive after the newest result received; the slab has a newer command's
     mutable std::vector<std::uint8_t> is_named_;  // scratch of parse_ids
     Autoreset autoreset_;
     Seeding seeding_;

@@ -121,15 +121,15 @@ void PoolState::mark_truncated(std::uint32_t id) {
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         const Column& flags = slab_->plan.outcome.truncated;
         const Column& alive = slab_->plan.outcome.alive;
-        const std::vector<std::uint8_t> before(slab_->alive(row), slab_->alive(row) + alive.row_bytes);
+        const std::uint8_t* before = was_alive_.data() + row * alive.row_bytes;
         slab_->clear_outcome(row);
         if (is_batched_ && ended_[row] && autoreset_ != Autoreset::SAME_STEP) {
             std::memset(slab_->alive(row), 0, alive.row_bytes);
             continue;
         }
         std::memset(slab_->truncated(row), 1, flags.row_bytes);
-        const bool is_any = std::ranges::any_of(before, [](std::uint8_t flag) { return flag != 0; });
-        if (is_any) std::memcpy(slab_->truncated(row), before.data(), before.size());  // dead agents do not end twice
+        const bool is_any = std::any_of(before, before + alive.row_bytes, [](std::uint8_t flag) { return flag != 0; });
+        if (is_any) std::memcpy(slab_->truncated(row), before, alive.row_bytes);  // dead agents do not end twice
         std::memset(slab_->alive(row), goes_on, alive.row_bytes);
         *slab_->over(row) = 1;
     }
