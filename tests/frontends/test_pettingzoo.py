@@ -55,6 +55,22 @@ class Tight(Tag):
         return gymnasium.spaces.Box(0, int(agent[-1]) + 1, (1,), np.float32)
 
 
+class Careless(Tag):
+    """In its second step, `part` of what it returns for agent a_1 is left out, or is a list."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def step(self, actions):
+        obs, *outcome, infos = super().step(actions)
+        if self.t == 2 and self.part == "observation":
+            del obs["a_1"]
+        if self.t == 2 and self.part == "info":
+            infos["a_1"] = ["t", 2]
+        return obs, *outcome, infos
+
+
 @pytest.fixture
 def made():
     envs = []
@@ -95,6 +111,17 @@ def test_agents_leave_as_they_do_in_the_env_itself(made, where):
                 agent: obs["own"].tolist() for agent, obs in wanted[0].items()
             }
         assert ours.agents == []
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("observation", r"agents \['a_1'\] are alive"), ("info", "info of agent 'a_1' must be a dict")]
+)
+def test_what_an_env_leaves_out_for_a_living_agent_is_an_error_of_that_env(made, part, words):
+    env = made(AgentVectorEnv([Tag, partial(Careless, part)], backend="serial"))
+    env.reset(seed=0)
+    env.step(np.ones(6, int))
+    with pytest.raises(stepmill.EnvError, match=rf"env 1 raised \w+ in step: .*{words}"):
+        env.step(np.ones(6, int))
 
 
 def test_missing_actions_and_actions_of_unknown_agents_are_refused(made):

@@ -89,6 +89,10 @@ class ParallelAgents(EnvAdapter):
         return self._fill(obs), self._row(rewards, np.float64), *flags, _infos(infos), self._alive()
 
     def _fill(self, obs: Mapping[Any, Any]) -> Any:
+        if missing := [agent for agent in self.env.agents if agent not in obs]:
+            raise ValueError(
+                f"the agents {missing} are alive and have no observation; return one for each of env.agents"
+            )
         return {agent: obs.get(agent, nothing) for agent, nothing in self._zero_observations.items()}
 
     def _action_of(self, action: Any, agent: Any) -> Any:
@@ -138,4 +142,7 @@ def _space_of(env: Any, name: str, agents: Sequence[Any]) -> spaces.Dict:
 
 
 def _infos(infos: Mapping[Any, Any]) -> dict[Any, Any]:
+    for agent, info in infos.items():
+        if info and not isinstance(info, dict):
+            raise TypeError(f"the info of agent {agent!r} must be a dict, got {type(info)}")
     return {agent: info for agent, info in infos.items() if info}
