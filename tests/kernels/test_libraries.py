@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +173,28 @@ def test_libraries_that_are_no_kernel_are_refused(text: str, message: str, tmp_p
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(stepmill.UsageError, match="cannot be loaded"):
         stepmill.kernels.load(tmp_path / "missing.so")
+
+
+def load_twice(folder: Path) -> None:
+    text = (EXAMPLES / "particle.c").read_text()
+
+    def load_with(reward: str) -> Any:
+        return stepmill.kernels.load(build_text(text.replace("-fabs(self->place);", f"{reward};"), folder))
+
+    def reward_of(kernel: Any) -> float:
+        with stepmill.Pool([kernel], backend="kernel") as pool:
+            pool.reset(seed=0)
+            return float(pool.step(np.zeros((1, 1), np.float32)).reward[0])
+
+    first, second = load_with("1.0"), load_with("2.0")
+    assert [reward_of(kernel) for kernel in (first, second, load_with("1.0"))] == [1.0, 2.0, 1.0]
+    load_with("3.0")
+    with pytest.raises(stepmill.UsageError, match="was compiled again after the pool's program loaded it"):
+        pickle.loads(pickle.dumps(first))
+
+
+def test_a_library_that_was_compiled_again_runs_its_new_code_and_workers_take_no_other(tmp_path: Path) -> None:
+    # In a process of its own, since libraries stay until a process ends.
+    program = "import pathlib, sys; from tests.kernels.test_libraries import load_twice; load_twice(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

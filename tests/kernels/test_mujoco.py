@@ -6,6 +6,7 @@ differently from machine to machine.
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -227,3 +228,23 @@ def test_a_task_may_be_a_model_and_functions_of_ones_own(tmp_path: Path) -> None
         batch = pool.step(np.array([[1.0], [0.0], [-1.0]], np.float32))
         np.testing.assert_allclose(batch.obs[:, 1], [0.04, 0.0, -0.04], atol=1e-9)
         np.testing.assert_allclose(batch.reward, batch.obs[:, 0] - first[:, 0])
+
+
+def test_an_edited_model_is_read_again_with_the_files_that_it_includes(tmp_path: Path) -> None:
+    assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+    (tmp_path / "body.xml").write_text((assets / "hopper.xml").read_text())
+    xml = tmp_path / "outer.xml"
+    xml.write_text('<mujoco><include file = "body.xml"/></mujoco>')
+
+    def find(**more: Any) -> Any:
+        return stepmill.kernels.find("Hopper-v5", xml_file=str(xml), **more)
+
+    first = find()
+    assert find() is first
+    text = (tmp_path / "body.xml").read_text()
+    (tmp_path / "body.xml").write_text(text.replace('timestep="0.002"', 'timestep="0.001"'))
+    assert "0.001" in (tmp_path / "body.xml").read_text()
+    assert find().identity != first.identity
+    assert find(max_episode_steps=5).identity == find().identity
+    with pytest.raises(stepmill.UsageError, match=r"the model of Hopper-v5 .* is another one"):
+        pickle.loads(pickle.dumps(first))

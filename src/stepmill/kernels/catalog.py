@@ -29,6 +29,7 @@ _MAKERS = {
 }
 _TABULAR = ("FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4", "CliffWalking-v1", "CliffWalkingSlippery-v1")
 _LIMIT = "max_episode_steps"
+_MADE_OF_FILES: dict[tuple[object, ...], PythonKernel] = {}  # those with a model of the user's, also by their identity
 
 
 def names() -> tuple[str, ...]:
@@ -61,13 +62,18 @@ def find(id: str, **arguments: object) -> PythonKernel:  # noqa: A002  Gymnasium
             "backends run Gymnasium's own env"
         )
     given = {name: _converted(id, name, value, takes[name]) for name, value in arguments.items() if name != _LIMIT}
-    return _make(id, tuple(sorted(given.items())), _limit(arguments.get(_LIMIT)))
+    key = id, tuple(sorted(given.items())), _limit(arguments.get(_LIMIT))
+    if "xml_file" not in given:
+        return _make(*key)
+    fresh = _make.__wrapped__(*key)  # the file, or one that it refers to, may have been edited
+    return _MADE_OF_FILES.setdefault((*key, fresh.identity), fresh)
 
 
 @cache
 def _make(id: str, given: tuple[tuple[str, object], ...], limit: int | None) -> PythonKernel:  # noqa: A002
     if limit is not None:
-        made = _make(id, given, None).with_limit(limit)
+        make = _make.__wrapped__ if "xml_file" in dict(given) else _make
+        made = make(id, given, None).with_limit(limit)
     elif id in MUJOCO_IDS:
         made = make_mujoco(id, dict(given))
     elif id in _TABULAR:

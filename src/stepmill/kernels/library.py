@@ -25,6 +25,7 @@ _DESCRIBE = "stepmill_kernel_describe"
 _BOX, _DISCRETE = 0, 1
 _MAX_DIMS = 6
 _PLAIN_KINDS = "biuf"
+_LIBRARIES: dict[tuple[str, str], ctypes.CDLL] = {}  # by path and digest
 _MAX_ROW_BYTES = 2**28
 
 
@@ -70,7 +71,7 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     """
     path = os.path.abspath(os.fspath(path))
     try:
-        library = ctypes.CDLL(path)
+        library, digest = _open(path)
     except OSError as exc:
         raise UsageError(f"the kernel {path} cannot be loaded: {exc}") from exc
     describe = getattr(library, _DESCRIBE, None)
@@ -92,7 +93,39 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
     _require(size == wanted, f"{path}: size_bytes", size, f"sizeof(stepmill_kernel), {wanted}")
     if not description.reset or not description.step:
         raise UsageError(f"the kernel of {path} has no {'step' if description.reset else 'reset'} function; set it")
-    return LibraryKernel(path, description, library)
+    return LibraryKernel(path, description, library, digest)
+
+
+def _open(path: str) -> tuple[ctypes.CDLL, str]:
+    """Load a library; return it with a digest of its file.
+
+    For a path that it knows, `dlopen` returns the library that it has loaded. If the file was written anew, a copy of it is loaded.
+    """
+    content = Path(path).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if (path, digest) not in _LIBRARIES:
+        if any(known == path for known, _ in _LIBRARIES):
+            with open(os.memfd_create(os.path.basename(path)), "wb") as copy:
+                copy.write(content)
+                copy.flush()
+                _LIBRARIES[path, digest] = ctypes.CDLL(f"/proc/self/fd/{copy.fileno()}")
+        else:
+            _LIBRARIES[path, digest] = ctypes.CDLL(path)
+    return _LIBRARIES[path, digest], digest
+
+
+def _load_same(path: str, digest: str) -> LibraryKernel:
+    """Load the library that another process has loaded.
+
+    Raises:
+        UsageError: its file has changed since.
+    """
+    kernel = load(path)
+    if kernel.digest != digest:
+        raise UsageError(
+            f"{path} was compiled again after the pool's program loaded it; load it anew, and make a new pool"
+        )
+    return kernel
 
 
 class LibraryKernel:
@@ -102,12 +135,13 @@ class LibraryKernel:
 
     Attributes:
         path: of the library.
+        digest: of its file.
         name: as the library says.
         observation_space, action_space: of its envs.
     """
 
-    def __init__(self, path: str, description: _Description, library: ctypes.CDLL) -> None:
-        self.path = path
+    def __init__(self, path: str, description: _Description, library: ctypes.CDLL, digest: str) -> None:
+        self.path, self.digest = path, digest
         self.name = _text_of(description.name, f"{path}: name") or "kernel"
         self.observation_space = _space_of(description.observation, f"{path}: observation")
         self.action_space = _space_of(description.action, f"{path}: action")
@@ -116,13 +150,13 @@ class LibraryKernel:
         _require(limit >= 0, f"{path}: max_episode_steps", limit, "1 or more, or 0 for no limit")
         self._description, self._library = description, library
         spaces = repr((self.observation_space, self.action_space))
-        self._identity = hashlib.sha256(Path(path).read_bytes() + spaces.encode()).hexdigest()
+        self._identity = hashlib.sha256((digest + spaces).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"<stepmill kernel {self.name} of {self.path}>"
 
-    def __reduce__(self) -> tuple[Callable[[str], LibraryKernel], tuple[str]]:
-        return load, (self.path,)
+    def __reduce__(self) -> tuple[Callable[[str, str], LibraryKernel], tuple[str, str]]:
+        return _load_same, (self.path, self.digest)
 
     def __call__(self) -> KernelEnv:
         """Return one env, for any backend but "kernel"."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -209,7 +210,7 @@ def load_model(xml: Path) -> Any:
         content = Path(xml).read_bytes()
     except OSError as exc:
         raise UsageError(f"the model {xml} cannot be read: {exc}") from exc
-    if b"file=" in content:
+    if re.search(rb"file\s*=", content):
         return _compile_model(str(xml))
     return copy.copy(_compile_once(str(xml), content))
 

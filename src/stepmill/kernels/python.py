@@ -167,7 +167,7 @@ class PythonKernel:
     def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
         """Pickle a kernel that comes with stepmill as its id. Leave the program behind: its addresses are of this process."""
         if self.origin is not None:
-            return _find_again, self.origin
+            return _find_again, (*self.origin, self.identity)
         return _make_again, (type(self), {**self.__dict__, "_program": None})
 
 
@@ -180,8 +180,12 @@ def _make_again(kind: type[_Kernel], fields: dict[str, Any]) -> _Kernel:
     return made
 
 
-def _find_again(id: str, arguments: dict[str, object]) -> PythonKernel:  # noqa: A002
+def _find_again(id: str, arguments: dict[str, object], identity: str) -> PythonKernel:  # noqa: A002
     found: PythonKernel = import_module("stepmill.kernels.catalog").find(id, **arguments)
+    if found.identity != identity:
+        raise UsageError(
+            f"the model of {id} {arguments} is another one than that of the pool's program; make a new pool"
+        )
     return found
 
 
