@@ -7,7 +7,6 @@ digest of everything that the code depends on. Two processes may compile the sam
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import inspect
 import itertools
 import os
@@ -16,18 +15,19 @@ import re
 import secrets
 import types as python_types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numba
-import numpy as np
 from numba.core.bytecode import FunctionIdentity
 from numba.core.errors import NumbaError, NumbaWarning
 from numba.core.registry import CPUDispatcher
 
 from stepmill._version import __version__
+from stepmill.kernels.cache_folder import ENTRY, open_cache
+from stepmill.kernels.code_digest import NotComparableError, digest_of
 from stepmill.kernels.env import RESULT
 from stepmill.kernels.numba_rng import rng_type
 from stepmill.spec.errors import UsageError
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 _ALLOCATIONS = ("NRT_MemInfo_alloc", "NRT_Allocate")
 _REFUSED = "allocates"  # a file in the cache of a kernel: the name of its function that allocates memory
-_CACHE_FORMAT = "2"  # in 1, code of two kernels may have equal symbols
+_CACHE_FORMAT = (
+    "3"  # in 1, code of two kernels may have equal symbols; in 2, digests missed some of what code depends on
+)
+_THIS_PROCESS = secrets.token_hex(8)
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 # The functions that native code calls: they turn pointers into the arrays and numbers that the user's functions take.
@@ -80,7 +83,7 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
         "step": _jit(kernel.step, numba_options),
         "__name__": __name__,
     }
-    path = "<stepmill kernel>" if folder is None else _write_once(folder / "entry.py", text)
+    path = "<stepmill kernel>" if folder is None else _write_once(folder / ENTRY, text)
     exec(compile(text, path, "exec"), scope)  # generated above
     numba_options["cache"] = folder is not None
     state, rng = numba.from_dtype(memory_of(kernel.state, kernel.infos)), rng_type
@@ -109,7 +112,7 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
         explain=explain,
         code=code,
         prepare=getattr(kernel, "prepare", None),
-        identity=hashlib.sha256("\0".join([kernel.identity, *_content(kernel)]).encode()).hexdigest(),
+        identity=_identity(kernel),
         infos=kernel.infos,
     )
 
@@ -173,9 +176,10 @@ def _compile(
 def _warn_once(kernel: str, text: str, *, is_of_numba: bool) -> None:
     """Pass on a warning, once for all pools of a kernel. Numba's own names lines of generated code."""
     if "Cannot cache" in text:
+        reason = "arrays of more than a megabyte, or addresses" if is_of_numba else text.removeprefix("Cannot cache ")
         text = (
-            f"the kernel {kernel} is compiled again in each process, because it holds arrays of more than a megabyte, or "
-            "addresses; keep large arrays in the state, or make them smaller"
+            f"the kernel {kernel} is compiled again in each process, because it holds {reason}; keep large arrays in the "
+            "state, or make them smaller, and use numbers, arrays, tuples of them, and compiled functions"
         )
     else:
         text = f"when the kernel {kernel} was compiled: {text}"
@@ -231,23 +235,11 @@ def _pointer_type(layout: RowLayout) -> Any:
 
 def _find_cache(kernel: PythonKernel, text: str) -> Path | None:
     """Return the directory of a kernel's code; None if there is none. A kernel that was refused for its allocations is refused again."""
-    folder = _cache_folder(_digest(kernel, text))
+    digest = _digest(kernel, text)
+    folder = None if digest is None else open_cache(digest)
     if folder is not None and (folder / _REFUSED).exists():
         raise _allocation_error(kernel, (folder / _REFUSED).read_text())
     return folder
-
-
-def _cache_folder(digest: str) -> Path | None:
-    """Return the directory of one kernel; None if it cannot be made or written to."""
-    root = os.environ.get("NUMBA_CACHE_DIR") or Path(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "stepmill", "kernels"
-    )
-    folder = Path(root).expanduser() / digest
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
 
 
 def _write_once(path: Path, text: str) -> str:
@@ -264,56 +256,25 @@ def _write_once(path: Path, text: str) -> str:
     return str(path)
 
 
-def _digest(kernel: PythonKernel, text: str) -> str:
-    parts = [
-        text,
-        _CACHE_FORMAT,
-        __version__,
-        numba.__version__,
-        repr(kernel.state),
-        repr(kernel.infos),
-        repr(kernel.is_debug),
-    ]
-    parts.extend(_content(kernel))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+def _digest(kernel: PythonKernel, text: str) -> str | None:
+    """Return a digest of all that the compiled kernel depends on; None, after a warning, if some of it cannot be compared."""
+    parts = (text, _CACHE_FORMAT, __version__, kernel.state, kernel.infos, kernel.is_debug, kernel.reset, kernel.step)
+    try:
+        return digest_of(*parts)
+    except NotComparableError as exc:
+        _warn_once(kernel.name, f"Cannot cache {exc}", is_of_numba=False)
+        return None
 
 
-def _content(kernel: PythonKernel) -> Iterator[str]:
-    """Yield what makes a kernel: its code, constants and tables."""
-    for function in (kernel.reset, kernel.step):
-        yield from _code_parts(function, set())
+def _identity(kernel: PythonKernel) -> str:
+    """Return what tells a kernel's snapshots from those of kernels with other code, constants or tables.
 
-
-def _code_parts(function: Any, seen: set[int]) -> Iterator[str]:
-    """Yield everything that the machine code of a function depends on: its code, and the values of the names in it."""
-    function = getattr(function, "py_func", function)
-    if id(function) in seen or not isinstance(function, python_types.FunctionType):
-        yield "" if isinstance(function, python_types.FunctionType) else _value_part(function)
-        return
-    seen.add(id(function))
-    yield from _constants(function.__code__)
-    scope = inspect.getclosurevars(function)
-    for name, value in sorted({**scope.globals, **scope.nonlocals}.items()):
-        yield name
-        yield from _code_parts(value, seen)
-
-
-def _constants(code: python_types.CodeType) -> Iterator[str]:
-    yield code.co_code.hex()
-    yield repr(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, python_types.CodeType):
-            yield from _constants(constant)
-        else:
-            yield repr(constant)
-
-
-def _value_part(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest() + repr((value.dtype, value.shape))
-    if isinstance(value, python_types.ModuleType):
-        return f"{value.__name__} {getattr(value, '__version__', '')}"
-    return repr(value)
+    If some of it cannot be compared, no other process takes them.
+    """
+    try:
+        return digest_of(kernel.identity, kernel.reset, kernel.step, has_lines=False)
+    except NotComparableError:
+        return f"{kernel.identity} {_THIS_PROCESS}"
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,183 @@
+"""A digest of everything that a compiled function depends on: its code, and the values that Numba compiles into it.
+
+Numba takes global names, cells of closures, attributes of modules and default arguments as constants, so machine code is only
+right as long as none of them changes. What cannot be compared from one process to the next has no digest, and is not cached.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import hashlib
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core.registry import CPUDispatcher
+
+_EXACT = (type(None), bool, int, float, complex, str, bytes, type(...))
+# Their code changes with their version only, and the interpreter's is that of the standard library.
+_FIXED = frozenset({"numpy", "numba", *sys.stdlib_module_names}) - {"__main__"}
+
+
+class NotComparableError(Exception):
+    """A value that code depends on cannot be compared between processes; the text names it."""
+
+
+def digest_of(*values: Any, has_lines: bool = True) -> str:
+    """Return a digest of values, and of all that functions among them depend on.
+
+    Args:
+        has_lines: whether functions differ if their lines have other numbers, which faults name.
+    Raises:
+        NotComparableError: there is a value of a type whose content is not known.
+    """
+    digest = hashlib.sha256()
+    for part in (sys.version, np.__version__, numba.__version__, *_Walk(has_lines=has_lines).parts("", values)):
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(data) + data)
+    return digest.hexdigest()[:32]
+
+
+class _Walk:
+    """Yields the parts of values. A value that was met before is its number, so that circles end and sharing counts."""
+
+    def __init__(self, *, has_lines: bool) -> None:
+        self._has_lines = has_lines
+        self._met: dict[int, tuple[int, Any]] = {}  # the values are kept, so that no id is used again
+
+    def parts(self, name: str, value: Any) -> Iterator[str | bytes]:
+        """Yield the parts of a value that code reaches as `name`."""
+        kind = type(value)
+        yield f"{kind.__module__}.{kind.__qualname__}"
+        if kind in _EXACT:
+            yield repr(value)
+        elif isinstance(value, (np.dtype, np.generic, np.ndarray)):
+            yield from _array_parts(name, value)
+        elif id(value) in self._met:
+            yield str(self._met[id(value)][0])
+        else:
+            self._met[id(value)] = len(self._met), value
+            yield from self._compound_parts(name, value)
+
+    def _compound_parts(self, name: str, value: Any) -> Iterator[str | bytes]:
+        if isinstance(value, (tuple, list)):
+            yield str(len(value))
+            for index, item in enumerate(value):
+                yield from self.parts(f"{name}[{index}]", item)
+        elif isinstance(value, (dict, set, frozenset)):
+            items = value.items() if isinstance(value, dict) else value
+            yield from sorted(digest_of(item, has_lines=self._has_lines) for item in items)
+        elif isinstance(value, CPUDispatcher):
+            yield from self.parts(f"the options of {name}", value.targetoptions)
+            yield from self.parts(f"the locals of {name}", value.locals)
+            yield from self.parts(name, value.py_func)
+        elif isinstance(value, types.FunctionType):
+            yield from self._function_parts(name, value)
+        elif isinstance(value, types.CodeType):
+            yield from self._code_parts(name, value)
+        elif isinstance(value, enum.Enum):
+            yield from self.parts(name, (value.name, value.value))
+        else:
+            yield from self._named_parts(name, value)
+
+    def _named_parts(self, name: str, value: Any) -> Iterator[str | bytes]:
+        """Yield the parts of what is known by its name: types, built-in functions, fixed modules."""
+        if isinstance(value, numba.types.Type):
+            yield str(value)
+        elif isinstance(value, enum.EnumMeta):
+            yield from self.parts(name, [(each, value[each].value) for each in value.__members__])
+        elif isinstance(value, types.ModuleType) and _is_fixed(value.__name__):
+            yield value.__name__
+        elif isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)) and _is_fixed(_module_of(value)):
+            yield f"{_module_of(value)}.{getattr(value, '__qualname__', value.__name__)}"
+        elif isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+            yield from self.parts(name, (value.__qualname__, value._fields))
+        else:
+            raise NotComparableError(f"{name}, a {type(value).__module__}.{type(value).__qualname__}")
+
+    def _function_parts(self, name: str, function: types.FunctionType) -> Iterator[str | bytes]:
+        if _is_fixed(str(function.__module__)):
+            yield f"{function.__module__}.{function.__qualname__}"
+            return
+        yield from self.parts(name, function.__code__)
+        yield from self.parts(f"a default of {name}", (function.__defaults__, function.__kwdefaults__))
+        attributes = _attribute_names(function.__code__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        values = {cell_name: _content(cell) for cell_name, cell in cells}
+        names = _global_names(function.__code__)
+        values.update((each, function.__globals__[each]) for each in names if each in function.__globals__)
+        for each, value in sorted(values.items()):
+            yield each
+            yield from self._reached_parts(each, value, attributes)
+
+    def _reached_parts(self, name: str, value: Any, attributes: Iterable[str]) -> Iterator[str | bytes]:
+        """Yield the parts of a value; of a module that may be edited, those attributes that are named in the code."""
+        if not isinstance(value, types.ModuleType) or _is_fixed(value.__name__):
+            yield from self.parts(name, value)
+            return
+        yield value.__name__
+        if id(value) in self._met:
+            return
+        self._met[id(value)] = len(self._met), value
+        for each in attributes:
+            if each in vars(value):
+                yield each
+                yield from self._reached_parts(f"{name}.{each}", vars(value)[each], attributes)
+        del self._met[id(value)]  # another function may name other attributes
+
+    def _code_parts(self, name: str, code: types.CodeType) -> Iterator[str | bytes]:
+        yield code.co_code
+        yield getattr(code, "co_exceptiontable", b"")
+        if self._has_lines:
+            yield repr((code.co_filename.rpartition("/")[2], list(code.co_lines())))
+        yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags))
+        yield repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_name))
+        yield from self.parts(f"a constant of {name}", list(code.co_consts))
+
+
+def _array_parts(name: str, value: Any) -> Iterator[str | bytes]:
+    dtype = value if isinstance(value, np.dtype) else value.dtype
+    if dtype.hasobject and not isinstance(value, np.dtype):
+        raise NotComparableError(f"{name}, an array of objects")
+    yield repr((dtype.str, dtype.descr if dtype.names else None, dtype.itemsize, dtype.alignment, dtype.fields))
+    if isinstance(value, np.ndarray):
+        yield repr((value.shape, value.strides, value.flags.c_contiguous, value.flags.f_contiguous))
+    if not isinstance(value, np.dtype):
+        yield value.tobytes()
+
+
+def _is_fixed(module: str) -> bool:
+    return module.partition(".")[0] in _FIXED
+
+
+def _module_of(value: Any) -> str:
+    return "numpy" if isinstance(value, np.ufunc) else str(value.__module__)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty: a name that is not bound yet
+        return None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    return {step.argval for each in _codes(code) for step in dis.get_instructions(each) if step.opname in loads}
+
+
+def _attribute_names(code: types.CodeType) -> list[str]:
+    """Return all names in the code: also a module that has a second name in it is then looked up completely."""
+    return sorted({name for each in _codes(code) for name in each.co_names})

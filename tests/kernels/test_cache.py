@@ -1,0 +1,234 @@
+"""The cache of compiled kernels: code is used again if nothing that it depends on has changed, and only if nobody else can write it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stepmill
+
+pytest.importorskip("numba")
+
+import numba
+
+from stepmill.kernels.code_digest import NotComparableError, digest_of
+
+# A kernel and two modules that it uses. Each {name} is a constant that a user may edit.
+PHYSICS = """
+import numba
+import numpy as np
+from stepmill_test_units import deep
+import stepmill_test_units
+GAIN = {gain}
+TABLE = (np.array([0.0, {table}] + [1.0] * 2000), 1)
+
+@numba.njit(error_model="{model}")
+def pull(x, zero):
+    return x * {pull} + (1.0 / zero > 1e300) * 0.0
+
+@numba.njit
+def push(x, strength={default}):
+    return x * strength
+"""
+UNITS = """
+import numba
+SCALE = {scale}
+
+@numba.njit
+def deep(x):
+    return x * {deep}
+"""
+KERNEL = """
+import numba
+import stepmill_test_physics as physics
+import stepmill_test_physics
+import stepmill_test_units
+NESTED = {nested}
+TABLE = stepmill_test_physics.TABLE
+CELL = {cell}
+
+def make():
+    cell = CELL
+
+    def helper(x):
+        return x * cell + stepmill_test_physics.stepmill_test_units.deep(x)
+
+    def step(state, action, rng, obs):
+        def inner(x):
+            return x + NESTED
+        total = inner(1.0) + physics.GAIN + physics.push(2.0) + physics.stepmill_test_units.SCALE
+        total += physics.pull(3.0, state.x + 2.0) + TABLE[0][1] + helper({literal})
+        return total, False, False
+
+    return step
+"""
+NAMES = ("gain", "table", "pull", "default", "scale", "deep", "nested", "cell", "literal")
+FIRST = dict.fromkeys(NAMES, 1.0)
+
+
+def load_program(values: dict[str, float], model: str = "numpy") -> Callable[..., Any]:
+    """Load the three modules anew, and return the kernel's step."""
+    for name, text in (("units", UNITS), ("physics", PHYSICS), ("kernel", KERNEL)):
+        module = types.ModuleType(f"stepmill_test_{name}")
+        sys.modules[module.__name__] = module
+        exec(compile(text.format(model=model, **values), f"/nowhere/{module.__name__}.py", "exec"), module.__dict__)
+    step: Callable[..., Any] = sys.modules["stepmill_test_kernel"].make()
+    return step
+
+
+def reset(state: Any, rng: Any, obs: Any) -> None:
+    obs[0] = 0.0
+
+
+def kernel_of(step: Callable[..., Any]) -> Any:
+    box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    make = stepmill.kernel(observation_space=box, action_space=spaces.Discrete(2), state=np.dtype([("x", "f8")]))
+    return make(type("Edited", (), {"reset": reset, "step": step}))
+
+
+def reward_of(step: Callable[..., Any]) -> float:
+    """The reward that the compiled kernel gives, from the cache if there is something in it."""
+    env = kernel_of(step)()
+    env.reset(seed=0)
+    return float(env.step(0)[1])
+
+
+def python_reward_of(step: Callable[..., Any]) -> float:
+    return float(step(types.SimpleNamespace(x=0.0), 0, None, np.zeros(1, np.float32))[0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    for name in ("units", "physics", "kernel"):
+        sys.modules.pop(f"stepmill_test_{name}", None)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(NAMES), st.floats(-4, 4, allow_nan=False).map(lambda x: round(x, 3)).filter(lambda x: x != 1.0))
+def test_the_digest_of_a_program_changes_with_each_of_its_constants(name: str, value: float) -> None:
+    first = digest_of(load_program(FIRST))
+    assert digest_of(load_program(FIRST)) == first
+    assert digest_of(load_program({**FIRST, name: value})) != first
+
+
+def test_options_and_lines_of_a_function_are_in_its_digest_and_lines_may_be_left_out() -> None:
+    first = load_program(FIRST)
+    assert digest_of(first) != digest_of(load_program(FIRST, model="python"))
+    moved = load_program(FIRST)
+    moved.__code__ = moved.__code__.replace(co_firstlineno=moved.__code__.co_firstlineno + 1)
+    assert digest_of(moved) != digest_of(first)
+    assert digest_of(moved, has_lines=False) == digest_of(first, has_lines=False)
+
+
+def test_code_that_was_compiled_before_an_edit_of_a_module_does_not_run_after_it(folder: Path) -> None:
+    physics = types.ModuleType("physics")
+
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return physics.GAIN, False, False  # type: ignore[attr-defined]
+
+    for gain in (1.0, 7.0):
+        physics.GAIN = gain  # type: ignore[attr-defined]
+        assert reward_of(step) == gain
+    assert len(list(folder.glob("*/entry.py"))) == 2
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
+@given(st.dictionaries(st.sampled_from(NAMES), st.floats(-4, 4).map(lambda x: round(x, 3)), min_size=1, max_size=2))
+def test_compiled_programs_agree_with_python_after_any_edit(folder: Path, edit: dict[str, float]) -> None:
+    step = load_program({**FIRST, **edit})
+    assert reward_of(step) == pytest.approx(python_reward_of(step), rel=1e-12)
+
+
+def test_defaults_arrays_in_tuples_sets_and_types_are_in_the_digest() -> None:
+    def with_keyword(default: object) -> Callable[..., Any]:
+        def call(x: float, *, factor: object = default) -> object:
+            return x, factor
+
+        return call
+
+    large = np.zeros(5000)
+    edited = large.copy()
+    edited[2500] = 1.0
+    pairs = [(1.0, 2.0), (1, True), ((large,), (edited,)), ({"b", "a"}, {"b", "c"}), (np.float32, np.float64)]
+    pairs += [({"a": 1}, {"a": 2}), (np.int64(1), np.int32(1)), (len, max), (numba.float32, numba.float64), ([1], (1,))]
+    for first, second in pairs:
+        assert digest_of(with_keyword(first)) == digest_of(with_keyword(first))
+        assert digest_of(with_keyword(first)) != digest_of(with_keyword(second))
+
+
+def test_a_kernel_that_uses_what_cannot_be_compared_is_compiled_in_each_process_and_says_so(folder: Path) -> None:
+    class Unknown:
+        """Numba cannot compile it; the branch that would use it is not compiled either."""
+
+    unknown, is_used = Unknown(), False
+
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        if is_used:
+            print(unknown)
+        return 1.0, False, False
+
+    with pytest.raises(NotComparableError, match=r"unknown, a .*Unknown"):
+        digest_of(step)
+    with pytest.warns(UserWarning, match=r"kernel Edited.* in each process, because it holds unknown, a .*Unknown"):
+        assert reward_of(step) == 1.0
+    assert not folder.exists()
+
+
+def plain(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+    return 1.0, False, False
+
+
+def refused(folder: Path, match: str) -> None:
+    with pytest.warns(RuntimeWarning, match=match):
+        reward_of(plain)
+    reward_of(plain)  # warns once: a second warning is an error here
+    assert not list(folder.rglob("*.nbc"))
+
+
+def test_a_cache_that_others_can_write_is_not_used_and_there_is_one_warning(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    refused(folder, r"without the cache .* because others can write .*chmod go-w")
+
+
+def test_a_cache_whose_files_others_can_write_or_have_linked_is_not_used(folder: Path) -> None:
+    reward_of(plain)
+    index = next(folder.rglob("*.nbi"))
+    index.parent.chmod(0o755)
+    index.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match=f"others can write .*{index.name}"):
+        reward_of(plain)
+    index.parent.chmod(0o700)
+    index.rename(folder / "elsewhere")
+    index.symlink_to(folder / "elsewhere")
+    with pytest.warns(RuntimeWarning, match=f"{index.name} is a link"):
+        reward_of(plain)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_cache_that_belongs_to_another_user_is_not_used(folder: Path) -> None:
+    folder.mkdir(0o700)
+    os.chown(folder, 12345, 12345)
+    refused(folder, "belongs to user 12345")
+
+
+def test_a_cache_in_a_folder_as_tmp_is_used_since_nobody_can_rename_what_is_in_it(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o1777)
+    reward_of(plain)
+    assert list(folder.rglob("*.nbc"))
