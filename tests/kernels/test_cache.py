@@ -77,7 +77,7 @@ FIRST = dict.fromkeys(NAMES, 1.0)
 
 
 def load_program(values: dict[str, float], model: str = "numpy") -> Callable[..., Any]:
-    """Load the three modules anew, and return the kernel's step."""
+    """Load the three modules again, and return the kernel's step."""
     for name, text in (("units", UNITS), ("physics", PHYSICS), ("kernel", KERNEL)):
         module = types.ModuleType(f"stepmill_test_{name}")
         sys.modules[module.__name__] = module

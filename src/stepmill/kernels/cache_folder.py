@@ -44,7 +44,7 @@ def open_cache(digest: str) -> Path | None:
 
 
 def _problems(top: Path, folders: Iterable[Path]) -> Iterator[str]:
-    """Yield why folders cannot be trusted. Whoever can write a folder may rename what is in it, unless it is sticky, as /tmp."""
+    """Yield why folders cannot be trusted. A user who can write a folder can rename what is in it, unless it is sticky."""
     me = os.geteuid()
     for path in {*top.parents, *top.resolve().parents}:
         mode = path.stat().st_mode

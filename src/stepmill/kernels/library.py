@@ -99,7 +99,7 @@ def load(path: str | os.PathLike[str]) -> LibraryKernel:
 def _open(path: str) -> tuple[ctypes.CDLL, str]:
     """Load a library; return it with a digest of its file.
 
-    For a path that it knows, `dlopen` returns the library that it has loaded. If the file was written anew, a copy of it is loaded.
+    For a path that it knows, `dlopen` returns the library that it has loaded. If the file was written again, a copy of it is loaded.
     """
     content = Path(path).read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -123,7 +123,7 @@ def _load_same(path: str, digest: str) -> LibraryKernel:
     kernel = load(path)
     if kernel.digest != digest:
         raise UsageError(
-            f"{path} was compiled again after the pool's program loaded it; load it anew, and make a new pool"
+            f"{path} was compiled again after the pool's program loaded it; load it again, and make a new pool"
         )
     return kernel
 
