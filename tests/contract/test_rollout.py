@@ -143,6 +143,15 @@ def test_after_an_error_a_reset_makes_it_usable_again():
         assert rollout.collect(act).valid.all()
 
 
+@pytest.mark.parametrize("actions", [None, [1], 1, [0.5] * N, [[1]] * N], ids=repr)
+def test_actions_that_do_not_fit_the_envs_are_refused(actions):
+    with Pool([Ends] * N, backend="serial") as pool:
+        rollout = Rollout(pool, T)
+        with pytest.raises(UsageError, match="action"):
+            rollout.collect(lambda obs, env_ids: {"turn": actions})
+        assert rollout.collect(act).valid.any()
+
+
 def test_batched_envs_fill_as_many_rows_as_they_have():
     with Pool([BatchedCountingEnv] * 2, backend="serial", num_workers=0) as pool:
         rollout = Rollout(pool, 4, is_double_buffered=True)

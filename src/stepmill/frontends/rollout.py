@@ -190,16 +190,15 @@ class Rollout:
         obs = unflatten(spec.observation, [buffer[step, group.rows] for buffer in self._obs])
         result = policy(obs, group.ids if spec.batch_size == 1 else np.repeat(group.ids, spec.batch_size))
         action, extras = result if _has_extras(result) else (result, {})
-        stored = [buffer[step, group.rows] for buffer in self._action]
-        for rows, part in zip(stored, flatten(spec.action, action), strict=True):
-            rows[...] = part
+        self.pool.send(action, group.ids)  # which checks it
+        for buffer, part in zip(self._action, flatten(spec.action, action), strict=True):
+            buffer[step, group.rows] = part
         for name, value in extras.items():
             column = np.asarray(value)
             if name not in self._extras:
                 self._extras[name] = np.zeros((self.num_steps, self.pool.num_rows, *column.shape[1:]), column.dtype)
             self._extras[name][step, group.rows] = column
         self._valid[step, group.rows] = ~self._is_over[group.rows]
-        self.pool.send(unflatten(spec.action, stored), group.ids)
 
     def _receive(self, step: int, group: _Group, ends: _EpisodeEnds) -> None:
         out = unflatten(self.pool.spec.observation, [buffer[step + 1, group.rows] for buffer in self._obs])
