@@ -94,6 +94,11 @@ def test_a_wrong_value_is_refused_with_what_to_do(wrong, text):
         PoolOptions(**wrong)
 
 
+def test_what_replaces_a_lost_node_is_one_of_three_words():
+    with pytest.raises(UsageError, match="replacement='never' is not one of 'spread', 'wait', 'raise'"):
+        RayOptions(replacement="never")
+
+
 OTHER = {
     "affinity": [0],
     "crash_dir": "/tmp",

@@ -317,8 +317,9 @@ class WorkerSupervisor:
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
     def count_restart(self, worker: int) -> float | None:
-        """Count a restart of a worker; return the delay before it in seconds, or None if the limit is reached."""
-        if self._num_restarts_left == 0:
+        """Count a restart of a worker; return the delay before it in seconds, or None if none is allowed, or would succeed."""
+        error = self._records[worker].error
+        if self._num_restarts_left == 0 or (error is not None and error.is_final):
             return None
         number = self._records[worker].limit.count()
         if number is None:
@@ -404,8 +405,7 @@ class WorkerSupervisor:
     def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
         worker = record.plan.worker
         record.error, record.task = task.error, None
-        is_hopeless = task.error is not None and task.error.is_final
-        delay_s = self.count_restart(worker) if record.is_retried and not is_hopeless else None
+        delay_s = self.count_restart(worker) if record.is_retried else None
         if delay_s is not None:
             self._start_task(record, delay_s)
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from stepmill.spec.errors import UsageError
 
 HOSTS = ("process", "thread", "kernel")
+REPLACEMENTS = ("spread", "wait", "raise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class RayOptions:
             for backend="kernel", each node is one worker, and num_workers is the number of threads of all nodes.
         node_timeout_s: a node that does not answer for this long is given up: its actor is killed, and its workers count as
             dead. More than the longest time that a machine may be stopped or cut off.
+        replacement: what follows if Ray has no machine for the successor of a lost node. A warning says what is missing, and
+            node_timeout_s later "spread" divides the workers among the machines that are left and have `resources`, without
+            reserving anything; "raise" raises WorkerDied. "wait" waits for a machine, and repeats the warning now and then.
     """
 
     address: str | None = None
@@ -37,12 +41,15 @@ class RayOptions:
     runtime_env: Mapping[str, object] | None = None
     host: str = "process"
     node_timeout_s: float = 10.0
+    replacement: str = "spread"
 
     def __post_init__(self) -> None:
         if self.num_nodes is not None and (isinstance(self.num_nodes, bool) or self.num_nodes < 1):
             raise UsageError(f"num_nodes={self.num_nodes!r} must be a whole number, 1 or more, or None")
         if self.host not in HOSTS:
             raise UsageError(f"host={self.host!r} is not one of {', '.join(map(repr, HOSTS))}")
+        if self.replacement not in REPLACEMENTS:
+            raise UsageError(f"replacement={self.replacement!r} is not one of {', '.join(map(repr, REPLACEMENTS))}")
         if not self.node_timeout_s > 0:
             raise UsageError(f"node_timeout_s={self.node_timeout_s!r} must be a number of seconds above 0")
         if self.num_cpus is not None and self.num_cpus < 0:

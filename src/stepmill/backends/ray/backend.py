@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import selectors
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from stepmill._native import OwnedFd
 from stepmill.backends.base import Future, closed_error
 from stepmill.backends.process import dump_plan, pack_request, unpack_outcome
 from stepmill.backends.ray import cluster
+from stepmill.backends.ray.cluster import CHECK_S, PlaceSearch
 from stepmill.backends.ray.messages import Answer, NodePlan
 from stepmill.backends.ray.node_link import Callback, NodeLink, NodeState
 from stepmill.backends.ray.stream import Bytes, PoolStream
@@ -70,7 +72,7 @@ class RayBackend:
     ) -> None:
         """`limits`: time limits of the nodes' reapers. `num_threads`: of a kernel on all nodes together."""
         self._settings, self._options, self._limits = settings, options, limits
-        self._num_threads = num_threads
+        self._num_threads = num_threads  # of each node, when the nodes are planned
         self._ray = cluster.connect(options)
         self._pid = os.getpid()
         self._program = ProgramState.read()
@@ -78,9 +80,10 @@ class RayBackend:
         self._callbacks: deque[Callback] = deque()
         self._links: list[NodeLink] = []
         self._workers: list[RemoteWorker] = []
-        self._node_plans: list[NodePlan] = []
-        self._replacing: list[threading.Lock] = []
-        self._restarts: list[int] = []
+        self._node_plans: dict[int, NodePlan] = {}
+        self._replacing: dict[int, threading.Lock] = {}  # by node; nodes that were made of one share its lock
+        self._searches: dict[int, PlaceSearch] = {}  # by node: the last one
+        self._restarts: Counter[int] = Counter()
         self._call_numbers = itertools.count(1)
         self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker that is being restarted
         self._postponing = threading.Lock()
@@ -109,7 +112,7 @@ class RayBackend:
         return self._link_of(worker).cause
 
     def node_stats(self) -> tuple[NodeStats, ...]:
-        return tuple(link.stats(restarts) for link, restarts in zip(self._links, self._restarts, strict=True))
+        return tuple(link.stats(self._restarts[link.node]) for link in self._links)
 
     def _link_of(self, worker: int) -> NodeLink:
         return self._links[self._workers[worker].node]
@@ -117,7 +120,11 @@ class RayBackend:
     # ---- start ------------------------------------------------------------------------------------------------------
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerReport]:
-        self._plan_nodes(plans)
+        num_nodes = cluster.count_nodes(self._ray, self._options, len(plans))
+        self._num_threads = -(-self._num_threads // num_nodes)
+        self._workers = [RemoteWorker(plan, 0, 0, _eventfd()) for plan in plans]
+        self._replacing = {node: threading.Lock() for node in range(num_nodes)}
+        self._plan_nodes(plans, range(num_nodes))
         try:
             self._links = [self._start_actor(node) for node in range(len(self._node_plans))]
             return self._wait_started(self._links)
@@ -125,11 +132,11 @@ class RayBackend:
             self._shut_down()
             raise
 
-    def _plan_nodes(self, plans: Sequence[WorkerPlan]) -> None:
-        num_nodes = cluster.count_nodes(self._ray, self._options, len(plans))
+    def _plan_nodes(self, plans: Sequence[WorkerPlan], nodes: Sequence[int]) -> None:
+        """Divide workers evenly among nodes with these numbers."""
         path = tuple(entry or os.getcwd() for entry in sys.path)
-        for node in range(num_nodes):
-            own = plans[node * len(plans) // num_nodes : (node + 1) * len(plans) // num_nodes]
+        for index, node in enumerate(nodes):
+            own = plans[index * len(plans) // len(nodes) : (index + 1) * len(plans) // len(nodes)]
             settings = dataclasses.replace(self._settings, entropy=self._settings.entropy ^ (node << 32))
             builds = tuple(
                 dump(
@@ -140,19 +147,22 @@ class RayBackend:
                 for local, plan in enumerate(own)
             )
             ids = tuple(plan.env_ids for plan in own)
-            threads = -(-self._num_threads // num_nodes)
-            self._node_plans.append(NodePlan(ids, builds, settings, self._options.host, threads, self._limits, path))
-            self._replacing.append(threading.Lock())
-            self._restarts.append(0)
-            self._workers += [RemoteWorker(plan, node, local, _eventfd()) for local, plan in enumerate(own)]
+            host, threads = self._options.host, self._num_threads
+            self._node_plans[node] = NodePlan(ids, builds, settings, host, threads, self._limits, path)
+            for local, plan in enumerate(own):
+                self._workers[plan.worker].node, self._workers[plan.worker].local = node, local
 
     def _workers_of(self, node: int) -> list[int]:
         return [worker.plan.worker for worker in self._workers if worker.node == node]
 
-    def _start_actor(self, node: int, avoid: Sequence[str] = ()) -> NodeLink:
-        workers = self._workers_of(node)
-        num_cpus = max(len(workers), self._node_plans[node].num_threads)
-        actor = cluster.make_actor(self._ray, self._options, num_cpus, avoid)
+    def _demand_of(self, node: int) -> dict[str, float]:
+        num_cpus = max(len(self._workers_of(node)), self._node_plans[node].num_threads)
+        return cluster.demand_of(self._ray, self._options, num_cpus)
+
+    def _start_actor(self, node: int, avoid: Sequence[str] = (), machine: str | None = None) -> NodeLink:
+        """`machine`: where the actor runs without reserving anything; None lets Ray choose, but not those to `avoid`."""
+        workers, demand = self._workers_of(node), {} if machine else self._demand_of(node)
+        actor = cluster.make_actor(self._ray, cluster.placed(self._ray, self._options, demand, avoid, machine))
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
         link = NodeLink(self._ray, actor, node, ids, self._run_later)
         link.start_ref = actor.start.remote(self._node_plans[node])
@@ -335,13 +345,13 @@ class RayBackend:
                 self._post({worker: call})
 
     def _revive(self, worker: int, settings_requests: Iterable[Request]) -> WorkerReport:
-        remote = self._workers[worker]
-        with self._replacing[remote.node]:
+        asked_at = time.monotonic()
+        with self._replacing[self._workers[worker].node]:
             if self._is_closed:
                 raise closed_error()
-            link = self._links[remote.node]
-            if link.state is NodeState.LOST:
-                link = self._replace_node(link)
+            if self._link_of(worker).state is NodeState.LOST:
+                self._replace_node(worker, asked_at)
+            remote, link = self._workers[worker], self._link_of(worker)  # it may have another node now
             limit_s = self._settings.start_timeout_s
             timeout_s = None if limit_s is None else limit_s + REPLY_SLACK_S
             packed = [pack_request(request) for request in settings_requests]
@@ -366,21 +376,56 @@ class RayBackend:
                 fresh.mark_dead()
             return dataclasses.replace(report, worker=worker)
 
-    def _replace_node(self, lost: NodeLink) -> NodeLink:
-        """Start a new actor with all workers of a lost one."""
+    def _replace_node(self, worker: int, asked_at: float) -> None:
+        """Start a new actor with all workers of a worker's lost node, or several. `asked_at`: when `revive` was called."""
+        node, lost = self._workers[worker].node, self._link_of(worker)
+        search = self._searches.get(node)
+        if search is not None and search.gave_up_at > asked_at:  # for another worker of the node
+            raise search.error(lost.lost_error(worker))
         avoid = [] if lost.started is None or lost.cause is None else [lost.started.node_id]
-        link = self._start_actor(lost.node, avoid)
+        error = lost.lost_error(worker)
+        error.env_ids = tuple(env_id for each in self._workers_of(node) for env_id in self._workers[each].plan.env_ids)
+        self._searches[node] = search = PlaceSearch(self._ray, self._options, self._demand_of(node), error, avoid)
+        links = [self._start_actor(node, avoid)]
         try:
-            self._wait_started([link])
-            link.already_started = set(link.workers)
-            self._attach([link])
+            if shared := self._wait_placed(links[0], search):
+                cluster.kill(self._ray, links.pop().actor)
+                links += self._divide(node, shared)
+            self._wait_started(links)
+            for link in links:
+                link.already_started = set(link.workers)
+            self._attach(links)
         except BaseException:
-            cluster.kill(self._ray, link.actor)
+            for link in links:
+                cluster.kill(self._ray, link.actor)
             raise
-        link.counts = lost.counts
-        self._restarts[lost.node] += 1
-        self._links[lost.node] = link
-        return link
+        links[0].counts = lost.counts
+        self._restarts[node] += 1
+        for link in links:
+            self._links[link.node] = link
+
+    def _wait_placed(self, link: NodeLink, search: PlaceSearch) -> list[str]:
+        """Wait until an actor runs, or is late; return the machines among which to divide its workers instead, if any."""
+        deadline = time.monotonic() + (self._settings.start_timeout_s or math.inf)
+        runs = link.actor.ping.options(concurrency_group="ping").remote()
+        while not self._ray.wait([runs], timeout=CHECK_S)[0]:
+            if self._is_closed:
+                raise closed_error()
+            if shared := search.shared_machines():
+                return shared
+            if time.monotonic() > deadline and not cluster.is_waiting(self._ray, self._demand_of(link.node)):
+                break
+        return []
+
+    def _divide(self, node: int, machines: Sequence[str]) -> list[NodeLink]:
+        """Divide the workers of a lost node among machines; return the links of the nodes that replace it."""
+        plans = [self._workers[worker].plan for worker in self._workers_of(node)]
+        machines = machines[: len(plans)]
+        nodes = [node, *range(len(self._links), len(self._links) + len(machines) - 1)]
+        self._replacing.update(dict.fromkeys(nodes, self._replacing[node]))
+        self._links += [self._links[node]] * (len(nodes) - 1)  # the lost one, until they have started
+        self._plan_nodes(plans, nodes)
+        return [self._start_actor(each, machine=machine) for each, machine in zip(nodes, machines, strict=True)]
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

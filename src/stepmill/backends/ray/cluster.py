@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from stepmill.backends.ray.node_host import NodeHost
-from stepmill.spec.errors import MissingExtraError, UsageError
+from stepmill.spec.errors import MissingExtraError, UsageError, WorkerDied
+from stepmill.spec.notices import warn
 from stepmill.spec.ray_options import RayOptions
 
 CONTROLS = 8  # starts, restarts and ends of workers at the same time
+WARN_S = 5.0  # how long a successor of a lost node waits for a machine before the first warning
+CHECK_S = 0.5  # between two calls of `PlaceSearch.shared_machines`
 REQUESTS = 32  # calls of a node whose replies are waited for at the same time; each may go to all of its workers
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster."""
+    """A machine of the cluster. `available`: what is not reserved of its resources."""
 
     node_id: str
     address: str
-    num_cpus: int
+    resources: Mapping[str, float]
+    available: Mapping[str, float]
+
+    @property
+    def num_cpus(self) -> int:
+        """How many CPUs it has."""
+        return int(self.resources["CPU"])
 
 
 def require_ray() -> Any:
@@ -60,12 +69,14 @@ def connect(options: RayOptions) -> Any:
 
 
 def machines(ray: Any) -> list[Machine]:
-    """Return the living machines of the cluster that have CPUs."""
-    return [
-        Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"]["CPU"]))
+    """Return the living machines of the cluster that have CPUs; first those with the most free CPUs."""
+    free: Any = getattr(import_module("ray._private.state"), "available_resources_per_node", dict)()  # not public
+    found = [
+        Machine(node["NodeID"], node["NodeManagerAddress"], total, free.get(node["NodeID"], total))
         for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+        if (total := node["Resources"]).get("CPU", 0) >= 1 and node["Alive"]
     ]
+    return sorted(found, key=lambda each: each.available.get("CPU", 0.0), reverse=True)
 
 
 def count_cpus(options: RayOptions) -> int:
@@ -85,49 +96,105 @@ def count_nodes(ray: Any, options: RayOptions, num_workers: int) -> int:
     return min(options.num_nodes or max(len(machines(ray)), 1), num_workers)
 
 
-def make_actor(ray: Any, options: RayOptions, num_wanted: int, avoid: Collection[str] = ()) -> Any:
-    """Start the actor of one node; return its handle at once.
+def demand_of(ray: Any, options: RayOptions, num_wanted: int) -> dict[str, float]:
+    """Return what the actor of a node reserves, by resource. `num_wanted`: how many CPUs its workers can use."""
+    largest = max((each.num_cpus for each in machines(ray)), default=num_wanted)
+    num_cpus = min(num_wanted, largest) if options.num_cpus is None else options.num_cpus
+    return {"CPU": num_cpus, **options.resources}
 
-    Args:
-        ray: the module.
-        options: of the pool.
-        num_wanted: how many CPUs its workers can use.
-        avoid: ids of machines that did not answer, on which it should not run.
+
+def placed(
+    ray: Any, options: RayOptions, demand: Mapping[str, float], avoid: Collection[str] = (), machine: str | None = None
+) -> dict[str, Any]:
+    """Return the options of Ray for an actor that reserves `demand`.
+
+    It runs only on the `machine` with this id, if one is given, and not on those to `avoid` if another one has room.
     """
-    found = machines(ray)
-    num_cpus: float = num_wanted
-    if options.num_cpus is not None:
-        num_cpus = options.num_cpus
-    elif found:
-        num_cpus = min(num_wanted, max(each.num_cpus for each in found))
     strategy = options.strategy
-    others = [each for each in found if each.node_id not in avoid]
-    is_free = isinstance(strategy, str) and not options.resources  # else Ray knows which machines fit
-    if others and len(others) < len(found) and is_free:
-        free = _free_cpus(ray)
-        best = max(others, key=lambda each: free.get(each.node_id, 0.0))
+    if machine is None and avoid and isinstance(strategy, str) and not options.resources:
+        others = [each for each in machines(ray) if each.node_id not in avoid]
+        if others and others[0].available.get("CPU", 0.0) >= demand["CPU"]:
+            machine = others[0].node_id
+    if machine is not None:
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        strategy = affinity(best.node_id, soft=False)
-        num_cpus = min(num_cpus, math.floor(free.get(best.node_id, 0.0)))  # rather share CPUs than wait for a machine
+        strategy = affinity(machine, soft=False)
+    return {
+        "num_cpus": demand.get("CPU", 0),
+        "resources": {name: amount for name, amount in demand.items() if name != "CPU"} or None,
+        "scheduling_strategy": strategy,
+        "runtime_env": None if options.runtime_env is None else dict(options.runtime_env),
+    }
+
+
+def make_actor(ray: Any, placing: Mapping[str, Any]) -> Any:
+    """Start the actor of one node, with options of `placed`; return its handle at once."""
     groups = {"requests": REQUESTS, "ping": 1}
-    actor = ray.remote(concurrency_groups=groups)(NodeHost).options(
-        num_cpus=num_cpus,
-        resources=dict(options.resources) or None,
-        scheduling_strategy=strategy,
-        runtime_env=None if options.runtime_env is None else dict(options.runtime_env),
-        max_restarts=0,
-        max_task_retries=0,
-        max_concurrency=CONTROLS,
-    )
-    return actor.remote()
+    actor = ray.remote(concurrency_groups=groups)(NodeHost)
+    return actor.options(**placing, max_restarts=0, max_task_retries=0, max_concurrency=CONTROLS).remote()
 
 
-def _free_cpus(ray: Any) -> dict[str, float]:
-    """Return the CPUs that are not reserved, by machine."""
-    with contextlib.suppress(Exception):  # not a public API of every version
-        per_node = import_module("ray._private.state").available_resources_per_node()
-        return {node_id: float(resources.get("CPU", 0.0)) for node_id, resources in per_node.items()}
-    return {each.node_id: float(each.num_cpus) for each in machines(ray)}
+def is_waiting(ray: Any, demand: Mapping[str, float]) -> bool:
+    """Whether an actor with this demand waits for a machine with room. One whose process is being started does not."""
+    status = import_module("ray.autoscaler.v2.sdk").get_cluster_status(ray.get_runtime_context().gcs_address)
+    shapes = [count.bundle for each in status.resource_demands.ray_task_actor_demand for count in each.bundles_by_count]
+    # In a placement group, resources are named CPU_group_ID, and there is one more.
+    waiting = [
+        {name.partition("_group_")[0]: shape[name] for name in shape if "bundle_group_" not in name} for shape in shapes
+    ]
+    return {name: amount for name, amount in demand.items() if amount} in waiting
+
+
+class PlaceSearch:
+    """The time in which a successor waits for a machine. `gave_up_at`: when replacement="raise" ended it; 0.0 before."""
+
+    def __init__(
+        self, ray: Any, options: RayOptions, demand: Mapping[str, float], lost: WorkerDied, avoid: Collection[str] = ()
+    ) -> None:
+        """`demand`: what the successor reserves. `lost`: names the lost node and its envs. `avoid`: as for `placed`."""
+        self._ray, self._options, self._demand, self._lost, self._avoid = ray, options, demand, lost, avoid
+        self._began, self._due_s, self._has_warned = time.monotonic(), WARN_S, False
+        self.gave_up_at = 0.0
+
+    def shared_machines(self) -> list[str]:
+        """Return the ids of the machines among which to divide the workers now: none while there may be room.
+
+        Raises:
+            WorkerDied: replacement="raise", and no machine has had room in time.
+        """
+        choice, limit_s = self._options.replacement, self._options.node_timeout_s
+        waited_s = time.monotonic() - self._began
+        if waited_s < self._due_s or not is_waiting(self._ray, self._demand):
+            return []
+        if self._has_warned and choice == "raise":
+            self.gave_up_at = time.monotonic()
+            raise self.error(self._lost)
+        shared, follows = [], "its envs wait for a machine"
+        if self._has_warned and choice == "spread":
+            wanted, found = self._options.resources, machines(self._ray)
+            found = [each for each in found if all(each.resources.get(name, 0.0) >= wanted[name] for name in wanted)]
+            shared = [each.node_id for each in found if each.node_id not in self._avoid]
+        elif choice != "wait":
+            follows += f"; {limit_s:g} s from now replacement={choice!r} takes effect"
+        if shared:
+            follows = "its envs now run on machines that are left, without reserved CPUs"
+        self._due_s, self._has_warned = (2 * waited_s if self._has_warned else waited_s + limit_s), True
+        warn(f"{self._missing()}; {follows}")
+        return shared
+
+    def error(self, lost: WorkerDied) -> WorkerDied:
+        """Extend the error of a lost worker by what its successor lacks, and return it."""
+        lost.message += f"; {self._missing()}; add a machine and reset them, or use replacement='spread'"
+        lost.args, lost.is_final = (lost.message,), True
+        return lost
+
+    def _missing(self) -> str:
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in self._demand.items())
+        left = "; ".join(
+            ", ".join([each.address, *(f"{each.available.get(name, 0.0):g} {name} free" for name in self._demand)])
+            for each in machines(self._ray)
+        )
+        lost = f"{self._lost.node}, which ran envs {list(self._lost.env_ids)}"
+        return f"no machine has room for the successor of {lost}, which needs {needs} (left: {left or 'none'})"
 
 
 def kill(ray: Any, actor: Any) -> None:
