@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.frontends.ray_rollout import RayRollout
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
@@ -158,3 +159,22 @@ def test_workers_need_their_custom_resources_wherever_they_run(ray_cluster, mach
             assert {link.started.node_id for link in pool._runtime.backend._links} == {other.node_id}
     finally:
         remove_machine(ray_cluster, other)
+
+
+def test_a_rollout_runs_a_lost_node_on_a_machine_that_is_left(ray_cluster, machine):
+    nodes = stepmill.RayOptions(num_nodes=3, num_cpus=NODE_CPUS, node_timeout_s=NODE_TIMEOUT_S)
+    with RayRollout(
+        counting_envs(N), 4, policy=stay, seed=0, nodes=nodes, num_workers=1, on_fault="truncate"
+    ) as rollout:
+        rollout.collect(timeout_s=HANG_GUARD_S)
+        remove_machine(ray_cluster, machine)
+        with recorded() as caught:
+            while not rollout.num_restarts:
+                fragments = rollout.collect(timeout_s=HANG_GUARD_S)
+        assert "without reserved CPUs" in str(caught[-1].message)
+        assert [fragment.env_ids.tolist() for fragment in fragments] == [[0, 1], [2, 3], [4, 5]]
+        assert sum(fragment.is_first for fragment in fragments) == 1
+
+
+def stay(obs, env_ids):
+    return np.zeros(len(env_ids), int)

@@ -6,12 +6,14 @@ import copy
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import stepmill
 from stepmill.frontends.ray_rollout import RayRollout, joined
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs
 from tests.harness.ray_cluster import NODE_CPUS
 
@@ -141,3 +143,98 @@ def test_a_lost_node_is_raised_under_the_policy_raise(ray_cluster, tmp_path):
         with pytest.raises(stepmill.WorkerDied, match=r"node 0 was lost, .* envs \[0, 1, 2\]"):
             rollout.collect(timeout_s=60)
         assert len(rollout.collect(timeout_s=60)) == 2
+
+
+class Raising(Constant):
+    """Raises an error of a class of its own."""
+
+    def __call__(self, obs, env_ids):
+        raise DeliberateError("the policy failed")
+
+
+class DeliberateError(Exception):
+    """Raised by a policy."""
+
+
+def recv_until_fragment(rollout):
+    """Return the first fragment; those that were ordered under a policy that fails raise before it."""
+    until = time.monotonic() + HANG_GUARD_S
+    while time.monotonic() < until:
+        try:
+            return rollout.recv(timeout_s=HANG_GUARD_S)
+        except DeliberateError:
+            continue
+    raise AssertionError("no fragment has come")
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "truncate"])
+def test_an_exception_of_the_policy_is_raised_with_its_traceback(ray_cluster, on_fault):
+    with make(Raising(0), on_fault=on_fault) as rollout:
+        with pytest.raises(DeliberateError, match=r"(?s)in __call__.*the policy failed"):
+            rollout.recv(timeout_s=HANG_GUARD_S)
+        with pytest.raises(DeliberateError):
+            rollout.collect(timeout_s=HANG_GUARD_S)
+        rollout.set_policy(Constant(1))
+        fragment = recv_until_fragment(rollout)
+        assert fragment.version == 1
+        assert fragment.is_first
+        assert rollout.num_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("actions", "text"),
+    [(None, "shape"), (np.zeros(7, int), "got 7 actions"), (np.zeros((1, 4), int), "shape"), (0.5, "shape")],
+    ids=["None", "too many", "too many dimensions", "a number"],
+)
+def test_wrong_actions_of_the_policy_are_refused_in_words(ray_cluster, actions, text):
+    with make(lambda obs, env_ids: actions, on_fault="truncate") as rollout:
+        with pytest.raises(stepmill.UsageError, match=text):
+            rollout.recv(timeout_s=HANG_GUARD_S)
+        assert rollout.num_restarts == 0
+
+
+class Broken:
+    """Cannot be built."""
+
+    def __init__(self):
+        raise DeliberateError("no such level")
+
+
+def test_an_env_that_cannot_be_built_is_no_lost_node(ray_cluster):
+    nodes = stepmill.RayOptions(num_nodes=1, num_cpus=0)
+    with RayRollout([Broken], T, policy=Constant(0), nodes=nodes, on_fault="truncate", backend="serial") as rollout:
+        with pytest.raises(stepmill.EnvError, match="no such level"):
+            rollout.recv(timeout_s=HANG_GUARD_S)
+        assert rollout.num_restarts == 0
+
+
+class LateReplacement(Suicidal):
+    """Kills its node once, as Suicidal; in the new one it waits for a file."""
+
+    def __call__(self, obs, env_ids):
+        until = time.monotonic() + HANG_GUARD_S
+        while (self.folder / "died").exists() and len(env_ids) == 3 and not (self.folder / "gate").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return super().__call__(obs, env_ids)
+
+
+def test_a_lost_node_does_not_extend_the_time_limit(ray_cluster, tmp_path):
+    with make(LateReplacement(tmp_path), on_fault="truncate") as rollout:
+        began = time.monotonic()
+        with pytest.raises(stepmill.RecvTimeout, match=r"nodes \[0\]"):
+            rollout.collect(timeout_s=20)
+        assert rollout.num_restarts == 1
+        assert time.monotonic() - began < HANG_GUARD_S
+        (tmp_path / "gate").touch()
+        fragments = rollout.collect(timeout_s=HANG_GUARD_S)
+        assert fragments[1].is_first  # it was received before the time limit, and kept
+
+
+def test_a_lost_node_is_not_restarted_beyond_the_limit(ray_cluster, tmp_path):
+    with make(Suicidal(tmp_path), on_fault="truncate", max_restarts=0) as rollout:
+        with pytest.raises(stepmill.WorkerDied, match="node 0 was lost"):
+            rollout.collect(timeout_s=HANG_GUARD_S)
+        assert rollout.num_restarts == 0
+        assert len(rollout.collect(timeout_s=HANG_GUARD_S)) == 2
+        assert rollout.num_restarts == 1

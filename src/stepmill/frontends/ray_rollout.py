@@ -10,6 +10,7 @@ steps it there. Ray is imported when the first RayRollout is made.
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.backends.ray import cluster
+from stepmill.backends.ray.cluster import CHECK_S, PlaceSearch
 from stepmill.frontends.rollout import Policy, Rollout, RolloutBatch
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
-from stepmill.spec.errors import ClosedPoolError, EngineBug, RecvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import ClosedPoolError, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import OPTION_NAMES, BackendName, OnFault, OptionKeywords, merge_options
 from stepmill.spec.ray_options import RayOptions
 from stepmill.worker.messages import dump, load
@@ -33,6 +35,7 @@ from stepmill.worker.messages import dump, load
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+MAX_WAIT_S = 3600.0  # of one call of Ray
 MAX_IN_FLIGHT = 2  # fragments of a node that are being collected, or were ordered and not received
 
 
@@ -59,40 +62,38 @@ class RolloutHost:
     """What runs in the actor of a node."""
 
     def __init__(self, setup: bytes) -> None:
-        arguments: Any = load(setup)
-        env_fns, options, num_steps, is_double_buffered, seeds, path = arguments
-        sys.path += [entry for entry in path if entry not in sys.path]
-        made: Any = [load(env_fn) for env_fn in env_fns]
-        self._pool = Pool(made, options=options)
-        self._rollout = Rollout(self._pool, num_steps, is_double_buffered=is_double_buffered)
-        self._seeds = seeds
-        self._policy: Policy | None = None
+        self._setup: Any = load(setup)
+        self._pool: Pool | None = None
+        self._rollout: Rollout | None = None
+        self._policy: Any = b""  # pickled until it is first used
         self._version = -1
         self._is_first = True
 
     def set_policy(self, version: int, policy: bytes) -> None:
         """Use a policy from the next fragment on, unless a newer one has come."""
         if version > self._version:
-            self._policy, self._version = load(policy), version  # type: ignore[assignment]
+            self._policy, self._version = policy, version
 
     def collect(self) -> tuple[int, bool, RolloutBatch] | StepmillError:
-        """Return the version of the policy, whether the envs were reset first, and T steps."""
-        if self._policy is None:
-            return EngineBug("a node was asked for steps before it had a policy; please report this")
-        is_first = self._is_first
+        """Return the version of the policy, whether the envs were reset first, and T steps. Raises what the policy raises."""
+        env_fns, options, num_steps, is_double_buffered, seeds, path = self._setup
+        is_first, self._is_first = self._is_first, True
         try:
+            if self._rollout is None:  # not in the constructor, whose errors would look like the loss of the actor
+                sys.path += [entry for entry in path if entry not in sys.path]
+                made: Any = [load(env_fn) for env_fn in env_fns]
+                self._pool = self._pool or Pool(made, options=options)
+                self._rollout = Rollout(self._pool, num_steps, is_double_buffered=is_double_buffered)
+            if isinstance(self._policy, bytes):
+                self._policy = load(self._policy)
             if is_first:
-                self._rollout.reset(seed=self._seeds)
+                self._rollout.reset(seed=seeds)
+                self._setup[4] = None
             batch = self._rollout.collect(self._policy)
         except StepmillError as error:
-            self._is_first, self._seeds = True, None
             return error
         self._is_first = False
         return self._version, is_first, batch
-
-    def close(self) -> None:
-        """Close the envs."""
-        self._pool.close()
 
 
 class RayRollout:
@@ -150,9 +151,12 @@ class RayRollout:
         self._restarts = [0] * num_nodes
         self._times: list[list[float]] = [[] for _ in range(num_nodes)]
         self._orders: dict[Any, int] = {}  # by reference: the node
-        self._actors: list[Any] = []
+        self._collected: dict[int, Fragment] = {}  # by node: of a `collect` that raised
+        self._searches: dict[int, PlaceSearch] = {}  # by node: of a new actor, which has not returned steps yet
+        self._actors: list[Any] = [None] * num_nodes
         self._is_closed = False
-        self._actors = [self._start(node) for node in range(num_nodes)]
+        for node in range(num_nodes):
+            self._start(node)
 
     @classmethod
     def from_pool(
@@ -207,27 +211,26 @@ class RayRollout:
         """How often a node was replaced."""
         return sum(self._restarts)
 
-    def _start(self, node: int, *, is_replacement: bool = False) -> Any:
+    def _start(self, node: int, *, is_replacement: bool = False, machine: str | None = None) -> None:
+        """Start the actor of a node. `machine`: where it runs without reserving anything; None lets Ray choose."""
+        self._orders = {ref: owner for ref, owner in self._orders.items() if owner != node}
+        self._searches.pop(node, None)
+        cluster.kill(self._module, self._actors[node])
         env_fns, num_steps, is_double_buffered, seeds = self._setups[node]
         own_seeds = None if is_replacement or all(seed is None for seed in seeds) else seeds
         setup = dump(
-            (env_fns, self.options, num_steps, is_double_buffered, own_seeds, [entry for entry in sys.path if entry])
+            [env_fns, self.options, num_steps, is_double_buffered, own_seeds, [entry for entry in sys.path if entry]]
         )
-        num_cpus = self.nodes.num_cpus if self.nodes.num_cpus is not None else self.options.num_workers or 1
-        actor = (
-            self._module.remote(RolloutHost)
-            .options(
-                num_cpus=num_cpus,
-                resources=dict(self.nodes.resources) or None,
-                scheduling_strategy=self.nodes.strategy,
-                runtime_env=None if self.nodes.runtime_env is None else dict(self.nodes.runtime_env),
-            )
-            .remote(setup)
-        )
+        demand = {} if machine else cluster.demand_of(self._module, self.nodes, self.options.num_workers or 1)
+        placing = cluster.placed(self._module, self.nodes, demand, machine=machine)
+        self._actors[node] = actor = self._module.remote(RolloutHost).options(**placing).remote(setup)
+        if is_replacement and not machine:
+            self._restarts[node] += 1
+            lost = self._lost_error(node, "it was not replaced")
+            self._searches[node] = PlaceSearch(self._module, self.nodes, demand, lost)
         actor.set_policy.remote(self.version, self._policy)
         for _ in range(MAX_IN_FLIGHT):
             self._orders[actor.collect.remote()] = node
-        return actor
 
     def set_policy(self, policy: Policy) -> int:
         """Send a new policy to all nodes, which use it from their next fragment on; return its version, from 1 on.
@@ -247,14 +250,12 @@ class RayRollout:
         Raises:
             RecvTimeout: none is done within `timeout_s` seconds. Nothing is lost.
             EnvError, WorkerDied: of a node's pool; or the node was lost, with on_fault="raise" or too often.
+            Exception: what the policy raised, with the traceback of the node. The node's envs are reset.
         """
         self._check_open()
-        done, _ = self._module.wait(list(self._orders), num_returns=1, timeout=timeout_s)
-        if not done:
-            raise RecvTimeout(
-                f"no node has finished its steps within {timeout_s} s; call recv() again", timeout_s=timeout_s or 0.0
-            )
-        return self._receive(done[0])
+        if self._collected:
+            return self._collected.pop(min(self._collected))
+        return self._next(range(self.num_nodes), time.monotonic(), timeout_s)
 
     def collect(self, timeout_s: float | None = None) -> list[Fragment]:
         """Return one fragment of each node, by node: T steps of all envs.
@@ -263,65 +264,75 @@ class RayRollout:
             As for `recv`.
         """
         self._check_open()
-        fragments: dict[int, Fragment] = {}
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while len(fragments) < self.num_nodes:
-            missing = {
-                node: ref for ref, node in reversed(self._orders.items()) if node not in fragments
-            }  # the oldest of each
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            done, _ = self._module.wait(list(missing.values()), num_returns=1, timeout=left_s)
-            if not done:
-                raise RecvTimeout(
-                    f"nodes {sorted(missing)} have not finished their steps within {timeout_s} s",
-                    timeout_s=timeout_s or 0.0,
-                )
-            fragment = self._receive(done[0])
-            fragments[fragment.node] = fragment
+        began = time.monotonic()
+        while missing := [node for node in range(self.num_nodes) if node not in self._collected]:
+            fragment = self._next(missing, began, timeout_s)
+            self._collected[fragment.node] = fragment
+        fragments, self._collected = self._collected, {}
         return [fragments[node] for node in range(self.num_nodes)]
 
-    def _receive(self, ref: Any) -> Fragment:
+    def _next(self, nodes: Sequence[int], began: float, timeout_s: float | None) -> Fragment:
+        """Return the next fragment of one of these nodes."""
+        for node in range(self.num_nodes):
+            search = self._searches.get(node)
+            if node not in self._orders.values() or (search is not None and search.gave_up_at):
+                self._start(node, is_replacement=True)
+        while True:
+            refs = {node: ref for ref, node in reversed(self._orders.items()) if node in nodes}  # the oldest of each
+            left_s = math.inf if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
+            slice_s = min(left_s, CHECK_S if self._searches else MAX_WAIT_S)
+            done, _ = self._module.wait(list(refs.values()), num_returns=1, timeout=slice_s)
+            fragment = self._receive(done[0]) if done else None
+            if fragment is not None:
+                return fragment
+            for node, search in list(self._searches.items()):
+                if shared := search.shared_machines():
+                    self._start(node, is_replacement=True, machine=shared[0])
+            if not done and slice_s == left_s:
+                text = f"nodes {sorted(refs)} have not finished their steps within {timeout_s} s; call again"
+                raise RecvTimeout(text, timeout_s=timeout_s or 0.0)
+
+    def _receive(self, ref: Any) -> Fragment | None:
+        """Return a fragment; None if its node was lost and has been replaced."""
         node = self._orders.pop(ref)
+        self._searches.pop(node, None)  # its actor has run
         try:
             result = self._module.get(ref)
+        except self._module.exceptions.RayTaskError:
+            self._orders[self._actors[node].collect.remote()] = node
+            raise  # it is of the class of what the policy raised, too
         except self._module.exceptions.RayError as exc:
             self._replace(node, exc)
-            return self.recv() if len(self._actors) == 1 else self._receive_of(node)
+            return None
+        self._orders[self._actors[node].collect.remote()] = node
         if isinstance(result, StepmillError):
-            self._orders[self._actors[node].collect.remote()] = node
             raise result
         version, is_first, batch = result
-        self._orders[self._actors[node].collect.remote()] = node
         return Fragment(node, self._env_ids[node], version, is_first, batch)
-
-    def _receive_of(self, node: int) -> Fragment:
-        ref = next(ref for ref, owner in self._orders.items() if owner == node)
-        return self._receive(ref)
 
     def _replace(self, node: int, cause: BaseException) -> None:
         """Start a new actor in place of one that is lost.
 
         Raises:
-            WorkerDied: the policy or the limit of restarts forbids it.
+            WorkerDied: the policy or the limit of restarts forbids it. The next `recv` or `collect` starts it.
         """
-        for ref in [ref for ref, owner in self._orders.items() if owner == node]:
-            del self._orders[ref]
-        cluster.kill(self._module, self._actors[node])
-        now = time.monotonic()
-        self._times[node] = [at for at in self._times[node] if now - at < self.options.restart_window_s]
-        may_restart = self.options.on_fault is not OnFault.RAISE and len(self._times[node]) < self.options.max_restarts
-        self._times[node].append(now)
-        self._actors[node] = self._start(node, is_replacement=True)
-        self._restarts[node] += 1
-        if not may_restart:
-            ids = self._env_ids[node].tolist()
-            raise WorkerDied(
-                f"node {node} was lost, and with it the fragment of its envs {ids}: {str(cause).strip().splitlines()[0]}; it is "
-                "started again: call recv() or collect() again",
-                worker=node,
-                env_ids=ids,
-                node=f"node {node}",
-            ) from cause
+        self._orders = {ref: owner for ref, owner in self._orders.items() if owner != node}
+        now, options = time.monotonic(), self.options
+        times = self._times[node] = [at for at in self._times[node] if now - at < options.restart_window_s]
+        is_over = options.max_restarts_total is not None and self.num_restarts >= options.max_restarts_total
+        times.append(now)
+        if options.on_fault is OnFault.RAISE or len(times) > options.max_restarts or is_over:
+            raise self._lost_error(node, str(cause).strip().splitlines()[0]) from cause
+        self._start(node, is_replacement=True)
+
+    def _lost_error(self, node: int, cause: str) -> WorkerDied:
+        ids = self._env_ids[node].tolist()
+        return WorkerDied(
+            f"node {node} was lost, and with it the fragment of its envs {ids}: {cause}; recv() or collect() starts it again",
+            worker=node,
+            env_ids=ids,
+            node=f"node {node}",
+        )
 
     def _check_open(self) -> None:
         if self._is_closed:
