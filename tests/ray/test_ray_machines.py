@@ -22,13 +22,22 @@ N = 6
 NODE_TIMEOUT_S = 2.0
 
 
+@contextlib.contextmanager
+def added_machine(cluster):
+    """Add a machine to the cluster, and remove it, if it is still there."""
+    added = add_machine(cluster, resources={"third": 1})
+    try:
+        yield added
+    finally:
+        if added in cluster.list_all_nodes():
+            remove_machine(cluster, added)
+
+
 @pytest.fixture
 def machine(ray_cluster):
     """A third machine of the cluster, which is gone after the test."""
-    added = add_machine(ray_cluster, resources={"third": 1})
-    yield added
-    if added in ray_cluster.list_all_nodes():
-        remove_machine(ray_cluster, added)
+    with added_machine(ray_cluster) as added:
+        yield added
 
 
 def make_pool(**nodes):
@@ -108,15 +117,12 @@ def test_a_pool_waits_for_a_machine_if_it_is_to_wait(ray_cluster, machine):
             while len(caught) < 2:  # the warning is repeated
                 with pytest.raises(stepmill.RecvTimeout):
                     pool.recv(N, timeout_s=0.2)
-            other = add_machine(ray_cluster)
-            try:
-                batch = pool.recv(N, timeout_s=HANG_GUARD_S)
-                assert batch.obs[lost, 2].tolist() == [0, 0]
-                assert link_of(pool, node).started.node_id == other.node_id
-                assert len(pool.stats().nodes) == 3
-            finally:
-                pool.close()
-                remove_machine(ray_cluster, other)
+        with added_machine(ray_cluster) as other:
+            batch = pool.recv(N, timeout_s=HANG_GUARD_S)
+            assert batch.obs[lost, 2].tolist() == [0, 0]
+            assert link_of(pool, node).started.node_id == other.node_id
+            assert len(pool.stats().nodes) == 3
+            pool.close()
 
 
 def test_a_pool_raises_what_is_missing_if_it_is_to_raise(ray_cluster, machine):
@@ -137,28 +143,21 @@ def test_a_pool_raises_what_is_missing_if_it_is_to_raise(ray_cluster, machine):
                 pool.recv(1, timeout_s=HANG_GUARD_S)
             except stepmill.WorkerDied as error:
                 told |= {env_id for fault in [error, *error.others] for env_id in fault.env_ids}
-        other = add_machine(ray_cluster)
-        try:
+        with added_machine(ray_cluster) as other:
             batch = pool.reset(env_ids=lost)
             assert batch.env_id.tolist() == lost
             assert link_of(pool, node).started.node_id == other.node_id
-        finally:
             pool.close()
-            remove_machine(ray_cluster, other)
 
 
 def test_workers_need_their_custom_resources_wherever_they_run(ray_cluster, machine):
-    other = add_machine(ray_cluster, resources={"third": 1})
-    try:
-        with make_pool(num_nodes=2, resources={"third": 1}) as pool:
-            _, lost = lose(ray_cluster, machine, pool)
-            with recorded() as caught:
-                batch = pool.step(np.zeros(N, int))
-            assert "0 CPU free, 0 third free" in str(caught[0].message)
-            assert batch.obs[lost, 2].tolist() == [0] * 3
-            assert {link.started.node_id for link in pool._runtime.backend._links} == {other.node_id}
-    finally:
-        remove_machine(ray_cluster, other)
+    with added_machine(ray_cluster) as other, make_pool(num_nodes=2, resources={"third": 1}) as pool:
+        _, lost = lose(ray_cluster, machine, pool)
+        with recorded() as caught:
+            batch = pool.step(np.zeros(N, int))
+        assert "0 CPU free, 0 third free" in str(caught[0].message)
+        assert batch.obs[lost, 2].tolist() == [0] * 3
+        assert {link.started.node_id for link in pool._runtime.backend._links} == {other.node_id}
 
 
 def test_a_rollout_runs_a_lost_node_on_a_machine_that_is_left(ray_cluster, machine):

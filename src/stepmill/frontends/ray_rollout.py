@@ -227,7 +227,7 @@ class RayRollout:
         if is_replacement and not machine:
             self._restarts[node] += 1
             lost = self._lost_error(node, "it was not replaced")
-            self._searches[node] = PlaceSearch(self._module, self.nodes, demand, lost)
+            self._searches[node] = PlaceSearch(self._module, self.nodes, demand, lost, lost.env_ids)
         actor.set_policy.remote(self.version, self._policy)
         for _ in range(MAX_IN_FLIGHT):
             self._orders[actor.collect.remote()] = node

@@ -383,9 +383,9 @@ class RayBackend:
         if search is not None and search.gave_up_at > asked_at:  # for another worker of the node
             raise search.error(lost.lost_error(worker))
         avoid = [] if lost.started is None or lost.cause is None else [lost.started.node_id]
-        error = lost.lost_error(worker)
-        error.env_ids = tuple(env_id for each in self._workers_of(node) for env_id in self._workers[each].plan.env_ids)
-        self._searches[node] = search = PlaceSearch(self._ray, self._options, self._demand_of(node), error, avoid)
+        ids = [env_id for each in self._workers_of(node) for env_id in self._workers[each].plan.env_ids]
+        error, demand = lost.lost_error(worker), self._demand_of(node)
+        self._searches[node] = search = PlaceSearch(self._ray, self._options, demand, error, ids, avoid)
         links = [self._start_actor(node, avoid)]
         try:
             if shared := self._wait_placed(links[0], search):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -148,10 +148,17 @@ class PlaceSearch:
     """The time in which a successor waits for a machine. `gave_up_at`: when replacement="raise" ended it; 0.0 before."""
 
     def __init__(
-        self, ray: Any, options: RayOptions, demand: Mapping[str, float], lost: WorkerDied, avoid: Collection[str] = ()
+        self,
+        ray: Any,
+        options: RayOptions,
+        demand: Mapping[str, float],
+        lost: WorkerDied,
+        env_ids: Sequence[int],
+        avoid: Collection[str] = (),
     ) -> None:
-        """`demand`: what the successor reserves. `lost`: names the lost node and its envs. `avoid`: as for `placed`."""
+        """`demand`: what the successor reserves. `lost`: the error to raise. `env_ids`: of the node. `avoid`: as for `placed`."""
         self._ray, self._options, self._demand, self._lost, self._avoid = ray, options, demand, lost, avoid
+        self._node = f"{lost.node}, which ran envs {list(env_ids)}"
         self._began, self._due_s, self._has_warned = time.monotonic(), WARN_S, False
         self.gave_up_at = 0.0
 
@@ -193,8 +200,7 @@ class PlaceSearch:
             ", ".join([each.address, *(f"{each.available.get(name, 0.0):g} {name} free" for name in self._demand)])
             for each in machines(self._ray)
         )
-        lost = f"{self._lost.node}, which ran envs {list(self._lost.env_ids)}"
-        return f"no machine has room for the successor of {lost}, which needs {needs} (left: {left or 'none'})"
+        return f"no machine has room for the successor of {self._node}, which needs {needs} (left: {left or 'none'})"
 
 
 def kill(ray: Any, actor: Any) -> None:
