@@ -108,15 +108,19 @@ def test_workers_of_a_lost_machine_are_spread_over_those_that_are_left(ray_clust
         assert pool.step(np.zeros(N, int)).obs[lost, 2].tolist() == [1, 1]
 
 
+def wait_repeated(caught, pool):
+    while len(caught) < 2:
+        with pytest.raises(stepmill.RecvTimeout):
+            pool.recv(N, timeout_s=0.2)
+
+
 def test_a_pool_waits_for_a_machine_if_it_is_to_wait(ray_cluster, machine):
     with make_pool(replacement="wait") as pool:
         node, lost = lose(ray_cluster, machine, pool)
         with recorded() as caught:
             pool.send(np.zeros(N, int))
             wait_warned(caught, "its envs wait for a machine")
-            while len(caught) < 2:  # the warning is repeated
-                with pytest.raises(stepmill.RecvTimeout):
-                    pool.recv(N, timeout_s=0.2)
+            wait_repeated(caught, pool)
         with added_machine(ray_cluster) as other:
             batch = pool.recv(N, timeout_s=HANG_GUARD_S)
             assert batch.obs[lost, 2].tolist() == [0, 0]
