@@ -208,6 +208,50 @@ def test_an_output_that_cannot_be_stored_is_reported_even_if_the_reason_has_no_t
         pool.step([0])
 
 
+BAD_ENDS = {
+    "shape": (np.zeros(2, np.int64), {}),
+    "dtype": (np.full(3, "x"), {}),
+    "info": (np.zeros(3, np.int64), None),
+}
+
+
+class BadEndEnv(CountingEnv):
+    """Action 9 ends the episode with a value that is not allowed."""
+
+    def __init__(self, bad, identity):
+        super().__init__(identity)
+        self._bad = bad
+
+    def step(self, action):
+        if action != 9:
+            return super().step(action)
+        obs, info = BAD_ENDS[self._bad]
+        return obs, 1.0, True, False, info
+
+
+@pytest.mark.parametrize("bad", BAD_ENDS)
+def test_an_invalid_output_that_ends_an_episode_is_not_followed_by_a_reset(pool_of, bad):
+    pool = pool_of([partial(BadEndEnv, bad, env_id) for env_id in range(2)], autoreset_mode="SameStep")
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.BadOutput) as caught:
+        pool.step([9, 1])
+    assert caught.value.env_id == 0
+    assert pool.recv().env_id.tolist() == [1]
+    assert pool.get_attr("num_resets") == (1, 1)
+    assert pool.reset(env_ids=[0]).obs.tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize("bad", BAD_ENDS)
+def test_an_invalid_output_that_ends_an_episode_is_truncated_with_one_reset(pool_of, bad):
+    env_fns = [partial(BadEndEnv, bad, env_id) for env_id in range(2)]
+    pool = pool_of(env_fns, autoreset_mode="SameStep", on_fault="truncate")
+    pool.reset(seed=0)
+    batch = pool.step([9, 1])
+    assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True, False], [[0, 1, 0], [1, 0, 1]])
+    assert batch.info["final_info"]["fault"]["error"][0] == "BadOutput"
+    assert pool.get_attr("num_resets") == (2, 1)
+
+
 # ---------------------------------------------------------------- envs that cannot be built
 
 

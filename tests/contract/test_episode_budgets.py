@@ -12,7 +12,7 @@ import pytest
 import stepmill
 from stepmill.spec.options import EnvState
 from stepmill.testing.envs import BatchedCountingEnv, CountingEnv
-from tests.harness.pools import counting_envs, make_pool
+from tests.harness.pools import await_restart, counting_envs, make_pool
 
 MODES = pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 
@@ -156,6 +156,77 @@ def test_an_episode_that_is_cut_short_by_a_fault_counts(pool_of):
     batch = pool.step([9, 1])
     assert batch.truncated.tolist() == [True, False]
     assert pool.exhausted.tolist() == [True, False]
+
+
+class FailingEnv(CountingEnv):
+    """Raises at action 9, and ends its process at action 8."""
+
+    def step(self, action):
+        if action == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action) if action < 9 else 1 / 0
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("overlap_resets", [False, True])
+def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap_resets):
+    options = {"num_episodes": 2, "autoreset_mode": mode, "on_fault": "truncate", "overlap_resets": overlap_resets}
+    if overlap_resets and mode != "NextStep":
+        options.pop("overlap_resets")
+    pool = pool_of([partial(FailingEnv, i, 3) for i in range(2)], seeding="per_episode", **options)
+    pool.reset(seed=0)
+    pool.step([9, 1])
+    if mode == "Disabled":
+        pool.reset(env_ids=[0])
+    elif mode == "NextStep":
+        pool.step([1, 1])
+    last = pool.send([5, 1]) or pool.recv(2)
+
+    pool.send([9], [0])
+    batch = pool.recv(1)
+
+    assert (batch.truncated.tolist(), batch.reward.tolist()) == ([True], [0.0])
+    assert batch.obs.tolist() == last.obs[:1].tolist()
+    place = batch.info["final_info"] if mode == "SameStep" else batch.info
+    assert place["fault"]["kind"].tolist() == ["raised"]
+    assert batch.info["episode"]["r"].tolist() == [5.0]
+    if mode == "SameStep":
+        assert batch.info["final_obs"][0].tolist() == last.obs[0].tolist()
+    assert pool.exhausted.tolist() == [True, False]
+    for _ in range(2):  # a worker without commands resets envs after the first call
+        assert pool.get_attr("num_resets", env_ids=[0]) == (2,)
+    pool.reset(env_ids=[0])
+    assert pool.num_ended[0] == 0
+    pool.send([4], [0])
+    assert pool.recv(1).reward.tolist() == [4.0]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("neighbour", ["idle", "ready"])
+def test_no_episode_is_begun_after_a_last_one_that_was_lost_with_a_neighbour(mode, neighbour):
+    options = {"num_episodes": 1, "autoreset_mode": mode, "on_fault": "truncate", "num_workers": 1}
+    with make_pool("fork", [partial(FailingEnv, i, 9) for i in range(2)], **options) as pool:
+        pool.reset(seed=0)
+        pool.send([1], [0])
+        if neighbour == "idle":
+            pool.recv(env_ids=[0])
+        else:
+            while not pool.ready_ids:
+                os.sched_yield()
+        pool.send([8], [1])
+        assert pool.recv(env_ids=[1]).truncated.tolist() == [True]
+        if neighbour == "ready":
+            assert pool.recv().truncated.tolist() == [False]
+
+        pool.send([7], [0])
+        batch = pool.recv()
+
+        assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[0, 0, 1]])
+        place = batch.info["final_info"] if mode == "SameStep" else batch.info
+        assert place["fault"]["kind"].tolist() == ["neighbour"]
+        assert pool.exhausted.all()
+        await_restart(pool, 0)
+        assert pool.get_attr("num_resets") == (0, 0)  # of the successor's objects
 
 
 def test_batched_envs_are_refused():

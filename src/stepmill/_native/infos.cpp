@@ -89,8 +89,8 @@ bool PoolState::gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloa
             if (unclaimed_.final_obs(id)) append(payloads.finals, nb::make_tuple(row, unclaimed_.final_obs(id)));
             continue;
         }
-        const bool is_cut = static_cast<bool>(env.fault_info);  // if the episode was cut short, only SAME_STEP has a result: that of the reset
-        const bool has_result = !is_cut || env.final_obs;
+        const bool is_cut = static_cast<bool>(env.fault_info);
+        const bool has_result = !is_cut || is_reset_after_cut(env);
         const bool is_final = has_result && !is_cut && (words.result[local] & RESULT_FINAL) != 0;
         OpaquePayload payload;
         if (has_result && words.payload_bytes[local] != 0) {

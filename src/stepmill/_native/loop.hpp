@@ -94,6 +94,8 @@ class Loop {
     bool wait_for_retry(std::uint32_t local);
     bool is_signal_error() const;
     bool perform_step(std::uint32_t local, Result& result, const char*& phase);
+    bool check_end(const Result& result);
+    static bool check_info(const Result& result);
     void end_forked_copy();
     nb::object call_reset(std::uint32_t local, nb::handle seed, nb::handle options);
     nb::object call_step(std::uint32_t local, nb::handle action);

@@ -96,6 +96,23 @@ bool Loop::unpack_step(const ServedEnv& served, PyObject* returned, Result& resu
     return is_read;
 }
 
+// Whether the last result of an episode fits, without writing it: no reset may follow if it is a fault.
+bool Loop::check_end(const Result& result) {
+    auto fits = [&](const Leaf& leaf, PyObject* value) {
+        buffer_.resize(leaf.row_bytes);
+        return write_leaf(leaf, value, reinterpret_cast<std::byte*>(buffer_.data()), 0);
+    };
+    auto obs_fits = [&](const Node& node, PyObject* value) { return fits(obs_.leaves[static_cast<std::size_t>(node.index)], value); };
+    auto accept = [](const Node&, PyObject*) { return true; };
+    return visit_tree(obs_.root, result.obs.ptr(), obs_fits, accept) && (!result.reward || fits(reward_, result.reward.ptr())) && check_info(result);
+}
+
+bool Loop::check_info(const Result& result) {
+    if (PyDict_Check(result.info.ptr())) return true;
+    PyErr_Format(PyExc_TypeError, "info must be a dict, got %R", reinterpret_cast<PyObject*>(Py_TYPE(result.info.ptr())));
+    return false;
+}
+
 // The living agents are those that the env reports, or else those that were alive and have not ended. Without living agents the episode
 // is over.
 bool Loop::unpack_agents(const ServedEnv& served, PyObject* returned, Result& result) {

@@ -108,6 +108,7 @@ bool Loop::perform_step(std::uint32_t local, Result& result, const char*& phase)
     phase = "output of step";
     if (!(is_time_step_ ? unpack_time_step(returned.ptr(), result) : unpack_step(served, returned.ptr(), result))) return false;
     if (!result.is_over || autoreset_ != Autoreset::SAME_STEP) return true;
+    if (!check_end(result)) return false;
     phase = "reset";
     result.final_obs = std::move(result.obs);
     result.final_info = std::move(result.info);

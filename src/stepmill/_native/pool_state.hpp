@@ -200,7 +200,8 @@ class PoolState {
     void wait_for_bell(std::uint32_t seen, std::uint64_t until_ns);
     void mark_lost(const Ids& ids, const nb::object& fault_info);
     void mark_lost_late(const Ids& ids);
-    static bool is_done_early(const EnvRecord& env, Command command) { return command == Command::STEP && env.fault_info && !env.final_obs; }
+    bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && !is_last(env); }  // its result is that of the next episode's reset
+    bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.fault_info && !is_reset_after_cut(env); }
     void store_final_obs(const Ids& ids);
     void cut_short(std::uint32_t id);
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);

@@ -53,10 +53,7 @@ bool Loop::write_result(std::uint32_t local, Result& result) {
     put(words_.result[local], {});
     put(words_.payload_bytes[local], {});
     if (objects_) objects_of(local).reset();
-    if (!PyDict_Check(result.info.ptr())) {
-        PyErr_Format(PyExc_TypeError, "info must be a dict, got %R", reinterpret_cast<PyObject*>(Py_TYPE(result.info.ptr())));
-        return false;
-    }
+    if (!check_info(result)) return false;
     nb::object opaques, final_opaques;
     if (obs_.num_opaques != 0) opaques = nb::list(), final_opaques = nb::list();
     if (!write_obs(result.obs.ptr(), row, words_.slot[local], false, opaques)) return false;
@@ -151,7 +148,7 @@ void Loop::publish_fault(std::uint32_t local, std::uint32_t ticket, Fault fault,
     if (!is_claimed && !claim(local, ticket)) return;
     words_.clear_result(local);
     write_record(local, raised ? nb::handle(raised) : nb::handle(Py_None), phase);
-    envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && !is_batched_;
+    envs_[local].needs_reset = autoreset_ == Autoreset::NEXT_STEP && !is_batched_ && !(words_.flags[local] & FLAG_LAST);
     words_.fault[local].store(static_cast<std::uint32_t>(fault), std::memory_order_relaxed);
     finish(local, ticket);
 }

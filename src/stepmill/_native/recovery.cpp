@@ -117,7 +117,7 @@ void PoolState::record_ended_rows(std::uint32_t id, bool is_cut) {
 
 // Marks each row as truncated, except rows of a batched env that had ended before: their next episode begins one result later.
 void PoolState::mark_truncated(std::uint32_t id) {
-    const bool goes_on = static_cast<bool>(envs_[id].final_obs);  // SAME_STEP: the agents are alive in the next episode
+    const bool goes_on = is_reset_after_cut(envs_[id]);  // the agents are alive in the next episode
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         const Column& flags = slab_->plan.outcome.truncated;
         const Column& alive = slab_->plan.outcome.alive;
@@ -147,7 +147,7 @@ void PoolState::store_final_obs(const Ids& ids) {
 }
 
 // Ends the episode of a pending env. NEXT_STEP and DISABLED have the result at once, with the last good observation. SAME_STEP returns
-// the first observation of the next episode, so the result waits for a reset.
+// the first observation of the next episode, so the result waits for a reset, unless there is no next episode.
 void PoolState::cut_short(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     if (env.is_lost) env.fault_info = env.lost_info;
@@ -158,7 +158,7 @@ void PoolState::cut_short(std::uint32_t id) {
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         if (ended_[row] != 0) slab_->clear_episode(row);
     }
-    if (autoreset_ == Autoreset::SAME_STEP) return;  // store_final_obs() has prepared it
+    if (is_reset_after_cut(env)) return;  // store_final_obs() has prepared it
     const ServerLocation location = slab_->server_locations[env.server];
     slab_->words[location.worker].fault[location.local].store(0, std::memory_order_relaxed);
     leases_->unpin(env.target);
@@ -196,7 +196,7 @@ void PoolState::truncate(std::uint32_t env_id, nb::object fault_info) {
         if (!env.fault_info) env.fault_info = std::move(fault_info);  // the first cause is reported
         store_final_obs({env_id});
         cut_short(env_id);
-        if (!env.final_obs) return;
+        if (!is_reset_after_cut(env)) return;
     }
     begin_episode(env_id, words, local);
     set_command(words, local, Command::RESET);

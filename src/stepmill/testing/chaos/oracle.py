@@ -217,7 +217,7 @@ class Oracle:
             return None if is_last else "not the last good observation"
         if result.final_obs is None or not np.array_equal(result.final_obs, record.obs):
             return "not the last good observation"
-        return self._find_wrong_in_new(record, result)
+        return self._find_wrong_in_end(record, result)
 
     def _find_wrong_in_waiting(self, record: RowRecord, result: Result) -> str | None:
         """Check a row that had ended before its env failed: it waits again for its next episode, and does not end twice."""
@@ -237,8 +237,10 @@ class Oracle:
         if result.final_obs is None:
             return "the episode has ended, but its last observation is missing"
         wrong = self._find_wrong_in_next(record, result, result.final_obs, result.final_at)
-        if wrong is not None:
-            return wrong
+        return self._find_wrong_in_end(record, result) if wrong is None else wrong
+
+    def _find_wrong_in_end(self, record: RowRecord, result: Result) -> str | None:
+        """Check what follows the last observation with SAME_STEP: the next episode, or that observation if there is none."""
         if self._is_last(record):
             is_last = np.array_equal(result.obs, result.final_obs) and result.at is None
             return None if is_last else "an episode was begun that will not be played"

@@ -13,7 +13,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -60,6 +60,7 @@ class Round:
     def __init__(self, report: ChaosReport, rng: random.Random, kind: Kind, *, is_sync: bool, context: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="stepmill-chaos-")
         self._report = report
+        self._named: set[int] = set()  # envs that an error has named since their last reset
         self._rng = rng
         self._kind = kind
         self._is_sync = is_sync
@@ -210,7 +211,8 @@ class Round:
         self._report.kinds[type(error).__name__] += 1
         states = self._pool.states
         named = named_in(error) | self._oracle.reported
-        self._find_unnamed(named)
+        self._named |= named
+        self._find_unnamed()
         failed = named | set(self._oracle.idle)
         failed |= set(unsent) if self._pool._state.num_pending() < len(self._oracle.pending) else set()
         faulted = [env_id for env_id in sorted(failed) if states[env_id] is EnvState.FAULTED]
@@ -225,16 +227,20 @@ class Round:
                 self._report.kinds[type(again).__name__] += 1
                 states = self._pool.states  # the error may name envs that were still stepping
                 named |= named_in(again)
-                self._find_unnamed(named)
+                self._named |= named
+                self._find_unnamed()
                 more = {env_id for env_id in named_in(again) if states[env_id] is EnvState.FAULTED}
                 faulted = sorted({*faulted, *more})
                 continue
             return
         raise error
 
-    def _find_unnamed(self, named: Container[int]) -> None:
-        """Report envs that are lost and that no error has named. The next wait raises the faults of all others."""
-        lost = [env_id for env_id in range(self._kind.num_envs) if self._is_lost(env_id) and env_id not in named]
+    def _find_unnamed(self) -> None:
+        """Report envs that are lost and that no error has named since their reset. The next wait raises the faults of all others.
+
+        An env whose result was ready when its worker died is named then, and FAULTED once the result is received.
+        """
+        lost = [env_id for env_id in range(self._kind.num_envs) if self._is_lost(env_id) and env_id not in self._named]
         if lost:
             self._report.complain(f"envs {lost} are lost, and no error has named them")
 
@@ -264,6 +270,7 @@ class Round:
         self._expect_resets(env_ids)
 
     def _expect_resets(self, env_ids: Sequence[int]) -> None:
+        self._named.difference_update(env_ids)
         for env_id in env_ids:
             self._oracle.expect_reset(env_id)
 
