@@ -242,7 +242,9 @@ class Oracle:
     def _find_wrong_in_end(self, record: RowRecord, result: Result) -> str | None:
         """Check what follows the last observation with SAME_STEP: the next episode, or that observation if there is none."""
         if self._is_last(record):
-            is_last = np.array_equal(result.obs, result.final_obs) and result.at is None
+            is_last = (
+                result.final_obs is not None and np.array_equal(result.obs, result.final_obs) and result.at is None
+            )
             return None if is_last else "an episode was begun that will not be played"
         return self._find_wrong_in_new(record, result)
 
