@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import Future, closed_error, too_many_workers_error, warn_of_close_faults, worker_died_error
-from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup
+from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup, warn_of_changed_modules
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.slab.memory import SharedSlab
@@ -82,7 +82,9 @@ class ProcessBackend:
             with self._all_or_nothing(len(plans)):
                 if not self._links:
                     self._start_workers(plans)
-                return self._wait_built(self._links)
+                reports = self._wait_built(self._links)
+                warn_of_changed_modules(self._links)
+                return reports
         finally:
             self._progress.close()
 

@@ -10,6 +10,7 @@
     launcher            the main program of the process that starts workers
     fresh_interpreter   starts a Python process that runs one of these programs
     process_setup       prepares a new process to be a worker or the launcher
+    module_contents     compares the user's modules in workers with those of the program
     program_state       warnings filters and registered envs, sent from the learner to fresh workers
     signals             defers signal handlers, which may raise, to where that is safe
 

@@ -78,13 +78,37 @@ def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[byte
 def _dump_setup(start: InterpreterStart, fd: int) -> bytes:
     return marshal.dumps(
         {
-            "path": [str(entry) for entry in sys.path],
+            "path": _import_path(),
             "argv": [str(word) for word in getattr(sys, "argv", [])],
             "entry": start.entry,
             "fd": fd,
             "arguments": dict(start.arguments),
         }
     )
+
+
+def _import_path() -> list[str]:
+    """Return sys.path for a fresh interpreter.
+
+    An empty entry, as in notebooks, stands for the working directory, which may not be the one that it was when the program imported
+    its modules. The folders of these come before it.
+    """
+    path = [str(entry) for entry in sys.path]
+    if "" in path:
+        folders = [
+            _import_folder(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())
+        ]
+        new = [each for each in dict.fromkeys(folders) if each and each not in (*path, os.getcwd())]
+        path[path.index("") : path.index("")] = new
+    return path
+
+
+def _import_folder(name: str, file: object) -> str:
+    """Return the folder in which a module or package was found; "" if it is not a file of its own name."""
+    folder, base = os.path.split(file) if isinstance(file, str) else ("", "")
+    if base == "__init__.py" and os.path.basename(folder) == name:
+        return os.path.dirname(folder)
+    return folder if base == f"{name}.py" else ""
 
 
 def run_entry(boot: Mapping[str, object]) -> None:

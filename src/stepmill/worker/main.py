@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stepmill import _native, timers
 from stepmill._native import OwnedFd
-from stepmill.worker import process_setup
+from stepmill.worker import module_contents, process_setup
 from stepmill.worker.calls import UnreadablePayload
 from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.env_host import (
@@ -105,6 +105,7 @@ class _Worker:
             if plan is None:
                 raise TypeError("the worker got no plan")
             register_all = _apply_program_state(build_message.program)
+            modules = {} if build_message.program is None else module_contents.read_contents()
         except BaseException as exc:
             return self._fail(Failed(worker_fault(exc, "unpickle")))
 
@@ -116,7 +117,11 @@ class _Worker:
         process_setup.limit_threads(build_message.settings.worker_threads)  # for libraries that an env has imported
         if built.faults:
             return self._fail(Failed(tuple(built.faults)))
-        ready_or_failed = _make_ready(plan.env_ids, built)
+        if (
+            build_message.program is not None
+        ):  # an env may have imported more; what it has changed itself is no difference
+            modules.update(module_contents.read_contents(modules))
+        ready_or_failed = _make_ready(plan.env_ids, built, modules)
         if isinstance(ready_or_failed, Failed):
             close_envs(plan.env_ids, built.envs)
             return self._fail(ready_or_failed)
@@ -204,7 +209,7 @@ def _load_plan(data: bytes) -> WorkerPlan | None:
     return plan if isinstance(plan, WorkerPlan) else None
 
 
-def _make_ready(env_ids: Sequence[int], built: BuiltEnvs) -> Ready | Failed:
+def _make_ready(env_ids: Sequence[int], built: BuiltEnvs, modules: module_contents.Contents) -> Ready | Failed:
     """Return the specs of the envs as bytes, or the fault of the first env whose spec cannot be rebuilt from its bytes."""
     # Equal specs of one worker are one object (see `build_envs`), so they can be compared by identity.
     packed: dict[int, bytes] = {}
@@ -219,7 +224,7 @@ def _make_ready(env_ids: Sequence[int], built: BuiltEnvs) -> Ready | Failed:
             text = f"its spaces or metadata cannot be sent to another process: {record['message']}"
             return Failed(((env_id, {**record, "message": text}),))
     indices = {key: index for index, key in enumerate(packed)}
-    return Ready(os.getpid(), tuple(packed.values()), tuple(indices[id(spec)] for spec in built.specs))
+    return Ready(os.getpid(), tuple(packed.values()), tuple(indices[id(spec)] for spec in built.specs), modules)
 
 
 def _load_payload(request: Request) -> Request:

@@ -17,6 +17,7 @@ import cloudpickle
 
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.options import AutoresetMode, Context, Seeding
+from stepmill.worker.module_contents import Contents
 from stepmill.worker.program_state import ProgramState
 
 ErrorRecord: TypeAlias = Mapping[str, str]
@@ -209,11 +210,15 @@ class Building:
 
 @dataclass(frozen=True)
 class Ready:
-    """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`; specs are bytes made by `dump`."""
+    """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`; specs are bytes made by `dump`.
+
+    `modules` is the content of the user's modules that the worker has imported; empty in a fork of the learner.
+    """
 
     pid: int
     distinct_specs: tuple[bytes, ...]
     spec_indices: tuple[int, ...]
+    modules: Contents
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,181 @@
+"""A warning names what the program has changed in modules that workers import themselves."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+
+import stepmill
+from stepmill.worker.module_contents import MAX_ENTRIES, find_differences, read_contents
+from tests.harness.scripts import run_file
+
+_NUMBERS = itertools.count()
+_SETTINGS = """\
+import os
+import time
+
+LIMIT = 10
+OPTIONS = {"gain": 1.0}
+STARTED = time.monotonic()
+PID = os.getpid()
+CACHE = {}
+LATER = None
+_is_ready = False
+
+
+def scale(value):
+    return value * 2
+"""
+_ENV = """\
+import gymnasium
+import numpy as np
+
+import SETTINGS as settings
+
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    gain = 3
+
+    def reset(self, *, seed=None, options=None):
+        settings.CACHE["seed"] = seed
+        assert self.gain  # pytest rewrites it in test modules
+        return np.full(1, settings.scale(settings.LIMIT), np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
+    """The modules of settings and of an env, with names that no other test has used."""
+    number = next(_NUMBERS)
+    names = f"changed_settings_{number}", f"changed_env_{number}"
+    (tmp_path / f"{names[0]}.py").write_text(_SETTINGS)
+    (tmp_path / f"{names[1]}.py").write_text(_ENV.replace("SETTINGS", names[0]))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield import_module(names[0]), import_module(names[1])
+    for name in names:
+        del sys.modules[name]
+
+
+def _start(env: ModuleType, context: str = "forkserver") -> None:
+    stepmill.Pool(
+        [env.Env] * 4, num_workers=2, backend="process", options=stepmill.PoolOptions(context=context)
+    ).close()
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_a_changed_value_is_named_with_both_values(modules, context):
+    settings, env = modules
+    settings.LIMIT = 99
+    with pytest.warns(
+        RuntimeWarning, match=rf"{settings.__name__}\.LIMIT \(99 in the program, 10 in the workers\);.*fork"
+    ):
+        _start(env, context)
+
+
+def test_a_fork_has_what_the_program_has_and_there_is_no_warning(modules):
+    settings, env = modules
+    settings.LIMIT = 99
+    options = stepmill.PoolOptions(context="fork")
+    with stepmill.Pool([env.Env] * 2, num_workers=1, backend="process", options=options) as pool:
+        assert pool.reset(seed=0).obs.ravel().tolist() == [198.0, 198.0]
+
+
+def test_modules_as_they_were_imported_cause_no_warning(modules):
+    settings, env = modules
+    settings.CACHE["made"] = "by use"
+    settings.LATER = object()  # made at the first use
+    settings._is_ready = True
+    _start(env)  # warnings are errors
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "text"),
+    [
+        ("settings.OPTIONS", {"gain": 2.0}, r"OPTIONS \({'gain': 2.0} in the program, {'gain': 1.0} in the workers\)"),
+        (
+            "settings.scale",
+            lambda value: value,
+            r"scale \(.*lambda.* in the program, the function scale in the workers\)",
+        ),
+        ("settings.scale", mock.Mock(), r"scale \(a Mock in the program, the function scale in the workers\)"),
+        (
+            "env.Env.step",
+            lambda self, action: None,
+            r"Env\.step \(.* in the program, the function Env\.step in the workers\)",
+        ),
+        ("env.Env.gain", 4, r"Env\.gain \(4 in the program, 3 in the workers\)"),
+        ("settings.LIMIT", "a" * 200, r"LIMIT \('a{50,}a* \.\.\. in the program, 10 in the workers\)"),
+    ],
+    ids=["dict", "function", "mock", "method", "attribute", "long"],
+)
+def test_what_was_patched_is_named(modules, monkeypatch, target, value, text):
+    settings, env = modules
+    holder, _, name = target.rpartition(".")
+    monkeypatch.setattr(eval(holder, {"settings": settings, "env": env}), name, value)
+    with pytest.warns(RuntimeWarning, match=text):
+        _start(env)
+
+
+def test_many_differences_are_one_warning_of_the_first_five(modules):
+    settings, env = modules
+    for attribute in ("gain", "step", "reset"):
+        setattr(env.Env, attribute, 7)
+    settings.LIMIT, settings.OPTIONS, settings.scale = 1, {"gain": 7}, len
+    with pytest.warns(RuntimeWarning, match="and 1 more; pass") as caught:
+        _start(env)
+    assert len(caught) == 1
+
+
+def test_a_warning_that_is_an_error_leaves_no_worker(modules):
+    settings, env = modules
+    settings.LIMIT = 99
+    with pytest.raises(RuntimeWarning, match="LIMIT"):  # the fixtures of all tests look for processes
+        _start(env)
+
+
+def test_a_module_that_loads_when_it_is_used_is_not_loaded(monkeypatch):
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> object:
+            raise AssertionError(f"{name} was read")
+
+    monkeypatch.setitem(sys.modules, "lazy_one", Lazy("lazy_one"))
+    assert "lazy_one" not in read_contents()
+    assert find_differences([{"lazy_one": {}}, {"not_imported": {}}]) == []
+
+
+def test_at_most_so_many_names_are_read(monkeypatch, modules):
+    settings, _ = modules
+    vars(settings).update({f"VALUE_{index}": index for index in range(2 * MAX_ENTRIES)})
+    assert sum(map(len, read_contents().values())) <= MAX_ENTRIES + len(read_contents())  # and each module's file
+
+
+def test_workers_find_the_modules_of_a_notebook_that_has_changed_its_folder(tmp_path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "settings.py").write_text("LIMIT = 5")
+    (tmp_path / "before" / "settings.py").write_text(_SETTINGS)
+    (tmp_path / "before" / "env_of_notebook.py").write_text(_ENV.replace("SETTINGS", "settings"))
+    (tmp_path / "notebook.py").write_text(
+        "import os, sys\n"
+        "import stepmill\n"
+        "sys.path[0] = ''\n"
+        "os.chdir('before')\n"
+        "import env_of_notebook\n"
+        "os.chdir('..')\n"
+        "with stepmill.VectorEnv([env_of_notebook.Env] * 2, num_workers=2) as envs:\n"
+        "    print(envs.reset(seed=0)[0].ravel().tolist())\n"
+    )
+    finished: subprocess.CompletedProcess[str] = run_file(tmp_path / "notebook.py")
+    assert finished.stdout == "[20.0, 20.0]\n", finished.stderr
