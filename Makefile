@@ -41,7 +41,7 @@ test: build  ## all tests but the long ones, in four processes
 coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml
 	$(PY) scripts/coverage.py
 
-check: build  ## lint, types, imports, sizes, prose, stub, names in the model
+check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the model
 	$(BIN)/ruff check $(PYTHON_CODE)
 	$(BIN)/ruff format --check $(PYTHON_CODE)
 	$(BIN)/mypy
@@ -49,6 +49,7 @@ check: build  ## lint, types, imports, sizes, prose, stub, names in the model
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(PY) scripts/check_sizes.py
+	$(PY) scripts/budget.py
 	$(PY) scripts/check_prose.py
 	$(PY) scripts/check_stub.py
 	$(PY) scripts/check_model_names.py
