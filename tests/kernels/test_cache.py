@@ -171,6 +171,31 @@ def test_defaults_arrays_in_tuples_sets_and_types_are_in_the_digest() -> None:
         assert digest_of(with_keyword(first)) != digest_of(with_keyword(second))
 
 
+def intrinsic_of(constant: float, *, prefer_literal: bool = False) -> Any:
+    @numba.extending.intrinsic(prefer_literal=prefer_literal)  # type: ignore[untyped-decorator]
+    def twice(typing_context: Any, x: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.fmul(arguments[0], context.get_constant(numba.float64, constant))
+
+        return numba.float64(numba.float64), generate
+
+    return twice
+
+
+def test_intrinsics_are_compared_by_their_code() -> None:
+    first = digest_of(intrinsic_of(1.0))
+    assert first == digest_of(intrinsic_of(1.0))
+    assert first != digest_of(intrinsic_of(2.0))
+    assert first != digest_of(intrinsic_of(1.0, prefer_literal=True))
+
+
+def test_the_digest_of_each_kernel_that_ships_with_stepmill_is_known() -> None:
+    pytest.importorskip("mujoco")
+    for name in stepmill.kernels.names():
+        kernel = stepmill.kernels.find(name)
+        assert len(digest_of(kernel.reset, kernel.step)) == 32, name
+
+
 def test_a_kernel_that_uses_what_cannot_be_compared_is_compiled_in_each_process_and_says_so(folder: Path) -> None:
     class Unknown:
         """Numba cannot compile it; the branch that would use it is not compiled either."""

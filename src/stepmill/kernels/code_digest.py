@@ -14,13 +14,15 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import llvmlite
 import numba
 import numpy as np
+from numba.core.extending import _Intrinsic
 from numba.core.registry import CPUDispatcher
 
 _EXACT = (type(None), bool, int, float, complex, str, bytes, type(...))
 # Their code changes with their version only, and the interpreter's is that of the standard library.
-_FIXED = frozenset({"numpy", "numba", *sys.stdlib_module_names}) - {"__main__"}
+_FIXED = frozenset({"numpy", "numba", "llvmlite", *sys.stdlib_module_names}) - {"__main__"}
 
 
 class NotComparableError(Exception):
@@ -36,7 +38,8 @@ def digest_of(*values: Any, has_lines: bool = True) -> str:
         NotComparableError: there is a value of a type whose content is not known.
     """
     digest = hashlib.sha256()
-    for part in (sys.version, np.__version__, numba.__version__, *_Walk(has_lines=has_lines).parts("", values)):
+    versions = (sys.version, np.__version__, numba.__version__, llvmlite.__version__)
+    for part in (*versions, *_Walk(has_lines=has_lines).parts("", values)):
         data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
         digest.update(b"%d:" % len(data) + data)
     return digest.hexdigest()[:32]
@@ -75,6 +78,8 @@ class _Walk:
             yield from self.parts(f"the options of {name}", value.targetoptions)
             yield from self.parts(f"the locals of {name}", value.locals)
             yield from self.parts(name, value.py_func)
+        elif isinstance(value, _Intrinsic):
+            yield from self.parts(name, (value._defn, value._prefer_literal, value._ctor_kwargs))
         elif isinstance(value, types.FunctionType):
             yield from self._function_parts(name, value)
         elif isinstance(value, types.CodeType):
