@@ -11,11 +11,10 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 import pytest
 
 from stepmill.frontends import di_engine
-from stepmill.frontends.di_engine import EnvState
 from stepmill.spec.errors import UsageError
 from stepmill.testing.faulty import OddSignatureError
 from stepmill.testing.gates import Gate
@@ -45,19 +43,10 @@ from tests.originals.di_engine.sides import (
     until,
 )
 from tests.originals.pages import ROOT
+from tests.originals.rows import Rows
 
 pytestmark = MARKS
-TESTS: dict[str, list[Any]] = {}
-
-
-def row(text: str) -> Callable[[Any], Any]:
-    """Note that a test shows the row of the page that begins with this text."""
-
-    def note(test: Any) -> Any:
-        TESTS.setdefault(text, []).append(test)
-        return test
-
-    return note
+row = Rows("di_engine")
 
 
 @pytest.fixture(params=[ORIGINAL, OURS])
@@ -436,14 +425,4 @@ def test_a_supervisor_that_waits_for_nothing(whose: str) -> None:
 
 
 def test_each_row_of_the_page_has_a_program() -> None:
-    text = (ROOT / "docs" / "switching" / "di_engine.md").read_text(encoding="utf-8")
-    table = text.partition("## Differences")[2].splitlines()
-    rows = [line[2:] for line in table if line.startswith("| ") and not line.startswith(("| what", "| **"))]
-    same = text.partition("## The same")[2].partition("## Faster")[0]
-    folders = (Path(__file__).parent, ROOT / "tests" / "frontends" / "di_engine")
-    programs = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("test_*.py"))
-    assert [name for name in re.findall(r"`(\w+)`", same) if name not in programs] == []
-    untested = [line for line in rows if not any(line.startswith(words) for words in TESTS)]
-    assert not untested
-    assert [words for words in TESTS if not any(line.startswith(words) for line in rows)] == []
-    assert EnvState.NEED_RESET == 6
+    row.check(Path(__file__).parent, ROOT / "tests" / "frontends" / "di_engine")
