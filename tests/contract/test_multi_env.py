@@ -101,6 +101,28 @@ def test_a_subprocess_env_is_a_gymnasium_env_and_takes_wrappers():
         assert infos[-1]["episode"]["l"] == 3
 
 
+class Pair(OldEnv):
+    """Its observation could be taken for a pair of an observation and an info."""
+
+    def _observe(self):
+        return [self.t, self.last_seed]
+
+
+class ClaimsToBeNew(Pair, gymnasium.Env):
+    """A subclass of Gymnasium's Env with old gym's values."""
+
+
+@pytest.mark.covers("M-12", "M-5")
+@pytest.mark.parametrize("env_fn", [Pair, ClaimsToBeNew])
+def test_subprocess_envs_of_old_envs_work_in_wrappers(env_fn):
+    multi_env = MultiEnv([gymnasium.Wrapper(env) for env in create_subprocess_envs([env_fn] * 2, options=FORK)])
+    assert multi_env.reset() == [[0, None]] * 2
+    assert multi_env.step([1, 1]) == ([[1, None]] * 2, [1, 1], [False] * 2, [{"t": 1}] * 2)
+    if env_fn is Pair:
+        assert multi_env.reset(seed=[5, 6]) == [[0, 5], [0, 6]]
+    multi_env.close()
+
+
 WITH_GYM = """
 import sys
 import types

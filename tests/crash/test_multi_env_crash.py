@@ -250,6 +250,27 @@ def test_an_exception_of_an_envs_close_is_a_warning_that_names_it():
         multi_env.close()
 
 
+@pytest.mark.covers("M-12", "M-B7/tells")
+def test_an_exception_of_close_of_one_of_several_envs_is_a_warning(envs_of):
+    first, second = envs_of(OldEnvBreakingAtClose, OldEnv)
+    with pytest.warns(RuntimeWarning, match="the simulator is gone"):
+        first.close()
+    assert second.reset()["t"] == 0
+
+
+@pytest.mark.covers("M-B7/bounded")
+def test_close_of_one_of_several_envs_is_bounded():
+    with Gate() as gate:
+        first, second = create_subprocess_envs([partial(OldEnvDeafToClose, gate=gate.path), OldEnv], options=FORK)
+        start = time.monotonic()
+        with pytest.warns(RuntimeWarning, match="close"):
+            first.close()
+        assert time.monotonic() - start < HANG_GUARD_S
+        assert second.reset()["t"] == 0
+        with pytest.warns(RuntimeWarning, match="it was killed"):
+            second.close()
+
+
 INTERRUPTED = """
 import os
 import sys

@@ -53,7 +53,7 @@ class OpaqueEnv(EnvAdapter):
         if seed is not None and self.is_gymnasium:
             arguments["seed"] = seed
         elif seed is not None:
-            self.env.seed(seed)
+            self.get_wrapper_attr("seed")(seed)  # type: ignore[operator]  # old gym's method
         return (False, self.env.reset(**arguments)), NO_INFO
 
     def step(self, action: tuple[bool, object]) -> tuple[object, float, object, object, Mapping[str, object]]:
@@ -115,8 +115,11 @@ def has_gymnasium_api(env: object) -> bool:
     """Whether an env's `reset` returns (observation, info) and takes a seed.
 
     True for Gymnasium's envs and those of gym 0.26 and newer. For any other env it is true if `reset` has a parameter `seed`
-    and no `return_info`, which gym 0.22 had.
+    and no `return_info`, which gym 0.22 had. A SubprocessEnv, which wrappers of either library accept, says it itself.
     """
+    of_subprocess_env = getattr(getattr(env, "unwrapped", env), "has_reset_info", None)
+    if isinstance(of_subprocess_env, bool):
+        return of_subprocess_env
     roots = {cls.__module__.partition(".")[0] for cls in type(env).__mro__}
     if "gymnasium" in roots:
         return True

@@ -209,7 +209,7 @@ class MultiEnv:
         """Return the row of an env that was reset, or whose episode a fault ended."""
         if answer.fault is not None:
             return self._last_obs[position], 0.0, (False, True), restart_info(answer.fault)
-        obs, info = answer.value if self._members[position].has_reset_info else (answer.value, {})
+        obs, info = self._members[position].split_reset(answer.value)
         self._last_obs[position] = obs
         return obs, 0.0, (False, False), info
 

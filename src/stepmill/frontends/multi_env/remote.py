@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import gymnasium
 
 from stepmill.frontends.multi_env.shared_pool import EnvResult, SharedPool
+from stepmill.frontends.overrides import refuse_overrides
 from stepmill.spec.errors import StepmillError, UsageError, join_errors
 from stepmill.spec.options import OptionKeywords, PoolOptions, merge_options
 
@@ -56,9 +57,15 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     Envs that `create_subprocess_envs` made together share a pool, which one thread at a time can use; other threads wait.
     """
 
+    NOT_CALLED = dict.fromkeys(
+        ("_child_worker", "_communicate", "_reset", "_unsafe_communicate"),
+        "the pool starts the process and speaks with it; override reset or step, or put the code into a wrapper of the env",
+    )
+
     def __init__(
         self, env_fn: Callable[[], object], *, options: PoolOptions | None = None, **keywords: Unpack[OptionKeywords]
     ) -> None:
+        refuse_overrides(type(self))
         if not callable(env_fn):
             raise UsageError(f"env_fn is a {type(env_fn).__name__}; give a function that makes the env")
         self._attach(SharedPool([env_fn], merge_options(options, keywords)), 0)
@@ -80,7 +87,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         Raises:
             LifeCycleError: it was closed.
         """
-        self._check_open()
+        self._check_closed()
         if self._phase is _Phase.NEW:
             self._shared.launch()
             self._phase = _Phase.STARTED
@@ -93,7 +100,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
             EnvError: the constructor raised (M-B5).
             EnvTimeout, WorkerDied: it took too long, or the process died more often than `max_restarts`.
         """
-        self._check_open()
+        self._check_closed()
         if self._phase is _Phase.NEW:
             raise LifeCycleError("The subprocess is not started yet. Call 'start()' before 'initialize()'.")
         if self._phase is _Phase.STARTED:
@@ -110,7 +117,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """
         if self._phase is not _Phase.CLOSED:
             self._phase = _Phase.CLOSED
-            self._shared.close_env(self._index)
+            self._shared.close_envs([self._index])
 
     def __enter__(self) -> Self:
         return self
@@ -124,13 +131,13 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     @property
     def observation_space(self) -> Any:  # type: ignore[override]
         """That of the env, fetched by `initialize`; reading it never waits."""
-        self._check_ready("observation_space")
+        self._check_initialized("observation_space")
         return self._spaces[0]
 
     @property
     def action_space(self) -> Any:  # type: ignore[override]
         """That of the env, fetched by `initialize`; reading it never waits."""
-        self._check_ready("action_space")
+        self._check_initialized("action_space")
         return self._spaces[1]
 
     def step(self, action: Any) -> Any:
@@ -140,7 +147,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
             EnvError: the env raised.
             WorkerDied: the process died more often than `max_restarts`.
         """
-        self._check_ready("step()")
+        self._check_initialized("step()")
         with self._shared.lock:
             self._shared.send([action], [self._index], is_driven=False)
             result = self._recv()
@@ -148,11 +155,11 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env with these keyword arguments and return what it returns."""
-        self._check_ready("reset()")
+        self._check_initialized("reset()")
         with self._shared.lock:
             self._shared.send_reset(self._index, None, kwargs)
             result = self._recv()
-        self._last_obs = self._first_obs(result.value)
+        self._last_obs = self.split_reset(result.value)[0]
         return result.value
 
     def render(self, mode: str = "human") -> Any:
@@ -163,13 +170,17 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
             WorkerDied: the process died. Unlike in actorcritic this is raised, since a new process could only render another
                 episode: the next `step` returns the end of the episode, and the one after it begins another.
         """
-        self._check_ready("render()")
+        self._check_initialized("render()")
         with self._shared.lock:
             return self._shared.pool.call("render_as", mode, env_ids=[self._index])[0]
 
+    def seed(self, seed: int | None = None) -> Any:
+        """Call `seed` of the env, which old gym's envs have. In actorcritic it is that of `gym.Env`, which reaches no env."""
+        return self.call("seed", seed)
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env, or read another attribute."""
-        self._check_ready(name)
+        self._check_initialized(name)
         with self._shared.lock:
             return self._shared.pool.call(name, *args, env_ids=[self._index], **kwargs)[0]
 
@@ -178,7 +189,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     @property
     def pool_position(self) -> tuple[SharedPool, int]:
         """The shared pool that runs the env, and the env's number in it."""
-        self._check_ready("step()")
+        self._check_initialized("step()")
         return self._shared, self._index
 
     @property
@@ -186,14 +197,16 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         """Whether `reset` of the env returns a pair (observation, info)."""
         return self._is_gymnasium
 
+    def split_reset(self, value: Any) -> tuple[Any, Any]:
+        """Return the observation and the info of what `reset` of the env returned; {} in place of an info that it has not."""
+        has_info = self._is_gymnasium and isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+        return value if has_info else (value, {})
+
     def mark_closed(self) -> None:
         """Record that a MultiEnv closes the env."""
         self._phase = _Phase.CLOSED
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
-
-    def _first_obs(self, value: Any) -> Any:
-        return value[0] if self._is_gymnasium else value
 
     def _recv(self) -> EnvResult:
         results, faults, errors = self._shared.recv()
@@ -205,7 +218,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
         if result.fault is not None:
             return self._as_env_result(self._last_obs, is_over=True, info=restart_info(result.fault))
         if not result.is_step:  # the step after a crash: the pool has begun the next episode
-            self._last_obs = self._first_obs(result.value)
+            self._last_obs = self.split_reset(result.value)[0]
             return self._as_env_result(self._last_obs, is_over=False, info={})
         self._last_obs = result.value[0]
         return result.value
@@ -213,12 +226,12 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     def _as_env_result(self, obs: Any, *, is_over: bool, info: dict[str, Any]) -> tuple[Any, ...]:
         return (obs, 0.0, False, is_over, info) if self._is_gymnasium else (obs, 0.0, is_over, info)
 
-    def _check_open(self) -> None:
+    def _check_closed(self) -> None:
         if self._phase is _Phase.CLOSED:
             raise LifeCycleError("The subprocess was closed already.")
 
-    def _check_ready(self, method: str) -> None:
-        self._check_open()
+    def _check_initialized(self, method: str) -> None:
+        self._check_closed()
         if self._phase is _Phase.NEW:
             raise LifeCycleError(
                 f"The subprocess is not started yet. Call 'start()' and 'initialize()' before calling '{method}'."

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.opaque import OpaqueEnvMaker
 from stepmill.pool.pool import Pool
+from stepmill.pool.requests import PoolFuture
 from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
+from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
 
 _AT_WORK = (EnvState.BUSY, EnvState.READY)
@@ -137,26 +139,18 @@ class SharedPool:
             return dict(zip(env_ids, batch.obs, strict=True)), faults, errors
         return {}, {}, errors
 
-    def close_env(self, index: int) -> None:
-        """Close one env; closing the last one closes the pool, within about two seconds. Idempotent."""
-        with self.lock:
-            if index not in self._open_ids:
-                return
-            self._open_ids.discard(index)
-            if not self._open_ids:
-                self.close()
-            elif self._pool is not None:
-                self._pool.call("close_env", env_ids=[index])
-
     def close_envs(self, indices: Sequence[int]) -> None:
-        """Close several envs together."""
+        """Close some envs; closing the last ones closes the pool. Idempotent. It takes about two seconds at most.
+
+        Errors are warnings: the envs count as closed, and the end of the pool ends their processes.
+        """
         with self.lock:
             leaving = sorted(self._open_ids & set(indices))
             self._open_ids -= set(leaving)
             if not self._open_ids:
                 self.close()
             elif leaving and self._pool is not None:
-                self._pool.call("close_env", env_ids=leaving)
+                _warn_of_errors(self._pool.call_async("close_env", env_ids=leaving))
 
     def close(self) -> None:
         """Close all envs and end their processes. Idempotent."""
@@ -164,6 +158,15 @@ class SharedPool:
         if self._pool is not None:
             self._pool.close()
         self._finalizer()
+
+
+def _warn_of_errors(closing: PoolFuture) -> None:
+    """Wait for envs that are closed, and warn of those that raise, or take too long."""
+    try:
+        closing.result(CLOSE_TIMEOUT_S)
+    except StepmillError as error:
+        for each in (error, *error.others):
+            warn(f"close(): {each}")
 
 
 def _describe(env: Any) -> dict[str, Any]:
