@@ -6,7 +6,7 @@ What differs on purpose is listed by the tests, each difference with words of th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def protected_methods(ours: type, theirs: type) -> dict[str, bool]:
     refused = {name for base in own for name in vars(base).get("NOT_CALLED", ())}
     names = {name for base in homes for name in vars(base) if name.startswith("_") and not name.startswith("__")}
     methods = {name for name in names if inspect.isroutine(inspect.getattr_static(theirs, name))}
-    known = {name for base in own for name in vars(base)}
+    shared = [base for base in ours.__mro__ if base in theirs.__mro__]
+    known = {name for base in (*own, *shared) for name in vars(base)}
     return {name: name in refused for name in sorted(methods) if name in refused or name not in known}
 
 
@@ -108,3 +109,20 @@ def check_listed(page: str, found: list[str], listed: Mapping[str, str]) -> None
     rows = [line for line in text.splitlines() if line.startswith("|")]
     missing = [words for words in listed.values() if not any(words in row for row in rows)]
     assert not missing, f"no table of {page}.md has {missing}"
+
+
+def check_protected(page: str, pairs: Iterable[tuple[type, type]], *, inert: Iterable[str] = ()) -> None:
+    """Fail unless all protected methods that take no effect are refused, and docs/switching/PAGE.md has a row with their names.
+
+    Args:
+        page: the name of the page; the row begins with "overriding".
+        pairs: our class, and the original's.
+        inert: methods that the original's class does not call either.
+    """
+    text = (ROOT / "docs" / "switching" / f"{page}.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| overriding ")]
+    for ours, theirs in pairs:
+        found = protected_methods(ours, theirs)
+        silent = [name for name, is_refused in found.items() if not is_refused and name not in inert]
+        assert not silent, f"overrides of {ours.__name__} that are ignored in silence: {silent}"
+        assert [name for name in found if f"`{name}`" not in row and name not in inert] == [], ours.__name__

@@ -1,15 +1,9 @@
-"""The same program with actorcritic's own classes and with ours: what is the same, and the faults that ours does not have.
-
-The original comes from the checkout `actor-critic` (jrobine/actor-critic) in the folder $STEPMILL_ORIGINALS. It needs gym.
-"""
+"""The same program with actorcritic's own classes and with ours: what is the same, and the faults that ours does not have."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,60 +13,11 @@ import pytest
 
 from stepmill.frontends import multi_env
 from stepmill.spec.errors import StepmillError
+from tests.originals.multi_env.sides import CHECKOUT, MARKS, Walk, load_original, pid_of
 from tests.originals.pages import run_page
-from tests.originals.signatures import check_listed, differences
+from tests.originals.signatures import check_listed, check_protected, differences
 
-CHECKOUT = Path(os.environ.get("STEPMILL_ORIGINALS", "/nowhere"), "actor-critic")
-HAS_ORIGINAL = CHECKOUT.is_dir() and importlib.util.find_spec("gym") is not None
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # gym's
-    pytest.mark.skipif(not HAS_ORIGINAL, reason="needs actorcritic's checkout and gym; make test-originals has both"),
-]
-
-
-class Walk:
-    """Old gym's interface; the episode ends at step 3."""
-
-    metadata: dict[str, Any] = {}
-    reward_range = (-1.0, 1.0)
-    spec = None
-    observation_space = "observations"
-    action_space = "actions"
-
-    def __init__(self) -> None:
-        self.episode = 0
-
-    def reset(self, **kwargs: Any) -> Any:
-        self.episode += 1
-        self.t = 0
-        return {"episode": self.episode, "t": 0, "kwargs": kwargs}
-
-    def step(self, action: Any) -> Any:
-        if action == "raise":
-            raise RuntimeError("on purpose")
-        if action == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.t += 1
-        return {"episode": self.episode, "t": self.t, "action": action}, 1.0, self.t >= 3, {"t": self.t}
-
-    def render(self, mode: str = "human") -> Any:
-        return [mode, self.t]
-
-    def close(self) -> None:
-        pass
-
-
-def load_original() -> Any:
-    """Return the module actorcritic.multi_env; the package itself needs TensorFlow."""
-    spec = importlib.util.spec_from_file_location("original_multi_env", CHECKOUT / "actorcritic" / "multi_env.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.get(spec.name)
-    if module is None:
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
+pytestmark = MARKS
 
 
 @pytest.fixture(params=["original", "ours"])
@@ -109,6 +54,11 @@ def test_the_signatures_are_actorcritics_but_for_what_the_page_says() -> None:
     for name in ("MultiEnv", "SubprocessEnv", "create_subprocess_envs"):
         found += [f"{name}.{each}" for each in differences(getattr(multi_env, name), getattr(original, name))]
     check_listed("multi_env", found, DIFFERENCES)
+
+
+@pytest.mark.covers("M-12")
+def test_protected_methods_that_take_no_effect_are_refused_and_named_by_the_page() -> None:
+    check_protected("multi_env", [(multi_env.SubprocessEnv, load_original().SubprocessEnv)])
 
 
 @pytest.mark.covers("M-1", "M-7", "M-8", "G-16/multi_env", "G-20/skipping")
@@ -176,17 +126,10 @@ def test_the_first_observation_after_the_end(envs: Any, module: Any) -> None:
 def test_a_process_that_was_killed_between_two_steps(one: Any, module: Any) -> None:
     one.reset()
     one.step(1)
-    os.kill(_child_of(one, module), signal.SIGKILL)
+    os.kill(pid_of(one), signal.SIGKILL)
     _, _, terminal, info = one.step(1)
     assert terminal is (module is multi_env)  # the original says nothing
     assert info.get("worker_restarted", False) is (module is multi_env)
-
-
-def _child_of(env: Any, module: Any) -> int:
-    if module is not multi_env:
-        return int(env._process.pid)
-    stats = env.pool_position[0].pool.stats()
-    return int(stats.workers[0].pid)
 
 
 @pytest.mark.covers("M-B4", "M-B6")

@@ -1,0 +1,431 @@
+"""The page docs/switching/multi_env.md, run with actorcritic's classes and with ours: the rows of its table, and what is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from stepmill.frontends import multi_env
+from stepmill.spec.errors import EnvError, UsageError, WorkerDied
+from stepmill.testing.gates import Gate, wait_at
+from tests.originals.di_engine.sides import Never, interrupted
+from tests.originals.multi_env import test_actorcritic
+from tests.originals.multi_env.sides import MARKS, Maker, Walk, load_original, pid_of
+from tests.originals.rows import Rows
+
+pytestmark = MARKS
+row = Rows("multi_env")
+
+
+@pytest.fixture(params=["original", "ours"])
+def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """Make envs with the original's classes, or with ours."""
+    maker = Maker(multi_env if request.param == "ours" else load_original())
+    yield maker
+    maker.close()
+
+
+def only_ours(make: Maker, error: type[BaseException] = TypeError) -> Any:
+    """Expect an error of the original's."""
+    return contextlib.nullcontext() if make.is_ours else pytest.raises(error)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------
+
+
+@row("`SubprocessEnv`, `create_subprocess_envs`")
+def test_options_of_the_pool(make: Maker) -> None:
+    with only_ours(make):
+        make.module.SubprocessEnv(Walk, options=None, max_restarts=2)
+    with only_ours(make):
+        (env,) = make.module.create_subprocess_envs([Walk], context="fork")
+        env.close()
+
+
+@row("`create_subprocess_envs([])`")
+def test_no_envs(make: Maker) -> None:
+    with only_ours(make, ValueError):
+        assert make([]) == []
+
+
+class Other(Walk):
+    """Has another action space."""
+
+    action_space = "other actions"
+
+
+@row("`MultiEnv(envs)`")
+def test_envs_with_other_spaces(make: Maker) -> None:
+    if not make.is_ours:
+        assert make.multi([Walk, Other]).action_space == "actions"
+        return
+    with pytest.raises(UsageError, match="env 1 has another action space"):
+        make.multi([Walk, Other])
+    made = make.module.MultiEnv(make([Walk, Other]), check_spaces=False, step_api="gymnasium")
+    made.reset()
+    assert len(made.step([1, 1])) == 5
+
+
+@row("`MultiEnv.reset()`")
+def test_some_envs_are_reset(make: Maker) -> None:
+    made = make.multi([Walk] * 2)
+    made.reset()
+    with only_ours(make):
+        assert made.reset(env_ids=[1], kwargs=[{"level": 2}]) == [{"episode": 2, "t": 0, "kwargs": {"level": 2}}]
+
+
+@row("`MultiEnv.step(actions)`")
+def test_another_number_of_actions(make: Maker) -> None:
+    made = make.multi([Walk] * 2)
+    made.reset()
+    if not make.is_ours:
+        assert made.step([1])[1] == [1.0]
+        return
+    with pytest.raises(UsageError, match="got 1 actions for 2 envs"):
+        made.step([1])
+
+
+@row("start of processes")
+def test_what_envs_inherit_from_this_process(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_actorcritic, "STARTED_HERE", True, raising=False)
+    (env,) = make([Inherits], context="forkserver")
+    assert env.reset() is not make.is_ours
+
+
+class Inherits(Walk):
+    """Its observation is whether this process's changes of a module are there."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return getattr(test_actorcritic, "STARTED_HERE", False)
+
+
+@row("overriding ")
+@pytest.mark.parametrize("name", ["_reset", "_communicate", "_unsafe_communicate", "_child_worker"])
+def test_these_methods_may_not_be_overridden(make: Maker, name: str) -> None:
+    calls = []
+
+    def own(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        return getattr(make.module.SubprocessEnv, name)(self, *args)
+
+    sub = type("Own", (make.module.SubprocessEnv,), {name: own})
+    if make.is_ours:
+        with pytest.raises(TypeError, match=f"Own overrides {name}"):
+            sub(Walk)
+        return
+    make.made.append(sub(Walk))
+    make.made[0].start()
+    make.made[0].initialize()
+    assert calls or name == "_child_worker"  # which is called in the process, and by its class
+
+
+class Seeded(Walk):
+    """Its observation is its seed."""
+
+    seen = None
+
+    def seed(self, seed: Any) -> None:
+        self.seen = seed
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.seen
+
+
+@row("`seed(s)` of a `SubprocessEnv`")
+def test_seeds(make: Maker) -> None:
+    (env,) = make([Seeded])
+    env.seed(5)
+    assert env.reset() == (5 if make.is_ours else None)
+
+
+@row("`_process`, `_parent_connection`")
+def test_private_parts(make: Maker) -> None:
+    made = make.multi([Walk])
+    env = make.made[0]
+    parts = [hasattr(env, "_process"), hasattr(env, "_parent_connection"), hasattr(made, "_executor")]
+    assert parts == [not make.is_ours] * 3
+    assert pid_of(env) != os.getpid()
+
+
+# ---- results ---------------------------------------------------------------------------------------------
+
+
+@row("`MultiEnv.envs`")
+def test_the_envs_of_a_multi_env(make: Maker) -> None:
+    assert (make.multi([Walk] * 2).envs == make.made) is make.is_ours
+
+
+class NoteThread(Walk):
+    """Its observation is its thread."""
+
+    def step(self, action: Any) -> Any:
+        return threading.get_ident(), 0.0, False, {}
+
+
+@row("envs of this process")
+def test_envs_of_this_process_are_stepped_in_turn(make: Maker) -> None:
+    import gym  # type: ignore[import-not-found]
+
+    cls = type("NoteThread", (NoteThread, gym.Env), {})
+    made = make.module.MultiEnv([cls(), cls()])
+    made.reset()
+    assert ({*made.step([1, 1])[0]} == {threading.get_ident()}) is make.is_ours
+
+
+row("the step after a terminal one")(test_actorcritic.test_the_first_observation_after_the_end)
+row("a process that dies between or in steps")(test_actorcritic.test_a_process_that_was_killed_between_two_steps)
+
+
+@row("`reward_range`, `metadata`, `spec`")
+def test_attributes_of_the_env(make: Maker) -> None:
+    (env,) = make([Walk])
+    assert (tuple(env.reward_range) == Walk.reward_range) is make.is_ours
+
+
+class Limited(Walk):
+    """Five values; the first step is the last by a time limit."""
+
+    def reset(self, *, seed: Any = None, **kwargs: Any) -> Any:
+        return super().reset(), {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, True, {}
+
+
+@row("a time limit of an env with five values")
+def test_time_limits(make: Maker) -> None:
+    made = make.multi([Limited])
+    made.reset()
+    if not make.is_ours:
+        with pytest.raises(ValueError, match="too many values to unpack"):
+            made.step([1])
+        return
+    assert made.step([1])[2:] == ([True], [{"TimeLimit.truncated": True}])
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------
+
+
+@row("`step` before the first `reset`")
+def test_a_step_before_the_first_reset(make: Maker) -> None:
+    class Ready(Walk):
+        t = 0
+        episode = 0
+
+    made = make.multi([Ready])
+    with pytest.raises(UsageError, match="call reset") if make.is_ours else contextlib.nullcontext():
+        made.step([1])
+
+
+@row("an env raises")
+def test_an_env_that_raises(make: Maker) -> None:
+    made = make.multi([Walk] * 2)
+    made.reset()
+    before = pid_of(make.made[1])
+    if not make.is_ours:
+        with pytest.raises(EOFError):
+            made.step([1, "raise"])
+        assert pid_of(make.made[1]) != before
+        return
+    with pytest.raises(EnvError, match="on purpose") as caught:
+        made.step([1, "raise"])
+    assert (caught.value.env_id, "Traceback" in str(caught.value), pid_of(make.made[1])) == (1, True, before)
+    assert made.partial_results[1] == [1.0, None]
+    made.reset(env_ids=[1])
+    assert made.step([1, 1])[1] == [1.0, 1.0]
+
+
+@row("a process dies again and again")
+def test_a_process_that_dies_again_and_again(make: Maker) -> None:
+    (env,) = make([Walk], max_restarts=1)
+    env.reset()
+    if not make.is_ours:
+        with pytest.raises(EOFError):
+            env.step("die")
+        return
+    assert env.step("die")[2] is True
+    env.step(1)
+    with pytest.raises(WorkerDied, match="SIGKILL") as caught:
+        env.step("die")
+    assert caught.value.env_ids == (0,)
+
+
+class DiesInRender(Walk):
+    """Dies in its first frame, in whatever process."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def render(self, mode: str = "human") -> Any:
+        if not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().render(mode)
+
+
+@row("a process dies in `render`")
+def test_a_death_in_render(make: Maker, tmp_path: Path) -> None:
+    (env,) = make([partial(DiesInRender, tmp_path / "flag")])
+    env.reset()
+    env.step(1)
+    if not make.is_ours:
+        assert env.render() == ["human", 0]
+        return
+    with pytest.raises(WorkerDied):
+        env.render()
+    assert env.step(1)[2] is True
+
+
+row("a constructor raises")(test_actorcritic.test_a_constructor_that_raises)
+
+
+@row("Ctrl-C")
+def test_an_interrupt_of_the_processes(make: Maker) -> None:
+    """A terminal sends Ctrl-C to all processes; this sends it to that of the env, which has ended, or has not, when it is stepped."""
+    (env,) = make([Walk])
+    env.reset()
+    before = pid_of(env)
+    os.kill(before, signal.SIGINT)
+    if not make.is_ours:
+        env._process.join()
+    env.step(1)
+    assert (pid_of(env) == before) is make.is_ours
+
+
+class NeverCloses(Walk):
+    """Waits at a gate when it is closed."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def close(self) -> None:
+        wait_at(Path(self.gate))
+
+
+@row("`close()` a second time")
+def test_close_a_second_time(make: Maker) -> None:
+    (env,) = make([Walk])
+    env.close()
+    with only_ours(make, ValueError):
+        env.close()
+
+
+@row("`close()` of an env that does not return")
+def test_an_env_that_never_closes(make: Maker) -> None:
+    with Gate() as gate:
+        (env,) = make([partial(NeverCloses, str(gate.path))])
+        if make.is_ours:
+            with pytest.warns(RuntimeWarning, match="it was killed"):
+                env.close()
+        else:
+            with pytest.raises(Never), interrupted():
+                env.close()
+            gate.open()
+
+
+class BreaksAtClose(Walk):
+    """Raises when it is closed."""
+
+    def close(self) -> None:
+        raise RuntimeError("the simulator is gone")
+
+
+@row("an env raises in `close()`")
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_env_that_raises_in_close(make: Maker, count: int) -> None:
+    env, *others = make([BreaksAtClose, Walk][:count])
+    with pytest.warns(RuntimeWarning, match="the simulator is gone") if make.is_ours else contextlib.nullcontext():
+        env.close()
+    assert [other.reset()["t"] for other in others] == [0] * len(others)
+
+
+def test_each_row_of_the_page_has_a_program() -> None:
+    row.check(Path(__file__).parent)
+
+
+# ---- the same ---------------------------------------------------------------------------------------------
+
+
+def wrapped_by_gym(make: Maker) -> Any:
+    """Step envs in gym's wrappers, whose observations could be taken for pairs of an observation and an info."""
+    import gym
+
+    envs = make([Pair, Pair])
+    made = make.module.MultiEnv([gym.Wrapper(env) for env in envs])
+    return [made.reset(), *(made.step([1, None]) for _ in range(2)), isinstance(envs[0], gym.Env)]
+
+
+class Pair(Walk):
+    """Its observation is a list of two values."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return [super().reset()["t"], 7]
+
+
+def five_values(make: Maker) -> Any:
+    (env,) = make([Limited])
+    return [env.reset(), env.step(1)]
+
+
+def of_gymnasium(make: Maker) -> Any:
+    """Run one of Gymnasium's envs."""
+    (env,) = make([partial(gymnasium.make, "CartPole-v1")])
+    first, info = env.reset(seed=3)
+    found = [first.tolist(), info, env.action_space, env.observation_space]
+    for action in (0, 1, 0):
+        obs, *rest = env.step(action)
+        found.append([obs.tolist(), type(obs), obs.dtype, *rest])
+    return found
+
+
+def checks_extended(make: Maker) -> Any:
+    calls: list[str] = []
+
+    class Own(make.module.SubprocessEnv):  # type: ignore[misc,name-defined]
+        def _check_closed(self) -> None:
+            calls.append("closed")
+            super()._check_closed()
+
+        def _check_initialized(self, method: str) -> None:
+            calls.append(method)
+            super()._check_initialized(method)
+
+    env = Own(Walk)
+    make.made.append(env)
+    env.start()
+    env.initialize()
+    env.reset()
+    env.step(1)
+    return sorted({*calls})
+
+
+def kept_arguments(make: Maker) -> Any:
+    """Reset envs that were stepped, in the middle of an episode and at its end."""
+    made = make.multi([Walk] * 2)
+    found = [made.reset(), *map(made.step, ([1, 1], [1, None], ["a", ("b", {"c": 1})]))]
+    return [*found, made.reset(), made.step([1, 1])]
+
+
+SAME = (wrapped_by_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
+
+
+@pytest.mark.covers("M-5", "M-7", "M-8", "M-11", "M-12")
+@pytest.mark.parametrize("program", SAME, ids=lambda program: str(program.__name__))
+def test_this_program_gives_the_same_with_either(program: Callable[[Maker], Any]) -> None:
+    found = []
+    for module in (load_original(), multi_env):
+        make = Maker(module)
+        found.append(program(make))
+        make.close()
+    assert found[0] == found[1]
