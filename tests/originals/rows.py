@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.originals.pages import ROOT
 
+OURS, ORIGINAL = "ours", "original"
+
 
 class Rows:
     """The rows of a page's table of differences that tests show. `@row("text")` marks a test."""

@@ -16,6 +16,7 @@ import pytest
 
 from stepmill.frontends import di_engine
 from stepmill.testing.gates import Gate
+from tests.originals.rows import OURS
 
 MARKS = [
     pytest.mark.filterwarnings("ignore"),  # those of DI-engine, and of what it imports
@@ -24,7 +25,6 @@ MARKS = [
         importlib.util.find_spec("ding") is None, reason="DI-engine is not installed; make test-originals has it"
     ),
 ]
-OURS, ORIGINAL = "ours", "original"
 SUBPROCESS = "SyncSubprocessEnvManager"
 ASYNC = "AsyncSubprocessEnvManager"
 NEVER_S = 2.0

@@ -30,8 +30,6 @@ from tests.originals.di_engine import test_di_engine_bugs
 from tests.originals.di_engine.sides import (
     ASYNC,
     MARKS,
-    ORIGINAL,
-    OURS,
     SUBPROCESS,
     Maker,
     Never,
@@ -43,16 +41,10 @@ from tests.originals.di_engine.sides import (
     until,
 )
 from tests.originals.pages import ROOT
-from tests.originals.rows import Rows
+from tests.originals.rows import ORIGINAL, OURS, Rows
 
 pytestmark = MARKS
 row = Rows("di_engine")
-
-
-@pytest.fixture(params=[ORIGINAL, OURS])
-def whose(request: pytest.FixtureRequest) -> Any:
-    """Whose classes the test uses."""
-    return request.param
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from tests.frontends.di_engine.envs import ding_envs
 from tests.originals.di_engine.sides import (
     ASYNC,
     MARKS,
-    ORIGINAL,
-    OURS,
     SUBPROCESS,
     Maker,
     Screen,
@@ -26,6 +24,7 @@ from tests.originals.di_engine.sides import (
     opened_later,
     until,
 )
+from tests.originals.rows import ORIGINAL, OURS
 
 pytestmark = MARKS
 
