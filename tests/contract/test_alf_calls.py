@@ -158,7 +158,7 @@ def test_all_envs_are_built_at_the_same_time(caplog):
             opener.join()
             assert env.num_envs == 3
     assert caplog.messages == [
-        "Spawning all processes.",
+        "Forking all 3 processes.",
         "Waiting for all processes to start.",
         "All processes started.",
         "Closing all processes.",

@@ -6,7 +6,10 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +18,13 @@ import pytest
 
 import stepmill
 from stepmill.frontends import alf as front_end
+from stepmill.frontends.alf import parallel
 from tests.harness import alf_envs
-from tests.originals.pages import run_page
-from tests.originals.signatures import check_listed, differences
+from tests.originals.alf.sides import MARKS
+from tests.originals.pages import ROOT, run_page
+from tests.originals.signatures import check_listed, check_protected, differences
 
-HAS_ALF = importlib.util.find_spec("alf") is not None
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # those of ALF and its dependencies
-    pytest.mark.skipif(not HAS_ALF, reason="ALF cannot be imported; make test-originals has it"),
-]
+pytestmark = MARKS
 CLASS = "FastParallelEnvironment"
 
 
@@ -61,6 +61,28 @@ def test_it_is_an_alf_environment_with_nothing_abstract_left(alf: Any, construct
     with front_end.FastParallelEnvironment([constructor] * 2) as env:
         assert isinstance(env, base)
         assert env.reset().step_type.tolist() == [0, 0]
+
+
+@pytest.mark.covers("A-27/base")
+def test_code_that_asks_for_alfs_parallel_environments_recognises_it(alf: Any, constructor: Any) -> None:
+    modules = [importlib.import_module(f"alf.environments.{name}parallel_environment") for name in ("", "fast_")]
+    parallel = (modules[0].ParallelAlfEnvironment, modules[1].FastParallelEnvironment)
+    assert issubclass(front_end.FastParallelEnvironment, parallel)
+    with front_end.FastParallelEnvironment([constructor]) as env:
+        assert isinstance(env, parallel)
+
+
+@pytest.mark.covers("A-27/trainer")
+def test_alfs_trainer_knows_what_the_envs_in_processes_have_used(whose: str, tmp_path: Path) -> None:
+    conf = Path(__file__).with_name("cart_pole_conf.py")
+    command = [sys.executable, "-m", "alf.bin.train", "--nostore_snapshot", f"--root_dir={tmp_path}", f"--conf={conf}"]
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "WHOSE": whose}
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == {"inoperative": []}
 
 
 @pytest.mark.covers("A-27/base")
@@ -196,8 +218,10 @@ def test_the_signatures_are_alfs_but_for_what_the_page_says(alf: Any) -> None:
         differences(front_end.FastParallelEnvironment, original),
         {"__init__(start_serially): another default": "| `start_serially=` |"},
     )
+    check_protected("alf", [(parallel.FastParallelEnvironment, original)])
     original = importlib.import_module("alf.environments.process_environment").ProcessEnvironment
     check_listed("alf", differences(front_end.ProcessEnvironment, original), {})
+    check_protected("alf", [(front_end.ProcessEnvironment, original)])
     original = importlib.import_module("alf.environments.alf_wrappers").BatchEnvironmentWrapper
     of_env_0 = ("action_spec", "env_info_spec", "get_info", "metadata", "num_tasks", "observation_spec", "render")
     of_env_0 += ("reward_spec", "task_names", "time_step_spec")

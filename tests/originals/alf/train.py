@@ -36,7 +36,7 @@ def load_cart_pole(env_name: str, env_id: int | None = None) -> Any:
             return obs, reward, terminated or truncated, info
 
     env = OldApi(gym.make(env_name).unwrapped)
-    return TimeLimit(AlfGymWrapper(env, env_id=env_id, discount=1.0), 500)
+    return TimeLimit(AlfGymWrapper(env, env_id=env_id, discount=1.0))
 
 
 def configure(whose: str, num_iterations: int) -> Any:
@@ -60,6 +60,7 @@ def configure(whose: str, num_iterations: int) -> Any:
         num_parallel_environments=NUM_ENVS,
         parallel_environment_ctor=cls,
     )
+    alf.config("TimeLimit", duration=500)  # used by envs only
     alf.config("RewardScaling", scale=0.01)
     alf.config("ActorDistributionNetwork", fc_layer_params=(100,))
     alf.config("ValueNetwork", fc_layer_params=(100,))

@@ -1,11 +1,11 @@
 """stepmill for ALF's users: `FastParallelEnvironment` and `ProcessEnvironment`, in place of its own.
 
-Where ALF can be imported, `FastParallelEnvironment` is an `AlfEnvironment` and is registered as configurable.
+Where ALF can be imported, `FastParallelEnvironment` is a subclass of its class of that name, and is registered as configurable.
 
     parallel       `FastParallelEnvironment`
     process        `ProcessEnvironment`
     handles        one env of a parallel environment: its methods as promises, its attributes by name
-    configuration  the keyword arguments of these classes; ALF's base class and configuration
+    configuration  the keyword arguments of these classes; ALF's class as a base, and ALF's configuration
     nests          nests of arrays to nests of tensors and back; the only import of torch
     specs          ALF's specs of an env, and whether they are equal in all envs
     errors         errors that are also RuntimeErrors, as in ALF
@@ -31,7 +31,7 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module, once. Where ALF is installed, FastParallelEnvironment becomes an AlfEnvironment."""
+    """Load a public name from its module, once. Where ALF is installed, FastParallelEnvironment is made a subclass of its class."""
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'stepmill.frontends.alf' has no attribute {name!r}")

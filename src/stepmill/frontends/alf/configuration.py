@@ -118,10 +118,12 @@ _GIN_SWITCH = "ALF_USE_GIN"
 
 
 def join_to_alf(cls: Any, module: str) -> Any:
-    """Return a subclass of `cls` that is a configurable AlfEnvironment; `cls` itself where ALF is not installed."""
+    """Return a configurable subclass of `cls` and of ALF's class, which ALF's trainer asks for; `cls` where ALF is not installed.
+
+    ALF's class is the last base, so that no method of `cls` is replaced.
+    """
     try:
         alf = import_module("alf")
-        base = import_module("alf.environments.alf_environment").AlfEnvironment
         original = import_module(_ORIGINAL).FastParallelEnvironment
     except ImportError:
         return cls
@@ -135,7 +137,7 @@ def join_to_alf(cls: Any, module: str) -> Any:
 
     construct.__name__ = "__init__"  # ALF replaces the attribute that has the function's name
     namespace = {"__module__": module, "__doc__": cls.__doc__, "__init__": construct, "__signature__": signature}
-    joined = type(cls.__name__, (cls, base), namespace)
+    joined = type(cls.__name__, (cls, original), namespace)
     own = [name for name in signature.parameters if name not in shared]
     with _without_gin():
         return alf.configurable(whitelist=own)(joined)

@@ -16,7 +16,7 @@ from stepmill.frontends.alf.nests import check_actions, converter, fields_conver
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
-from stepmill.spec.options import PoolOptions
+from stepmill.spec.options import Context, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
@@ -74,7 +74,8 @@ class FastParallelEnvironment(HasSpecs):
         self._num_spares = _checked_spares(num_spare_envs_for_reload or wanted, len(makers))
         self._num_spares_for_reload = num_spare_envs_for_reload
         self._current_time_step: Any = None
-        self._is_started = self._is_closed = False
+        self._is_started = self._closed = False
+        self._num_envs = len(makers)
         self._is_tensor_based = nests.is_torch_here() if own.as_tensors is None else own.as_tensors
         # Errors of torch come before any process is started.
         self._as_leaf = nests.to_tensor() if self._is_tensor_based else None
@@ -96,8 +97,9 @@ class FastParallelEnvironment(HasSpecs):
         self._pool, self._all_specs = _start(self._makers, self._options, self._num_spares_for_reload)
         self._is_started = True
         self._specs = self._all_specs[0]
-        self._num_rows = self._pool.num_rows
-        self._envs = [EnvHandle(self._pool, i, self._all_specs[i]) for i in range(self._pool.num_envs)]
+        self._batch_size = self._pool.num_rows
+        handles = [EnvHandle(self._pool, env_id, specs) for env_id, specs in enumerate(self._all_specs)]
+        self._envs, self._spare_envs = handles[: self._pool.num_envs], handles[self._pool.num_envs :]
         self._prepare(self._as_leaf, self._move_leaf)
         self._step_obs = self._pool.step_obs
 
@@ -110,13 +112,18 @@ class FastParallelEnvironment(HasSpecs):
         place = self._fields.index("env_id")
         slot = node.children[place]
         assert isinstance(slot, Leaf)
-        slots = np.arange(self._num_rows, dtype=slot.dtype)
+        slots = np.arange(self._batch_size, dtype=slot.dtype)
+        has_own = type(self)._to_tensor is not FastParallelEnvironment._to_tensor
         self._pool.set_observation_format(
-            node, wrap=as_leaf, given={len(leaves(TupleNode(node.children[:place]))): slots}
+            node,
+            wrap=None if has_own else as_leaf,
+            given={len(leaves(TupleNode(node.children[:place]))): slots},
         )
         self._to_arrays = converter(self._pool.spec.action, nests.to_array)
+        self._as_tensors = converter(node, as_leaf) if has_own and as_leaf is not None else None
         parts = [] if move is None else [converter(child, move) for child in node.children]
         self._move = fields_converter(with_attributes(cls), parts) if parts else None
+        self._must_convert = has_own or self._move is not None
 
     # ---- stepping -----------------------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class FastParallelEnvironment(HasSpecs):
             time_step = self._pool.reset().obs
         except StepmillError as error:
             raise errors.as_runtime_error(error, self._fields) from error
-        return time_step if self._move is None else self._moved(time_step)
+        return self._to_tensor(time_step) if self._must_convert else time_step
 
     def step(self, action: Any) -> Any:
         """Step all envs and wait for all; before the first `reset`, reset them instead. Hot path.
@@ -160,15 +167,20 @@ class FastParallelEnvironment(HasSpecs):
             time_step = self._step_obs(action if type(action) is np.ndarray else self._to_arrays(action))
         except (StepmillError, LookupError, TypeError, ValueError) as error:
             raise self._explained(error, action) from error
-        return time_step if self._move is None else self._moved(time_step)
+        return self._to_tensor(time_step) if self._must_convert else time_step
 
     def current_time_step(self) -> Any:
         """Return the newest TimeStep; reset the envs if there is none."""
         return self.reset() if self._current_time_step is None else self._current_time_step
 
-    def _moved(self, time_step: Any) -> Any:
-        """Return a TimeStep on the device, with the CPU's as its attribute `_cpu`."""
-        assert self._move is not None
+    def _to_tensor(self, stacked: Any) -> Any:
+        """Return a TimeStep on the device, with the CPU's as its attribute `_cpu`.
+
+        Subclasses may override it, as in ALF: it then gets a TimeStep of arrays.
+        """
+        time_step = stacked if self._as_tensors is None else self._as_tensors(stacked)
+        if self._move is None:
+            return time_step
         moved = self._move(time_step)
         moved._cpu = time_step
         return moved
@@ -179,7 +191,7 @@ class FastParallelEnvironment(HasSpecs):
         if is_refusal and not isinstance(error, (BusyEnvError, ClosedPoolError)):
             node = self._pool.spec.action
             try:
-                check_actions(node, _arrays_as_they_are(action), self._num_rows)
+                check_actions(node, _arrays_as_they_are(action), self._batch_size)
             except errors.ActionError as explained:
                 return explained
         return errors.as_runtime_error(error, self._fields) if isinstance(error, StepmillError) else error
@@ -252,7 +264,7 @@ class FastParallelEnvironment(HasSpecs):
     @property
     def batch_size(self) -> int:
         """N: the number of envs times the batch size of each."""
-        return self._num_rows
+        return self._batch_size
 
     @property
     def num_tasks(self) -> int:
@@ -280,8 +292,8 @@ class FastParallelEnvironment(HasSpecs):
 
     def close(self) -> None:
         """Close all envs and spares and end their processes, in about two seconds at most (A-B10). Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._closed:
+            self._closed = True
             logger.info("Closing all processes.")
             self._pool.close()
             for num_closed in range(_LOG_EVERY, len(self._all_specs) + 1, _LOG_EVERY):
@@ -299,7 +311,8 @@ FastParallelEnvironment.__signature__ = signature_of(FastParallelEnvironment, _L
 
 def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int) -> tuple[Pool, list[AlfSpecs]]:
     """Start the pool, check the specs of all envs, and log as ALF does. `num_reload` is num_spare_envs_for_reload."""
-    logger.info("Spawning all processes.")
+    verb = "Forking" if options.context is Context.FORK else "Spawning"
+    logger.info("%s all %d processes.", verb, len(makers) - options.spare_envs)
     if not options.start_serially:
         logger.info("Waiting for all processes to start.")
     try:

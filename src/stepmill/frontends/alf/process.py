@@ -14,6 +14,7 @@ from stepmill.frontends.alf.configuration import AlfKeywords, Arguments, signatu
 from stepmill.frontends.alf.handles import Once, Promise, call_one, get_one
 from stepmill.frontends.alf.nests import converter
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs
+from stepmill.frontends.overrides import refuse_overrides
 from stepmill.pool.pool import Pool
 from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
 from stepmill.spec.errors import StepmillError
@@ -38,6 +39,8 @@ class ProcessEnvironment(HasSpecs):
     Other attributes are read from the env in its process.
     """
 
+    NOT_CALLED = {"_receive": "override call(), or the promise that it returns"}
+
     def __init__(
         self,
         env_constructor: Callable[..., object],
@@ -48,6 +51,7 @@ class ProcessEnvironment(HasSpecs):
         *threads_start_and_name: int | str | None,
         **keywords: Unpack[AlfKeywords],
     ) -> None:
+        refuse_overrides(type(self))
         own = Arguments.read(keywords, threads_start_and_name, _LAST)
         self._options = replace(own, num_workers=1).pool_options()
         self._maker = AlfEnvMaker(env_constructor, env_id)
