@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import secrets
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepmill.backends.ray import stream as streams
-from stepmill.backends.ray.stream import EMPTY, TOKEN_BYTES, NodeStream, PoolStream
+from stepmill.backends.ray.handshake import KEY_BYTES, admit_pool
+from stepmill.backends.ray.stream import EMPTY, NodeStream, PoolStream
 from tests.harness.hangs import HANG_GUARD_S
 
 LOCAL = "127.0.0.1"
@@ -24,9 +27,9 @@ class Node:
     """Listens as a node does, and keeps what arrives."""
 
     def __init__(self):
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.key = secrets.token_bytes(KEY_BYTES)
         self.arrived = queue.Queue()
-        self.stream = NodeStream(LOCAL, self.token, lambda header, array: self.arrived.put((header, array.tobytes())))
+        self.stream = NodeStream(LOCAL, self.key, lambda header, array: self.arrived.put((header, array.tobytes())))
 
     def __enter__(self):
         return self
@@ -35,10 +38,24 @@ class Node:
         self.stream.close()
 
     def connect(self):
-        return PoolStream(self.stream.address, self.token)
+        return PoolStream(self.stream.address, self.key)
 
     def take(self, count):
         return [self.arrived.get(timeout=HANG_GUARD_S) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def connected_pair():
+    """Yield a stream, and the socket of its node."""
+    key = secrets.token_bytes(KEY_BYTES)
+    with socket.create_server((LOCAL, 0)) as server, ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(PoolStream, server.getsockname(), key)
+        node, _ = server.accept()
+        with node:
+            admit_pool(node, key)
+            stream = joining.result()
+            yield stream, node
+            stream.close()
 
 
 def receive(stream, count):
@@ -78,9 +95,7 @@ def test_messages_arrive_in_order_both_ways():
 def test_a_message_may_arrive_in_any_pieces(sizes, cuts):
     messages = [((number,), numbers(size, number)) for number, size in enumerate(sizes)]
     data = b"".join(bytes(part) for message in messages for part in streams._parts(*message))
-    with socket.create_server((LOCAL, 0)) as server:
-        stream = PoolStream(server.getsockname(), b"t" * TOKEN_BYTES)
-        node, _ = server.accept()
+    with connected_pair() as (stream, node):
         found = []
         while data:
             cut = cuts.pop() if cuts else len(data)
@@ -89,26 +104,20 @@ def test_a_message_may_arrive_in_any_pieces(sizes, cuts):
             found += list(stream.receive())
         found += receive(stream, len(messages) - len(found))
         assert [(header, bytes(array)) for header, array in found] == [(h, a.tobytes()) for h, a in messages]
-        node.close()
-        stream.close()
 
 
 def test_a_node_that_does_not_read_holds_up_nobody():
-    with socket.create_server((LOCAL, 0)) as server:
-        stream = PoolStream(server.getsockname(), b"t" * TOKEN_BYTES)
-        node, _ = server.accept()
+    with connected_pair() as (stream, node):
         array = numbers(30_000_000)
         stream.send((1,), array)  # returns, although nobody reads
         assert stream.has_unsent
         received = bytearray()
-        expected = b"t" * TOKEN_BYTES + b"".join(bytes(part) for part in streams._parts((1,), array))
+        expected = b"".join(bytes(part) for part in streams._parts((1,), array))
         while len(received) < len(expected):
             received += node.recv(1 << 20)
             stream.flush()
         assert received == expected
         assert not stream.has_unsent
-        node.close()
-        stream.close()
 
 
 def test_a_closed_connection_is_an_error_at_the_next_use():
@@ -136,15 +145,3 @@ def test_a_new_connection_replaces_one_that_is_still_open():
         assert receive(new, 1) == [(("answer",), bytes(range(5)))]
         old.close()
         new.close()
-
-
-def test_a_program_without_the_token_is_not_heard():
-    with Node() as node:
-        stranger = PoolStream(node.stream.address, b"x" * TOKEN_BYTES)
-        with pytest.raises(ConnectionError):
-            receive(stranger, 1)
-        stream = node.connect()
-        stream.send(("wanted",), EMPTY)
-        assert node.take(1) == [(("wanted",), b"")]
-        stranger.close()
-        stream.close()

@@ -8,6 +8,7 @@ cluster      connects to Ray, finds machines, makes actors: the only module that
 backend      the backend: plans nodes, starts and restarts workers, serves calls
 node_link    the pool's connection to one node: exchanges, their answers, pings
 stream       that connection
+handshake    what both of its ends prove before they use it
 node_host    what runs in the actor
 host_backends  the local backends that run the envs of a node
 messages     what they send each other

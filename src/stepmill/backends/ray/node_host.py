@@ -80,13 +80,13 @@ class NodeHost:
 
         return _guarded(build)
 
-    def attach(self, spec: EnvSpec, pool_servers: Sequence[int], token: bytes) -> tuple[str, int] | Raised:
+    def attach(self, spec: EnvSpec, pool_servers: Sequence[int], key: bytes) -> tuple[str, int] | Raised:
         """Let the workers serve a slab; return the address where the node listens for exchanges.
 
         Args:
             spec: of the envs.
             pool_servers: by server of the node, its number in the pool.
-            token: what the pool sends first.
+            key: what only this node and the pool know.
         """
         import ray  # it runs this method
 
@@ -105,7 +105,7 @@ class NodeHost:
                 for worker, pidfd in backend.pidfds.items():
                     reaper.watch(worker, pidfd)
             backend.attach(slab, relay.post_request)
-            self._stream = stream = NodeStream(host, token, self._on_message)
+            self._stream = stream = NodeStream(host, key, self._on_message)
             threading.Thread(target=self._answer_all, name="stepmill-answers", daemon=True).start()
             return stream.address
 

@@ -25,8 +25,9 @@ import numpy as np
 from stepmill import _native
 from stepmill.backends.base import Future
 from stepmill.backends.ray.cluster import kill
+from stepmill.backends.ray.handshake import KEY_BYTES
 from stepmill.backends.ray.messages import Answer, Exchange, NodeCall, NodeStarted, Raised
-from stepmill.backends.ray.stream import EMPTY, TOKEN_BYTES, Bytes, PoolStream
+from stepmill.backends.ray.stream import EMPTY, RETRY_S, Bytes, PoolStream
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import EngineBug, EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.stats import NodeStats
@@ -34,7 +35,6 @@ from stepmill.worker.messages import Reply, Request
 from stepmill.worker.signals import allow_signals
 
 MAX_IN_FLIGHT = 3  # exchanges: one waits on the node for results, the others are being transferred
-RETRY_S = 0.1  # a connection that broke, or a call that Ray could not deliver, is repeated after this time
 IDLE_S = 0.25  # an idle node is asked this often whether workers have died
 EAGER_WORD = 2  # index of `is_eager` in a message of commands, as 32-bit words (_native/relay_message.hpp)
 
@@ -89,7 +89,7 @@ class NodeLink:
         )  # a Reply or an error, until the results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
-        self._address, self._token = ("", 0), secrets.token_bytes(TOKEN_BYTES)
+        self._address, self._key = ("", 0), secrets.token_bytes(KEY_BYTES)
         self._pinged_at = time.monotonic()
         self._has_ping = False
 
@@ -234,7 +234,7 @@ class NodeLink:
 
     def attach(self, spec: EnvSpec, pool_servers: Sequence[int]) -> Any:
         """Let the node's workers serve a slab; return a reference to the address where it then listens."""
-        return self.actor.attach.remote(spec, pool_servers, self._token)
+        return self.actor.attach.remote(spec, pool_servers, self._key)
 
     def connect(self, address: tuple[str, int]) -> None:
         """Connect to the address that `attach` gave.
@@ -244,7 +244,7 @@ class NodeLink:
         """
         self._address = address
         try:
-            self.stream = PoolStream(address, self._token)
+            self.stream = PoolStream(address, self._key)
         except OSError as exc:
             self.mark_lost(
                 f"cannot be reached at {address[0]}:{address[1]} ({exc}); each node listens on a free port, which firewalls between "
@@ -269,7 +269,7 @@ class NodeLink:
     def _connect_again(self) -> None:
         while self.state is NodeState.SERVING:
             with contextlib.suppress(OSError):
-                self._post(partial(self._use, PoolStream(self._address, self._token)))
+                self._post(partial(self._use, PoolStream(self._address, self._key)))
                 break
             time.sleep(RETRY_S)
 

@@ -2,14 +2,14 @@
 
 A call of an actor takes about a millisecond of processor time in the processes of Ray, a message on a connection a hundredth of it.
 
-A message is a header, which is pickled, and an array of bytes, which may be empty. The connection may break and be made again at
-any time: who sends a message keeps it until the other end has answered it, and sends it again.
+A message is a header, which is pickled, and an array of bytes, which may be empty. The first one follows the handshake
+(`handshake.py`). The connection may break and be made again at any time: who sends a message keeps it until the other end has
+answered it, and sends it again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import pickle
 import socket
 import struct
@@ -21,9 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stepmill.backends.ray.handshake import admit_pool, join_node
+
 PREFIX = struct.Struct("<QQ")  # bytes of the pickled header, bytes of the array
-TOKEN_BYTES = 32
-CONNECT_S = 5.0  # how long a connection may take
+CONNECT_S = 5.0  # how long a connection may take, without the handshake
+RETRY_S = 0.1  # what failed is tried again after this time
+MAX_STRANGERS = 16  # connections without a proof of the key: one more ends the oldest
 EMPTY = np.empty(0, np.uint8)
 
 Bytes = NDArray[np.uint8]
@@ -70,16 +73,20 @@ class _Assembler:
 class PoolStream:
     """The pool's end. Nothing waits: a node that has stopped must not hold up the others."""
 
-    def __init__(self, address: tuple[str, int], token: bytes) -> None:
-        """Connect, and wait for that at most CONNECT_S seconds.
+    def __init__(self, address: tuple[str, int], key: bytes) -> None:
+        """Connect to the node that has this key, and wait for that at most CONNECT_S + HANDSHAKE_S seconds.
 
         Raises:
-            OSError: the node cannot be reached.
+            OSError: the node cannot be reached, or another program has its port.
         """
         self._socket = socket.create_connection(address, timeout=CONNECT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(token)
-        self._socket.setblocking(False)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            join_node(self._socket, key)
+            self._socket.setblocking(False)
+        except BaseException:
+            self._socket.close()
+            raise
         self._unsent: deque[memoryview] = deque()
         self._incoming = _Assembler()
 
@@ -140,35 +147,56 @@ class PoolStream:
 class NodeStream:
     """The node's end: listens for the pool, and calls a function for each message that arrives."""
 
-    def __init__(self, host: str, token: bytes, on_message: OnMessage) -> None:
+    def __init__(self, host: str, key: bytes, on_message: OnMessage) -> None:
         """Listen on a free port.
 
         Args:
             host: an address of this machine.
-            token: what a program must send first.
+            key: of this node. Connections from programs without it are closed.
             on_message: called by a thread for each connection, in the order of its messages.
         """
         self._server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
-        self._token, self._on_message = token, on_message
+        self._key, self._on_message = key, on_message
         self._sending = threading.Lock()
         self._connection: socket.socket | None = None  # the newest
-        self._start(self._accept)
-
-    @staticmethod
-    def _start(function: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(target=function, args=arguments, name="stepmill-stream", daemon=True).start()
+        self._strangers: deque[socket.socket] = deque()  # they have not proved yet that they have the key
+        self._room = threading.Semaphore(MAX_STRANGERS)
+        self._closed = threading.Event()
+        threading.Thread(target=self._accept, name="stepmill-accept", daemon=True).start()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                self._start(self._serve, self._server.accept()[0])
+        while not self._closed.is_set():
+            try:
+                self._admit(self._server.accept()[0])
+            except (OSError, RuntimeError):  # no descriptor or no thread is left
+                self._closed.wait(RETRY_S)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Serve a connection in a thread."""
+        if not self._room.acquire(blocking=False):
+            with contextlib.suppress(IndexError):  # all have ended just now
+                _shut_down(self._strangers.popleft())
+            self._room.acquire()
+        self._strangers.append(connection)
+        try:
+            threading.Thread(target=self._serve, args=[connection], name="stepmill-stream", daemon=True).start()
+        except RuntimeError:
+            self._dismiss(connection)
+            connection.close()
+            raise
+
+    def _dismiss(self, stranger: socket.socket) -> None:
+        with contextlib.suppress(ValueError):  # it was the oldest
+            self._strangers.remove(stranger)
+        self._room.release()
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            connection.settimeout(CONNECT_S)
-            if not hmac.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_WAITALL), self._token):
-                return
+            try:
+                admit_pool(connection, self._key)
+            finally:
+                self._dismiss(connection)
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             old, self._connection = self._connection, connection
@@ -193,8 +221,9 @@ class NodeStream:
                 num_sent = max(0, num_sent - len(part))
 
     def close(self) -> None:
-        """Stop listening, and break the connection."""
-        for each in (self._server, self._connection):
+        """Stop listening, and break all connections."""
+        self._closed.set()
+        for each in (self._server, self._connection, *self._strangers.copy()):
             if each is not None:
                 _shut_down(each)  # which also ends the threads that wait for it
         self._server.close()
