@@ -1,9 +1,15 @@
 """The parts of the benchmark that judge results: quiet rounds, what is counted, which targets are met."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.cpu import NUM_CORES, Reading, foreign_share
 from benchmarks.harness import FOREIGN_LIMIT, Outcome
+from benchmarks.instructions import count_parts
+from benchmarks.paths import ROOT
 from benchmarks.report import merge, show_value, to_markdown
 
 MACHINE = {"cpu": "a", "cores": 2, "kernel": "b", "commit": "c", "versions": {}, "pufferlib": "d"}
@@ -80,3 +86,22 @@ def test_a_later_run_replaces_only_what_it_measured():
 )
 def test_values_read_like_the_tables(value, unit, shown):
     assert show_value(value, {"unit": unit}) == shown
+
+
+MARKED = """
+import os, signal
+from benchmarks.instructions import TRACE_ME, ptrace
+ptrace(TRACE_ME, 0)
+os.kill(os.getpid(), signal.SIGSTOP)
+for size in (20, 20, 1020):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    sum(range(size))
+    os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_instructions_between_marks_are_counted():
+    with subprocess.Popen([sys.executable, "-c", MARKED], env={**os.environ, "PYTHONPATH": str(ROOT)}) as traced:
+        _, small, large = count_parts(traced.pid)
+    assert small > 20
+    assert 10 < (large - small) / 1000 < 1000, "each number takes some instructions"
