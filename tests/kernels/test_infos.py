@@ -214,3 +214,18 @@ def test_make_vec_has_the_infos_of_gymnasium() -> None:
         assert (mine[name].shape, mine[name].dtype) == (yours[name].shape, yours[name].dtype)
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("backend", ["kernel", "thread"])
+def test_a_row_without_a_step_has_no_infos_of_the_step_before(backend: str) -> None:
+    limits = {"num_episodes": 1, "on_fault": "truncate", "autoreset_mode": "Disabled"}
+    with stepmill.Pool([counter] * NUM_ENVS, backend=backend, **limits) as pool:
+        pool.reset(seed=0)
+        while not (pool.exhausted.any() and not pool.exhausted.all()):
+            batch = pool.step([1] * NUM_ENVS)
+        exhausted = pool.exhausted
+        batch = pool.step([1] * NUM_ENVS)
+
+        assert not batch.info["last"][exhausted].any()
+        assert not batch.info["total"][exhausted].any()
+        assert batch.info["last"][~exhausted].any()

@@ -123,6 +123,7 @@ void PoolState::mark_truncated(std::uint32_t id) {
         const Column& alive = slab_->plan.outcome.alive;
         const std::uint8_t* before = was_alive_.data() + row * alive.row_bytes;
         slab_->clear_outcome(row);
+        if (!goes_on) slab_->clear_info(row);
         if (is_batched_ && ended_[row] && autoreset_ != Autoreset::SAME_STEP) {
             std::memset(slab_->alive(row), 0, alive.row_bytes);
             continue;
@@ -168,6 +169,7 @@ void PoolState::cut_short(std::uint32_t id) {
 
 void PoolState::empty_row(std::uint32_t id) {
     slab_->clear_outcome(row_of(id));
+    slab_->clear_info(row_of(id));
     std::memset(slab_->alive(row_of(id)), 0, slab_->plan.outcome.alive.row_bytes);
 }
 

@@ -278,6 +278,10 @@ class Slab {
         std::memset(alive(row), 1, outcome.alive.row_bytes);
         *over(row) = 0;
     }
+    // As of an env whose infos of fixed shape are not given.
+    void clear_info(std::size_t row) const noexcept {
+        for (const Column& column : plan.info) std::memset(cell(column, row), 0, column.row_bytes);
+    }
     // The sums of an episode without steps.
     void clear_episode(std::size_t row) const noexcept {
         std::memset(episode_return(row), 0, plan.outcome.episode_return.row_bytes);
