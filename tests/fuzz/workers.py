@@ -1,0 +1,96 @@
+"""Moves that end or restart workers, and those that keep the state of envs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from stepmill.spec.errors import BusyEnvError
+from tests.fuzz.calls import Calls
+from tests.fuzz.envs import DIE
+from tests.fuzz.model import FAULTED, IDLE, require
+
+
+class Workers:
+    """Kills and revives workers; takes and restores snapshots."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.program, self.pool, self.model = calls.program, calls.pool, calls.model
+        self._snapshots: list[Any] = []
+
+    def revive(self, ids: list[int] | None, wait: bool, restart_living: bool) -> None:
+        """Revive envs without a command."""
+        envs = [env for env in self.calls.envs(ids) if not env.is_pending]
+        is_allowed = (
+            self.program.options["backend"] == "process" and DIE in self.program.verbs and not self.program.num_spares
+        )
+        restart_living &= is_allowed
+        if not envs:
+            return
+        if restart_living:
+            for worker in {self.model.worker_of[env.env_id] for env in envs}:
+                self.model.lose_worker(worker, is_revived=True)
+        to = [env.env_id for env in envs]
+        text = f"pool.revive({to}, wait={wait}, restart_living={restart_living})"
+        outcome = self.calls.request(
+            "revive", text, lambda: self.pool.revive(to, wait=wait, restart_living=restart_living)
+        )
+        states = self.pool.states
+        for env in envs:
+            state = states[env.env_id].name
+            require(
+                isinstance(outcome, BaseException) or state != FAULTED, f"env {env.env_id} was revived and is {state}"
+            )
+            env.is_loose |= state != IDLE or env.status != IDLE
+            env.status = (
+                state if env.status == FAULTED or env.risks or isinstance(outcome, BaseException) else env.status
+            )
+
+    def kill(self, which: int) -> None:
+        """Kill a worker from outside, in programs in which envs kill theirs."""
+        if self.program.options["backend"] != "process" or DIE not in self.program.verbs:
+            return
+        workers = self.pool.stats().workers
+        worker = which % len(workers)
+        self.calls.lines.append(f"os.kill(pool.stats().workers[{worker}].pid, signal.SIGKILL)")
+        try:
+            os.kill(workers[worker].pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.model.lose_worker(worker)
+
+    def snapshot(self, ids: list[int] | None) -> None:
+        """Take a snapshot of idle envs of a kernel."""
+        envs = [env for env in self.calls.envs(ids) if env.status == IDLE]
+        if self.program.kind == "kernel" and envs:
+            to = [env.env_id for env in envs]
+            snapshot = self.calls.request(
+                "snapshot", f"snapshots.append(pool.snapshot({to}))", lambda: self.pool.snapshot(to)
+            )
+            kept = [
+                (env.rows[0].place, env.rows[0].is_over, env.rows[0].object.seed, env.rows[0].object.count)
+                for env in envs
+            ]
+            self._snapshots.append((snapshot, kept))
+
+    def restore(self, which: int) -> None:
+        """Restore a snapshot in its own envs."""
+        if not self._snapshots:
+            return
+        place = which % len(self._snapshots)
+        snapshot, kept = self._snapshots[place]
+        envs = [self.model.envs[env_id] for env_id in snapshot.env_ids]
+        if any(env.status != IDLE for env in envs):
+            self.calls.make(
+                f"pool.restore(snapshots[{place}])", lambda: self.pool.restore(snapshot), None, BusyEnvError
+            )
+            return
+        obs = self.calls.request("restore", f"pool.restore(snapshots[{place}])", lambda: self.pool.restore(snapshot))
+        for row, env, (then, is_over, seed, count) in zip(obs.tolist(), envs, kept, strict=True):
+            require(tuple(row) == then.obs, f"{row} was restored, not {then}")
+            env.rows[0].place, env.rows[0].is_over = then, is_over
+            env.rows[0].object.seed, env.rows[0].object.count = seed, count
+            env.is_unknown |= self.program.options["seeding"] != "continue"
+            env.is_restored = True
