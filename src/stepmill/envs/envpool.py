@@ -304,6 +304,11 @@ class EnvPoolEnv:
         self._driver = driver
         self.env_id = server
 
+    @property
+    def pool(self) -> Any:
+        """EnvPool's pool."""
+        return self._driver.pool
+
     def render(self) -> Any:
         """Return the env's image."""
         frames = self._driver.pool.render(env_ids=np.array([self.env_id], np.int32))

@@ -27,3 +27,12 @@ def refuse_overrides(cls: type) -> None:
                 raise OverrideError(
                     f"{cls.__name__} overrides {name}, which stepmill's {home.__name__} does not call: {way_out}"
                 )
+
+
+def protected_methods_missing_in(ours: type, theirs: type) -> list[str]:
+    """Return the names of the protected methods that the original's class has and ours has not, for `NOT_CALLED`."""
+    homes = [base for base in theirs.__mro__ if base not in ours.__mro__]
+    names = {name for base in homes for name, value in vars(base).items() if inspect.isroutine(value)}
+    return sorted(
+        name for name in names if name.startswith("_") and not name.startswith("__") and not hasattr(ours, name)
+    )

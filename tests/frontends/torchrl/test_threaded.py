@@ -266,6 +266,33 @@ def test_every_keyword_argument_works():
     env.close()
 
 
+@pytest.mark.covers("T-17")
+def test_integer_actions_are_the_default():
+    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=THREADS)
+    assert env.step(env.reset().set("action", torch.tensor([0, 1])))["next", "reward"].tolist() == [1, 1]
+    with pytest.raises(
+        stepmill.UsageError, match=r"shape \(2, 2\) instead of \(2,\).*categorical_action_encoding=False"
+    ):
+        env.step(env.reset().set("action", torch.tensor([[0, 1], [1, 0]])))
+    env.close()
+
+
+@pytest.mark.covers("T-17")
+def test_attributes_are_those_of_the_pool():
+    given = make_pool(num_envs=3)
+    env = MultiThreadedEnvWrapper(given)
+    assert env._env is given
+    assert env.spec is given.spec
+    assert env.action_space == given.action_space
+    assert (env.config["num_envs"], env.frame_skip) == (3, 1)
+    with pytest.raises(AttributeError, match="'absent'"):
+        env.absent  # noqa: B018
+    env.close()
+    with_python = MultiThreadedEnv(2, CountingEnv, backend="serial")
+    assert not hasattr(with_python, "_env")
+    with_python.close()
+
+
 @pytest.mark.covers("T-B8")
 def test_actions_of_other_dtypes_and_strides_are_cast():
     env = MultiThreadedEnv(2, "Pendulum-v1", create_env_kwargs={**THREADS, "seed": 2})

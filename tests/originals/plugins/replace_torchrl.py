@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torchrl.envs
@@ -11,28 +10,22 @@ from torchrl.envs import set_gym_backend
 from torchrl.envs.libs import envpool
 from torchrl.testing import env_creators
 
-from stepmill.frontends.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper, StepmillEnv
+from stepmill.frontends.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper, ParallelEnv
 
 set_gym_backend("gymnasium").set()  # gym is looked for first, and is not here
 
 
-class ParallelStepmillEnv(StepmillEnv):
-    """Takes ParallelEnv's arguments. Its env functions return TorchRL's own envs.
+class ForkedParallelEnv(ParallelEnv):
+    """Workers are forked, as in TorchRL's own runs of these tests (`--mp_fork`): other workers import TorchRL, which takes longer
+    on a busy machine than a test may take."""
 
-    Workers are forked, as in TorchRL's own runs of these tests (`--mp_fork`): other workers import TorchRL, which takes longer
-    on a busy machine than a test may take.
-    """
-
-    def __init__(self, num_workers: int, create_env_fn: Any, **keywords: Any) -> None:
-        functions: Sequence[Callable[..., Any]] = (
-            [create_env_fn] * num_workers if callable(create_env_fn) else list(create_env_fn)
-        )
-        super().__init__(functions, **{"mp_start_method": "fork", **keywords})
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **{"mp_start_method": "fork", **keywords})
 
 
 # Not in torchrl.envs.batched_envs, where the original refers to its own class.
 for _home in (torchrl.envs, env_creators):
-    _home.ParallelEnv = ParallelStepmillEnv
+    _home.ParallelEnv = ForkedParallelEnv
 for _home in (torchrl.envs, torchrl.envs.libs, envpool, torchrl.testing, env_creators):
     _home.MultiThreadedEnv = MultiThreadedEnv
     _home.MultiThreadedEnvWrapper = MultiThreadedEnvWrapper

@@ -123,11 +123,14 @@ _BARE = "| `git_url`, `libname`, `available_envs` of `MultiThreadedEnv` |"
 _OF_QUEUES = "| `AsyncEnvPool`: `env_batch_sizes`, `exchange_keys`, `resolved_exchange`, `stats(reset=)` |"
 _OF_WORKERS = "| `non_blocking`, `select_and_clone` |"
 DIFFERENCES = {
-    "StepmillEnv.__init__(num_workers): by keyword only": "| first arguments of `ParallelEnv` |",
-    "StepmillEnv.__init__(create_env_fn): by keyword only": "| first arguments of `ParallelEnv` |",
-    "StepmillEnv.__init__(env_fns): required": "| first arguments of `ParallelEnv` |",
-    "StepmillEnv.non_blocking: missing": _OF_WORKERS,
-    "StepmillEnv.select_and_clone: missing": _OF_WORKERS,
+    "StepmillEnv.__init__(num_workers): by keyword only": "| first arguments of `StepmillEnv` |",
+    "StepmillEnv.__init__(create_env_fn): by keyword only": "| first arguments of `StepmillEnv` |",
+    "StepmillEnv.__init__(env_fns): required": "| first arguments of `StepmillEnv` |",
+    **{
+        f"{cls}.{name}: missing": _OF_WORKERS
+        for cls in ("StepmillEnv", "ParallelEnv")
+        for name in ("non_blocking", "select_and_clone")
+    },
     **{
         f"{cls}.{name}: missing": _BARE
         for cls in ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
@@ -147,6 +150,7 @@ def test_the_signatures_are_torchrls_but_for_what_the_page_says() -> None:
     found = []
     for ours, theirs in (
         (frontend.StepmillEnv, ParallelEnv),
+        (frontend.ParallelEnv, ParallelEnv),
         (frontend.MultiThreadedEnv, MultiThreadedEnv),
         (frontend.MultiThreadedEnvWrapper, MultiThreadedEnvWrapper),
         (frontend.AsyncStepmillEnv, AsyncEnvPool),

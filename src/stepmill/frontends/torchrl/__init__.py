@@ -1,6 +1,7 @@
 """TorchRL's `EnvBase` on top of `Pool`.
 
-    StepmillEnv              any envs, on any backend: replaces ParallelEnv
+    StepmillEnv              any envs, on any backend
+    ParallelEnv              the same, with the arguments of TorchRL's class of that name, which it replaces
     AsyncStepmillEnv         the same, with asynchronous steps: replaces AsyncEnvPool
     MultiThreadedEnv         EnvPool's envs by name, or Gymnasium's: replaces TorchRL's class of that name
     MultiThreadedEnvWrapper  an existing EnvPool pool, or stepmill.Pool
@@ -10,8 +11,9 @@ The names are loaded on first use, which raises `MissingExtraError` without Torc
     env            `StepmillEnv`
     asynchronous   `AsyncStepmillEnv`
     threaded       `MultiThreadedEnv`, `MultiThreadedEnvWrapper`
+    parallel       `ParallelEnv`
     engine         resets and steps of a pool, in NumPy; used by all of these
-    parallel_env   the arguments of `ParallelEnv`
+    parallel_arguments   keyword arguments of TorchRL's ParallelEnv
     specs          Gymnasium's spaces as TorchRL's specs
     views          `env[2:]`; `env.attr` and `env.method()` of all envs
     states         `state_dict` and `load_state_dict`
@@ -30,6 +32,7 @@ from stepmill.spec.errors import MissingExtraError
 if TYPE_CHECKING:
     from stepmill.frontends.torchrl.asynchronous import AsyncStepmillEnv as AsyncStepmillEnv
     from stepmill.frontends.torchrl.env import StepmillEnv as StepmillEnv
+    from stepmill.frontends.torchrl.parallel import ParallelEnv as ParallelEnv
     from stepmill.frontends.torchrl.threaded import MultiThreadedEnv as MultiThreadedEnv
     from stepmill.frontends.torchrl.threaded import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
 
@@ -37,10 +40,11 @@ _HOME_OF = {
     "AsyncStepmillEnv": "asynchronous",
     "MultiThreadedEnv": "threaded",
     "MultiThreadedEnvWrapper": "threaded",
+    "ParallelEnv": "parallel",
     "StepmillEnv": "env",
 }
 
-__all__ = ["AsyncStepmillEnv", "MultiThreadedEnv", "MultiThreadedEnvWrapper", "StepmillEnv"]
+__all__ = ["AsyncStepmillEnv", "MultiThreadedEnv", "MultiThreadedEnvWrapper", "ParallelEnv", "StepmillEnv"]
 
 
 def __getattr__(name: str) -> object:

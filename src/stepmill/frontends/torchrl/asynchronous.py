@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torchrl.envs
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from stepmill.frontends.torchrl.engine import Engine
-from stepmill.frontends.torchrl.env import StepmillEnv
+from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
 from stepmill.frontends.torchrl.errors import NotSteppedError, StillBusyError, translated
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import StepmillError, UsageError
@@ -331,3 +332,6 @@ class AsyncStepmillEnv(StepmillEnv):
         super().close(raise_if_closed=raise_if_closed)
 
     shutdown = close
+
+
+replace_class(AsyncStepmillEnv, torchrl.envs.AsyncEnvPool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from torchrl._utils import seed_generator
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from stepmill.frontends.overrides import protected_methods_missing_in, refuse_overrides
 from stepmill.frontends.torchrl.engine import Engine, Rows, torchrl_options, with_deadlines
+from stepmill.frontends.torchrl.errors import ArgumentTypeError
 from stepmill.frontends.torchrl.makers import EnvMakers, Kwargs
-from stepmill.frontends.torchrl.parallel_env import ParallelKeywords, pop_parallel_arguments
+from stepmill.frontends.torchrl.parallel_arguments import ParallelKeywords, pop_parallel_arguments
 from stepmill.frontends.torchrl.specs import (
     ActionReader,
     action_spec,
@@ -34,7 +36,7 @@ from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_name
 from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 # TorchRL makes its tensordicts with this private constructor; the public one is used if it is removed.
 _new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
@@ -80,15 +82,28 @@ class StepmillEnv(EnvBase):
             sum of the rewards.
         options: options of the pool, without automatic resets.
         **keywords: fields of PoolOptions by name, which take precedence over `options`; those of `EnvKeywords`; and arguments
-            of ParallelEnv, see `parallel_env`.
+            of ParallelEnv, see `parallel_arguments`.
     Raises:
         UsageError: a space has parts without a fixed size or keys that TorchRL reserves, or an argument of ParallelEnv is
             not supported.
         EnvError: a constructor raised.
     """
 
+    NOT_CALLED: ClassVar[dict[str, str]] = {}
     _has_frame_skip = True  # otherwise TorchRL adds a transform for it
     _flag_tail: tuple[int, ...] = (1,)  # rewards and flags are [N, *_flag_tail]
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        """Refuse the arguments of TorchRL's ParallelEnv, and subclasses that override methods which are not called, by name."""
+        is_own = cls.__init__ is StepmillEnv.__init__
+        if is_own and (len(args) > 1 or "create_env_fn" in keywords):
+            raise ArgumentTypeError(
+                f"{cls.__name__} takes a list of env functions: {cls.__name__}([create_env_fn] * num_workers); "
+                "stepmill.frontends.torchrl.ParallelEnv has TorchRL's arguments"
+            )
+        refuse_overrides(cls)
+        made: Self = super().__new__(cls, *args, **keywords)
+        return made
 
     def __init__(
         self,
@@ -416,6 +431,13 @@ class StepmillEnv(EnvBase):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
+
+
+def replace_class(ours: type[StepmillEnv], theirs: Any) -> None:
+    """Make our class a virtual subclass of TorchRL's, which refuses subclasses that override what only TorchRL's calls."""
+    theirs.register(ours)
+    advice = "override _reset or _step, or use a transform of TorchRL or a wrapper of the single envs"
+    ours.NOT_CALLED = dict.fromkeys(protected_methods_missing_in(ours, theirs), advice)
 
 
 def opener_of_existing_pool(pool: Pool) -> Callable[[], Pool]:

@@ -289,9 +289,18 @@ class ActionReader:
 
     def _discrete_reader(self, space: spaces.Discrete) -> Callable[[Any], NDArray[Any]]:
         start, num = int(space.start), int(space.n)
-        if not self._is_one_hot:
+
+        def read_numbers(action: Any) -> NDArray[Any]:
             # Shape [B], or [B, 1] from policies that use keepdim.
-            return lambda action: _array(action.reshape(len(action)))
+            if action.numel() != len(action):
+                raise UsageError(
+                    f"the action has shape {tuple(action.shape)} instead of {(len(action),)}; give a number for each env, or "
+                    "make the env with categorical_action_encoding=False, for one-hot vectors"
+                )
+            return _array(action.reshape(len(action)))
+
+        if not self._is_one_hot:
+            return read_numbers
 
         def read(action: Any) -> NDArray[Any]:
             if action.ndim != 2 or action.shape[1] != num:

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
+import torchrl.envs
 from tensordict import TensorDictBase
 from torchrl._utils import logger
 
 from stepmill.envs.envpool import EnvPoolTask, GivenEnvPool, import_envpool
 from stepmill.frontends.torchrl.engine import Engine, torchrl_options, with_deadlines
-from stepmill.frontends.torchrl.env import StepmillEnv, opener_of_existing_pool
+from stepmill.frontends.torchrl.env import StepmillEnv, opener_of_existing_pool, replace_class
 from stepmill.frontends.torchrl.errors import ArgumentTypeError, MissingEnvPoolError
 from stepmill.frontends.torchrl.makers import BoundMaker, EnvMakers, Kwargs
+from stepmill.frontends.torchrl.views import FanOut
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import MissingExtraError
@@ -42,7 +45,8 @@ class MultiThreadedEnvWrapper(StepmillEnv):
     Args:
         env: an EnvPool pool with env_type "gymnasium" or "gym", synchronous or not; or a `stepmill.Pool` of any backend with
             `autoreset_mode="Disabled"`. Nothing else may use it meanwhile.
-        categorical_action_encoding, frame_skip, **base: as for `StepmillEnv`.
+        categorical_action_encoding: actions of Discrete spaces are numbers, as TorchRL's are in any case; False makes them one-hot.
+        frame_skip, **base: as for `StepmillEnv`.
         disable_env_checker: accepted and ignored, since no checker of Gymnasium runs.
     Raises:
         TypeError: env is missing, or of another type.
@@ -56,7 +60,7 @@ class MultiThreadedEnvWrapper(StepmillEnv):
         self,
         env: Any = None,
         *,
-        categorical_action_encoding: bool = False,
+        categorical_action_encoding: bool = True,
         disable_env_checker: bool | None = None,
         frame_skip: int = 1,
         **base: Any,
@@ -75,11 +79,21 @@ class MultiThreadedEnvWrapper(StepmillEnv):
         return self._to_tensordict(self._observation_tensors(self._engine.pool.observe()))
 
     @property
-    def config(self) -> Any:
-        """The settings of the EnvPool pool. With another backend, the attribute `config` of the envs."""
+    def _env(self) -> Any:
+        """The EnvPool pool. Envs of other backends have none."""
         if not self._engine.is_envpool:
-            return self.__getattr__("config")
-        return self._engine.pool.get_attr("config", env_ids=[0])[0]
+            raise AttributeError("_env")
+        return self._engine.pool.get_attr(attrgetter("pool"), env_ids=[0])[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the EnvPool pool; with another backend, that of all envs."""
+        found = super().__getattr__(name)
+        return getattr(self._env, name, found) if isinstance(found, FanOut) and self._engine.is_envpool else found
+
+    @property
+    def frame_skip(self) -> int:
+        """The number of times that a step applies an action."""
+        return self._engine.frame_skip
 
     def _set_seed(self, seed: Seed) -> None:
         if seed is not None and self._engine.is_envpool and type(self) is MultiThreadedEnvWrapper:
@@ -139,7 +153,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
             return Pool(makers.functions(), options=options)
 
         engine = Engine(opener, frame_skip=kwargs.pop("frame_skip", 1), makers=makers)
-        is_categorical = kwargs.pop("categorical_action_encoding", False)
+        is_categorical = kwargs.pop("categorical_action_encoding", True)
         self._set_up(engine, is_categorical=is_categorical, **kwargs)
 
     @property
@@ -155,6 +169,10 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
+
+
+replace_class(MultiThreadedEnvWrapper, torchrl.envs.MultiThreadedEnvWrapper)
+replace_class(MultiThreadedEnv, torchrl.envs.MultiThreadedEnv)
 
 
 def _envpool_maker(env_name: str, kwargs: Kwargs, *, has_infos: bool) -> Callable[[], object]:

@@ -11,6 +11,7 @@ class ParallelKeywords(TypedDict, total=False):
     """The keyword arguments of ParallelEnv that `StepmillEnv` knows, beside those of EnvBase and `create_env_kwargs`."""
 
     allow_step_when_done: bool
+    auto_wrap_envs: bool
     consolidate: bool
     daemon: bool
     memmap: bool
@@ -29,7 +30,7 @@ class ParallelKeywords(TypedDict, total=False):
 
 
 _OPTION_OF = {"mp_start_method": "context", "num_sub_threads": "worker_threads"}
-_WITHOUT_EFFECT = ("daemon", "metadata_from_workers")  # what they ask for is always so
+_WITHOUT_EFFECT = ("auto_wrap_envs", "daemon", "metadata_from_workers")  # what they ask for is always so
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that are accepted; what to do instead of other values
     "allow_step_when_done": ((False,), "reset an env that is done, by a mask or by step_and_maybe_reset()"),
     "consolidate": ((True,), "leave it out: no tensordict is sent to a worker"),

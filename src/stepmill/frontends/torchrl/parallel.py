@@ -1,0 +1,65 @@
+"""`ParallelEnv`: `StepmillEnv` with the arguments of TorchRL's ParallelEnv, of which it is a virtual subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torchrl.envs
+from torchrl._utils import seed_generator
+
+from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
+from stepmill.frontends.torchrl.errors import ArgumentCountError
+from stepmill.pool.arguments import checked_fns
+
+
+class ParallelEnv(StepmillEnv):
+    """N envs as one TorchRL env, run by a pool on any backend.
+
+    Where TorchRL asks whether an env is its ParallelEnv, this one is: a `Collector` saves the state of its envs, and passes it
+    `create_env_kwargs`.
+
+    Args:
+        num_workers: N, the number of envs. The number of processes is `envs_per_worker`, or `num_workers` of `options`.
+        create_env_fn: the function that makes each env, or a list with one per env.
+        **keywords: as for `StepmillEnv`: arguments of TorchRL's ParallelEnv, fields of PoolOptions by name, and others.
+    Raises:
+        RuntimeError: the list has another length.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Callable[..., object] | Sequence[Callable[..., object]],
+        **keywords: Any,
+    ) -> None:
+        functions = [create_env_fn] * num_workers if callable(create_env_fn) else checked_fns(create_env_fn)
+        if len(functions) != num_workers:
+            raise ArgumentCountError(
+                f"len(create_env_fn) and num_workers mismatch, got {len(functions)} and {num_workers}; give one function, "
+                "or a list with one per env"
+            )
+        super().__init__(functions, **keywords)
+        self.create_env_fn = functions
+
+    def set_seed(self, seed: Any = None, static_seed: bool = False) -> int | None:
+        """Set the seeds of the envs' next resets as TorchRL does, and return the seed that follows.
+
+        Args:
+            seed: of env 0; that of each next env is drawn from the one before. A list has one per env.
+            static_seed: all envs have the same seed.
+        """
+        if not isinstance(seed, int) or static_seed:
+            return super().set_seed([seed] * self.num_workers if isinstance(seed, int) else seed, static_seed)
+        seeds = list(accumulate(range(self.num_workers), lambda last, _: seed_generator(last), initial=seed))
+        super().set_seed(seeds[:-1])
+        return seeds[-1]
+
+    @classmethod
+    def make_parallel(cls, *args: Any, num_envs: int = 1, **keywords: Any) -> ParallelEnv:
+        """Return `cls(num_workers, create_env_fn, ...)`; the first argument may be the function, and `num_envs` the number."""
+        return cls(*args, **keywords) if args and isinstance(args[0], int) else cls(num_envs, *args, **keywords)
+
+
+replace_class(ParallelEnv, torchrl.envs.ParallelEnv)
