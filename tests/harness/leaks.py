@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import glob
 import os
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
+
+from stepmill.backends.starter_client import STARTERS
 
 GRACE_S = 20.0  # a guard against hangs
 _PR_SET_CHILD_SUBREAPER = 36
@@ -21,7 +24,11 @@ def adopt_orphans() -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What this process had at one moment; each thing as a line of text."""
+    """What this process had at one moment; each thing as a line of text.
+
+    The starter and its descriptors are left out: there is one per program, and it ends with it (tests/crash/test_starter.py).
+    Its launchers are included.
+    """
 
     processes: frozenset[str]
     threads: frozenset[str]
@@ -32,7 +39,7 @@ class Footprint:
     @classmethod
     def take(cls) -> Footprint:
         return cls(
-            processes=frozenset(_describe_process(pid) for pid in descendants()),
+            processes=frozenset(_describe_process(pid) for pid in descendants() if pid != starter_pid()),
             threads=frozenset(_list_threads()),
             descriptors=frozenset(_list_descriptors()),
             mappings=tuple(sorted(_list_mappings())),
@@ -72,28 +79,40 @@ def find_leaks(before: Footprint, *, grace_s: float = GRACE_S, reaps: bool = Fal
         time.sleep(0.01)  # nothing to synchronise with: a thread's end cannot be waited for from outside
 
 
+def starter_pid() -> int | None:
+    """Return the pid of the process that starts the launchers of this program, or None if there is none."""
+    return None if STARTERS.current is None else STARTERS.current.pid
+
+
 def descendants(pid: int | None = None) -> list[int]:
     """Return the pids of all descendants of a process (None: of this one), zombies included."""
-    if pid is None and not _has_children():
-        return []  # known from one system call; to look at every process of the machine takes milliseconds
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            stat = _stat(int(name))
-            if stat:
-                children.setdefault(int(stat[1]), []).append(int(name))
     found: list[int] = []
     todo = [os.getpid() if pid is None else pid]
     while todo:
-        new = children.get(todo.pop(), [])
+        new = _children(todo.pop())
         found += new
         todo += new
     return found
 
 
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        try:
+            with open(path) as file:
+                found += map(int, file.read().split())
+        except OSError:
+            continue  # the thread has ended
+    return found
+
+
 def workers_of_pools() -> list[int]:
     """Return the pids of the launchers and workers of pools among our descendants."""
-    return [pid for pid in descendants() if b"stepmill.worker" in _command_line(pid) and is_running(pid)]
+    return [
+        pid
+        for pid in descendants()
+        if pid != starter_pid() and b"stepmill.worker" in _command_line(pid) and is_running(pid)
+    ]
 
 
 def _command_line(pid: int) -> bytes:
@@ -102,14 +121,6 @@ def _command_line(pid: int) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def is_running(pid: int) -> bool:
@@ -185,7 +196,10 @@ def _list_threads() -> list[str]:
 
 def _list_descriptors() -> list[str]:
     lines = []
+    kept = set() if STARTERS.current is None else {str(fd) for fd in STARTERS.current.fds}
     for fd in os.listdir("/proc/self/fd"):
+        if fd in kept:
+            continue
         try:
             lines.append(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
         except OSError:

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from stepmill.backends.base import (
     worker_died_error,
     worker_fault_error,
 )
+from stepmill.backends.starter_client import STARTERS, StartedLauncher
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, LauncherDied, StepmillError, join_errors
@@ -36,7 +36,6 @@ from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
 from stepmill.worker.env_host import Fault
-from stepmill.worker.fresh_interpreter import InterpreterStart, start_interpreter
 from stepmill.worker.messages import (
     Exited,
     Failed,
@@ -73,20 +72,29 @@ class LauncherClient:
         The caller defers signals, and closes this object.
         """
         self._links: dict[int, WorkerLink] = {}  # the newest of each worker
-        self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
+        self._is_reaped = False
         self._lock = threading.RLock()  # one thread at a time reads the channel; reentrant for signal handlers
         self._is_fork = settings.context is Context.FORK
+        self._started: StartedLauncher | None = None
+        if self._is_fork:
+            self._start_fork(settings, plans)
+            return
+        environ, preload, timeout_s = _worker_environ(settings), _preload(settings), settings.start_timeout_s
+        try:
+            started = STARTERS.start_launcher(settings.context, environ, preload, timeout_s)
+        except TimeoutError:
+            raise join_errors([start_timeout_error(plan, None, timeout_s or 0.0) for plan in plans]) from None
+        self._started = started
+        self._channel, self.pid, self._pidfd = started.channel, started.pid, started.pidfd
+
+    def _start_fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
         self.pid, self._pidfd = 0, OwnedFd()
         learner = OwnedFd.pidfd(os.getpid())
         self._channel, peer = Channel.pair()
         with peer, contextlib.closing(learner):
             try:
-                if self._is_fork:
-                    self.pid = self._fork(settings, plans, peer, learner.fileno())
-                else:
-                    self._process = self._start_fresh(settings, peer, learner.fileno())
-                    self.pid = self._process.pid
+                self.pid = self._fork(settings, plans, peer, learner.fileno())
                 self._pidfd = OwnedFd.pidfd(self.pid)
             except BaseException:
                 self._channel.close()
@@ -96,7 +104,7 @@ class LauncherClient:
                 raise
 
     def _fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan], peer: socket.socket, learner: int) -> int:
-        inherited = launcher.InheritedState(plans, _worker_environ(settings), _preload())
+        inherited = launcher.InheritedState(plans, _worker_environ(settings), _preload(settings))
         with block_signals():
             pid = fork()
             if pid == 0:
@@ -106,12 +114,6 @@ class LauncherClient:
                 finally:
                     os._exit(1)  # the learner's code must not go on in the child
         return pid
-
-    def _start_fresh(self, settings: WorkerSettings, peer: socket.socket, learner: int) -> subprocess.Popen[bytes]:
-        preload = _preload() if settings.context is Context.FORKSERVER else []
-        arguments = {"context": settings.context.value, "learner": learner, "preload": preload}
-        start = InterpreterStart("stepmill.worker.launcher:main", arguments, (learner,), _worker_environ(settings))
-        return start_interpreter(start, peer.fileno())
 
     @property
     def fds(self) -> dict[int, int]:
@@ -173,7 +175,7 @@ class LauncherClient:
         )
 
     def _receive(self, message: object, fds: tuple[OwnedFd, ...]) -> None:
-        link = self._links.get(getattr(message, "worker", NO_FD))
+        link = self._links.get(getattr(message, "number", NO_FD))
         if link is None:
             return
         if isinstance(message, Launched) and fds:
@@ -208,15 +210,27 @@ class LauncherClient:
 
     def _reap(self) -> int | None:
         """Reap a launcher that has ended or was killed; return its exit code, or None if other code has reaped it."""
-        if self._code is None and self._process is not None:
-            self._code = self._process.wait()
-        elif self._code is None and self.pid:
+        if self._is_reaped:
+            return self._code
+        self._is_reaped = True
+        if self._started is not None:
+            self._code = self._started.starter.release(self._started.number)
+        elif self.pid:
             with contextlib.suppress(ChildProcessError):  # other code in this process waits for any child
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._code
 
 
-def _preload() -> list[str]:
+def prepare_launcher(settings: WorkerSettings) -> None:
+    """Start the process that starts the launcher, unless it runs or is not needed, and return at once."""
+    if settings.context is not Context.FORK:
+        with defer_signals():
+            STARTERS.prepare(_worker_environ(settings), _preload(settings))
+
+
+def _preload(settings: WorkerSettings) -> list[str]:
+    if settings.context is Context.SPAWN:
+        return []
     if_used = (names for used, names in _PRELOAD_IF_USED.items() if used in sys.modules)
     return [*_PRELOAD, *(name for names in if_used for name in names)]
 

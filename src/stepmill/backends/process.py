@@ -17,7 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import Future, closed_error, too_many_workers_error, warn_of_close_faults, worker_died_error
-from stepmill.backends.launcher_client import LauncherClient, read_report, wait_setup, warn_of_changed_modules
+from stepmill.backends.launcher_client import (
+    LauncherClient,
+    prepare_launcher,
+    read_report,
+    wait_setup,
+    warn_of_changed_modules,
+)
 from stepmill.backends.start_progress import StartProgress
 from stepmill.backends.worker_link import WorkerLink
 from stepmill.slab.memory import SharedSlab
@@ -110,10 +116,10 @@ class ProcessBackend:
                 raise
 
     def _start_workers(self, plans: Sequence[WorkerPlan]) -> None:
-        self._launcher = LauncherClient(self._settings, plans)
-        # Plans are pickled while the launcher starts.
+        prepare_launcher(self._settings)
         with allow_signals():  # pickling runs code of the user
             build_messages = [self._dump_build(plan) for plan in plans]
+        self._launcher = LauncherClient(self._settings, plans)
         for plan in plans:
             # Appended one by one, so that they are closed if this process runs out of descriptors.
             self._links.append(WorkerLink(plan, has_trace=self._settings.has_trace))
@@ -264,7 +270,7 @@ class ProcessBackend:
         with self._end_lock:  # workers are restarted by several threads
             if self._require_launcher().is_dead:
                 self._require_launcher().close(0.0)
-                self._launcher = LauncherClient(self._settings, ())
+                self._launcher = LauncherClient(self._settings, [fresh.plan])
         with allow_signals():  # pickling runs code of the user
             packed = [self._pack(request) for request in settings_requests]
         self._launch([fresh], [self._dump_build(fresh.plan)])

@@ -7,7 +7,9 @@
     channel             sends and receives messages over a Unix socket, without blocking sends
     error_records       exceptions as text
     main                the main program of a worker process
+    starter             the main program of the process that starts launchers
     launcher            the main program of the process that starts workers
+    child_server        what starter and launcher share: children on request, and how they end
     fresh_interpreter   starts a Python process that runs one of these programs
     process_setup       prepares a new process to be a worker or the launcher
     module_contents     compares the user's modules in workers with those of the program

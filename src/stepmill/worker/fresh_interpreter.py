@@ -54,13 +54,12 @@ def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[byte
     """
     if not sys.executable:
         raise UsageError("this Python is embedded and has no executable to start workers with; use context='fork'")
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     read_end, write_end = map(OwnedFd, os.pipe())
     with contextlib.closing(write_end):
         try:
             with contextlib.closing(read_end), block_signals():
                 process = subprocess.Popen(
-                    [sys.executable, *flags, "-c", _CODE.format(pipe=read_end.fileno())],
+                    [sys.executable, *interpreter_flags(), "-c", _CODE.format(pipe=read_end.fileno())],
                     stdin=subprocess.DEVNULL,
                     env=dict(start.environ),
                     pass_fds=(fd, read_end.fileno(), *start.inherited_fds),
@@ -73,6 +72,12 @@ def start_interpreter(start: InterpreterStart, fd: int) -> subprocess.Popen[byte
         with contextlib.suppress(BrokenPipeError), open(write_end.fileno(), "wb", closefd=False) as pipe:
             pipe.write(_dump_setup(start, fd))
     return process
+
+
+def interpreter_flags() -> list[str]:
+    """Return the options of this interpreter's command line that another one is started with."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
 
 
 def _dump_setup(start: InterpreterStart, fd: int) -> bytes:

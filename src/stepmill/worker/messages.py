@@ -1,7 +1,8 @@
 """The messages between a pool, its launcher and its workers: frozen dataclasses, sent as cloudpickle bytes.
 
+learner ──► starter    StartLauncher (+ the launcher's socket, stdout and stderr)
 learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
-launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
+starter, launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
 learner ──► worker     Build · Attach (+ the slab's descriptors) · Request
 worker ──► learner     Building · Ready · Failed · Attached · Reply · Closed
 """
@@ -240,14 +241,32 @@ class Closed:
     faults: tuple[tuple[int | None, ErrorRecord], ...]
 
 
-# ---- learner and launcher -------------------------------------------------------------------------------------------
+# ---- learner, starter and launcher ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LaunchWorker:
-    """Start a process for this worker. The socket of its channel comes with the message."""
+    """Start a process for the worker of this number. The socket of its channel comes with the message."""
 
-    worker: int
+    number: int
+
+
+@dataclass(frozen=True)
+class StartLauncher:
+    """Start a launcher. The socket of its channel and the learner's open files of `stdio` come with the message.
+
+    Attributes:
+        number: unique for the starter.
+        environ: the environment variables of the launcher.
+        preload: modules to import before the launcher is forked.
+        stdio: the descriptors that the files replace in the launcher: 1, 2 or both.
+    """
+
+    number: int
+    context: Context
+    environ: Mapping[str, str]
+    preload: Sequence[str]
+    stdio: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -257,24 +276,24 @@ class Quit:
 
 @dataclass(frozen=True)
 class Launched:
-    """A worker's process has been started. Its pidfd comes with the message."""
+    """The process with this number has been started. Its pidfd comes with the message."""
 
-    worker: int
+    number: int
     pid: int
 
 
 @dataclass(frozen=True)
 class LaunchFailed:
-    """A worker's process could not be started."""
+    """The process with this number could not be started."""
 
-    worker: int
+    number: int
     reason: str
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker's process has ended. `code` is its exit status, or the negative number of the signal that ended it."""
+    """A process has ended. `code` is its exit status, or the negative number of the signal that ended it."""
 
-    worker: int
+    number: int
     pid: int
     code: int

@@ -1,0 +1,341 @@
+"""Starts the starter of this program, and asks it for launchers; what runs in it is in `worker/starter.py`.
+
+A starter has the state that this program had when the starter was made. It serves further pools only if a new one would have
+the same: environment variables, directories, sys.path, limits, rights, cores and so on. Otherwise a new starter takes its
+place, and the old one ends with its last launcher.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stepmill import _native
+from stepmill._native import OwnedFd
+from stepmill.backends.base import deadline_after, describe_exit
+from stepmill.spec.errors import LauncherDied
+from stepmill.spec.options import Context
+from stepmill.worker.channel import Channel, ChannelClosed, wait_ready
+from stepmill.worker.fresh_interpreter import InterpreterStart, interpreter_flags, start_interpreter
+from stepmill.worker.messages import Exited, Launched, LaunchFailed, StartLauncher, dump, load
+from stepmill.worker.signals import allow_signals, defer_signals
+
+_CLOSE_S = 0.3
+_EXIT_CODE_S = 0.2  # how long the starter may take to report the exit code of a launcher
+# A variable that pytest changes in each test. A launcher gets its new value; no library reads it when it is imported.
+_VOLATILE = {"PYTEST_CURRENT_TEST"}
+_STATUS = (b"Umask", b"Uid", b"Gid", b"Groups", b"SigIgn", b"Cap", b"NoNewPrivs", b"Seccomp", b"Cpus_", b"Mems_")
+
+
+@dataclass(frozen=True)
+class ProgramInputs:
+    """The state of this process and thread that a new process inherits, as far as it differs from another's.
+
+    Attributes:
+        environ: the environment variables for the new process.
+        interpreter: the executable, its flags, sys.path and sys.argv.
+        stdio: the descriptors among 1 and 2 that are open, and whether each is a terminal.
+        system: what the system passes on.
+    """
+
+    environ: Mapping[str, str] = field(repr=False)
+    interpreter: tuple[str, ...]
+    stdio: tuple[tuple[int, bool], ...]
+    system: tuple[object, ...]
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> ProgramInputs:
+        words = [sys.executable, *interpreter_flags(), *sys.path, *getattr(sys, "argv", [])]
+        lasting = {name: value for name, value in environ.items() if name not in _VOLATILE}
+        stdio = tuple((number, os.isatty(number)) for number in (1, 2) if _is_open(number))
+        return cls(lasting, tuple(map(str, words)), stdio, _read_system())
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _read_system() -> tuple[object, ...]:
+    status = [line for line in _read_file("/proc/thread-self/status").splitlines() if line.startswith(_STATUS)]
+    files = [_read_file(f"/proc/self/{name}") for name in ("limits", "cgroup", "oom_score_adj", "timerslack_ns")]
+    scheduling = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    # While a starter exists, its directories keep their numbers, even if they are removed.
+    return *status, *files, _identity("."), _identity("/"), _read_namespaces(), os.getpgid(0), os.getsid(0), *scheduling
+
+
+def _read_file(path: str) -> bytes:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _read_namespaces() -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        return tuple(os.readlink(f"/proc/thread-self/ns/{name}") for name in sorted(os.listdir("/proc/thread-self/ns")))
+    return ()
+
+
+class StarterGone(Exception):
+    """The starter ended before it had started the launcher."""
+
+
+@dataclass(frozen=True)
+class StartedLauncher:
+    """A launcher that runs: the learner's end of its channel, its process, and the starter that is its parent."""
+
+    channel: Channel
+    pid: int
+    pidfd: OwnedFd
+    number: int
+    starter: StarterClient
+
+
+class StarterClient:
+    """One starter process. Any thread may use it."""
+
+    def __init__(self, inputs: ProgramInputs, preload: Sequence[str]) -> None:
+        """Start the process; it is used before it is ready. The caller defers signals."""
+        self.inputs = inputs
+        self.is_retired = False
+        self._lock = threading.RLock()  # reentrant for signal handlers
+        self._numbers = itertools.count()
+        self._waiting: set[int] = set()  # launchers that have been asked for
+        self._answers: dict[int, tuple[Launched | LaunchFailed, tuple[OwnedFd, ...]]] = {}
+        self._live: set[int] = set()  # launchers that have been started, and are not released yet
+        self._codes: dict[int, int] = {}
+        self._is_closed = False
+        self._channel, peer = Channel.pair()
+        self._pidfd = OwnedFd()
+        try:
+            self._process = self._start_process(peer, preload)
+            self.pid = self._process.pid
+            self._pidfd = OwnedFd.pidfd(self.pid)
+        except BaseException:
+            self._channel.close()  # a process that has been started ends
+            raise
+
+    def _start_process(self, peer: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+        learner = OwnedFd.pidfd(os.getpid())
+        with peer, contextlib.closing(learner):
+            arguments = {"learner": learner.fileno(), "preload": list(preload)}
+            entry = "stepmill.worker.starter:main"
+            start = InterpreterStart(entry, arguments, (learner.fileno(),), self.inputs.environ)
+            return start_interpreter(start, peer.fileno())
+
+    @property
+    def fds(self) -> dict[int, int]:
+        """The descriptors and events to poll for messages and the end of the starter."""
+        return {self._channel.fd: select.POLLIN, self._pidfd.fileno(): select.POLLIN}
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the starter has ended."""
+        return bool(wait_ready({self._pidfd.fileno(): select.POLLIN}, 0.0))
+
+    def start_launcher(
+        self, context: Context, environ: Mapping[str, str], preload: Sequence[str], deadline: float
+    ) -> StartedLauncher:
+        """Start a launcher, and wait until it runs. The caller defers signals.
+
+        Raises:
+            StarterGone: the starter ended.
+            TimeoutError: it did not answer in time.
+            OSError: the system refuses another process or descriptor.
+        """
+        number = next(self._numbers)
+        stdio = tuple(fd for fd, _ in self.inputs.stdio)
+        channel, peer = Channel.pair()
+        try:
+            with peer, self._lock:
+                self._waiting.add(number)
+                request = StartLauncher(number, context, environ, preload, stdio)
+                self._channel.send(dump(request), [peer.fileno(), *stdio])
+            answer, fds = self._wait_answer(number, deadline)
+            if isinstance(answer, LaunchFailed):
+                raise OSError(errno.EAGAIN, f"no process can be started: {answer.reason}")
+            self._live.add(number)
+        except BaseException as exc:
+            channel.close()  # a launcher that has been started ends
+            if isinstance(exc, ChannelClosed):
+                raise StarterGone from exc
+            raise
+        finally:
+            self._waiting.discard(number)
+            self._answers.pop(number, None)
+            self.close_if_unused()
+        return StartedLauncher(channel, answer.pid, fds[0], number, self)
+
+    def _wait_answer(self, number: int, deadline: float) -> tuple[Launched | LaunchFailed, tuple[OwnedFd, ...]]:
+        while True:
+            is_dead = self.is_dead
+            self._handle_messages()
+            if number in self._answers:
+                return self._answers[number]
+            if is_dead:
+                raise ChannelClosed
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            with allow_signals():
+                wait_ready(self.fds, deadline)
+
+    def _handle_messages(self) -> None:
+        with defer_signals(), self._lock, contextlib.suppress(ChannelClosed):
+            while (frame := self._channel.poll_frame()) is not None:
+                message = load(frame.data)
+                if isinstance(message, Exited) and message.number in self._waiting | self._live:
+                    self._codes[message.number] = message.code
+                elif isinstance(message, Launched) and message.number in self._waiting:
+                    failed = LaunchFailed(message.number, os.strerror(errno.EMFILE))
+                    self._answers[message.number] = (message if frame.fds else failed), frame.fds
+                elif isinstance(message, LaunchFailed) and message.number in self._waiting:
+                    self._answers[message.number] = message, ()
+
+    def release(self, number: int) -> int | None:
+        """Return the exit code of a launcher that has ended, or None if it is not known. It is not asked for again."""
+        deadline = time.monotonic() + _EXIT_CODE_S
+        with defer_signals():
+            self._handle_messages()
+            while number not in self._codes and not self.is_dead and time.monotonic() < deadline:
+                wait_ready(self.fds, deadline)
+                self._handle_messages()
+            with self._lock:
+                self._live.discard(number)
+                code = self._codes.pop(number, None)
+            self.close_if_unused()
+        return code
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Start no more launchers, and end with the last one."""
+        with self._lock:
+            self.is_retired = True
+            self.close_if_unused()
+
+    def close_if_unused(self) -> None:
+        """End the starter if it is retired and has no launchers. Idempotent."""
+        with defer_signals(), self._lock:
+            if self.is_retired and not self._live and not self._waiting:
+                self._close()
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._channel.shut()
+        deadline = time.monotonic() + _CLOSE_S
+        while not self.is_dead and time.monotonic() < deadline:
+            wait_ready({self._pidfd.fileno(): select.POLLIN}, deadline)
+        self.kill()
+        self._process.wait()
+        self._channel.close()
+        self._pidfd.close()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process if it runs. Launchers go on."""
+        with contextlib.suppress(ProcessLookupError):
+            _native.pidfd_send_signal(self._pidfd.fileno(), signal.SIGKILL)
+
+    def describe_end(self) -> str:
+        """Say how the starter ended."""
+        return describe_exit(self._process.wait())
+
+    def forget(self) -> None:
+        """Close the descriptors in a fork of the learner, whose process the starter does not know."""
+        self._channel.close_local_copy()
+        self._pidfd.close()
+        self._process.returncode = 0  # it is not a child of this process, which cannot wait for it
+
+
+class Starters:
+    """The starter of this program: at most one that is not retired. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.current: StarterClient | None = None
+        self._retired: weakref.WeakSet[StarterClient] = weakref.WeakSet()  # their launchers hold them
+        self._lock = threading.RLock()
+
+    def prepare(self, environ: Mapping[str, str], preload: Sequence[str]) -> tuple[StarterClient, bool]:
+        """Return a starter for launchers with these environment variables, and whether it is a new one."""
+        with defer_signals(), self._lock:
+            inputs = ProgramInputs.read(environ)
+            if self.current is not None and not self.current.is_dead and self.current.inputs == inputs:
+                return self.current, False
+            self.close()
+            self.current = StarterClient(inputs, preload)
+            return self.current, True
+
+    def start_launcher(
+        self, context: Context, environ: Mapping[str, str], preload: Sequence[str], timeout_s: float | None
+    ) -> StartedLauncher:
+        """Start a launcher. The caller defers signals.
+
+        Raises:
+            LauncherDied: the starter ended before it had started one, and so did its successor.
+            TimeoutError: the starter did not answer in time. It is killed.
+            OSError: the system refuses another process or descriptor.
+        """
+        deadline = deadline_after(timeout_s)
+        while True:
+            starter, is_new = self.prepare(environ, preload)
+            try:
+                return starter.start_launcher(context, environ, preload, deadline)
+            except TimeoutError:
+                starter.kill()
+                raise
+            except StarterGone as exc:
+                self._drop(starter, exc, is_final=is_new)
+
+    def _drop(self, starter: StarterClient, cause: StarterGone, *, is_final: bool) -> None:
+        """Use this starter, which has ended, no more. Raise LauncherDied if it is final, unless another thread has retired it."""
+        if is_final and not starter.is_retired:
+            raise LauncherDied(
+                f"the process that starts launchers {starter.describe_end()}; stderr may say why; make a new pool"
+            ) from cause
+        with self._lock:
+            if self.current is starter:
+                self.close()
+
+    def close(self) -> None:
+        """End the starter, unless it has launchers: then it ends with the last of them."""
+        with defer_signals(), self._lock:
+            starter, self.current = self.current, None
+            if starter is not None:
+                self._retired.add(starter)
+                starter.retire()
+
+    def forget(self) -> None:
+        """Use no starter of the process that this one was forked from."""
+        for starter in (*self._retired, *([] if self.current is None else [self.current])):
+            starter.forget()
+        self.current, self._retired = None, weakref.WeakSet()
+        self._lock = threading.RLock()  # a thread that does not exist here may hold the old one
+
+
+STARTERS = Starters()
+atexit.register(STARTERS.close)
+os.register_at_fork(after_in_child=STARTERS.forget)

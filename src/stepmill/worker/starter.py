@@ -1,0 +1,82 @@
+"""The starter: a process that starts launchers. A program has one, which serves all its pools.
+
+It is a fresh interpreter, which imports what every worker needs, once for all pools, and forks a launcher for each of them.
+Its own files for output are empty: a launcher writes to those that the learner has when its pool is made. Without launchers
+it ends after a while.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import invalidate_caches
+
+from stepmill._native import OwnedFd
+from stepmill.worker import process_setup
+from stepmill.worker.channel import Channel
+from stepmill.worker.child_server import Child, ChildServer, load_modules
+from stepmill.worker.launcher import Launcher
+from stepmill.worker.messages import StartLauncher
+
+IDLE_S = 10.0  # how long a starter without launchers waits for the next pool
+
+
+def main(fd: int, arguments: Mapping[str, object]) -> None:
+    """Run a starter in a fresh interpreter. `fd` is the socket of its channel."""
+    process_setup.reset_signal_handlers()
+    learner, preload = arguments["learner"], arguments["preload"]
+    if not isinstance(preload, list) or not isinstance(learner, int):
+        raise TypeError(f"the starter got wrong arguments: {arguments}")
+    load_modules(preload)
+    _detach_output()
+    Starter(Channel(socket.socket(fileno=fd), use_thread=False), learner, StartLauncher, idle_s=IDLE_S).run_and_leave()
+
+
+class Starter(ChildServer[StartLauncher]):
+    """Starts launchers on request, and reaps them."""
+
+    def start(self, request: StartLauncher, fds: Sequence[OwnedFd]) -> Child:
+        _attach_output(zip(fds[1:], request.stdio, strict=True))
+        try:
+            invalidate_caches()  # of the import system: files may have appeared since the last pool
+            load_modules(request.preload)
+            gc.freeze()
+            pid = process_setup.fork()
+            if pid == 0:
+                self._run_as_launcher(request, fds[0])
+        finally:
+            _detach_output()
+        return Child.watch(request.number, pid)
+
+    def _run_as_launcher(self, request: StartLauncher, fd: OwnedFd) -> None:
+        try:
+            self.close_in_fork()
+            for name in os.environ.keys() - request.environ.keys():
+                del os.environ[name]
+            os.environ.update(request.environ)
+            channel = Channel(socket.socket(fileno=fd.release()), use_thread=False)
+            Launcher(channel, self._learner, request.context, {}).run_and_leave()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            process_setup.exit_process(1)
+
+
+def _attach_output(files: Iterable[tuple[OwnedFd, int]]) -> None:
+    """Write output to these files, by the descriptors that they replace."""
+    for file, number in files:
+        os.dup2(file.fileno(), number)
+        file.close()
+
+
+def _detach_output() -> None:
+    """Hold no file of the learner, so that the reader of a pipe sees its end."""
+    process_setup.flush_stdio()
+    null = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(null, number)
+    if null > 2:
+        os.close(null)
