@@ -31,6 +31,7 @@ from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import EngineBug, UsageError, WorkerDied
 from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
+from stepmill.worker.build_progress import BuildProgress
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import describe_error
 from stepmill.worker.messages import (
@@ -71,6 +72,7 @@ class ProcessBackend:
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._progress: StartProgress | None = None
+        self._build_progress: BuildProgress | None = None
         self._is_closed = False
         self._end_lock = threading.RLock()  # held while a worker is restarted, and while the pool is closed
 
@@ -120,10 +122,16 @@ class ProcessBackend:
         with allow_signals():  # pickling runs code of the user
             build_messages = [self._dump_build(plan) for plan in plans]
         self._launcher = LauncherClient(self._settings, plans)
+        self._build_progress = BuildProgress.make(1 + max(plan.worker for plan in plans))
         for plan in plans:
             # Appended one by one, so that they are closed if this process runs out of descriptors.
-            self._links.append(WorkerLink(plan, has_trace=self._settings.has_trace))
+            self._links.append(self._make_link(plan))
         self._launch(self._links, build_messages)
+
+    def _make_link(self, plan: WorkerPlan) -> WorkerLink:
+        if self._build_progress is None:
+            raise EngineBug("workers cannot be started before there is memory for their progress")
+        return WorkerLink(plan, self._build_progress, has_trace=self._settings.has_trace)
 
     def _dump_build(self, plan: WorkerPlan) -> bytes:
         data = None if self._program is None else dump_plan(plan)
@@ -133,7 +141,7 @@ class ProcessBackend:
         launcher = self._require_launcher()
         for link, message in zip(links, build_messages, strict=True):
             launcher.launch(link)
-            link.send(message, link.trace_fds)
+            link.send(message, link.build_fds)
             if self._settings.start_serially:
                 wait_setup([link], launcher, self._settings.start_timeout_s, self._show_progress)
 
@@ -253,7 +261,7 @@ class ProcessBackend:
             if self._require_launcher().is_dead and self._settings.context is Context.FORK:
                 raise self._require_launcher().launcher_died_error()
             try:
-                fresh = WorkerLink(old.plan, has_trace=self._settings.has_trace)
+                fresh = self._make_link(old.plan)
             except OSError as exc:
                 raise too_many_workers_error(1, exc) from exc
             self._swap_links(old, fresh)
@@ -339,6 +347,8 @@ class ProcessBackend:
         for link in self._links:
             link.fail_futures(closed_error)
             link.close()
+        if self._build_progress is not None:
+            self._build_progress.close()
         self._slab = self._ring = None
         return killed, unkillable
 

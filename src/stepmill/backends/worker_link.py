@@ -14,11 +14,11 @@ from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.backends.base import Future
 from stepmill.spec.errors import StepmillError
+from stepmill.worker.build_progress import BuildProgress
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, wait_ready
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
     Attached,
-    Building,
     Closed,
     Failed,
     Ready,
@@ -40,24 +40,23 @@ class WorkerLink:
     Attributes:
         peer: the socket of the worker's channel, for the launcher.
         pid: of the process; 0 until the launcher reports it.
-        building: the env_id that the worker is constructing, or constructed last.
         setup_result: the worker's message after Build or Attach; None until it comes.
         num_posted: how many requests were announced to this worker and its predecessors.
         exit_code: as the launcher reported it, or None.
         close_faults: of envs that raised in close().
-        trace_fds: a memfd to which the worker writes its traceback if it crashes or hangs; empty without traces.
         has_hung_up: the worker's end of the channel is closed.
         has_no_process: its process could not be started.
         is_reviving: it is the successor of a worker, and does not serve yet.
     """
 
-    def __init__(self, plan: WorkerPlan, *, has_trace: bool = False) -> None:
+    def __init__(self, plan: WorkerPlan, progress: BuildProgress, *, has_trace: bool = False) -> None:
         self.plan = plan
+        self._progress = progress
+        progress.begin(plan.worker, None)
         self._trace = OwnedFd.memfd("stepmill-trace") if has_trace else OwnedFd()
         self._process = OwnedFd()
         self.channel, self.peer = Channel.pair()
         self.pid = 0
-        self.building: int | None = None
         self.setup_result: SetupResult | None = None
         self.num_posted = 0
         self.exit_code: int | None = None
@@ -77,15 +76,23 @@ class WorkerLink:
         return self._process.fileno()
 
     @property
+    def building(self) -> int | None:
+        """The env_id that the worker is constructing, or constructed last."""
+        found = self._progress.read(self.plan.worker)
+        return found if found in self.plan.env_ids else None  # an env may write anywhere in its worker's memory
+
+    @property
     def num_built(self) -> int:
         """How many of its envs the worker has built."""
         if self.setup_result is not None:
             return len(self.plan.env_ids)
-        return 0 if self.building is None else self.plan.env_ids.index(self.building)
+        building = self.building
+        return 0 if building is None else self.plan.env_ids.index(building)
 
     @property
-    def trace_fds(self) -> list[int]:
-        return [fd for fd in (self._trace.fileno(),) if fd != NO_FD]
+    def build_fds(self) -> list[int]:
+        """The descriptors that are sent with Build. To the second the worker writes its traceback if it crashes or hangs."""
+        return [fd for fd in (self._progress.fd, self._trace.fileno()) if fd != NO_FD]
 
     def set_process(self, pid: int, process: OwnedFd) -> None:
         """Store the pid and the pidfd of the process, which runs now."""
@@ -181,8 +188,6 @@ class WorkerLink:
             future = self._futures.pop(message.id, None)
             if future is not None:
                 future.finish(message)
-        elif isinstance(message, Building):
-            self.building = message.env_id
         elif isinstance(message, Closed):
             self.close_faults = message.faults
         elif isinstance(message, (Ready, Attached, Failed)):
@@ -217,7 +222,7 @@ class WorkerLink:
 
     def read_trace(self) -> str:
         """Return the traceback that the worker has written, at most TRACE_BYTES of it; empty if there is none."""
-        if not self.trace_fds:
+        if self._trace.fileno() == NO_FD:
             return ""
         return os.pread(self._trace.fileno(), TRACE_BYTES, 0).decode("utf-8", "replace")
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -270,6 +269,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, of packages and of the system."""
     found = {"python": platform.python_version(), "stepmill": __version__, "numpy": np.__version__}
     if "gymnasium" in sys.modules:
+        from importlib import metadata  # imported here because it takes as long as many modules of ours
+
         found["gymnasium"] = metadata.version("gymnasium")
     return {**found, "os": platform.platform()}
 

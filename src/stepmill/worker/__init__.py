@@ -3,6 +3,7 @@
     env_host            builds envs, makes their native loop, serves, closes: the code that all backends share
     calls               what a slow request does to an env
     native_settings     the settings that the learner's and the workers' native code share
+    build_progress      which env each worker constructs, in shared memory
     messages            the messages between learner, launcher and workers
     channel             sends and receives messages over a Unix socket, without blocking sends
     error_records       exceptions as text

@@ -6,6 +6,7 @@ to the learner, a thread that ends the process when the learner is gone, and an 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from stepmill import _native, timers
 from stepmill._native import OwnedFd
 from stepmill.worker import module_contents, process_setup
+from stepmill.worker.build_progress import BuildProgress
 from stepmill.worker.calls import UnreadablePayload
 from stepmill.worker.channel import Channel, ChannelClosed
 from stepmill.worker.env_host import (
@@ -33,7 +35,6 @@ from stepmill.worker.messages import (
     Attach,
     Attached,
     Build,
-    Building,
     Closed,
     Failed,
     Outcome,
@@ -92,7 +93,7 @@ class _Worker:
         build_message, fds = self._receive_message()
         if not isinstance(build_message, Build):
             raise TypeError(f"the worker got a {type(build_message).__name__} as its first message; it expects Build")
-        for fd in fds:
+        for fd in fds[1:]:
             process_setup.write_traces_to(fd.fileno())
         process_setup.seed_global_generators(build_message.settings.entropy, build_message.worker)
         process_setup.limit_threads(build_message.settings.worker_threads)
@@ -109,11 +110,7 @@ class _Worker:
         except BaseException as exc:
             return self._fail(Failed(worker_fault(exc, "unpickle")))
 
-        def begin_env(env_id: int) -> None:
-            self._send(Building(env_id))
-            register_all()
-
-        built = build_envs(plan.env_ids, plan.env_fns, on_begin=begin_env)
+        built = _build(plan, register_all, fds[0] if fds else None)
         process_setup.limit_threads(build_message.settings.worker_threads)  # for libraries that an env has imported
         if built.faults:
             return self._fail(Failed(tuple(built.faults)))
@@ -194,6 +191,19 @@ class _Worker:
         self._send(message)
         self._channel.flush(_FINAL_FLUSH_S)
         return EXIT_FAILED
+
+
+def _build(plan: WorkerPlan, register_all: Callable[[], None], fd: OwnedFd | None) -> BuiltEnvs:
+    """Build the envs. `fd` is that of the pool's BuildProgress; None if this process may open no more files."""
+    with contextlib.ExitStack() as stack:
+        progress = None if fd is None else stack.enter_context(contextlib.closing(BuildProgress(fd)))
+
+        def begin_env(env_id: int) -> None:
+            if progress is not None:
+                progress.begin(plan.worker, env_id)
+            register_all()
+
+        return build_envs(plan.env_ids, plan.env_fns, on_begin=begin_env)
 
 
 def _apply_program_state(program: ProgramState | None) -> Callable[[], None]:

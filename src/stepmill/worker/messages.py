@@ -4,7 +4,7 @@ learner ──► starter    StartLauncher (+ the launcher's socket, stdout and 
 learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
 starter, launcher ──► learner   Launched (+ a pidfd) · LaunchFailed · Exited
 learner ──► worker     Build · Attach (+ the slab's descriptors) · Request
-worker ──► learner     Building · Ready · Failed · Attached · Reply · Closed
+worker ──► learner     Ready · Failed · Attached · Reply · Closed
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WorkerSettings:
         reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
         start_timeout_s, call_timeout_s: None is no limit.
         show_progress: the learner shows on a terminal how many envs are built.
-        has_trace: Build comes with a descriptor to which a worker that crashes or hangs writes its traceback.
+        has_trace: Build comes with a further descriptor, to which a worker that crashes or hangs writes its traceback.
     """
 
     autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
@@ -168,7 +168,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Build:
-    """Build these envs.
+    """Build these envs. The descriptor of the pool's `BuildProgress` comes first with the message.
 
     Attributes:
         plan: a WorkerPlan as bytes; None for a fork of the learner, which has inherited it.
@@ -200,13 +200,6 @@ class Attach:
 
 
 # ---- worker to learner ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Building:
-    """The worker begins to construct this env. If it then dies or hangs, the error names the env."""
-
-    env_id: int
 
 
 @dataclass(frozen=True)
