@@ -41,17 +41,32 @@ test: build  ## all tests but the long ones, in four processes
 coverage: venv  ## build/COVERAGE.md: which test shows which behaviour of docs/coverage.toml
 	$(PY) scripts/coverage.py
 
-check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the model
+# Each on one core, the longest first.
+CHECKS := check-prose check-pyright check-budget check-types check-sizes check-imports check-stub check-model check-lint
+
+check: build  ## lint, types, imports, sizes, budget, prose, stub, names in the model; two at a time
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(CHECKS)
+
+.PHONY: $(CHECKS)
+check-lint:
 	$(BIN)/ruff check $(PYTHON_CODE)
 	$(BIN)/ruff format --check $(PYTHON_CODE)
+check-types:  # one after the other: both write the same cache
 	$(BIN)/mypy
 	$(BIN)/mypy scripts $(wildcard tests/typing)
+check-pyright:
 	$(BIN)/basedpyright
+check-imports:
 	$(BIN)/lint-imports
+check-sizes:
 	$(PY) scripts/check_sizes.py
+check-budget:
 	$(PY) scripts/budget.py
+check-prose:
 	$(PY) scripts/check_prose.py
+check-stub:
 	$(PY) scripts/check_stub.py
+check-model:
 	$(PY) scripts/check_model_names.py
 
 format: venv  ## fix what ruff can fix, and format
