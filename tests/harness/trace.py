@@ -129,7 +129,7 @@ class _Comparison:
 
     def _compare(self, where: str, ours: Any, theirs: Any) -> None:
         space = self._story.observation_space
-        pair = ((*side[:-1], _with_plain_final_obs(side[-1], space)) for side in (ours, theirs))
+        pair = ((*side[:-1], with_plain_final_obs(side[-1], space)) for side in (ours, theirs))
         assert not (difference := find_difference(*pair, where)), difference
         assert type(ours[-1]) is dict or isinstance(ours[-1], dict)
 
@@ -137,8 +137,8 @@ class _Comparison:
         self._held.append((result[:-1], copy.deepcopy(result[:-1])))
 
 
-def _with_plain_final_obs(info: Any, space: spaces.Space) -> dict[str, Any]:
-    """Return infos with the numbers in final_obs as arrays: an env may return a scalar or a 0-d array, ours are scalars."""
+def with_plain_final_obs(info: Any, space: spaces.Space) -> dict[str, Any]:
+    """Return infos with the numbers in final_obs as arrays: an env may return an int, a scalar or a 0-d array, ours are scalars."""
     if "final_obs" not in info:
         return dict(info)
     plain = info["final_obs"].copy()
@@ -152,7 +152,7 @@ def _as_plain(value: Any, space: spaces.Space) -> Any:
         return {key: _as_plain(value[key], child) for key, child in space.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_as_plain(item, child) for item, child in zip(value, space, strict=True))
-    is_number = isinstance(space, gymnasium.spaces.Box) and space.shape == ()
+    is_number = isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Discrete)) and space.shape == ()
     return np.asarray(value, space.dtype) if is_number else value
 
 
