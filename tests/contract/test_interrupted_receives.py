@@ -277,3 +277,25 @@ def test_step_wait_of_a_vector_env_returns_the_step_that_was_interrupted(vector_
     assert envs.step_wait()[1].tolist() == [3, 4]
     with pytest.raises(stepmill.UsageError):
         envs.step_wait()
+
+
+def test_a_reset_that_raises_the_error_of_an_interrupted_step_drops_no_result() -> None:
+    num_tried = 0
+    is_interrupted, line = True, 0
+    while is_interrupted:
+        line += 1
+        with make_pool("serial", [RaisingEnv, *counting_envs(2)]) as pool:
+            pool.reset(seed=0)
+            try:
+                is_interrupted = LineInterrupt(line, FILES).call(partial(pool.step, ACTIONS))
+            except stepmill.EnvError:
+                break
+            if not pool._faults.errors:
+                continue
+            num_tried += 1
+
+            with pytest.raises(stepmill.EnvError):
+                pool.reset(env_ids=[1])
+
+            assert pool.recv(env_ids=[1]).obs[0][2] == 1
+    assert num_tried > 0

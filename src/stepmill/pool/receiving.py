@@ -137,6 +137,7 @@ class PoolWait:
 
     def prepare_reset(self, plan: ResetPlan) -> None:
         """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
+        self._faults.raise_errors()  # before results are dropped: an interrupt may have kept errors back
         self.drain(plan.env_ids)
         self._faults.prepare_reset(plan.env_ids)
         self._faults.raise_errors()
