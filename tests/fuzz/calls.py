@@ -86,6 +86,7 @@ class Calls:
         model = self.model
         if isinstance(error, FAULTS):
             has_cause = any(model.may_fail(env) or env.status == FAULTED for env in model.envs)
+            has_cause |= model.has_deaths and isinstance(error, WorkerDied)
             require(has_cause or self._keeps_error, f"an error without a cause: {error}")
             self._keeps_error = False
         elif refusal is not None:

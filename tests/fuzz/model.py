@@ -13,6 +13,7 @@ from tests.fuzz.results import Result
 
 IDLE, PENDING, FAULTED, EXHAUSTED, NEEDS_RESET = "IDLE", "PENDING", "FAULTED", "EXHAUSTED", "NEEDS_RESET"
 UNKNOWN = -(10**6)  # number of episodes
+MANY = 10**6
 MAX_LOST_RESETS = 5  # of an env between two results, if faults or interrupts have cost some
 
 
@@ -128,6 +129,7 @@ class PoolModel:
     worker_of: Sequence[int]
     objects: list[EnvObject] = field(default_factory=list)
     envs: list[Env] = field(default_factory=list)
+    has_deaths: bool = False  # a call may meet a worker that is still being restarted
     is_revived: bool = False  # whether living workers were restarted, which no policy hides
 
     def __post_init__(self) -> None:
@@ -140,6 +142,10 @@ class PoolModel:
             Env(number, [Row(own, nowhere) for own in self.objects[number * each : (number + 1) * each]])
             for number in range(self.program.num_envs)
         ]
+        if HANG in self.program.verbs:  # with time limits, which other envs may exceed on a busy machine
+            self.has_deaths = True
+            for env in self.envs:
+                env.risks, env.is_loose = MANY, True
         self.mode = self.program.options["autoreset_mode"]
         self.seeding = self.program.options["seeding"]
         self.budget = self.program.options.get("num_episodes")
@@ -227,6 +233,7 @@ class PoolModel:
     def lose_worker(self, worker: int, *, is_revived: bool = False) -> None:
         """Record that a worker is about to die: each of its envs is lost, and a result of it may still come."""
         self.is_revived |= is_revived
+        self.has_deaths = True
         for env in self.envs:
             if self.worker_of[env.env_id] == worker or self.program.num_spares:
                 env.risks += 1
@@ -459,10 +466,13 @@ class PoolModel:
 
         `sent`: by env, the function that records the command that the call may have given it; it is a reset, or a step.
         """
-        for env in self.envs:
-            state, is_pending, was_pending = states[env.env_id].name, pending[env.env_id], env.is_pending
-            if env.env_id in sent and not was_pending and (is_pending or (state == FAULTED and env.status != FAULTED)):
+        had_results = [env.is_pending for env in self.envs]
+        for env in self.envs:  # all of them first: one of these commands may be the death of another env
+            is_new = pending[env.env_id] or (states[env.env_id].name == FAULTED and env.status != FAULTED)
+            if env.env_id in sent and not env.is_pending and is_new:
                 sent[env.env_id]()
+        for env, was_pending in zip(self.envs, had_results, strict=True):
+            state, is_pending = states[env.env_id].name, pending[env.env_id]
             require(not is_pending or env.is_pending, f"env {env.env_id} has got a command from nowhere")
             if is_pending:
                 continue
