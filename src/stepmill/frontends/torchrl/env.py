@@ -32,6 +32,7 @@ from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.errors import UsageError
+from stepmill.spec.notices import warn
 from stepmill.spec.options import OptionKeywords, PoolOptions, check_option_names, pop_options
 from stepmill.spec.stats import PoolStats
 
@@ -381,6 +382,11 @@ class StepmillEnv(EnvBase):
         if args or kwargs:
             of_module: OrderedDict[str, Any] = super().state_dict(*args, **kwargs)
             return of_module
+        if self.is_closed:  # a Collector whose frames are used up closes its env, and is saved afterwards
+            warn(
+                "state_dict() of closed envs is that of new envs; call it before close(), or before a Collector's last batch"
+            )
+            self.start()
         return self._engine.states.read(self._engine.pool, range(self.num_workers))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:

@@ -1,0 +1,129 @@
+"""Programs that run with TorchRL's classes or with ours: envs of one side, which are closed; TorchRL's Gymnasium."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchrl")
+
+import torchrl.envs  # noqa: E402 - only if TorchRL is there
+from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv, set_gym_backend  # noqa: E402
+
+from stepmill.frontends import torchrl as frontend  # noqa: E402
+from stepmill.spec.errors import UsageError  # noqa: E402
+from tests.originals.rows import OURS  # noqa: E402
+from tests.originals.torchrl.test_torchrl_programs import CHECKOUT  # noqa: E402
+
+MARKS = [
+    pytest.mark.filterwarnings("ignore"),  # TorchRL's
+    pytest.mark.skipif(not CHECKOUT.is_dir(), reason="needs TorchRL's checkout; make test-originals has it"),
+]
+
+
+class Maker:
+    """Makes envs of one side, and closes them."""
+
+    def __init__(self, whose: str) -> None:
+        self.is_ours = whose == OURS
+        self.module = frontend if self.is_ours else torchrl.envs
+        self.made: list[Any] = []
+
+    def here(self, fns: Any, **keywords: Any) -> Any:
+        """Return envs in this process: TorchRL's SerialEnv, which takes ParallelEnv's arguments, or ours."""
+        fns = fns if isinstance(fns, list) else [fns] * 2
+        made = (
+            frontend.ParallelEnv(len(fns), fns, backend="serial", **keywords)
+            if self.is_ours
+            else SerialEnv(len(fns), fns, **keywords)
+        )
+        self.made.append(made)
+        return made
+
+    def parallel(self, fn: Callable[[], Any], **keywords: Any) -> Any:
+        """Return two envs in forked processes."""
+        self.made.append(self.module.ParallelEnv(2, fn, **{"mp_start_method": "fork", **keywords}))
+        return self.made[-1]
+
+    def threaded(self, *args: Any, **keywords: Any) -> Any:
+        """Return EnvPool's envs."""
+        self.made.append(self.module.MultiThreadedEnv(*args, **keywords))
+        return self.made[-1]
+
+    def asynchronous(self, count: int = 2) -> Any:
+        """Return envs that are stepped asynchronously."""
+        if self.is_ours:
+            self.made.append(frontend.AsyncStepmillEnv([cartpole] * count, backend="thread"))
+        else:
+            self.made.append(torchrl.envs.AsyncEnvPool([cartpole] * count, backend="threading"))
+        return self.made[-1]
+
+    def refuses(self, error: type[BaseException] = UsageError, match: str = "") -> Any:
+        """Expect an error of ours."""
+        return pytest.raises(error, match=match) if self.is_ours else contextlib.nullcontext()
+
+    def only_ours(self, error: type[BaseException]) -> Any:
+        """Expect an error of the original's."""
+        return contextlib.nullcontext() if self.is_ours else pytest.raises(error)
+
+    def close(self) -> None:
+        """Close the envs. The original's raise if they are closed, or a worker is gone."""
+        for env in self.made:
+            with contextlib.nullcontext() if self.is_ours else contextlib.suppress(Exception):
+                env.close(raise_if_closed=False)
+
+
+def use_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TorchRL use Gymnasium, also where it asks for gym by name: in MultiThreadedEnv."""
+    monkeypatch.setitem(sys.modules, "gym", gymnasium)
+    set_gym_backend("gymnasium").set()
+
+
+def cartpole() -> Any:
+    return GymEnv("CartPole-v1")
+
+
+def counted(max_steps: int = 2) -> Any:
+    """Return an env whose episodes end after some steps at the latest."""
+    return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=max_steps))
+
+
+class Plain(gymnasium.Env):  # type: ignore[type-arg]
+    """An env whose spaces are given. Its observations are samples, its rewards the actions' sums."""
+
+    def __init__(self, observation: Any = None, action: Any = None) -> None:
+        self.observation_space = observation or gymnasium.spaces.Box(-1, 1, (2,))
+        self.action_space = action or gymnasium.spaces.Discrete(2)
+        self.seen: list[Any] = []
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.observation_space.seed(0)
+        self.seen.append(seed)
+        return self.observation_space.sample(), {"lives": np.int64(3)}
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(action)
+        return self.observation_space.sample(), 0.1, False, False, {"lives": np.int64(2)}
+
+
+def of(env_fn: Callable[[], Any], make: Maker, **keywords: Any) -> Callable[[], Any]:
+    """Return a function that makes an env for the side: TorchRL's needs a wrapper."""
+    return env_fn if make.is_ours else partial(wrap, env_fn, keywords)
+
+
+def wrap(env_fn: Callable[[], Any], keywords: Any) -> Any:
+    """Return an env in TorchRL's wrapper. (TorchRL steps what a lambda makes in this process.)"""
+    return torchrl.envs.GymWrapper(env_fn(), **keywords)
+
+
+def act(env: Any, tensordict: Any) -> Any:
+    """Step envs with random actions."""
+    return env.step(env.rand_action(tensordict))["next"]
