@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # Containers often set it; each of the hundreds of processes that the tests start would compile stepmill again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-slow test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs dist extras lock clean
+.PHONY: help venv build run test coverage check format stub model sanitize soak test-torch test-frontends test-slow test-mlagents test-ray test-originals test-jupyter test-versions bench-setup bench docs docs-shots dist extras lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
@@ -120,6 +120,10 @@ bench: build  ## the tables of benchmarks/
 
 docs: build  ## the documentation site, in build/site/html; warnings are errors
 	scripts/build_docs.sh $(PY)
+
+docs-shots: docs  ## pictures of each page of the site, in build/shots; needs Chromium
+	PIP_CONSTRAINT= build/docs-venv/bin/python -m pip install -q playwright
+	build/docs-venv/bin/python scripts/docs_shots.py build/site/html build/shots
 
 dist: venv  ## build sdist and wheel, and test the wheel in an empty environment
 	$(PY) scripts/check_dist.py
