@@ -145,19 +145,30 @@ def plot_ratios(table: Sequence[Sequence[str]], label: str) -> str:
     """A bar per row: the number before × in the row."""
     found = [(row, _RATIO.search("|".join(row[1:]))) for row in table[1:]]
     rows = [(_label(row), float(ratio[1])) for row, ratio in found if ratio]
-    figure, axes = plt.subplots(figsize=(3.0, 0.5 + 0.27 * len(rows)))
+    figure, axes = plt.subplots(figsize=(3.6, 0.5 + 0.42 * len(rows)))
     names, values = zip(*reversed(rows), strict=True)
-    axes.barh(range(len(rows)), [value - 1 for value in values], left=1, color=SERIES[0], height=0.65)
+    axes.barh(range(len(rows)), [value - 1 for value in values], left=1, color=SERIES[0], height=0.4)
     for position, value in enumerate(values):
         text = f"{value:g}×"
         axes.annotate(text, (max(value, 1), position), (4, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_yticks(range(len(rows)), names)
+    _name_bars(axes, names, 0.22)
     axes.set_xscale("log")
     axes.set_xlim(min(*values, 0.9) * 0.7, max(values) * 1.9)
-    axes.axvline(1, color=FAINT, linewidth=1)
+    axes.vlines(
+        [1] * len(rows), [place - 0.3 for place in range(len(rows))], [place + 0.2 for place in range(len(rows))], FAINT
+    )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_xlabel(f"stepmill: {label}")
     return _svg(figure, label.rsplit(maxsplit=1)[-1], f"How many {label}")
+
+
+def _name_bars(axes: Any, names: Sequence[str], above: float) -> None:
+    """Write a name above each bar: beside them, long names would leave no room for the bars on a phone."""
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, len(names) - 0.3)
+    axes.spines["left"].set_visible(False)
+    for position, name in enumerate(names):
+        axes.text(0.0, position + above, name, transform=axes.get_yaxis_transform(), va="bottom")
 
 
 def _label(row: Sequence[str]) -> str:
@@ -168,17 +179,17 @@ def _label(row: Sequence[str]) -> str:
 def plot_efficiency(table: Sequence[Sequence[str]]) -> str:
     """Grouped bars of the efficiency of envs whose steps and resets differ in length."""
     rows = [row for row in table[1:] if row[0].startswith("efficiency")]
-    figure, axes = plt.subplots(figsize=(3.2, 3.6))
+    figure, axes = plt.subplots(figsize=(3.6, 4.2))
     for index, title in enumerate(("stepmill", "Gymnasium", "best other engine")):
         values = [number(row[1 + index]) or 0.0 for row in reversed(rows)]
-        places = [place + 0.26 * (1 - index) for place in range(len(rows))]
-        axes.barh(places, values, height=0.24, color=SERIES[index], label=title)
+        places = [place + 0.22 * (1 - index) for place in range(len(rows))]
+        axes.barh(places, values, height=0.2, color=SERIES[index], label=title)
         for place, value in zip(places, values, strict=True):
             axes.annotate(f"{value:g} %", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), [row[0].removeprefix("efficiency ") for row in reversed(rows)])
+    _name_bars(axes, [row[0].removeprefix("efficiency ") for row in reversed(rows)], 0.34)
     axes.set_xlim(0, 112)
     axes.set_xlabel("env time / (wall time × what could run), %")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.2, 1.2), ncols=2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
     return _svg(figure, "efficiency", "Efficiency where steps and resets differ in length")
 
 
