@@ -1,0 +1,1 @@
+"""What an engine could reach that waits for all envs in each step."""
