@@ -35,6 +35,7 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker import launcher
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
+from stepmill.worker.child_server import load_modules
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
     Exited,
@@ -90,6 +91,7 @@ class LauncherClient:
 
     def _start_fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan]) -> None:
         self.pid, self._pidfd = 0, OwnedFd()
+        load_modules(_preload(settings))  # once here, and not in each launcher: further pools start sooner
         learner = OwnedFd.pidfd(os.getpid())
         self._channel, peer = Channel.pair()
         with peer, contextlib.closing(learner):
@@ -104,7 +106,7 @@ class LauncherClient:
                 raise
 
     def _fork(self, settings: WorkerSettings, plans: Sequence[WorkerPlan], peer: socket.socket, learner: int) -> int:
-        inherited = launcher.InheritedState(plans, _worker_environ(settings), _preload(settings))
+        inherited = launcher.InheritedState(plans, _worker_environ(settings))
         with block_signals():
             pid = fork()
             if pid == 0:

@@ -20,7 +20,7 @@ from stepmill._native import OwnedFd
 from stepmill.spec.options import Context
 from stepmill.worker import process_setup
 from stepmill.worker.channel import Channel
-from stepmill.worker.child_server import Child, ChildServer, load_modules
+from stepmill.worker.child_server import Child, ChildServer
 from stepmill.worker.fresh_interpreter import InterpreterStart, start_interpreter
 from stepmill.worker.messages import LaunchWorker, WorkerPlan
 
@@ -31,7 +31,6 @@ class InheritedState:
 
     plans: Sequence[WorkerPlan]
     environ: Mapping[str, str]
-    preload: Sequence[str]
 
 
 def main_forked(channel: Channel, learner: int, inheritance: InheritedState) -> None:
@@ -41,7 +40,6 @@ def main_forked(channel: Channel, learner: int, inheritance: InheritedState) -> 
         process_setup.reset_signal_handlers()
         process_setup.detach_stdin()
         os.environ.update(inheritance.environ)
-        load_modules(inheritance.preload)
         launcher = Launcher(channel, learner, Context.FORK, {plan.worker: plan for plan in inheritance.plans})
     except BaseException:
         traceback.print_exc()
