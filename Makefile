@@ -94,7 +94,7 @@ test-torch: build  ## the tests marked torch, in a separate environment
 test-frontends: build  ## the tests of front-ends whose libraries .venv does not have, in a separate environment
 	scripts/test_frontends.sh $(PY) $(PYTEST_ARGS)
 
-test-slow: build  ## the tests marked slow: context="spawn", each MuJoCo task as a kernel, doctor, tune, bench, pages, examples
+test-slow: build  ## the tests marked slow: context="spawn", each MuJoCo task as a kernel, chaos, doctor, tune, bench, pages, examples
 	$(PY) -m pytest -n 4 --dist worksteal -m "slow and not soak" --covers=build/covers/slow.json $(PYTEST_ARGS)
 
 test-mlagents: build  ## the tests marked mlagents, against both generations of mlagents-envs

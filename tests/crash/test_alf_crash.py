@@ -176,6 +176,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.orphans
 @pytest.mark.covers("A-B9")
 def test_nothing_is_left_of_a_learner_that_is_killed():

@@ -40,6 +40,7 @@ MAX_RUNS = 20  # of chaos, until it finds the planted fault
 INTERRUPTED_CALLBACKS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @INTERRUPTED_CALLBACKS
 def test_every_transition_is_right_while_workers_die_stop_and_hang() -> None:

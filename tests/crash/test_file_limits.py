@@ -83,7 +83,7 @@ def test_a_worker_takes_as_many_descriptors_as_the_docs_say(
     assert counts[1] - counts[0] == 3 * per_worker
 
 
-@pytest.mark.parametrize("where", ["fork", "forkserver"])
+@pytest.mark.parametrize("where", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_restart_with_too_few_descriptors_is_refused_and_can_be_repeated(where: str) -> None:
     with make_pool(where, counting_envs(2), num_workers=2) as pool:
         pool.reset(seed=0)

@@ -126,6 +126,7 @@ def test_a_run_tells_what_it_did(backend, batch_size):
     assert found["interrupted"] is False
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_episodes_wherever_the_envs_run():
     places = [("serial", "1"), ("thread", "2"), ("process", "3")]
     arguments = ("CartPole-v1", "--num-envs", "3", "--steps", "3000", "--seed", "11")
@@ -143,6 +144,7 @@ def test_a_policy_of_the_user_acts(here):
     assert found["policy"] == "my_policies:ones"
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_are_plain_lines():
     done = run_cli("run", "CartPole-v1", "--seconds", "2.5", "--num-envs", "2")
     assert (done.returncode, done.stderr) == (0, "")
@@ -246,6 +248,7 @@ def test_envs_that_hang_are_named_when_the_run_ends(here, batch_size):
     assert "--step-timeout" in line
 
 
+@pytest.mark.slow
 def test_a_step_timeout_and_a_policy_of_faults_get_a_run_past_envs_that_hang(here):
     arguments = ["--num-envs", "2", "--context", "spawn", "--step-timeout", "0.2", "--on-fault", "truncate"]
     done = run_cli("run", "my_envs:Hanging-v0", *arguments, "--steps", "30", "--crash-dir", "crashes", cwd=here)
@@ -285,7 +288,7 @@ def test_traceback_shows_where_it_failed(here, arguments):
     assert "in _fail" in done.stderr or "in broken" in done.stderr
 
 
-@pytest.mark.parametrize("batch_size", ["4", "2"])
+@pytest.mark.parametrize("batch_size", ["4", pytest.param("2", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_with_the_summary_one_line_and_130(batch_size):
     process = start_cli(
         *("run", "CartPole-v1", "--num-envs", "4", "--batch-size", batch_size, "--seconds", "60"),

@@ -94,6 +94,7 @@ def run_doctor(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_findings_and_exits_with_1():
     done = run_doctor("tests.harness.sick_envs:Sick-v0", "--steps", "50")
     assert done.returncode == 1
