@@ -226,6 +226,19 @@ def test_an_env_answers_as_it_would_here(one_of):
     assert env.render(mode="rgb_array") == [0, "rgb_array"]
 
 
+class Decorated(OldEnv):
+    """Its `render` has the signature that gym 0.25 gives to all of them."""
+
+    def render(self, *args, **keywords):
+        return super().render(*args, **keywords)
+
+
+@pytest.mark.covers("M-5", "M-12")
+def test_a_mode_reaches_a_render_of_any_signature(one_of):
+    env = one_of(Decorated)
+    assert (env.render(), env.render("rgb_array")) == ([0, "human"], [0, "rgb_array"])
+
+
 @pytest.mark.covers("M-5")
 def test_an_env_with_five_values_gives_five(one_of):
     env, here = one_of(NewEnv), NewEnv()

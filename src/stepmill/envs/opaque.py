@@ -70,7 +70,11 @@ class OpaqueEnv(EnvAdapter):
 
     def render_as(self, mode: str) -> object:
         """Return what the env's `render` returns for a mode."""
-        takes_mode = "mode" in _parameters(self.env.render)
+        parameters = _parameters(self.env.render)
+        takes_any = any(
+            each.kind is each.VAR_KEYWORD for each in parameters.values()
+        )  # gym 0.25 decorates all methods `render`
+        takes_mode = "mode" in parameters or (takes_any and mode != "human")
         frame: object = self.env.render(mode=mode) if takes_mode else self.env.render()
         return frame
 

@@ -373,6 +373,13 @@ class Pair(Walk):
         return [super().reset()["t"], 7]
 
 
+def frames_of_gym(make: Maker) -> Any:
+    import gym
+
+    (env,) = make([type("Own", (Walk, gym.Env), {"render": lambda self, mode="human": mode})])
+    return [env.render(), env.render("rgb_array"), env.render(mode="ansi")]
+
+
 def five_values(make: Maker) -> Any:
     (env,) = make([Limited])
     return [env.reset(), env.step(1)]
@@ -417,7 +424,7 @@ def kept_arguments(make: Maker) -> Any:
     return [*found, made.reset(), made.step([1, 1])]
 
 
-SAME = (wrapped_by_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
+SAME = (wrapped_by_gym, frames_of_gym, five_values, of_gymnasium, checks_extended, kept_arguments)
 
 
 @pytest.mark.covers("M-5", "M-7", "M-8", "M-11", "M-12")
