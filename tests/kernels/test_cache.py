@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 import types
@@ -187,6 +188,55 @@ def test_intrinsics_are_compared_by_their_code() -> None:
     assert first == digest_of(intrinsic_of(1.0))
     assert first != digest_of(intrinsic_of(2.0))
     assert first != digest_of(intrinsic_of(1.0, prefer_literal=True))
+
+
+def test_signatures_fields_and_defaults_of_named_tuples_are_in_the_digest() -> None:
+    def scaled(x: float) -> float:
+        return x * 0.1
+
+    assert digest_of(numba.njit("f8(f8)")(scaled)) == digest_of(numba.njit("f8(f8)")(scaled))
+    assert digest_of(numba.njit("f8(f8)")(scaled)) != digest_of(numba.njit("f4(f4)")(scaled))
+    make: Any = collections.namedtuple  # noqa: PYI024  their fields are data here
+    assert digest_of(make("P", ["a", "b"])(1, 2)) != digest_of(make("P", ["b", "a"])(1, 2))
+    assert digest_of(make("P", ["a"], defaults=[1.0])) != digest_of(make("P", ["a"], defaults=[2.0]))
+
+
+def even(x: float) -> Any:
+    return x if x < 1 else odd(x - 1)
+
+
+def odd(x: float) -> Any:
+    return x if x < 1 else even(x - 1)
+
+
+def overloaded(x: float) -> float:
+    return x
+
+
+def test_code_that_numba_finds_by_types_or_computed_names_or_caches_wrongly_is_not_cached() -> None:
+    @numba.extending.overload(overloaded)  # type: ignore[untyped-decorator]
+    def implement(x: Any) -> Callable[..., Any]:
+        return lambda x: x * 2.0
+
+    with pytest.raises(NotComparableError, match="an overload of overloaded"):
+        digest_of(lambda x: overloaded(x))
+    with pytest.raises(NotComparableError, match="getattr, which takes names"):
+        digest_of(lambda x: getattr(np, "pi"))  # noqa: B009
+    with pytest.raises(NotComparableError, match="call each other in a circle"):
+        digest_of(even)  # Numba's cache of such functions makes the next process crash
+
+
+def test_a_global_that_is_assigned_again_is_seen_by_the_compiled_functions_that_a_kernel_calls(folder: Path) -> None:
+    physics = types.ModuleType("physics")
+    exec("import numba\nGAIN = 1.0\n@numba.njit\ndef pull(x):\n    return x * GAIN", physics.__dict__)
+    pull: Any = physics.pull
+
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return pull(1.0) + physics.pull(1.0), False, False
+
+    for gain in (1.0, 7.0):
+        vars(physics)["GAIN"] = gain
+        assert reward_of(step) == 2.0 * gain
 
 
 def test_the_digest_of_each_kernel_that_ships_with_stepmill_is_known() -> None:

@@ -20,6 +20,7 @@ from stepmill.kernels.rng import Rng, seed_words
 
 pytest.importorskip("numba")
 
+import numba
 from numba.core.errors import NumbaWarning
 
 from tests.kernels.kernels import parts, walk
@@ -216,3 +217,13 @@ def test_the_example_runs() -> None:
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "million steps per second" in done.stdout
+
+
+def test_a_kernel_that_numba_may_not_compile_is_refused_by_the_setting_that_forbids_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(
+        stepmill.UsageError, match=r"NUMBA_DISABLE_JIT is set; unset it, or run walk as Python with .*compiled=False"
+    ):
+        walk.with_limit(7).compile()

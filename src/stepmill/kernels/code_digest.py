@@ -6,9 +6,11 @@ right as long as none of them changes. What cannot be compared from one process 
 
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import hashlib
+import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -19,6 +21,7 @@ import numba
 import numpy as np
 from numba.core.extending import _Intrinsic
 from numba.core.registry import CPUDispatcher
+from numba.core.typing.templates import builtin_registry
 
 _EXACT = (type(None), bool, int, float, complex, str, bytes, type(...))
 # Their code changes with their version only, and the interpreter's is that of the standard library.
@@ -51,6 +54,9 @@ class _Walk:
     def __init__(self, *, has_lines: bool) -> None:
         self._has_lines = has_lines
         self._met: dict[int, tuple[int, Any]] = {}  # the values are kept, so that no id is used again
+        self._open: list[
+            types.FunctionType
+        ] = []  # the functions whose parts are being yielded, from the outermost to the innermost
 
     def parts(self, name: str, value: Any) -> Iterator[str | bytes]:
         """Yield the parts of a value that code reaches as `name`."""
@@ -61,22 +67,29 @@ class _Walk:
         elif isinstance(value, (np.dtype, np.generic, np.ndarray)):
             yield from _array_parts(name, value)
         elif id(value) in self._met:
+            if any(each is getattr(value, "py_func", value) for each in self._open[:-1]):
+                raise NotComparableError(
+                    f"{name}, one of several functions that call each other in a circle"
+                )  # Numba's bug
             yield str(self._met[id(value)][0])
         else:
+            _check_known(name, value)
             self._met[id(value)] = len(self._met), value
             yield from self._compound_parts(name, value)
 
     def _compound_parts(self, name: str, value: Any) -> Iterator[str | bytes]:
         if isinstance(value, (tuple, list)):
-            yield str(len(value))
+            yield repr((len(value), getattr(value, "_fields", None)))
             for index, item in enumerate(value):
                 yield from self.parts(f"{name}[{index}]", item)
-        elif isinstance(value, (dict, set, frozenset)):
-            items = value.items() if isinstance(value, dict) else value
-            yield from sorted(digest_of(item, has_lines=self._has_lines) for item in items)
+        elif isinstance(value, dict):
+            yield from self.parts(name, list(value.items()))
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(digest_of(item, has_lines=self._has_lines) for item in value)
         elif isinstance(value, CPUDispatcher):
             yield from self.parts(f"the options of {name}", value.targetoptions)
-            yield from self.parts(f"the locals of {name}", value.locals)
+            yield from self.parts(f"the locals of {name}", dict(value.locals))
+            yield repr(signatures_of(value))
             yield from self.parts(name, value.py_func)
         elif isinstance(value, _Intrinsic):
             yield from self.parts(name, (value._defn, value._prefer_literal, value._ctor_kwargs))
@@ -95,33 +108,36 @@ class _Walk:
             yield str(value)
         elif isinstance(value, enum.EnumMeta):
             yield from self.parts(name, [(each, value[each].value) for each in value.__members__])
-        elif isinstance(value, types.ModuleType) and _is_fixed(value.__name__):
+        elif isinstance(value, types.ModuleType) and is_fixed(value.__name__):
             yield value.__name__
-        elif isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)) and _is_fixed(_module_of(value)):
+        elif isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)) and is_fixed(_module_of(value)):
             yield f"{_module_of(value)}.{getattr(value, '__qualname__', value.__name__)}"
         elif isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-            yield from self.parts(name, (value.__qualname__, value._fields))
+            yield from self.parts(name, (value.__qualname__, value._fields, getattr(value, "_field_defaults", {})))
         else:
             raise NotComparableError(f"{name}, a {type(value).__module__}.{type(value).__qualname__}")
 
     def _function_parts(self, name: str, function: types.FunctionType) -> Iterator[str | bytes]:
-        if _is_fixed(str(function.__module__)):
+        if is_fixed(str(function.__module__)):
             yield f"{function.__module__}.{function.__qualname__}"
             return
         yield from self.parts(name, function.__code__)
         yield from self.parts(f"a default of {name}", (function.__defaults__, function.__kwdefaults__))
-        attributes = _attribute_names(function.__code__)
+        attributes = attribute_names(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        values = {cell_name: _content(cell) for cell_name, cell in cells}
-        names = _global_names(function.__code__)
-        values.update((each, function.__globals__[each]) for each in names if each in function.__globals__)
+        values = {cell_name: content_of(cell) for cell_name, cell in cells}
+        self._open.append(function)
+        known = {**vars(builtins), **function.__globals__}
+        values.update((each, known[each]) for each in global_names(function.__code__) if each in known)
+        _check_overloads(attributes)
         for each, value in sorted(values.items()):
             yield each
             yield from self._reached_parts(each, value, attributes)
+        self._open.pop()
 
     def _reached_parts(self, name: str, value: Any, attributes: Iterable[str]) -> Iterator[str | bytes]:
         """Yield the parts of a value; of a module that may be edited, those attributes that are named in the code."""
-        if not isinstance(value, types.ModuleType) or _is_fixed(value.__name__):
+        if not isinstance(value, types.ModuleType) or is_fixed(value.__name__):
             yield from self.parts(name, value)
             return
         yield value.__name__
@@ -144,6 +160,37 @@ class _Walk:
         yield from self.parts(f"a constant of {name}", list(code.co_consts))
 
 
+def signatures_of(compiled: Any) -> list[Any]:
+    """Return the signatures that a compiled function was given, to which its arguments are converted."""
+    return [] if compiled._can_compile else [each.signature for each in compiled.overloads.values()]
+
+
+def _check_known(name: str, value: Any) -> None:
+    """Refuse values whose use does not say what the code depends on."""
+    if value is getattr or value is hasattr:
+        raise NotComparableError(f"{name}, which takes names of attributes")
+    if any(value is template.key for template in builtin_registry.functions if _is_of_user(template)):
+        raise NotComparableError(f"an overload of {name}")
+
+
+def _check_overloads(attributes: Iterable[str]) -> None:
+    """Refuse code that the user has given to Numba for operators, and for attributes and methods of Numba's types.
+
+    Numba finds it by types, and compiles it once in a process.
+    """
+    for template in filter(_is_of_user, (*builtin_registry.functions, *builtin_registry.attributes)):
+        name: Any = getattr(template, "_attr", None)
+        if name in attributes and is_fixed(template.key.__module__):
+            raise NotComparableError(f"an overload of the attribute {name}")
+        if name is None and template.key in vars(operator).values():
+            raise NotComparableError(f"an overload of the operator {template.key.__name__}")
+
+
+def _is_of_user(template: Any) -> bool:
+    module = getattr(getattr(template, "_overload_func", None), "__module__", None)
+    return module is not None and not is_fixed(module) and not module.startswith("stepmill.")
+
+
 def _array_parts(name: str, value: Any) -> Iterator[str | bytes]:
     dtype = value if isinstance(value, np.dtype) else value.dtype
     if dtype.hasobject and not isinstance(value, np.dtype):
@@ -155,7 +202,7 @@ def _array_parts(name: str, value: Any) -> Iterator[str | bytes]:
         yield value.tobytes()
 
 
-def _is_fixed(module: str) -> bool:
+def is_fixed(module: str) -> bool:
     return module.partition(".")[0] in _FIXED
 
 
@@ -163,7 +210,7 @@ def _module_of(value: Any) -> str:
     return "numpy" if isinstance(value, np.ufunc) else str(value.__module__)
 
 
-def _content(cell: types.CellType) -> Any:
+def content_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # it is empty: a name that is not bound yet
@@ -178,11 +225,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _global_names(code: types.CodeType) -> set[str]:
+def global_names(code: types.CodeType) -> set[str]:
     loads = ("LOAD_GLOBAL", "LOAD_NAME")
     return {step.argval for each in _codes(code) for step in dis.get_instructions(each) if step.opname in loads}
 
 
-def _attribute_names(code: types.CodeType) -> list[str]:
+def attribute_names(code: types.CodeType) -> list[str]:
     """Return all names in the code: also a module that has a second name in it is then looked up completely."""
     return sorted({name for each in _codes(code) for name in each.co_names})

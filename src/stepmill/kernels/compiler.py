@@ -13,7 +13,6 @@ import os
 import pickle
 import re
 import secrets
-import types as python_types
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -23,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.errors import NumbaError, NumbaWarning
-from numba.core.registry import CPUDispatcher
 
 from stepmill._version import __version__
 from stepmill.kernels.cache_folder import ENTRY, open_cache
 from stepmill.kernels.code_digest import NotComparableError, digest_of
 from stepmill.kernels.env import RESULT
+from stepmill.kernels.numba_copies import FreshCopies
 from stepmill.kernels.numba_rng import rng_type
 from stepmill.spec.errors import UsageError
 from stepmill.spec.kernel import KernelCall, KernelProgram, Raised, RowLayout, memory_of
@@ -37,11 +36,11 @@ from stepmill.spec.notices import warn
 if TYPE_CHECKING:
     from stepmill.kernels.python import PythonKernel
 
+numba_config: Any = numba.config
 _ALLOCATIONS = ("NRT_MemInfo_alloc", "NRT_Allocate")
 _REFUSED = "allocates"  # a file in the cache of a kernel: the name of its function that allocates memory
-_CACHE_FORMAT = (
-    "3"  # in 1, code of two kernels may have equal symbols; in 2, digests missed some of what code depends on
-)
+# In 1, code of two kernels may have equal symbols; in 2 and 3, digests missed some of what code depends on.
+_CACHE_FORMAT = "4"
 _THIS_PROCESS = secrets.token_hex(8)
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -71,6 +70,7 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
     Raises:
         UsageError: Numba refuses a function, which is named with its line; or it allocates memory.
     """
+    _check_enabled(kernel)
     views = {"obs": _view("obs", observation), "action": _view("action", action, is_action=True)}
     has_infos = kernel.infos is not None
     text = _ENTRY.format(
@@ -78,11 +78,8 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
     )
     folder = _find_cache(kernel, text)
     numba_options: dict[str, Any] = {"boundscheck": kernel.is_debug, "error_model": "python", "fastmath": False}
-    scope: dict[str, Any] = {
-        "reset": _jit(kernel.reset, numba_options),
-        "step": _jit(kernel.step, numba_options),
-        "__name__": __name__,
-    }
+    copies = FreshCopies(numba_options)
+    scope = {"reset": copies.copy(kernel.reset), "step": copies.copy(kernel.step), "__name__": __name__}
     path = "<stepmill kernel>" if folder is None else _write_once(folder / ENTRY, text)
     exec(compile(text, path, "exec"), scope)  # generated above
     numba_options["cache"] = folder is not None
@@ -117,36 +114,12 @@ def compile_kernel(kernel: PythonKernel, observation: RowLayout, action: RowLayo
     )
 
 
-def _jit(function: Any, numba_options: dict[str, Any], compiled: dict[int, Any] | None = None) -> Any:
-    """Return the compiled form of a function; the plain Python functions that it calls are compiled, too."""
-    compiled = {} if compiled is None else compiled
-    if isinstance(function, CPUDispatcher) or id(function) in compiled:
-        return compiled.get(id(function), function)
-    compiled[id(function)] = function  # a recursive call finds this entry; Numba resolves it
-    scope = inspect.getclosurevars(function)
-    names = {
-        name: _jit(value, numba_options, compiled) for name, value in scope.globals.items() if _is_user_function(value)
-    }
-    cells = {
-        name: _jit(value, numba_options, compiled)
-        for name, value in scope.nonlocals.items()
-        if _is_user_function(value)
-    }
-    closure = tuple(
-        python_types.CellType(cells[name]) if name in cells else cell
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    )
-    copy = python_types.FunctionType(
-        function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__, closure
-    )
-    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    compiled[id(function)] = numba.njit(**numba_options)(copy)
-    return compiled[id(function)]
-
-
-def _is_user_function(value: object) -> bool:
-    is_plain = isinstance(value, python_types.FunctionType)
-    return is_plain and str(value.__module__).partition(".")[0] not in ("numpy", "numba", "math")
+def _check_enabled(kernel: PythonKernel) -> None:
+    if numba_config.DISABLE_JIT:
+        raise UsageError(
+            f"Numba compiles nothing, because NUMBA_DISABLE_JIT is set; unset it, or run {kernel.name} as Python with "
+            "backend='serial' and kernel(compiled=False)"
+        )
 
 
 def _compile(
@@ -161,11 +134,9 @@ def _compile(
         raise UsageError(_refusal(kernel, function, exc)) from exc
     except Exception as exc:
         # The cached code cannot be read, or names a module that this process cannot import: compile without the cache.
-        # A package that Numba needs for what the code calls is missing.
-        if not numba_options["cache"] and isinstance(exc, ImportError):
-            raise UsageError(_refusal(kernel, function, exc)) from exc
+        # Else a package that Numba needs for what the code calls is missing, or it is a bug of Numba's.
         if not numba_options["cache"]:
-            raise
+            raise UsageError(_refusal(kernel, function, exc)) from exc
         return _compile(kernel, entry, signature, {**numba_options, "cache": False}, function)
     for warning in found:
         _warn_once(kernel.name, str(warning.message), is_of_numba=issubclass(warning.category, NumbaWarning))
@@ -258,7 +229,8 @@ def _write_once(path: Path, text: str) -> str:
 
 def _digest(kernel: PythonKernel, text: str) -> str | None:
     """Return a digest of all that the compiled kernel depends on; None, after a warning, if some of it cannot be compared."""
-    parts = (text, _CACHE_FORMAT, __version__, kernel.state, kernel.infos, kernel.is_debug, kernel.reset, kernel.step)
+    settings = _CACHE_FORMAT, __version__, numba_config.BOUNDSCHECK, kernel.is_debug
+    parts = (text, settings, kernel.state, kernel.infos, kernel.reset, kernel.step)
     try:
         return digest_of(*parts)
     except NotComparableError as exc:
