@@ -109,7 +109,7 @@ class _Merge:
     def _merge_nested(self, cells: list[Cell], place: Place) -> Any:
         """Merge the values under a key of which some are dicts. Remove values that are omitted from `cells`."""
         leaf, key = place
-        rejected = [cell for cell in cells if isinstance(cell[1][key], dict) and _is_too_deep(cell[1][key])]
+        rejected = [cell for cell in cells if isinstance(cell[1][key], dict) and is_too_deep(cell[1][key])]
         if rejected:
             self._omit(rejected, place, "contains itself, or too many or too deeply nested dicts; give flatter infos")
             cells[:] = [cell for cell in cells if id(cell) not in map(id, rejected)]
@@ -212,7 +212,7 @@ def _is_mask(info: Mapping[Any, Any], key: object) -> bool:
     return isinstance(key, str) and key.startswith("_") and key[1:] in info
 
 
-def _is_too_deep(value: dict[Any, Any]) -> bool:
+def is_too_deep(value: dict[Any, Any]) -> bool:
     """Whether a dict contains itself, or too many or too deeply nested dicts to be merged."""
     num_dicts = 0
     open_dicts = [(value, 1)]

@@ -7,6 +7,7 @@ row of its env, and the logger "stepmill" logs it once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import signal
 import threading
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.pool.infos import OMITTED, LazyInfo, merge, omission_error
+from stepmill.pool.infos import MAX_DICTS, OMITTED, LazyInfo, is_too_deep, merge, omission_error
 from stepmill.spec.errors import BadOutput, EngineBug
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.worker.error_records import describe_error
@@ -29,6 +30,8 @@ from stepmill.worker.messages import ErrorRecord, load
 Payload = tuple[int, "bytes | str | None", "dict[str, str] | None", "list[object] | None"]
 Episodes = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]  # returns, lengths, and which of them ended
 Info = Mapping[Any, Any]
+
+_PLAIN_KEYS = (str, int, bool, float, bytes, type(None), np.str_)
 
 _log = logging.getLogger("stepmill")
 _OVERWRITTEN = "its memory was overwritten, by its worker or by native code in one of the worker's envs"
@@ -88,7 +91,8 @@ class InfoMaker:
             if payload is not None:
                 values = reader.read(payload, objects)
                 info, final_info = values[0], values[1] if len(values) == 2 else None
-                if reader.has_failed or not self._reserved.isdisjoint(info) or final_info is not None:
+                has_failed = reader.has_failed or _has_odd_key(info)
+                if has_failed or not self._reserved.isdisjoint(info) or final_info is not None:
                     env_id = self._env_of(batch, row)
                     info = self._checked(info, "info", env_id)
                     final_info = None if final_info is None else self._checked(final_info, "final_info", env_id)
@@ -208,19 +212,53 @@ class _Reader:
 def _without_unreadable(
     value: dict[Any, Any] | _Unreadable, leaf: str, env_id: int, omissions: list[BadOutput]
 ) -> dict[Any, Any]:
-    """Return a dict without unreadable values and values that contain one; add their errors to `omissions`."""
+    """Return a dict without unreadable values, values that contain one, and keys that dicts cannot find; add errors to `omissions`."""
     if isinstance(value, _Unreadable):
         omissions.append(_unreadable(leaf, env_id, value))
         return {}
     readable = {}
     for key, item in value.items():
+        problem = None if type(key) in _PLAIN_KEYS else _find_problem(key, value)
+        if problem is not None:
+            why = f"is omitted from {leaf}: {problem}; give keys that are strings or numbers"
+            omissions.append(omission_error(f"a key of type {type(key).__name__}", env_id, why))
+            continue
         place = f"{leaf}[{key!r}]"
         unreadable = _find_unreadable(key) or (None if type(item) is dict else _find_unreadable(item))
         if unreadable is not None:
             omissions.append(_unreadable(place if not isinstance(key, _Unreadable) else leaf, env_id, unreadable))
         else:
-            readable[key] = _without_unreadable(item, place, env_id, omissions) if type(item) is dict else item
+            is_readable = type(item) is not dict or is_too_deep(item)  # merging refuses what is too deep
+            readable[key] = item if is_readable else _without_unreadable(item, place, env_id, omissions)
     return readable
+
+
+def _has_odd_key(info: object) -> bool:
+    """Whether a dict, or one in it, has a key whose methods are the user's."""
+    dicts = [info] if type(info) is dict else []
+    for found in itertools.islice(dicts, MAX_DICTS):  # merging refuses more
+        if not all(type(key) in _PLAIN_KEYS for key in found):
+            return True
+        dicts += [item for item in found.values() if type(item) is dict]
+    return False
+
+
+def _find_problem(key: object, info: dict[Any, Any]) -> str | None:
+    """Return why dicts cannot find a key, or None. It is compared with the keys of other envs, and merged infos have its text."""
+    is_found = True
+
+    def compare() -> None:
+        nonlocal is_found
+        is_equal = bool(key == key) and bool(key != "") and key in info
+        is_found = is_equal and hash(key) == hash(key) and f"_{key}{key!r}" != ""
+
+    try:
+        compare()
+    except MemoryError:
+        raise
+    except BaseException as error:
+        return _text_of(find_cause(compare, error))
+    return None if is_found else "its hash changes, or it does not equal itself"
 
 
 def _unreadable(leaf: str, env_id: int, value: _Unreadable) -> BadOutput:
