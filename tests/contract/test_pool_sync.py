@@ -345,4 +345,8 @@ def test_a_wrong_number_of_actions_is_counted_against_the_envs(pool_of):
         pool.step(np.ones((4, 1), np.int64))
     with pytest.raises(stepmill.UsageError, match=r"^actions have dtype float64; give dtype int64$"):
         pool.step(np.ones(4))
+    with pytest.raises(
+        stepmill.UsageError, match=r"^actions have numbers that int64 cannot hold; give actions of the space$"
+    ):
+        pool.step(np.array([2**63, 1, 1, 1], np.uint64))
     assert pool.step([1, 1, 1, 1]).reward.tolist() == [1.0] * 4

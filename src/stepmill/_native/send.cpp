@@ -59,10 +59,14 @@ nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp 
     if (!PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAME_KIND_CASTING)) {
         raise(errors().usage, "actions" + of_leaf(leaf) + " have dtype " + text_of(array.attr("dtype")) + "; give dtype " + text_of(leaf.descr));
     }
+    const bool is_wider = PyArray_ISINTEGER(source) && !PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAFE_CASTING);
     Py_INCREF(leaf.descr.ptr());
-    array = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!array) throw nb::python_error();
-    return array;
+    nb::object cast = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!cast) throw nb::python_error();
+    if (is_wider && !nb::cast<bool>(nb::bool_(nb::steal(PyObject_RichCompare(cast.ptr(), array.ptr(), Py_EQ)).attr("all")()))) {
+        raise(errors().usage, "actions" + of_leaf(leaf) + " have numbers that " + text_of(leaf.descr) + " cannot hold; give actions of the space");
+    }
+    return cast;
 }
 
 // Checks everything before it writes: a wrong action changes nothing.
