@@ -103,6 +103,7 @@ def test_too_many_workers_for_the_systems_limits_are_refused_and_nothing_is_kept
     source = f"""
         import os, resource
         import stepmill
+        from stepmill.backends.starter_client import STARTERS
         from stepmill.testing import CountingEnv
         resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
         before = len(os.listdir("/proc/self/fd"))
@@ -111,6 +112,7 @@ def test_too_many_workers_for_the_systems_limits_are_refused_and_nothing_is_kept
             stepmill.Pool([CountingEnv] * 60, backend={backend!r}, num_workers=60, options=options)
         except stepmill.UsageError as error:
             print(error)
+        STARTERS.close()  # which the next pool would use
         print(len(os.listdir("/proc/self/fd")) - before)
     """
     done = run_source(source)
