@@ -178,10 +178,9 @@ class WorkerLink:
 
     def wait(self, deadline: float | None) -> None:
         """Wait for messages or the end of the process, for a slice of the time until the deadline, and handle them."""
-        with self._lock:
-            self.handle_messages()
-            wait_ready(self.fds, deadline)
-            self.handle_messages()
+        self.handle_messages()
+        wait_ready(self.fds, deadline)  # without the lock, which other threads need to post requests
+        self.handle_messages()
 
     def _receive(self, message: object) -> None:
         if isinstance(message, Reply):
