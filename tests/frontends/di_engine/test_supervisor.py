@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 from stepmill.frontends.di_engine import ChildType, EnvState, EnvSupervisor, trees
 from stepmill.frontends.di_engine.payloads import SendPayload
-from stepmill.spec.errors import EnvTimeout, UsageError, WorkerDied
+from stepmill.spec.errors import EnvTimeout, RecvTimeout, UsageError, WorkerDied
 from stepmill.testing.gates import Gate
 from tests.frontends.di_engine.envs import ding_envs
+from tests.harness.hangs import HANG_GUARD_S
 
 pytestmark = pytest.mark.covers("D-31/interface")
 
@@ -162,6 +164,23 @@ def test_a_reset_that_fails_is_tried_again(supervise: Any, kind: Any, retry_type
     assert (envs.serial[0] != serials[0]) is (retry_type == "renew")
     assert envs.serial[1] == serials[1]
     assert envs.env_states == {0: EnvState.RUN, 1: EnvState.RUN}
+
+
+def test_an_env_that_waits_for_its_next_reset_holds_up_no_other(supervise: Any, kind: Any) -> None:
+    envs = supervise(kind, 2, max_try=3, retry_waiting_time=HANG_GUARD_S * 10)
+    envs.launch()
+    envs.reset({0: {"stat": "error"}}, block=False)
+    envs.step({1: 1}, block=False)
+    assert envs.recv().proc_id == 1
+    began = time.monotonic()
+    waiting = SendPayload(0, method="reset", kwargs={})
+    envs.send(waiting)
+    late = envs.recv_all([waiting], ignore_err=True, timeout=0.2)
+    assert isinstance(late[0].err, RecvTimeout)
+    envs.step({1: 1})
+    assert envs.env_states == {0: EnvState.ERROR, 1: EnvState.RUN}
+    envs.close()
+    assert time.monotonic() - began < HANG_GUARD_S
 
 
 def test_a_reset_that_always_fails_closes_the_supervisor(supervise: Any, kind: Any) -> None:

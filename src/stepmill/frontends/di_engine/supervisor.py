@@ -55,6 +55,7 @@ class _CommandQueues(EnvCalls):
         self._ready_obs: dict[int, Any] = {}
         self._env_episode_count = dict.fromkeys(range(self._env_num), 0)
         self._attempts: dict[int, int] = {}
+        self._retry_at: dict[int, float] = {}  # by env whose reset has failed: when to try it again
         self._needs_renewal: set[int] = set()
         self._queues: dict[int, deque[SendPayload]] = {env_id: deque() for env_id in range(self._env_num)}
         self._running_commands: dict[int, SendPayload] = {}
@@ -101,9 +102,18 @@ class _CommandQueues(EnvCalls):
         return made
 
     def _receive(self, timeout_s: float) -> None:
-        for reply in self._open_client().receive(1, timeout_s):
-            if self._running:
-                self._handle_reply(reply)
+        """Wait for replies, handle them, and begin the attempts at resets that are due."""
+        client = self._open_client()
+        wait_s = min([timeout_s, *(max(0.0, retry_at - time.monotonic()) for retry_at in self._retry_at.values())])
+        if self._retry_at and not client.pending:
+            time.sleep(wait_s)  # no command is outstanding, so no event can end this wait earlier
+        else:
+            for reply in client.receive(1, wait_s):
+                if self._running:
+                    self._handle_reply(reply)
+        for env_id in [env_id for env_id, retry_at in self._retry_at.items() if retry_at <= time.monotonic()]:
+            del self._retry_at[env_id]
+            self._send_reset(env_id, self._running_commands[env_id])
 
     def _wait_until_idle(self, env_ids: Mapping[int, Any]) -> None:
         """Wait until these envs execute nothing: the resets that follow their steps have ended."""
@@ -160,12 +170,10 @@ class _CommandQueues(EnvCalls):
                 phase="reset",
                 error_type=type(error).__name__,
             ) from error
-        if self._retry_waiting_time:
-            time.sleep(self._retry_waiting_time)
         if self._retry_type == "renew":
             self._needs_renewal.add(env_id)
-        self._queues[env_id].appendleft(sent)
-        self._send_next_command(env_id)
+        self._running_commands[env_id] = sent
+        self._retry_at[env_id] = time.monotonic() + (self._retry_waiting_time or 0.0)
 
     # ---- questions about the envs ------------------------------------------------------------------------------------
 
