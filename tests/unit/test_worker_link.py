@@ -23,7 +23,7 @@ def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch)
 
     monkeypatch.setattr(worker_link, "wait_ready", wait_until_posted)
     link = WorkerLink(WorkerPlan(0, (0,), ()))
-    request = Request(1, RequestKind.GET_ATTR, "name", (0,), (0,))
+    request = Request(1, RequestKind.GET_ATTR, (0,), (0,), "name")
     rung = []
     with ThreadPoolExecutor(2) as threads, contextlib.closing(link):
         waiting = threads.submit(link.wait, None)

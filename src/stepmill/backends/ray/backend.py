@@ -86,7 +86,7 @@ class RayBackend:
         self._restarts: Counter[int] = Counter()
         self._call_numbers = itertools.count(1)
         self._postponed: dict[int, list[tuple[Request, Future]]] = {}  # by worker that is being restarted
-        self._postponing = threading.Lock()
+        self._postponing = threading.RLock()  # held while calls are posted, which keeps their order
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._thread: threading.Thread | None = None
@@ -164,7 +164,7 @@ class RayBackend:
         workers, demand = self._workers_of(node), {} if machine else self._demand_of(node)
         actor = cluster.make_actor(self._ray, cluster.placed(self._ray, self._options, demand, avoid, machine))
         ids = {worker: self._workers[worker].plan.env_ids for worker in workers}
-        link = NodeLink(self._ray, actor, node, ids, self._run_later)
+        link = NodeLink(self._ray, actor, node, ids, lambda call: self._run_later(lambda: self._serve_link(link, call)))
         link.start_ref = actor.start.remote(self._node_plans[node])
         link.on_results = lambda answer, results: self._publish(link, answer, results)  # type: ignore[method-assign]
         link.on_lost = lambda: self._mark_lost(link)  # type: ignore[method-assign]
@@ -296,7 +296,7 @@ class RayBackend:
             postponed = [worker for worker in requests if worker in self._postponed]
             for worker in postponed:
                 self._postponed[worker].append((packed[worker], futures[worker]))
-        self._post({worker: (packed[worker], futures[worker]) for worker in requests if worker not in postponed})
+            self._post({worker: (packed[worker], futures[worker]) for worker in requests if worker not in postponed})
         for worker in requests:
             ring(worker)
         return list(futures.values())
@@ -340,9 +340,8 @@ class RayBackend:
             return self._revive(worker, settings_requests)
         finally:
             with self._postponing:
-                calls = self._postponed.pop(worker, [])
-            for call in calls:
-                self._post({worker: call})
+                for call in self._postponed.pop(worker, []):
+                    self._post({worker: call})
 
     def _revive(self, worker: int, settings_requests: Iterable[Request]) -> WorkerReport:
         asked_at = time.monotonic()
@@ -398,6 +397,7 @@ class RayBackend:
         except BaseException:
             for link in links:
                 cluster.kill(self._ray, link.actor)
+                link.close_stream()
             raise
         links[0].counts = lost.counts
         self._restarts[node] += 1

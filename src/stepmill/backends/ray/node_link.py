@@ -78,7 +78,7 @@ class NodeLink:
         self.counts = {"messages": 0, "sent_bytes": 0, "received_bytes": 0}
         self._ray, self.actor = ray, actor
         self._post = post
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, because a signal handler may close the pool
         self._number = 0
         self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls, to be sent in this order
         self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
@@ -157,10 +157,11 @@ class NodeLink:
             return
         self._finish_calls()
         now = time.monotonic()
-        if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
-            commands = self.relay.collect_commands()
-            if commands is not None:
-                self._queue.append((commands, None))
+        with self._lock:  # messages are sent in the order in which their commands are collected
+            if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
+                commands = self.relay.collect_commands()
+                if commands is not None:
+                    self._queue.append((commands, None))
         while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
             self._begin_exchange(*self._queue.popleft())
         if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
@@ -290,18 +291,19 @@ class NodeLink:
     def call(self, number: int, requests: Mapping[int, Request], futures: Mapping[int, Future]) -> None:
         """Send requests, by the node's number of the worker, after all earlier commands; the replies finish the futures.
 
-        Called by the thread that gives the commands.
+        Called by the thread that gives the commands, and by threads that restart workers, for calls that came meanwhile.
         """
         with self._lock:
             is_lost = self.state is not NodeState.SERVING or self.relay is None
-            if not is_lost:
+            if not is_lost and self.relay is not None:
                 self._futures.update(futures.values())
-        if is_lost or self.relay is None:
+                # Here, since later commands must come after the requests.
+                self._queue.append((self.relay.collect_commands(), NodeCall(number, requests)))
+        if is_lost:
             for future in futures.values():
                 future.fail(self.lost_error(future.worker))
             return
-        commands = self.relay.collect_commands()  # in this call, since later commands must come after the requests
-        self._post(lambda: self._queue.append((commands, NodeCall(number, requests))))
+        self._post(lambda: None)  # wakes the backend's thread
         self._fetch(number, futures)
 
     def _fetch(self, number: int, futures: Mapping[int, Future]) -> None:
@@ -363,8 +365,8 @@ class NodeLink:
         self.on_lost()
         for future in futures:
             future.fail(self.lost_error(future.worker))
-        if self.stream is not None:
-            self.stream.shut_down()
+        if (stream := self.stream) is not None:  # read once: the backend's thread may close it
+            stream.shut_down()
         kill(self._ray, self.actor)
 
     def stats(self, restarts: int) -> NodeStats:
