@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
+import socket
+import threading
 import time
 from functools import partial
 
@@ -17,6 +21,7 @@ from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
 from tests.harness.ray_nodes import actor_pid, end_processes, envs_of_node, kill_actor, link_of, stop_node, wait_lost
+from tests.harness.strangers import bomb_message
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -101,7 +106,8 @@ def test_a_machine_whose_raylet_is_stopped_is_given_up_and_avoided(ray_cluster, 
             assert np.flatnonzero(batch.truncated).tolist() == lost
             assert f"on node {node} " in batch.info["fault"]["message"][lost[0]]
             assert "did not answer for 3 s" in batch.info["fault"]["message"][lost[0]]
-            assert pool.step(np.zeros(6, int)).obs["count"][lost].tolist() == [0, 0]
+            pool.send(np.zeros(6, int))
+            assert pool.recv(6, timeout_s=HANG_GUARD_S).obs["count"][lost].tolist() == [0, 0]
             assert link_of(pool, node).started.node_id != machine.node_id
         finally:
             raylet.kill()
@@ -115,6 +121,25 @@ def step_until_truncated(pool):
         if batch.truncated.any():
             return batch
     raise AssertionError("no episode was cut short")
+
+
+class Slow(gymnasium.Env):
+    """Counts its steps, each of which takes some seconds."""
+
+    observation_space = gymnasium.spaces.Discrete(100_000)
+    action_space = gymnasium.spaces.Discrete(5)
+
+    def __init__(self, step_s):
+        self.step_s, self.count = step_s, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.count, {}
+
+    def step(self, action):
+        time.sleep(self.step_s)
+        self.count += 1
+        return self.count, 0.0, False, False, {}
 
 
 class Padded(gymnasium.Env):
@@ -255,6 +280,71 @@ def test_a_connection_on_which_messages_are_lost_is_made_anew(ray_cluster):
         assert batch.obs[:, 2].tolist() == [2] * 4
         assert link.stream is not broken
         assert [node.restarts for node in pool.stats().nodes] == [0, 0]
+
+
+@contextlib.contextmanager
+def stranger_at(link, said):
+    """Let another program listen where a node did, and break the node's connection; yield what the pool sends there."""
+    heard = bytearray()
+    stopped = threading.Event()
+
+    def serve():
+        while not stopped.is_set():
+            with contextlib.suppress(OSError), server.accept()[0] as connection:
+                connection.sendall(said)
+                while part := connection.recv(1 << 16):
+                    heard.extend(part)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        link._address = server.getsockname()
+        link.stream.shut_down()
+        try:
+            yield heard
+        finally:
+            stopped.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "sends a pickle"])
+def test_a_node_whose_port_another_program_has_is_lost_and_replaced(ray_cluster, tmp_path, is_silent):
+    said = b"" if is_silent else secrets.token_bytes(64) + bomb_message(tmp_path)
+    with make_pool(on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        link = link_of(pool, 0)
+        with stranger_at(link, said) as heard:
+            began = time.monotonic()
+            pool.send(np.arange(4))
+            batch = pool.recv(4, timeout_s=HANG_GUARD_S)
+            assert time.monotonic() - began > NODE_TIMEOUT_S / 2
+        assert batch.truncated.tolist() == [True, True, False, False]
+        message = batch.info["fault"]["message"][0]
+        assert f"did not answer at 127.0.0.1:{link._address[1]} for 3 s" in message
+        assert is_silent or "(another program has this port, and not the key of the node)" in message
+        assert link._key not in heard
+        assert list(tmp_path.iterdir()) == []
+        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [0, 0, 2, 2]
+
+
+def test_a_node_whose_envs_step_longer_than_its_time_limit_is_not_lost(ray_cluster):
+    with make_pool(node_timeout_s=0.5, env_fns=[lambda: Slow(2.0)] * 4) as pool:
+        pool.reset(seed=0)
+        streams = [link_of(pool, node).stream for node in range(2)]
+        assert pool.step(np.zeros(4, int)).obs.tolist() == [1] * 4
+        assert [link_of(pool, node).stream for node in range(2)] == streams
+        assert [node.restarts for node in pool.stats().nodes] == [0, 0]
+
+
+def test_an_error_in_a_callback_costs_only_its_own_node(ray_cluster):
+    with make_pool(on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        link_of(pool, 1)._post(lambda: 1 / 0)
+        batch = pool.step(np.arange(4))
+        assert batch.truncated.tolist() == [False, False, True, True]
+        assert "cannot be reached (ZeroDivisionError" in batch.info["fault"]["message"][2]
+        assert pool.step(np.arange(4)).obs[:, 2].tolist() == [2, 2, 0, 0]
 
 
 def test_a_message_that_cannot_be_read_costs_only_its_own_node(ray_cluster):

@@ -120,6 +120,30 @@ def test_a_node_that_does_not_read_holds_up_nobody():
         assert not stream.has_unsent
 
 
+def test_a_node_that_takes_more_of_a_large_message_counts_as_heard():
+    with connected_pair() as (stream, node):
+        stream.send((1,), numbers(30_000_000))
+        assert stream.has_unsent
+        assert not stream.heard_at
+        node.recv(10_000_000, socket.MSG_WAITALL)
+        deadline = time.monotonic() + HANG_GUARD_S
+        while not stream.heard_at:
+            assert time.monotonic() < deadline
+            stream.flush()
+
+
+def test_a_probe_is_answered_at_once_and_is_no_message():
+    with Node() as node:
+        stream = node.connect()
+        stream.probe()
+        deadline = time.monotonic() + HANG_GUARD_S
+        while not stream.heard_at:
+            assert time.monotonic() < deadline
+            assert list(stream.receive()) == []
+        assert node.arrived.empty()
+        stream.close()
+
+
 def test_a_closed_connection_is_an_error_at_the_next_use():
     with Node() as node:
         stream = node.connect()

@@ -10,7 +10,6 @@ without an answer are sent again with the same numbers, since the node may have 
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import secrets
 import threading
@@ -89,6 +88,8 @@ class NodeLink:
         )  # a Reply or an error, until the results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
+        self._heard_at = self._connected_at = self._probed_at = 0.0
+        self._obstacle = ""  # why there is no connection
         self._address, self._key = ("", 0), secrets.token_bytes(KEY_BYTES)
         self._pinged_at = time.monotonic()
         self._has_ping = False
@@ -166,15 +167,41 @@ class NodeLink:
             self._begin_exchange(*self._queue.popleft())
         if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
             self._begin_exchange(None, None)
-        if self.stream is not None and self._in_flight and now - self._answered_at > timeout_s:
-            self._reconnect()  # the node answers at least every LONG_POLL_S: messages are lost on the way
+        self._check_connection(now, timeout_s)
         if self._has_ping and now - self._pinged_at > timeout_s:
             self.mark_lost(f"did not answer for {timeout_s:g} s")
         elif not self._has_ping and now - self._pinged_at >= heartbeat_s:
             self._has_ping, self._pinged_at = True, now
             self._handle_when_done(self.actor.ping.options(concurrency_group="ping").remote(), self._on_ping)
 
+    def _check_connection(self, now: float, timeout_s: float) -> None:
+        """Give up a connection on which nothing comes from the node, and then the node. Its answers may take as long as a step."""
+        stream = self.stream
+        if not self._in_flight:
+            return
+        if stream is not None:
+            self._heard_at = max(self._heard_at, stream.heard_at)
+        silent_s = now - self._heard_at
+        if silent_s > timeout_s and not self._has_ping:  # else Ray may not reach it, either
+            host, port = self._address
+            self.mark_lost(
+                f"did not answer at {host}:{port} for {timeout_s:g} s{self._obstacle}, although Ray reaches it"
+            )
+        elif stream is not None and min(silent_s, now - self._connected_at) > timeout_s / 2:
+            self._reconnect()  # messages are lost on the way
+        elif stream is not None and min(silent_s, now - self._probed_at) > timeout_s / 8:
+            self._probed_at = now
+            self._send(stream.probe)
+
+    def _send(self, send: Callback) -> None:
+        try:
+            send()
+        except OSError:
+            self._reconnect()
+
     def _begin_exchange(self, commands: Any, call: NodeCall | None) -> None:
+        if not self._in_flight:
+            self._heard_at = time.monotonic()  # it need not have said anything before
         self._number += 1
         self._in_flight[self._number] = commands, call
         self.counts["messages"] += 1
@@ -184,14 +211,12 @@ class NodeLink:
         self._send_exchange(self._number)
 
     def _send_exchange(self, number: int) -> None:
-        if self.stream is None:
+        stream = self.stream
+        if stream is None:
             return  # it is sent when there is a connection again
         commands, call = self._in_flight[number]
         exchange = Exchange(number, call, min(self._in_flight) - 1, self._waits_for_all)
-        try:
-            self.stream.send(exchange, EMPTY if commands is None else commands)
-        except OSError:
-            self._reconnect()
+        self._send(lambda: stream.send(exchange, EMPTY if commands is None else commands))
 
     def _handle_when_done(self, ref: Any, handle: Callable[[Any], None]) -> None:
         """Let the backend's thread call `handle` with the future of a reference when it is done."""
@@ -207,11 +232,12 @@ class NodeLink:
 
     def receive(self) -> None:
         """Handle the answers that have arrived, and send what the connection did not take before."""
-        if self.stream is None:
+        stream = self.stream
+        if stream is None:
             return
         try:
-            self.stream.flush()
-            for answer, results in self.stream.receive():
+            stream.flush()
+            for answer, results in stream.receive():
                 self._on_answer(Answer(*answer), results)
         except OSError:
             self._reconnect()
@@ -269,16 +295,18 @@ class NodeLink:
 
     def _connect_again(self) -> None:
         while self.state is NodeState.SERVING:
-            with contextlib.suppress(OSError):
+            try:
                 self._post(partial(self._use, PoolStream(self._address, self._key)))
-                break
-            time.sleep(RETRY_S)
+                return
+            except OSError as exc:
+                self._obstacle = f" ({exc})"
+                time.sleep(RETRY_S)
 
     def _use(self, stream: PoolStream) -> None:
         if self.state is not NodeState.SERVING:
             stream.close()
             return
-        self.stream, self._answered_at = stream, time.monotonic()
+        self.stream, self._connected_at, self._obstacle = stream, time.monotonic(), ""
         for number in sorted(self._in_flight):
             self._send_exchange(number)
 

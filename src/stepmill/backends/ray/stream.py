@@ -4,7 +4,8 @@ A call of an actor takes about a millisecond of processor time in the processes 
 
 A message is a header, which is pickled, and an array of bytes, which may be empty. The first one follows the handshake
 (`handshake.py`). The connection may break and be made again at any time: who sends a message keeps it until the other end has
-answered it, and sends it again.
+answered it, and sends it again. A probe is a message whose header is None: the node sends it back at once, also while its workers
+need long for an answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pickle
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -71,7 +73,11 @@ class _Assembler:
 
 
 class PoolStream:
-    """The pool's end. Nothing waits: a node that has stopped must not hold up the others."""
+    """The pool's end. Nothing waits: a node that has stopped must not hold up the others.
+
+    Attributes:
+        heard_at: the time.monotonic at which the last bytes came from the node, or were taken by its machine.
+    """
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         """Connect to the node that has this key, and wait for that at most CONNECT_S + HANDSHAKE_S seconds.
@@ -87,6 +93,7 @@ class PoolStream:
         except BaseException:
             self._socket.close()
             raise
+        self.heard_at = 0.0
         self._unsent: deque[memoryview] = deque()
         self._incoming = _Assembler()
 
@@ -106,7 +113,11 @@ class PoolStream:
             OSError: the connection is broken.
         """
         self._unsent.extend(_parts(header, array))
-        self.flush()
+        self._push()
+
+    def probe(self) -> None:
+        """Ask the node to send something. Raises as `send`."""
+        self.send(None, EMPTY)
 
     def flush(self) -> None:
         """Send more of what is unsent.
@@ -114,13 +125,20 @@ class PoolStream:
         Raises:
             OSError: the connection is broken.
         """
+        if self._unsent and self._push():  # it did not fit before, so the node has taken something
+            self.heard_at = time.monotonic()
+
+    def _push(self) -> int:
+        total = 0
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 num_sent = self._socket.sendmsg(list(self._unsent)[:16])
+                total += num_sent
                 while self._unsent and num_sent >= len(self._unsent[0]):
                     num_sent -= len(self._unsent.popleft())
                 if num_sent:
                     self._unsent[0] = self._unsent[0][num_sent:]
+        return total
 
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have arrived.
@@ -130,8 +148,9 @@ class PoolStream:
         """
         with contextlib.suppress(BlockingIOError):
             while num_bytes := self._socket.recv_into(self._incoming.target):
+                self.heard_at = time.monotonic()
                 message = self._incoming.count(num_bytes)
-                if message is not None:
+                if message is not None and message.header is not None:
                     yield message
             raise ConnectionResetError("the node has closed the connection")
 
@@ -205,7 +224,9 @@ class NodeStream:
             incoming = _Assembler()
             while num_bytes := connection.recv_into(incoming.target):
                 message = incoming.count(num_bytes)
-                if message is not None:
+                if message is not None and message.header is None:
+                    self.send(*message)
+                elif message is not None:
                     self._on_message(*message)
 
     def send(self, header: Any, array: Bytes) -> None:
