@@ -21,6 +21,7 @@ from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
 from tests.harness.ray_nodes import actor_pid, end_processes, envs_of_node, kill_actor, link_of, stop_node, wait_lost
+from tests.harness.scripts import start_script
 from tests.harness.strangers import bomb_message
 
 pytest.importorskip("ray")
@@ -357,6 +358,30 @@ def test_a_message_that_cannot_be_read_costs_only_its_own_node(ray_cluster):
         assert pool.step(np.arange(4)).obs[:, 2].tolist() == [0, 0, 2, 2]
 
 
+def test_a_program_that_was_stopped_keeps_its_nodes(ray_cluster):
+    script = f"""
+        import ray, stepmill
+        from stepmill.testing.envs import CountingEnv
+        ray.init(address={ray_cluster.address!r}, log_to_driver=False)
+        nodes = stepmill.RayOptions(num_nodes=2, num_cpus=0, node_timeout_s=1)
+        with stepmill.Pool([CountingEnv] * 4, backend="ray", num_workers=4, ray=nodes) as pool:
+            pool.reset(seed=0)
+            while input():
+                print(pool.step([0] * 4).obs[:, 2].tolist(), [node.restarts for node in pool.stats().nodes], flush=True)
+    """
+    with start_script(script, interpreter=()) as program:
+        for step in range(1, 6):
+            program.stdin.write("step\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == f"{[step] * 4} [0, 0]\n"
+            os.kill(program.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
+            time.sleep(3.0)  # the passing of time is what is tested
+            os.kill(program.pid, signal.SIGCONT)
+        program.communicate("\n", timeout=HANG_GUARD_S)
+        assert program.returncode == 0
+
+
 def test_a_call_comes_between_the_commands_before_and_after_it(ray_cluster):
     with make_pool(on_fault="truncate") as pool:
         pool.reset(seed=0)
@@ -379,8 +404,6 @@ def count_steps(env):
 
 
 def test_nodes_end_when_their_program_is_killed(ray_cluster, tmp_path):
-    from tests.harness.scripts import start_script
-
     script = f"""
         import ray, stepmill
         from stepmill.testing.envs import CountingEnv

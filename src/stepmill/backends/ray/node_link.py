@@ -88,7 +88,7 @@ class NodeLink:
         )  # a Reply or an error, until the results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
-        self._heard_at = self._connected_at = self._probed_at = 0.0
+        self._heard_at = self._connected_at = self._probed_at = self._advanced_at = 0.0
         self._obstacle = ""  # why there is no connection
         self._address, self._key = ("", 0), secrets.token_bytes(KEY_BYTES)
         self._pinged_at = time.monotonic()
@@ -158,6 +158,10 @@ class NodeLink:
             return
         self._finish_calls()
         now = time.monotonic()
+        missed_s = max(
+            0.0, now - self._advanced_at - heartbeat_s
+        )  # while this program was stopped, it could hear nothing
+        self._advanced_at, self._heard_at, self._pinged_at = now, self._heard_at + missed_s, self._pinged_at + missed_s
         with self._lock:  # messages are sent in the order in which their commands are collected
             if not self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
                 commands = self.relay.collect_commands()
