@@ -135,7 +135,7 @@ def test_a_node_that_takes_more_of_a_large_message_counts_as_heard():
 def test_a_probe_is_answered_at_once_and_is_no_message():
     with Node() as node:
         stream = node.connect()
-        stream.probe()
+        stream.send(None, EMPTY)
         deadline = time.monotonic() + HANG_GUARD_S
         while not stream.heard_at:
             assert time.monotonic() < deadline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 from stepmill.backends import worker_link
 from stepmill.backends.base import Future
@@ -22,7 +23,7 @@ def test_a_request_is_posted_while_another_thread_waits_for_replies(monkeypatch)
         return set()
 
     monkeypatch.setattr(worker_link, "wait_ready", wait_until_posted)
-    link = WorkerLink(WorkerPlan(0, (0,), ()))
+    link = WorkerLink(WorkerPlan(0, (0,), ()), SimpleNamespace(begin=lambda *_: None))
     request = Request(1, RequestKind.GET_ATTR, (0,), (0,), "name")
     rung = []
     with ThreadPoolExecutor(2) as threads, contextlib.closing(link):

@@ -138,14 +138,11 @@ class RayBackend:
         for index, node in enumerate(nodes):
             own = plans[index * len(plans) // len(nodes) : (index + 1) * len(plans) // len(nodes)]
             settings = dataclasses.replace(self._settings, entropy=self._settings.entropy ^ (node << 32))
-            builds = tuple(
-                dump(
-                    Build(
-                        settings, local, plan.env_ids, dump_plan(dataclasses.replace(plan, worker=local)), self._program
-                    )
-                )
-                for local, plan in enumerate(own)
-            )
+            local_plans = [dataclasses.replace(plan, worker=local) for local, plan in enumerate(own)]
+            messages = [
+                Build(settings, each.worker, each.env_ids, dump_plan(each), self._program) for each in local_plans
+            ]
+            builds = tuple(map(dump, messages))
             ids = tuple(plan.env_ids for plan in own)
             host, threads = self._options.host, self._num_threads
             self._node_plans[node] = NodePlan(ids, builds, settings, host, threads, self._limits, path)
@@ -305,11 +302,9 @@ class RayBackend:
         """Send requests, by worker, to their nodes."""
         for node in sorted({self._workers[worker].node for worker in calls}):
             own = {self._workers[worker].local: worker for worker in calls if self._workers[worker].node == node}
-            self._links[node].call(
-                next(self._call_numbers),
-                {local: calls[worker][0] for local, worker in own.items()},
-                {local: calls[worker][1] for local, worker in own.items()},
-            )
+            requests = {local: calls[worker][0] for local, worker in own.items()}
+            futures = {local: calls[worker][1] for local, worker in own.items()}
+            self._links[node].call(next(self._call_numbers), requests, futures)
 
     def _wait(self, future: Future, deadline: float | None) -> None:
         while not future.is_done and (deadline is None or time.monotonic() < deadline):
@@ -354,18 +349,14 @@ class RayBackend:
             limit_s = self._settings.start_timeout_s
             timeout_s = None if limit_s is None else limit_s + REPLY_SLACK_S
             packed = [pack_request(request) for request in settings_requests]
-            tickets = [] if link.relay is None else link.relay.tickets_of(worker)
+            arguments = remote.local, [] if link.relay is None else link.relay.tickets_of(worker), packed
             generation = 0
             if worker in link.already_started and link.started is not None:
-                link.call_actor(
-                    link.actor.apply_settings, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s
-                )
+                link.call_actor(link.actor.apply_settings, *arguments, worker=worker, timeout_s=timeout_s)
                 link.already_started.discard(worker)
                 report = link.started.reports[remote.local]
             else:
-                report, generation = link.call_actor(
-                    link.actor.revive, remote.local, tickets, packed, worker=worker, timeout_s=timeout_s
-                )
+                report, generation = link.call_actor(link.actor.revive, *arguments, worker=worker, timeout_s=timeout_s)
             if link.relay is not None:
                 link.relay.expect_worker(worker, generation)
             fresh = dataclasses.replace(remote, end_fd=_eventfd(), exit_code=None)

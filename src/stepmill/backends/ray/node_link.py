@@ -83,9 +83,7 @@ class NodeLink:
         self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
         self._futures: set[Future] = set()
         self._calls: set[int] = set()  # numbers of those whose replies have not come
-        self._replies: deque[tuple[Future, Any]] = (
-            deque()
-        )  # a Reply or an error, until the results before it are published
+        self._replies: deque[tuple[Future, Any]] = deque()  # Reply or error, until all results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
         self._heard_at = self._connected_at = self._probed_at = self._advanced_at = 0.0
@@ -130,9 +128,8 @@ class NodeLink:
         """Replace the node's number of a worker, in an error of the node, by the pool's number."""
         if isinstance(error, WorkerDied) and 0 <= error.worker < len(self.workers):
             number = self.workers[error.worker]
-            error.message = error.message.replace(
-                f"worker {error.worker} ", f"worker {number} on {self.describe()} ", 1
-            )
+            place = f"worker {number} on {self.describe()} "
+            error.message = error.message.replace(f"worker {error.worker} ", place, 1)
             error.args, error.worker, error.node = (error.message,), number, self.describe()
         return error
 
@@ -187,21 +184,13 @@ class NodeLink:
             self._heard_at = max(self._heard_at, stream.heard_at)
         silent_s = now - self._heard_at
         if silent_s > timeout_s and not self._has_ping:  # else Ray may not reach it, either
-            host, port = self._address
-            self.mark_lost(
-                f"did not answer at {host}:{port} for {timeout_s:g} s{self._obstacle}, although Ray reaches it"
-            )
+            place = "{}:{}".format(*self._address)
+            self.mark_lost(f"did not answer at {place} for {timeout_s:g} s{self._obstacle}, although Ray reaches it")
         elif stream is not None and min(silent_s, now - self._connected_at) > timeout_s / 2:
             self._reconnect()  # messages are lost on the way
         elif stream is not None and min(silent_s, now - self._probed_at) > timeout_s / 8:
             self._probed_at = now
-            self._send(stream.probe)
-
-    def _send(self, send: Callback) -> None:
-        try:
-            send()
-        except OSError:
-            self._reconnect()
+            stream.send(None, EMPTY)
 
     def _begin_exchange(self, commands: Any, call: NodeCall | None) -> None:
         if not self._in_flight:
@@ -215,12 +204,10 @@ class NodeLink:
         self._send_exchange(self._number)
 
     def _send_exchange(self, number: int) -> None:
-        stream = self.stream
-        if stream is None:
-            return  # it is sent when there is a connection again
-        commands, call = self._in_flight[number]
-        exchange = Exchange(number, call, min(self._in_flight) - 1, self._waits_for_all)
-        self._send(lambda: stream.send(exchange, EMPTY if commands is None else commands))
+        if self.stream is not None:  # else it is sent when there is a connection again
+            commands, call = self._in_flight[number]
+            exchange = Exchange(number, call, min(self._in_flight) - 1, self._waits_for_all)
+            self.stream.send(exchange, EMPTY if commands is None else commands)
 
     def _handle_when_done(self, ref: Any, handle: Callable[[Any], None]) -> None:
         """Let the backend's thread call `handle` with the future of a reference when it is done."""
@@ -236,11 +223,10 @@ class NodeLink:
 
     def receive(self) -> None:
         """Handle the answers that have arrived, and send what the connection did not take before."""
-        stream = self.stream
-        if stream is None:
+        if (stream := self.stream) is None:
             return
+        stream.flush()
         try:
-            stream.flush()
             for answer, results in stream.receive():
                 self._on_answer(Answer(*answer), results)
         except OSError:

@@ -107,30 +107,18 @@ class PoolStream:
         return bool(self._unsent)
 
     def send(self, header: Any, array: Bytes) -> None:
-        """Send a message, or the part of it that the connection takes now.
-
-        Raises:
-            OSError: the connection is broken.
-        """
+        """Send a message, or the part of it that the connection takes now. If that is broken, `receive` raises an error."""
         self._unsent.extend(_parts(header, array))
         self._push()
 
-    def probe(self) -> None:
-        """Ask the node to send something. Raises as `send`."""
-        self.send(None, EMPTY)
-
     def flush(self) -> None:
-        """Send more of what is unsent.
-
-        Raises:
-            OSError: the connection is broken.
-        """
+        """Send more of what is unsent."""
         if self._unsent and self._push():  # it did not fit before, so the node has taken something
             self.heard_at = time.monotonic()
 
     def _push(self) -> int:
         total = 0
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it takes no more, or is broken
             while self._unsent:
                 num_sent = self._socket.sendmsg(list(self._unsent)[:16])
                 total += num_sent

@@ -84,12 +84,8 @@ class _CommandQueues(EnvCalls):
         if seed is not None and (env_id not in self._env_states or env_id in self._attempts):
             request["seed"] = (seed, self._env_dynamic_seed)
         client = self._open_client()
-        reply = (
-            client.send_renewal(env_id, request)
-            if env_id in self._needs_renewal
-            else client.send_reset(env_id, request)
-        )
-        if reply is not None:
+        send = client.send_renewal if env_id in self._needs_renewal else client.send_reset
+        if (reply := send(env_id, request)) is not None:
             self._handle_reply(reply)
 
     def _do_call(self, payload: SendPayload) -> RecvPayload:
@@ -164,12 +160,8 @@ class _CommandQueues(EnvCalls):
         attempts = self._attempts[env_id] = self._attempts.get(env_id, 0) + 1
         if attempts >= self._max_try:
             self.shutdown()
-            raise RetriesError(
-                f"Env {env_id} reset has exceeded max_try({self._max_try}), and the latest exception is: {error}",
-                env_id=env_id,
-                phase="reset",
-                error_type=type(error).__name__,
-            ) from error
+            text = f"Env {env_id} reset has exceeded max_try({self._max_try}), and the latest exception is: {error}"
+            raise RetriesError(text, env_id=env_id, phase="reset", error_type=type(error).__name__) from error
         if self._retry_type == "renew":
             self._needs_renewal.add(env_id)
         self._running_commands[env_id] = sent
