@@ -327,12 +327,8 @@ class RayRollout:
 
     def _lost_error(self, node: int, cause: str) -> WorkerDied:
         ids = self._env_ids[node].tolist()
-        return WorkerDied(
-            f"node {node} was lost, and with it the fragment of its envs {ids}: {cause}; recv() or collect() starts it again",
-            worker=node,
-            env_ids=ids,
-            node=f"node {node}",
-        )
+        text = f"node {node} was lost, and with it the fragment of its envs {ids}: {cause}; recv() or collect() starts it again"
+        return WorkerDied(text, worker=node, env_ids=ids, node=f"node {node}")
 
     def _check_open(self) -> None:
         if self._is_closed:

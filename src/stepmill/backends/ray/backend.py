@@ -178,10 +178,8 @@ class RayBackend:
             except StepmillError as error:
                 errors.append(error)
                 continue
-            if link.started is not None:
-                reports += [
-                    dataclasses.replace(each, worker=link.workers[each.worker]) for each in link.started.reports
-                ]
+            found = () if link.started is None else link.started.reports
+            reports += [dataclasses.replace(each, worker=link.workers[each.worker]) for each in found]
         if errors:
             for link in links:
                 cluster.kill(self._ray, link.actor)
@@ -429,10 +427,9 @@ class RayBackend:
         texts: list[str] = []
         with contextlib.suppress(Exception):  # the cluster may be gone
             refs = [link.actor.close.remote(timeout_s) for link in serving]
-            done, _ = (
-                self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s + CLOSE_SLACK_S) if refs else ([], [])
-            )
-            texts = [text for found in self._ray.get(done, timeout=1.0) for text in found]
+            if refs:
+                done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=timeout_s + CLOSE_SLACK_S)
+                texts = [text for found in self._ray.get(done, timeout=1.0) for text in found]
         self._shut_down()
         for text in texts:
             warn(text)

@@ -140,12 +140,8 @@ class NodeLink:
     def lost_error(self, worker: int) -> WorkerDied:
         """Return the error of a worker whose commands or calls are lost with this node."""
         ids = self._env_ids[worker]
-        return WorkerDied(
-            f"worker {worker} on {self.describe()} {self.cause}; its envs {list(ids)} are lost",
-            worker=worker,
-            env_ids=ids,
-            node=self.describe(),
-        )
+        text = f"worker {worker} on {self.describe()} {self.cause}; its envs {list(ids)} are lost"
+        return WorkerDied(text, worker=worker, env_ids=ids, node=self.describe())
 
     # ---- exchanges: called by the backend's thread --------------------------------------------------------------------
 
@@ -393,11 +389,9 @@ class NodeLink:
             node=self.node,
             address="" if self.started is None else self.started.address,
             workers=tuple(self.workers),
-            messages=self.counts["messages"],
-            sent_bytes=self.counts["sent_bytes"],
-            received_bytes=self.counts["received_bytes"],
             in_flight=len(self._in_flight),
             restarts=restarts,
+            **self.counts,
         )
 
 

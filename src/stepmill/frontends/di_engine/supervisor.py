@@ -474,11 +474,9 @@ class EnvSupervisor(_CommandQueues):
         *,
         ignore_err: bool,
     ) -> None:
-        error = RecvTimeout(
-            f"envs {[one.proc_id for one in remain.values()]} did not reply within {timeout} s; nothing is lost, "
-            "a later recv() returns the replies",
-            timeout_s=timeout or 0.0,
-        )
+        ids = [one.proc_id for one in remain.values()]
+        text = f"envs {ids} did not reply within {timeout} s; nothing is lost, a later recv() returns the replies"
+        error = RecvTimeout(text, timeout_s=timeout or 0.0)
         if not ignore_err:
             raise error
         for req_id, sent in remain.items():
