@@ -394,7 +394,9 @@ def test_a_worker_that_dies(make: Maker) -> None:
 def test_an_env_that_raises(make: Maker) -> None:
     env = make.parallel(of(partial(Fails, dies=False), make))
     first = env.reset()
-    with pytest.raises(EnvError if make.is_ours else RuntimeError, match="on purpose" if make.is_ours else "worker 0"):
+    with pytest.raises(
+        EnvError if make.is_ours else RuntimeError, match="on purpose" if make.is_ours else r"worker \d"
+    ):
         act(env, first)
     if make.is_ours:
         assert env.reset().batch_size == (2,)

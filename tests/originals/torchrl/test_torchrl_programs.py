@@ -119,7 +119,7 @@ def test_infos_are_those_that_an_info_reader_reads() -> None:
 
 
 # "CLASS.METHOD(PARAMETER): how it differs", and words of the row of the page that says so.
-_BARE = "| `git_url`, `libname`, `available_envs` of `MultiThreadedEnv` |"
+_BARE = "| `git_url`, `libname`, `available_envs`, `wrapper_frame_skip` of `MultiThreadedEnv` |"
 _OF_QUEUES = "| `AsyncEnvPool`: `env_batch_sizes`, `exchange_keys`, `resolved_exchange`, `stats(reset=)` |"
 _OF_WORKERS = "| `non_blocking`, `select_and_clone` |"
 DIFFERENCES = {
