@@ -1,15 +1,13 @@
-"""Programs that run with ALF's classes or with ours: whose classes, an env that does what its action says, and calls that do not return."""
+"""Programs that run with ALF's classes or with ours: whose classes, and an env that does what its action says"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ MARKS = [
     ),
 ]
 RAISE, DIE, HANG = -1.0, -2.0, -3.0  # actions
-NEVER_S = 4.0
 BIG = 4 << 20
 
 
@@ -166,26 +163,3 @@ def plain(time_step: Any) -> Any:
     nest = importlib.import_module("alf.nest")
     names = [type(time_step).__name__, sorted(time_step.observation)]
     return names + [(type(x).__name__, str(x.dtype), tuple(x.shape), x.tolist()) for x in nest.flatten(time_step)]
-
-
-def returns(function: Callable[[], object]) -> bool:
-    """Whether a function returns or raises, in a forked process, within NEVER_S. It and its children are ended."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_in_own_group, args=(function,))
-    process.start()
-    process.join(NEVER_S)
-    found = process.exitcode is not None
-    try:
-        os.killpg(process.pid or 0, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # all have ended
-    process.join()
-    return found
-
-
-def _in_own_group(function: Callable[[], object]) -> None:
-    os.setpgid(0, 0)
-    try:
-        function()
-    finally:
-        os._exit(0)

@@ -33,9 +33,9 @@ from tests.originals.alf.sides import (
     class_of,
     counters,
     env_class,
-    returns,
 )
 from tests.originals.pages import ROOT
+from tests.originals.processes import returns
 from tests.originals.rows import ORIGINAL, OURS, Rows
 
 pytestmark = MARKS
