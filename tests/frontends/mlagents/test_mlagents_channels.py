@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import struct
 import uuid
@@ -244,6 +245,18 @@ def test_what_the_env_says_is_in_its_step_and_in_the_properties(manager_of, scri
     assert (first, third) == ({}, {})
     assert [(value, method.name) for value, method in second["speed"]] == [(1.5, "SUM")] * 2
     assert manager.get_properties == {"wind": 0.5}
+
+
+@pytest.mark.covers("U-1/channels")
+@pytest.mark.skipif(importlib.util.find_spec("mlagents_envs") is not None, reason="for a program without mlagents_envs")
+def test_without_mlagents_envs_a_factory_gets_the_channels_of_both_generations(manager_of, script, tmp_path):
+    def factory(worker_id, side_channels):
+        (tmp_path / "names").write_text(" ".join(type(each).__name__ for each in side_channels))
+        return script(WALK, side_channels=side_channels)
+
+    manager_of(factory)
+    names = ["EnvironmentParametersChannel", "EngineConfigurationChannel", "StatsSideChannel", "FloatPropertiesChannel"]
+    assert (tmp_path / "names").read_text().split() == names
 
 
 @pytest.mark.covers("U-8")

@@ -90,6 +90,18 @@ def test_an_exception_that_cannot_travel_is_still_of_its_class(manager_of, make)
     assert type(make()).__name__ in str(caught.value)
 
 
+@pytest.mark.covers("U-11")
+def test_an_env_that_raises_keyboard_interrupt_has_closed_and_works_again_after_a_reset(manager_of, script, tmp_path):
+    interrupted = once(tmp_path / "flag", raise_(KeyboardInterrupt))
+    manager = manager_of(with_hooks(script, 0, {("step", 1): interrupted}))
+    manager.reset()
+    with pytest.raises(UnityCommunicationException, match="At least one of the environments has closed") as caught:
+        manager.get_steps()
+    assert isinstance(caught.value.__cause__, stepmill.EnvError)
+    manager.reset()
+    assert [step.worker_id for step in manager.get_steps()] == [0]
+
+
 @pytest.mark.covers("U-B2")
 def test_an_env_that_exits_the_program_is_an_error_and_no_hang(manager_of):
     manager = manager_of(with_hooks(ScriptedBehaviors, 0, {("step", 1): raise_(lambda: SystemExit(3))}))

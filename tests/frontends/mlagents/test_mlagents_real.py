@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -26,8 +27,10 @@ from stepmill.frontends.mlagents import (
     UnityException,
     UnityTimeOutException,
 )
-from stepmill.frontends.mlagents.channels import EngineConfig, RawBytesChannel
+from stepmill.frontends.mlagents.channels import EngineConfig, EngineConfigurationChannel, RawBytesChannel
 from stepmill.frontends.mlagents.optional_imports import load
+from stepmill.spec.errors import UsageError
+from stepmill.testing.unity import ScriptedBehaviors, ScriptedGroups
 from tests.frontends.mlagents import protocol
 from tests.frontends.mlagents.parts import Policy, deciding, ended
 
@@ -62,6 +65,25 @@ def is_free(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.mark.covers("U-1/channels", "U-7")
+def test_factories_get_the_side_channels_that_their_version_of_mlagents_passes(tmp_path: Path) -> None:
+    def factory(worker_id: int, side_channels: Any) -> Any:
+        (tmp_path / str(worker_id)).write_text(" ".join(type(each).__name__ for each in side_channels))
+        return (ScriptedGroups if IS_OLD else ScriptedBehaviors)(side_channels=side_channels)
+
+    manager = SubprocessEnvManager(factory, None, 2, context="fork")
+    manager.reset({"wind": 2.0})
+    assert manager.get_properties == {"wind": 2.0}
+    old, new = ("FloatProperties", "EngineConfiguration"), ("EnvironmentParameters", "EngineConfiguration", "Stats")
+    wanted = " ".join(
+        f"{name}SideChannel" if name == "Stats" else f"{name}Channel" for name in (old if IS_OLD else new)
+    )
+    assert [(tmp_path / str(worker_id)).read_text() for worker_id in range(2)] == [wanted] * 2
+    with pytest.raises(UsageError, match="'wind' is a sampler") if IS_OLD else contextlib.nullcontext():
+        manager.reset({"wind": UniformSettings(0.0, 1.0)})
+    manager.close()
 
 
 def make_env(program: Path, base_port: int, timeout_s: int, troubles: Any, worker_id: int, channels: Any) -> Any:
@@ -142,16 +164,15 @@ def test_side_channels_reach_the_player_and_come_back(manager_of, executable):
     assert np.array([320, 200], "<i4").tobytes() in sent
     assert b"gravity" in sent
     assert IS_OLD or b"mass" in sent
-    (speed,) = step.environment_stats["speed"]
-    assert speed[0] == 1.0
-    assert speed[1].name == "MOST_RECENT"
-    assert manager.get_properties == {"gravity": 9.5, "wind": 0.5}
+    stats = {name: [(x, method.name) for x, method in values] for name, values in step.environment_stats.items()}
+    assert stats == ({} if IS_OLD else {"speed": [(1.0, "MOST_RECENT")]})
+    assert manager.get_properties == {"gravity": 9.5, **({"wind": 0.5} if IS_OLD else {})}
     assert manager.call_channel(protocol.UNKNOWN_ID, "get_and_clear_received_messages") == ([b"??"],)
 
 
 @pytest.mark.covers("U-8")
 def test_two_channels_of_one_id_are_refused(manager_of):
-    manager = manager_of(channel_factory=lambda worker_id: [RawBytesChannel(protocol.STATS_ID)])
+    manager = manager_of(channel_factory=lambda worker_id: [RawBytesChannel(EngineConfigurationChannel().channel_id)])
     with pytest.raises(UnityEnvironmentException, match="two side channels"):
         manager.reset()
 

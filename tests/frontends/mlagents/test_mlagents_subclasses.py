@@ -95,6 +95,14 @@ def test_a_take_step_that_was_replaced_is_called_for_each_worker(manager_of, mon
     assert asked == [0, 1]
 
 
+@pytest.mark.covers("U-17")
+@pytest.mark.parametrize("name", ["_queue_steps", "_postprocess_steps", "_drain_step_queue"])
+def test_an_override_of_a_method_that_nothing_calls_is_refused_by_its_name(name):
+    own = type("Own", (SubprocessEnvManager,), {name: lambda self, *arguments: None})
+    with pytest.raises(TypeError, match=f"Own overrides {name}, which stepmill's SubprocessEnvManager does not call"):
+        own(walking)
+
+
 @pytest.mark.covers("U-1/create_worker")
 def test_a_subclass_may_change_the_factory_of_a_worker_and_leave_the_rest_to_the_engine():
     class Various(SubprocessEnvManager):

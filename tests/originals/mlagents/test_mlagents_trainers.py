@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ import pytest
 
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 from stepmill.testing.unity import ScriptedBehaviors
+from tests.originals.mlagents.sides import MARKS, class_of
 from tests.originals.pages import run_page
-from tests.originals.signatures import check_listed, differences
+from tests.originals.rows import ORIGINAL
+from tests.originals.signatures import check_listed, check_protected, differences
 
-HAS_TRAINERS = importlib.util.find_spec("mlagents") is not None
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # those of ML-Agents and its dependencies
-    pytest.mark.skipif(not HAS_TRAINERS, reason="mlagents is not installed; make test-originals has it"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
@@ -64,6 +60,8 @@ def test_the_signatures_are_mlagents_but_for_what_the_page_says() -> None:
                 compared.add(name)
     assert {"SubprocessEnvManager", "SimpleEnvManager", "EnvironmentStep", "UnityEnvWorker", "worker"} <= compared
     check_listed("mlagents", found, DIFFERENCES)
+    names = ("SubprocessEnvManager", "SimpleEnvManager", "EnvManager", "UnityEnvWorker")
+    check_protected("mlagents", [(getattr(ours, name), class_of(ORIGINAL, name)) for name in names])
 
 
 @pytest.mark.covers("U-10/library", "U-B5")

@@ -136,9 +136,19 @@ def _combine(cls: type[Exception], error: EnvError) -> Exception:
     return made
 
 
+def closed() -> Exception:
+    """Return the error for envs that were ended deliberately."""
+    return UnityCommunicationException("At least one of the environments has closed.")
+
+
 def is_restartable(failure: Failure) -> bool:
     """Whether a restart may help: an error of the env, the connection to it, or a deadline."""
     return any(name in RESTARTABLE for name in failure["names"])
+
+
+def is_interrupt(failure: Failure) -> bool:
+    """Whether the env raised KeyboardInterrupt."""
+    return "KeyboardInterrupt" in failure["names"]
 
 
 def is_stop(failure: Failure) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from stepmill.frontends.mlagents.settings import checked_parameters
 from stepmill.frontends.mlagents.specs import BrainParameters, brain_parameters
 from stepmill.frontends.mlagents.steps import ActionInfo, EnvironmentStep, plain_actions, unpack
 from stepmill.frontends.mlagents.timing import time_decisions
+from stepmill.frontends.overrides import refuse_overrides
 
 logger = logging.getLogger("stepmill.mlagents")
 
@@ -36,7 +38,11 @@ class EnvManager(ABC):
     `record_environment_stats`; those of ML-Agents have it.
     """
 
+    NOT_CALLED: dict[str, str] = {}
+
     def __init__(self) -> None:
+        refuse_overrides(type(self))
+        _join_to_mlagents()
         self.policies: dict[str, Any] = {}
         self.agent_managers: dict[str, Any] = {}
         self.first_step_infos: list[EnvironmentStep] = []
@@ -178,6 +184,16 @@ class EnvManager(ABC):
         """Close the envs."""
 
 
+def _join_to_mlagents() -> None:
+    """Make EnvManager a virtual subclass of ML-Agents' own, if that is imported: importing it takes seconds."""
+    original = getattr(sys.modules.get("mlagents.trainers.env_manager"), "EnvManager", None)
+    if original is not None:
+        original.register(EnvManager)
+
+
+_join_to_mlagents()
+
+
 def _call_policy(policy: Any, name: str, steps: Sequence[EnvironmentStep]) -> Sequence[Any]:
     deciding = [_needing_decision(step.current_all_step_result[name]) for step in steps]
     workers = [step.worker_id for step in steps]
@@ -210,6 +226,8 @@ class SimpleEnvManager(EnvManager):
         env: a BaseEnv of either generation.
         env_params: the channel that the env was built with: FloatPropertiesChannel or EnvironmentParametersChannel.
     """
+
+    NOT_CALLED = {"_generate_all_results": "change what the env returns, or override _step() and _reset_env()"}
 
     def __init__(self, env: Any, env_params: Any) -> None:
         super().__init__()

@@ -59,6 +59,14 @@ class SubprocessEnvManager(EnvManager):
         UnitySideChannelException: a width without a height, or the other way round.
     """
 
+    NOT_CALLED = dict.fromkeys(
+        (
+            *("_assert_worker_can_restart", "_drain_step_queue", "_drop_old_restart_timestamps", "_postprocess_steps"),
+            *("_queue_steps", "_restart_failed_workers", "_worker_has_restart_quota"),
+        ),
+        "override _take_step(), _step(), _reset_env() or create_worker(), give options, or use ML-Agents' class",
+    )
+
     def __init__(
         self,
         env_factory: Callable[..., Any],

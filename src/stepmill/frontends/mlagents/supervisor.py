@@ -165,6 +165,9 @@ class Supervisor:
     def on_failure(self, worker: EngineWorker, failure: failures.Failure) -> None:
         """Handle an exception that an env raised."""
         exception = failures.rebuild(failure, worker.worker_id)
+        if failures.is_interrupt(failure):
+            exception, cause = failures.closed(), exception
+            exception.__cause__ = cause
         if failures.is_stop(failure):
             self._on_stop(worker, exception)
         elif failures.is_restartable(failure) and self._may_restart(worker, exception):
@@ -284,7 +287,7 @@ class Supervisor:
             return
         if isinstance(self._stop, failures.UnityCommunicatorStoppedException):
             raise self._stop
-        raise failures.UnityCommunicationException("At least one of the environments has closed.") from self._stop
+        raise failures.closed() from self._stop
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

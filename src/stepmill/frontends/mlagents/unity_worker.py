@@ -41,6 +41,7 @@ from stepmill.frontends.mlagents import channels
 from stepmill.frontends.mlagents.failures import pack
 from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.frontends.mlagents.specs import pack_spec
+from stepmill.spec.errors import UsageError
 
 logger = logging.getLogger("stepmill.mlagents")
 
@@ -82,9 +83,40 @@ class Channels:
         self.engine = _make("engine_configuration_channel", channels.EngineConfigurationChannel)
         self.parameters = _make("environment_parameters_channel", channels.EnvironmentParametersChannel)
         self.stats = _make("stats_side_channel", channels.StatsSideChannel)
+        self.sent: dict[str, float] = {}  # numbers sent on the parameters' channel, which cannot be read back
         _configure(self.engine, maker.engine)
         own = () if maker.channel_factory is None else maker.channel_factory(maker.worker_id)
-        self.all: list[Any] = [self.floats, self.engine, self.parameters, self.stats, *own]
+        self.all: list[Any] = [*self._of_the_library(), *own]
+
+    def _of_the_library(self) -> list[Any]:
+        """Return the channels that ML-Agents passes to factories: with some versions fewer, in another order."""
+        if load("side_channel.environment_parameters_channel", "EnvironmentParametersChannel") is not None:
+            return [self.parameters, self.engine, self.stats]
+        if load("side_channel.engine_configuration_channel", "EngineConfigurationChannel") is not None:
+            return [self.floats, self.engine]
+        return [self.parameters, self.engine, self.stats, self.floats]
+
+    def set_parameter(self, name: str, value: Any, generation: Generation) -> None:
+        """Queue a float or a sampler, on the channel of the env's generation if the env has it.
+
+        Raises:
+            UsageError: a sampler for an env of the first generation's library.
+        """
+        has_parameters = self.parameters in self.all
+        if not isinstance(value, float):
+            if not has_parameters:
+                raise UsageError(f"env parameter {name!r} is a sampler, which mlagents-envs 0.15 lacks; give a number")
+            value.apply(name, self.parameters)
+        elif self.floats in self.all and (generation is Generation.GROUPS or not has_parameters):
+            self.floats.set_property(name, value)
+        else:
+            self.parameters.set_float_parameter(name, value)
+            self.sent[name] = value
+
+    @property
+    def properties(self) -> dict[str, float]:
+        """The numbers that were sent, and those that the env has set."""
+        return {**self.sent, **self.floats.get_property_dict_copy()}
 
     def find(self, channel_id: object) -> Any:
         """Return the channel with this id or class name."""
@@ -119,7 +151,6 @@ class UnityWorker(UnityEnv):
         self.generation = Generation.BEHAVIORS
         self.failure: dict[str, Any] | None = None
         self._described: tuple[list[str], dict[str, float]] = ([], {})  # what the learner knows
-        self._sent: dict[str, float] = {}  # numbers sent on the parameters' channel, which cannot be read back
         try:
             self.channels = Channels(maker)
             self.env = _build_env(maker, self.channels.all)
@@ -149,7 +180,7 @@ class UnityWorker(UnityEnv):
             return
         try:
             for name, value in parameters.items():
-                self.set_parameter(name, value)
+                self.channels.set_parameter(name, value, self.generation)
             for method, args in calls:
                 getattr(self, method)(*args)
         except Exception as exc:
@@ -163,7 +194,7 @@ class UnityWorker(UnityEnv):
                 self._step_or_reset(phase, actions)
             results = read_results(self.env, self.generation)
             return "step", results, self._read_stats(), self._describe_changes(list(results))
-        except Exception as exc:
+        except (Exception, KeyboardInterrupt) as exc:
             self.failure = pack(exc, phase)
             return "failed", self.failure
 
@@ -180,7 +211,7 @@ class UnityWorker(UnityEnv):
 
     def _describe_changes(self, names: list[str]) -> dict[str, Any] | None:
         """Return `describe()` if behaviours or properties have changed: so the learner need not ask a busy worker."""
-        properties = {**self._sent, **self.channels.floats.get_property_dict_copy()}
+        properties = self.channels.properties
         if (names, properties) == self._described:
             return None
         self._described = (names, properties)
@@ -194,18 +225,8 @@ class UnityWorker(UnityEnv):
         if self.failure is None:
             names = behavior_names(self.env, self.generation)
             specs = {name: pack_spec(read_spec(self.env, self.generation, name)) for name in names}
-            properties = {**self._sent, **self.channels.floats.get_property_dict_copy()}
+            properties = self.channels.properties
         return {"specs": specs, "properties": properties, "players": find_players()}
-
-    def set_parameter(self, name: str, value: Any) -> None:
-        """Queue a parameter on the channel of the env's generation; `value` is a float or a sampler."""
-        if not isinstance(value, float):
-            value.apply(name, self.channels.parameters)
-        elif self.generation is Generation.GROUPS:
-            self.channels.floats.set_property(name, value)
-        else:
-            self.channels.parameters.set_float_parameter(name, value)
-            self._sent[name] = value
 
     def call_channel(self, channel: object, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a side channel, which is given by its id or its class name."""
