@@ -137,6 +137,16 @@ def test_gin_files_that_name_the_class_stay_unambiguous(alf: Any, constructor: A
         front_end.FastParallelEnvironment([constructor])
 
 
+def test_a_reference_in_a_gin_file_is_alfs_class(alf: Any, constructor: Any) -> None:
+    utils = importlib.import_module("alf.environments.utils")
+    gin = importlib.import_module("gin")
+    assert front_end.FastParallelEnvironment
+    gin.parse_config("create_environment.parallel_environment_ctor = @FastParallelEnvironment")
+    env = utils.create_environment("random", lambda name, env_id=None: constructor(env_id), num_parallel_environments=1)
+    assert isinstance(env.envs[0], importlib.import_module("alf.environments.process_environment").ProcessEnvironment)
+    env.close()
+
+
 @pytest.mark.covers("A-9", "A-25")
 def test_the_default_device_is_alfs(alf: Any, constructor: Any) -> None:
     torch = importlib.import_module("torch")

@@ -34,7 +34,7 @@ from tests.originals.mlagents.sides import (
     step_until,
 )
 from tests.originals.pages import ROOT
-from tests.originals.processes import returns
+from tests.originals.processes import check_returns
 from tests.originals.rows import ORIGINAL, OURS, Rows
 
 pytestmark = MARKS
@@ -172,7 +172,7 @@ def test_queries_and_resets_while_a_worker_is_busy(whose: str, ask: Any) -> None
             step_until(manager, {1})
             ask(manager)
 
-        assert returns(program) is (whose == OURS)
+        check_returns(program, whose == OURS)
 
 
 @row("`advance`, `get_properties`, `external_brains`")
@@ -209,6 +209,12 @@ def test_methods_that_may_not_be_overridden(make: Any, whose: str) -> None:
 
 
 # ---- results ---------------------------------------------------------------------------------------------
+
+
+@row("`get_steps()` before the first `reset`")
+def test_steps_before_the_first_reset(make: Any, whose: str) -> None:
+    (step,) = make(scripted()).get_steps()
+    assert deciding(step) == ([1, 2] if whose == OURS else [2])  # after no step, or after one
 
 
 @row("statistics that an env sends during")
@@ -302,7 +308,7 @@ def test_a_process_that_is_killed(whose: str) -> None:
         manager.reset({})
         manager.get_steps()
 
-    assert returns(program) is (whose == OURS)
+    check_returns(program, whose == OURS)
 
 
 @row("`UnityCommunicatorStoppedException`")
@@ -338,7 +344,7 @@ def test_exceptions_that_cannot_be_pickled(make: Any, whose: str) -> None:
     trace = getattr(caught.value.__cause__, "remote_traceback", "")
     assert ("in raise_" in trace or "in hook" in trace) is (whose == OURS)
     if whose == ORIGINAL:
-        assert not returns(lambda: program(Local))
+        check_returns(lambda: program(Local), False)
     else:
         with pytest.raises(Local, match="lost") as found:
             program(Local)
@@ -400,7 +406,7 @@ def test_envs_that_do_not_close(whose: str, tmp_path: Path) -> None:
             manager.reset({})
             manager.close()
 
-        assert returns(program) is (whose == OURS)
+        check_returns(program, whose == OURS)
 
 
 def test_each_row_of_the_page_has_a_program() -> None:
