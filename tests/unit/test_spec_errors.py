@@ -1,12 +1,30 @@
 """Errors say what happened, survive a pickle, and are raised as one when there are several at once."""
 
 import copy
+import json
 import pickle
+import sys
 
 import pytest
 
 from stepmill.spec import errors
 from stepmill.spec.errors import EnvError, RecvTimeout, StepmillError, WorkerDied, join_errors
+
+
+class Plain(LookupError):
+    pass
+
+
+class Outer:
+    class Inner(Plain):
+        pass
+
+
+class Odd(Exception):
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
 
 ONE_OF_EACH = [
     errors.StepmillError("something"),
@@ -45,6 +63,30 @@ def test_errors_are_caught_by_the_built_in_name_too(error, builtin):
 
 def test_a_timeout_of_an_env_is_not_taken_for_a_wait_that_can_be_repeated():
     assert not issubclass(errors.EnvTimeout, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    "cls", [ValueError, KeyError, OSError, UnicodeDecodeError, AttributeError, Plain, Outer.Inner, json.JSONEncoder]
+)
+@pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, lambda error: error])
+def test_an_env_error_is_of_the_class_that_the_env_raised(cls, through):
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    error = through(EnvError("env 3 raised", env_id=3, error_type=name, remote_traceback="here"))
+    assert isinstance(error, cls) is issubclass(cls, Exception)
+    assert (type(error).__name__, str(error)) == ("EnvError", "env 3 raised\n\ntraceback of env 3:\nhere")
+    assert isinstance(join_errors([error, EnvError("env 4 raised", env_id=4)]), cls) is issubclass(cls, Exception)
+
+
+@pytest.mark.parametrize("cls", [StopIteration, SystemExit, TimeoutError, Odd, json.JSONDecodeError])
+def test_an_env_error_is_of_no_class_that_would_mislead_its_handlers(cls):
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    assert type(EnvError("env 3 raised", error_type=name)) is EnvError
+
+
+def test_the_class_of_an_env_error_is_not_imported():
+    assert "xml.sax.xmlreader" not in sys.modules
+    assert type(EnvError("env 3 raised", error_type="xml.sax.xmlreader.XMLReader")) is EnvError
+    assert "xml.sax.xmlreader" not in sys.modules
 
 
 def test_an_env_error_shows_the_remote_traceback():

@@ -249,6 +249,11 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
     return EngineBug(f"worker {worker} failed to {record['phase']}: {what}\n{record['traceback']}")
 
 
+def is_refusal(exc: BaseException, kinds: type[Exception] | tuple[type[Exception], ...] = OSError) -> bool:
+    """Whether the system refused something, in contrast to an env that raised an exception of these kinds."""
+    return isinstance(exc, kinds) and not isinstance(exc, StepmillError)
+
+
 def too_many_workers_error(num_workers: int, reason: object) -> UsageError:
     """Return the error for workers that the system refuses to start."""
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -16,7 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from stepmill.backends.base import Future, closed_error, too_many_workers_error, warn_of_close_faults, worker_died_error
+from stepmill.backends.base import (
+    Future,
+    closed_error,
+    is_refusal,
+    too_many_workers_error,
+    warn_of_close_faults,
+    worker_died_error,
+)
 from stepmill.backends.launcher_client import (
     LauncherClient,
     prepare_launcher,
@@ -107,11 +114,10 @@ class ProcessBackend:
         with defer_signals():
             try:
                 yield
-            except OSError as exc:
+            except Exception as exc:
                 self._shut_down(STOP_S)
-                raise too_many_workers_error(num_workers, exc) from exc
-            except Exception:
-                self._shut_down(STOP_S)
+                if is_refusal(exc):
+                    raise too_many_workers_error(num_workers, exc) from exc
                 raise
             except BaseException:  # Ctrl-C: close quickly
                 self._shut_down(INTERRUPTED_STOP_S)
@@ -267,11 +273,10 @@ class ProcessBackend:
             self._swap_links(old, fresh)
             try:
                 return self._start_again(fresh, settings_requests)
-            except OSError as exc:
+            except BaseException as exc:
                 self._discard(fresh)
-                raise too_many_workers_error(1, exc) from exc
-            except BaseException:
-                self._discard(fresh)
+                if is_refusal(exc):
+                    raise too_many_workers_error(1, exc) from exc
                 raise
 
     def _start_again(self, fresh: WorkerLink, settings_requests: Iterable[Request]) -> WorkerReport:

@@ -21,6 +21,7 @@ from stepmill.backends.base import (
     Future,
     closed_error,
     deadline_after,
+    is_refusal,
     start_timeout_error,
     too_many_workers_error,
     warn_of_close_faults,
@@ -73,11 +74,10 @@ class ThreadBackend:
                 for plan in plans:
                     self._workers.append(self._make_worker(plan, 0))
                 return self._build_all()
-            except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
+            except BaseException as exc:
                 self._shut_down(CANCEL_S)
-                raise too_many_workers_error(len(plans), exc) from exc
-            except BaseException:
-                self._shut_down(CANCEL_S)
+                if is_refusal(exc, (OSError, RuntimeError)):  # no descriptor, or no thread, is left
+                    raise too_many_workers_error(len(plans), exc) from exc
                 raise
 
     def attach(self, slab: SharedSlab, ring: Callable[[int], None]) -> None:

@@ -14,14 +14,20 @@
     ├── MissingExtraError (ImportError)
     └── EngineBug                    a bug in stepmill
 
-An env's exception is transferred as text with the name of its class; the class itself is never instantiated. Every error
-here can be pickled. `join_errors` makes one error of several faults.
+An env's exception is transferred as text with the name of its class; its constructor is not called. An EnvError is also of
+that class where the program has imported it, so that `except ValueError` catches an env's ValueError. Every error here can be
+pickled. `join_errors` makes one error of several faults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from stepmill.spec.exception_classes import find_class, is_plain, mix, new_instance, unmixed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MAX_SHOWN = 4  # different faults, besides the first, that the text of an error shows
 _MAX_RANGES = 16
@@ -29,7 +35,7 @@ _MAX_RANGES = 16
 
 def _rebuild(cls: type[StepmillError], message: str, state: Mapping[str, object]) -> StepmillError:
     """Unpickle an error without calling its constructor, which may require more arguments than a message."""
-    error = cls.__new__(cls)
+    error = cls.__new__(cls, **{name: state[name] for name in ("error_type",) if name in state})
     StepmillError.__init__(error, message)
     error.__dict__.update(state)
     return error
@@ -49,7 +55,7 @@ class StepmillError(Exception):
     is_final: bool = False
 
     def __init__(self, message: str, *, others: Sequence[StepmillError] = ()) -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # a class of the user that comes next may have any constructor
         self.message = message
         self.others = tuple(others)
 
@@ -77,7 +83,7 @@ class StepmillError(Exception):
         return type(self), self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, dict(self.__dict__))
+        return _rebuild, (unmixed(type(self)), self.message, dict(self.__dict__))
 
 
 class UsageError(StepmillError, ValueError):
@@ -115,12 +121,24 @@ class ClosedPoolError(UsageError):
 class EnvError(StepmillError):
     """An env raised.
 
+    An EnvError is also an instance of the class that the env raised, if that class is built in or its module is imported here, and
+    if it has the constructor of a built-in class; of TimeoutError it is not, since that is what RecvTimeout is. It has none of the
+    attributes that the original exception had, such as `errno`.
+
     Attributes:
         env_id: the env that raised; None if it is not known.
         phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close".
         error_type: the dotted name of the class of the original exception.
         remote_traceback: the traceback where it was raised, as text; may be empty.
     """
+
+    _takes_all_classes = False  # whether it is also of classes that are not plain
+
+    def __new__(cls, *_args: object, error_type: str = "", **_keywords: object) -> Self:
+        original = find_class(error_type)
+        if original is None or not (cls._takes_all_classes or is_plain(original)):
+            return new_instance(cls)
+        return new_instance(mix(cls, original))
 
     def __init__(
         self,

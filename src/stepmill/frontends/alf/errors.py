@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.exception_classes import unmixed
 
 _INTERRUPTED = "ProcessEnvironment is interruptted"
 _STRUCTURE = "array structure mismatch."
@@ -65,7 +66,7 @@ def as_runtime_error(error: StepmillError, fields: Sequence[str] = ()) -> Stepmi
         error: as the pool raised it.
         fields: names of the fields of a TimeStep, which replace their numbers in the text.
     """
-    cls = _RUNTIME.get(type(error))
+    cls = _RUNTIME.get(unmixed(type(error)))
     if cls is None:
         return error
     copy = cls.__new__(cls)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
-import sys
 from typing import Any
 
 from stepmill.spec.errors import BadOutput, ClosedPoolError, EnvError, EnvTimeout, StepmillError, UsageError
@@ -82,54 +80,18 @@ def without_traceback(error: StepmillError) -> StepmillError:
 
 
 def with_env_class(error: EnvError, hint: str = "") -> EnvError:
-    """Return an equal error that is also of the class that the env raised, if the module of that class is loaded here."""
-    cls = _mixed_class(error.error_type)
-    made = cls.__new__(cls)
-    # No constructor is called: that of the env's class may have any signature.
-    made.__dict__.update(error.__dict__)
-    made.message = error.message + hint
-    made.args = (made.message,)
+    """Return an equal error with the text that DI-engine gives it."""
+    made = _EnvException.__new__(_EnvException, error_type=error.error_type)
+    StepmillError.__init__(made, error.message + hint)
+    made.__dict__.update({**error.__dict__, "message": made.message})
     return made
 
 
 class _EnvException(EnvError):
     """Base class of what `with_env_class` returns. Its text begins as DI-engine's does."""
 
+    _takes_all_classes = True
+
     def details(self) -> str:
         """Return the traceback of the env's process."""
         return f"\nEnv Process Exception:\n{self.remote_traceback.rstrip()}" if self.remote_traceback else ""
-
-
-def _mixed_class(dotted: str) -> type[EnvError]:
-    """Return a subclass of `_EnvException` and of the class of that name; `_EnvException` if that is not possible."""
-    cls = _find_class(dotted)
-    if cls is None:
-        return _EnvException
-    builtin_base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    # `__new__` of the env's class may have any signature; that of the built-in base takes none.
-    body: dict[str, Any] = {"__new__": lambda made, *args, **kwargs: builtin_base.__new__(made), "__reduce__": _reduce}
-    try:
-        made: type[EnvError] = type(cls.__name__, (_EnvException, cls), body)
-        return made
-    except TypeError:
-        return _EnvException
-
-
-def _reduce(error: StepmillError) -> tuple[object, ...]:
-    plain = _EnvException.__new__(_EnvException)
-    StepmillError.__init__(plain, error.message)
-    plain.__dict__.update(error.__dict__)
-    return plain.__reduce__()
-
-
-def _find_class(dotted: str) -> type[Exception] | None:
-    """Return the class of a remote exception, if its module is loaded here; none is imported."""
-    found: Any = getattr(builtins, dotted, None) or getattr(sys.modules.get("__main__"), dotted, None)
-    module, dot, rest = dotted.rpartition(".")
-    while found is None and dot:
-        found = sys.modules.get(module)
-        for name in rest.split(".") if found is not None else ():
-            found = getattr(found, name, None)
-        module, dot, last = module.rpartition(".")
-        rest = f"{last}.{rest}"
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
