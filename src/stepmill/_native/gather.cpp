@@ -19,7 +19,7 @@ void PoolState::split_ready(std::uint32_t max_envs, nb::handle env_ids, Ids& ids
     parse_ids(env_ids, storage);
     const bool is_any = !env_ids.is_valid() || env_ids.is_none();
     for (const std::uint32_t id : unclaimed_.ids()) {
-        if (ids.size() < max_envs && (is_any || is_named_[id]) && !suspended_.is_suspended(id)) ids.push_back(id);
+        if (ids.size() < max_envs && (is_any || is_named_[id]) && !envs_[id].is_suspended()) ids.push_back(id);
     }
     for (const std::uint32_t id : pending_) {
         const bool is_chosen = ids.size() < max_envs && (is_any || is_named_[id]) && is_done(id) && !has_fault(id);
@@ -126,29 +126,30 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
         }
         leases_->unpin(env.latest);
         env.latest = env.target;
-        env.status = EnvStatus::IDLE;
-        if (env.is_masked) {
-            env.is_masked = false;
-            env.status = EnvStatus::EXHAUSTED;
+        const bool is_gone = env.object() == ObjectPhase::GONE;
+        if (is_gone) envs_.move(id, ObjectPhase::CURRENT);
+        if (env.is_masked()) {
+            envs_.move(id, EnvPhase::EXHAUSTED);
             log_.skip_batch(id);
             continue;
         }
-        if (env.uses_staged) {
+        if (env.uses_staged()) {
             spares_.copy_staged(env.server, row_of(id), env.target);
-            env.uses_staged = false;
+            env.command.source = Source::OWN_ROW;
         }
-        if (env.fault_info) mark_truncated(id);
+        if (env.is_cut()) mark_truncated(id);
         if (num_agents != 0) std::copy_n(slab_->alive(row_of(id)), num_agents, was_alive_.data() + row_of(id) * num_agents);
-        if (is_batched_ || autoreset_ == Autoreset::SAME_STEP) record_ended_rows(id, static_cast<bool>(env.fault_info));
-        if (is_in_batch && autoreset_ == Autoreset::NEXT_STEP && !env.is_reset && !env.fault_info) {  // hot: a step of all envs
+        if (is_batched_ || autoreset_ == Autoreset::SAME_STEP) record_ended_rows(id, env.is_cut());
+        if (is_in_batch && autoreset_ == Autoreset::NEXT_STEP && !env.begins_episode() && !env.is_cut()) {  // hot: a step of all envs
             log_.count_in_batch(id);
         } else if (tracks_episodes_) {
             record_result(id, is_in_batch);
         }
-        if (budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_) env.status = EnvStatus::EXHAUSTED;
-        if (env.fault_info) env.fault_info.reset(), env.final_obs.reset();
+        const bool is_last_result = budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_;
+        envs_.move(id, is_last_result ? EnvPhase::EXHAUSTED : EnvPhase::IDLE);
+        if (env.is_cut()) env.cut_info.reset(), env.final_obs.reset();
         if (is_seen && is_over(id)) swap_in_spare(id);
-        else if (env.last_ticket == *env.ticket && env.status == EnvStatus::IDLE) env.status = EnvStatus::FAULTED;
+        else if (is_gone && env.phase() == EnvPhase::IDLE) envs_.fail(id);
     }
     if (is_in_batch) log_.add_batch();
     if (kernel_ != nullptr && is_all(ids)) find_uniform_slot();
@@ -158,10 +159,10 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
 void PoolState::record_result(std::uint32_t id, bool is_in_batch) {
     EnvRecord& env = envs_[id];
     const bool begins_next = autoreset_ == Autoreset::SAME_STEP && is_ended(id) && !is_last(env);
-    if (begins_next && !env.is_reset) ++env.episode;
+    if (begins_next && !env.begins_episode()) ++env.episode;
     if (!log_.is_on()) return;
-    if (env.fault_info) log_.drop(id);  // an episode that was cut short cannot be replayed; the next one, which this result may begin, can
-    if (env.is_reset || begins_next) log_.begin(id, env.has_seed, std::exchange(env.reset_blob, nb::object()));
+    if (env.is_cut()) log_.drop(id);  // an episode that was cut short cannot be replayed; the next one, which this result may begin, can
+    if (env.begins_episode() || begins_next) log_.begin(id, env.has_seed, std::exchange(env.reset_blob, nb::object()));
     log_.add_result(id, is_in_batch);
 }
 

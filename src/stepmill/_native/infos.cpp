@@ -82,14 +82,14 @@ bool PoolState::gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloa
         const std::uint32_t id = ids[i];
         const auto [words, local] = slab_->server_words(envs_[id].server);
         EnvRecord& env = envs_[id];
-        if (env.is_masked) continue;
+        if (env.is_masked()) continue;
         const std::size_t row = (is_by_env ? id : i) * batch_size_;
         if (unclaimed_.is_unclaimed(id)) {
             if (unclaimed_.payload(id)) append(payloads.infos, nb::make_tuple(row) + unclaimed_.payload(id));
             if (unclaimed_.final_obs(id)) append(payloads.finals, nb::make_tuple(row, unclaimed_.final_obs(id)));
             continue;
         }
-        const bool is_cut = static_cast<bool>(env.fault_info);
+        const bool is_cut = env.is_cut();
         const bool has_result = !is_cut || is_reset_after_cut(env);
         const bool is_final = has_result && !is_cut && (words.result[local] & RESULT_FINAL) != 0;
         OpaquePayload payload;
@@ -103,7 +103,7 @@ bool PoolState::gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloa
             }
         }
         if (payload.info || is_cut) {
-            append(payloads.infos, nb::make_tuple(row, payload.info ? payload.info : nb::none(), is_cut ? env.fault_info : nb::none(), objects_of(id)));
+            append(payloads.infos, nb::make_tuple(row, payload.info ? payload.info : nb::none(), is_cut ? env.cut_info : nb::none(), objects_of(id)));
         }
         if (is_cut && env.final_obs) append(payloads.finals, nb::make_tuple(row, env.final_obs));
         if (is_final) append(payloads.finals, nb::make_tuple(row, env_obs(id, payload.final_opaques, true)));

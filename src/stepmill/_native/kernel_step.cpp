@@ -22,7 +22,7 @@ void PoolState::find_uniform_slot() {
     uniform_slot_ = NO_SLOT;
     if (!may_be_uniform_ || unclaimed_.is_any() || suspended_.is_any()) return;
     for (const EnvRecord& env : envs_) {
-        if (env.status != EnvStatus::IDLE || env.must_begin_episode || env.is_lost || env.latest != envs_[0].latest) return;
+        if (env.phase() != EnvPhase::IDLE || env.object() != ObjectPhase::CURRENT || env.latest != envs_[0].latest) return;
     }
     uniform_slot_ = envs_[0].latest;
 }
@@ -84,7 +84,8 @@ void PoolState::write_commands_after(std::uint32_t slot) {
     for (const std::uint32_t id : all_) {
         EnvRecord& env = envs_[id];
         const ServerLocation location = slab_->server_locations[env.server];
-        env.status = EnvStatus::PENDING;
+        envs_.move(id, EnvPhase::PENDING);
+        env.command.kind = Command::STEP;
         env.target = static_cast<std::uint8_t>(slot);
         leases_->pin(slot);
         pending_.push_back(id);

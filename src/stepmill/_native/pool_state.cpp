@@ -54,7 +54,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       commands_(*slab_, nb::object(settings["pickler"]).ptr()),
       spares_(*slab_, commands_, num_envs_, static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       log_(*slab_, action_, num_envs_, nb::cast<bool>(settings["batched"]), nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
-      suspended_(num_envs_),
+      suspended_(envs_, num_envs_),
       unclaimed_(num_envs_),
       is_named_(num_envs_),
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
@@ -171,7 +171,7 @@ const PoolState::Ids& PoolState::parse_ids(nb::handle env_ids, Ids& storage) con
 
 // ---- spares -----------------------------------------------------------------------------------------------------
 
-// Makes `server` serve this env from now on. The flags about the previous env object are cleared.
+// Makes `server` serve this env from now on. The phase of the previous env object is forgotten.
 void PoolState::attach(std::uint32_t id, std::uint32_t server) {
     EnvRecord& env = envs_[id];
     const ServerLocation location = slab_->server_locations.at(server);
@@ -180,8 +180,8 @@ void PoolState::attach(std::uint32_t id, std::uint32_t server) {
     env.done = &slab_->words[location.worker].done[location.local];
     env.fault = &slab_->words[location.worker].fault[location.local];
     log_.set_server(id, location);
-    env.is_lost = env.must_begin_episode = false;
-    env.lost_info.reset(), env.last_ticket.reset();
+    envs_.move(id, ObjectPhase::CURRENT);
+    env.lost_info.reset();
 }
 
 void PoolState::reset_server_order() {
@@ -189,10 +189,10 @@ void PoolState::reset_server_order() {
     spares_.reset_server_order();
     for (const std::uint32_t id : all_) {
         const bool is_same = envs_[id].server == id;
-        const bool must_begin_episode = envs_[id].must_begin_episode;
+        const bool begins_episode_next = envs_[id].begins_episode_next();
         attach(id, id);
-        if (is_same) envs_[id].must_begin_episode = must_begin_episode;
-        else if (envs_[id].status == EnvStatus::IDLE) envs_[id].status = EnvStatus::NEW;  // in case its reset is not sent: the new server is in another episode
+        if (is_same && begins_episode_next) envs_.move(id, ObjectPhase::RENEWED);
+        if (!is_same && envs_[id].phase() == EnvPhase::IDLE) envs_.move(id, EnvPhase::NEW);  // in case its reset is not sent: the new server is in another episode
     }
     scanned_ = 0;
 }
@@ -203,7 +203,7 @@ std::vector<std::uint32_t> PoolState::envs_of(std::uint32_t worker) const {
 }
 
 bool PoolState::is_over(std::uint32_t id) const {
-    if (!spares_.has_spares() || envs_[id].status == EnvStatus::EXHAUSTED || autoreset_ == Autoreset::SAME_STEP || (is_batched_ && autoreset_ == Autoreset::DISABLED)) return false;
+    if (!spares_.has_spares() || envs_[id].phase() == EnvPhase::EXHAUSTED || autoreset_ == Autoreset::SAME_STEP || (is_batched_ && autoreset_ == Autoreset::DISABLED)) return false;
     return have_all_ended(id);  // a batched env is replaced as a whole
 }
 
@@ -215,15 +215,16 @@ void PoolState::swap_in_spare(std::uint32_t id) {
 
 void PoolState::flush_deferred_resets() {
     if (!spares_.has_deferred()) return;
-    spares_.flush_deferred_resets([&](std::uint32_t id) { return envs_[id].status == EnvStatus::IDLE || envs_[id].status == EnvStatus::NEW; });
+    spares_.flush_deferred_resets([&](std::uint32_t id) { return envs_[id].phase() == EnvPhase::IDLE || envs_[id].phase() == EnvPhase::NEW; });
 }
 
 // The command of the env asks for the staged episode. Nothing is written: the result exists already, or its reset is outstanding.
 void PoolState::use_staged(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const ResetSeed staged = spares_.use_staged(env.server);
-    env.uses_staged = env.is_reset = true;
-    env.is_lost = env.must_begin_episode = false;
+    env.command.source = Source::STAGING_ROW;
+    env.command.begins = Begins::EPISODE;
+    envs_.move(id, ObjectPhase::CURRENT);
     env.has_seed = staged.has_seed;
     ++slab_->env_counters(id).num_spares;
     env.base_seed = staged.seed;
@@ -232,7 +233,7 @@ void PoolState::use_staged(std::uint32_t id) {
 }
 
 void PoolState::discard_staged(std::uint32_t id) {
-    envs_[id].uses_staged = false;
+    envs_[id].command.source = Source::OWN_ROW;
     spares_.discard_staged(envs_[id].server);
 }
 
@@ -241,8 +242,8 @@ void PoolState::claim_staged(nb::handle env_ids) {
     flush_deferred_resets();
     Ids storage, ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (!spares_.is_staged(envs_[id].server) || envs_[id].status == EnvStatus::PENDING || unclaimed_.is_unclaimed(id)) continue;
-        envs_[id].uses_staged = true;
+        if (!spares_.is_staged(envs_[id].server) || envs_[id].phase() == EnvPhase::PENDING || unclaimed_.is_unclaimed(id)) continue;
+        envs_[id].command.source = Source::STAGING_ROW;
         ids.push_back(id);
     }
     dispatch(ids, Command::RESET);

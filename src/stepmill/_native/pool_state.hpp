@@ -3,11 +3,11 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "command_writer.hpp"
+#include "env_table.hpp"
 #include "episode_log.hpp"
 #include "leases.hpp"
 #include "spare_queue.hpp"
@@ -20,46 +20,8 @@ namespace stepmill {
 class KernelLoop;
 class Reaper;
 
-// The learner's view of an env. A PENDING env is ready when its `done` word equals its ticket.
-// NEW: never reset, or rebuilt since. EXHAUSTED: it has played its budget of episodes.
-enum class EnvStatus : std::uint8_t { IDLE = 0, PENDING = 1, FAULTED = 2, NEW = 3, EXHAUSTED = 4 };
-// The states that the user sees. The numbers are those of EnvState in spec/options.py.
-enum class EnvState : int { IDLE = 0, BUSY = 1, READY = 2, FAULTED = 3, EXHAUSTED = 4, NEEDS_RESET = 5 };
 // EVENT: pop_events() returns something.
 enum class WaitResult { READY, FAULT, TIMED_OUT, EVENT };
-
-// The pool's record of one env.
-struct alignas(CACHE_LINE) EnvRecord {
-    EnvStatus status = EnvStatus::NEW;  // the fields that every step reads come first
-    std::uint8_t latest = 0;     // slot of the newest result received
-    std::uint8_t target = 0;     // slot that the outstanding command writes to
-    bool is_lost = false;        // the env object is gone and the user does not know: the next step is cut short
-    bool must_begin_episode = false;  // the next step is carried out as a reset
-    bool has_seed = false;       // of the last explicit reset
-    bool is_reset = false;       // the outstanding command begins an episode
-    bool is_own_reset = false;   // batched: the outstanding step begins an episode in each row
-    bool is_masked = false;      // exhausted, in a step of all envs: it gets no command and an empty row
-    bool uses_staged = false;    // the next result is the one that its server has staged
-    std::uint32_t server = 0;
-    std::optional<std::uint32_t> last_ticket;  // the last command of an object that is gone: the env is FAULTED once its result is received
-    const std::uint32_t* ticket = nullptr;  // of its server's newest command
-    const Word* done = nullptr;
-    const Word* fault = nullptr;
-    nb::object fault_info;       // the episode was cut short: the next result is marked truncated, and its info has this
-    nb::object final_obs;        // SAME_STEP: the last observation of the episode that was cut short
-    nb::object lost_info;        // if is_lost: the later fault_info
-    nb::object opaques;          // the newest opaque parts of the observation, a list
-    nb::object fault_record;     // of a fault that the pool found when it read the result of command `recorded_ticket`
-    std::uint32_t recorded_ticket = 0;
-    std::uint32_t counted_ticket = 0;  // of the last command whose fault was counted
-    std::uint64_t num_ended = 0;  // episodes that ended, of the budget
-    std::uint64_t base_seed = 0;
-    std::uint64_t episode = 0;   // resets since then
-    nb::object reset_blob;       // seed and options of the outstanding explicit reset; null: none
-
-    bool has_blob_seed() const { return reset_blob && !nb::object(reset_blob[0]).is_none(); }  // a seed that does not fit the seed word
-    bool is_commanded() const noexcept { return status == EnvStatus::PENDING && !is_masked; }
-};
 
 // The form in which the user gets batches of observations.
 struct ObservationFormat {
@@ -123,7 +85,7 @@ class PoolState {
     void finish_replay(std::uint32_t env_id);                     // the env is in the state that the user expects: gives its pending command
     void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or mark_envs_lost() must follow
     void suspend(std::uint32_t env_id);                           // until a replay has rebuilt its state
-    bool is_suspended(std::uint32_t env_id) const { return suspended_.find(env_id) != nullptr; }
+    bool is_suspended(std::uint32_t env_id) const { return envs_.at(env_id).is_suspended(); }
     std::vector<std::uint32_t> suspended_envs() const { return suspended_.ids(); }
     nb::tuple log_position(std::uint32_t server) const;
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
@@ -201,7 +163,7 @@ class PoolState {
     void mark_lost(const Ids& ids, const nb::object& fault_info);
     void mark_lost_late(const Ids& ids);
     bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && !is_last(env); }  // its result is that of the next episode's reset
-    bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.fault_info && !is_reset_after_cut(env); }
+    bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.is_cut() && !is_reset_after_cut(env); }
     void store_final_obs(const Ids& ids);
     void cut_short(std::uint32_t id);
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
@@ -253,7 +215,7 @@ class PoolState {
     nb::object episodes(const Ids& ids) const;
     bool is_all(const Ids& ids) const { return &ids == &all_; }
     std::uint32_t row_of(std::uint32_t env_id) const { return env_id * batch_size_; }
-    std::uint32_t result_row(std::uint32_t id) const { return envs_[id].uses_staged ? (num_envs_ + envs_[id].server) * batch_size_ : row_of(id); }
+    std::uint32_t result_row(std::uint32_t id) const { return envs_[id].uses_staged() ? (num_envs_ + envs_[id].server) * batch_size_ : row_of(id); }
     bool is_over(std::uint32_t id) const;
     void swap_in_spare(std::uint32_t id);
     void attach(std::uint32_t id, std::uint32_t server);
@@ -270,7 +232,7 @@ class PoolState {
     Tree obs_, action_, info_;
     ObservationFormat format_;
     Leaf reward_, terminated_, truncated_, alive_, over_, episode_return_, episode_length_;
-    std::vector<EnvRecord> envs_;
+    EnvTable envs_;
     CommandWriter commands_;
     SpareQueue spares_;
     EpisodeLog log_;

@@ -15,8 +15,8 @@ namespace stepmill {
 
 void PoolState::mark_faulted(std::uint32_t id) {
     leases_->unpin(envs_[id].target);
-    if (envs_[id].uses_staged) discard_staged(id);
-    envs_[id].status = EnvStatus::FAULTED;
+    if (envs_[id].uses_staged()) discard_staged(id);
+    envs_.fail(id);
 }
 
 // Counts each fault once. An unknown kind, which a worker has written over the right one, counts as bad output.
@@ -45,7 +45,7 @@ nb::list PoolState::read_faults() {
             } catch (nb::python_error&) {  // unreadable: the fault has no text
             }
         }
-        faults.append(nb::make_tuple(id, kind, record, location.worker, *envs_[id].ticket, envs_[id].is_reset, was_at_reset(id)));
+        faults.append(nb::make_tuple(id, kind, record, location.worker, *envs_[id].ticket, envs_[id].begins_episode(), was_at_reset(id)));
     }
     return faults;
 }
@@ -54,9 +54,9 @@ void PoolState::mark_envs_faulted(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING && is_done(id) && has_fault(id)) mark_faulted(id);
+        if (envs_[id].phase() == EnvPhase::PENDING && is_done(id) && has_fault(id)) mark_faulted(id);
     }
-    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING; });
+    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].phase() != EnvPhase::PENDING; });
     scanned_ = 0;
 }
 
@@ -66,14 +66,14 @@ void PoolState::discard_results(nb::handle env_ids) {
     Ids storage, done, done_ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
         unclaimed_.release(id);
-        if (envs_[id].status == EnvStatus::PENDING && is_done(id)) done.push_back(id);
+        if (envs_[id].phase() == EnvPhase::PENDING && is_done(id)) done.push_back(id);
     }
     for (const std::uint32_t id : done) {
         if (has_fault(id)) mark_faulted(id);
         else done_ids.push_back(id);
     }
     Ids rest = pending_;
-    std::erase_if(rest, [&](std::uint32_t id) { return envs_[id].status != EnvStatus::PENDING || std::ranges::count(done_ids, id) != 0; });
+    std::erase_if(rest, [&](std::uint32_t id) { return envs_[id].phase() != EnvPhase::PENDING || std::ranges::count(done_ids, id) != 0; });
     mark_received(done_ids, std::move(rest), false);
 }
 
@@ -95,7 +95,7 @@ bool PoolState::died_in_request(std::uint32_t worker) const {
 // ---- ends of episodes -------------------------------------------------------------------------------------------
 
 bool PoolState::is_ended(std::uint32_t id) const {
-    return !is_batched_ && !envs_[id].uses_staged && *slab_->over(row_of(id)) != 0;
+    return !is_batched_ && !envs_[id].uses_staged() && *slab_->over(row_of(id)) != 0;
 }
 
 // Whether all rows of a batched env have ended, so that its next step begins new episodes and there is nothing to cut short.
@@ -143,7 +143,7 @@ void PoolState::store_final_obs(const Ids& ids) {
     if (autoreset_ != Autoreset::SAME_STEP) return;
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
-        if ((env.is_lost || env.fault_info) && !env.final_obs) env.final_obs = env_obs(id, env.opaques, false);
+        if ((env.object() == ObjectPhase::LOST || env.is_cut()) && !env.final_obs) env.final_obs = env_obs(id, env.opaques, false);
     }
 }
 
@@ -151,10 +151,8 @@ void PoolState::store_final_obs(const Ids& ids) {
 // the first observation of the next episode, so the result waits for a reset, unless there is no next episode.
 void PoolState::cut_short(std::uint32_t id) {
     EnvRecord& env = envs_[id];
-    if (env.is_lost) env.fault_info = env.lost_info;
-    env.is_lost = false;
-    env.must_begin_episode = true;
-    env.last_ticket.reset();
+    if (env.object() == ObjectPhase::LOST) env.cut_info = std::move(env.lost_info);
+    envs_.move(id, ObjectPhase::RENEWED);
     // The slab may have sums of an episode that ended before; sums of the current one may be half written by a worker that died.
     for (std::uint32_t row = row_of(id); row < row_of(id) + batch_size_; ++row) {
         if (ended_[row] != 0) slab_->clear_episode(row);
@@ -176,7 +174,7 @@ void PoolState::empty_row(std::uint32_t id) {
 // Skips an exhausted env in a step of all: no command, and an empty row.
 void PoolState::mask(std::uint32_t id) {
     EnvRecord& env = envs_[id];
-    env.is_masked = true;
+    env.command.kind = Command::NONE;
     empty_row(id);
     leases_->unpin(env.target);
     env.target = env.latest;
@@ -187,15 +185,15 @@ void PoolState::mask(std::uint32_t id) {
 void PoolState::truncate(std::uint32_t env_id, nb::object fault_info) {
     const InUse in_use(*this);
     EnvRecord& env = envs_.at(env_id);
-    if (env.status != EnvStatus::PENDING || !is_done(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " has no result, so its episode cannot be truncated; please report this bug");
+    if (env.phase() != EnvPhase::PENDING || !is_done(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " has no result, so its episode cannot be truncated; please report this bug");
     scanned_ = 0;
-    if (env.is_reset) {
+    if (env.begins_episode()) {
         retry_reset(env_id);
         return;
     }
     const auto [words, local] = slab_->server_words(env.server);
-    if (!env.is_own_reset) {
-        if (!env.fault_info) env.fault_info = std::move(fault_info);  // the first cause is reported
+    if (env.command.begins != Begins::EPISODE_OF_EACH_ROW) {
+        if (!env.is_cut()) env.cut_info = std::move(fault_info);  // the first cause is reported
         store_final_obs({env_id});
         cut_short(env_id);
         if (!is_reset_after_cut(env)) return;
@@ -217,13 +215,14 @@ void PoolState::retry_reset(std::uint32_t id) {
         words.seed[local] = env.base_seed;
         words.episode[local] = env.episode;
     }
+    envs_.move(id, ObjectPhase::CURRENT);
     issue(id, Command::RESET, env.target);
 }
 
 // Gives another command to a pending env, in place of the one it has.
 void PoolState::issue(std::uint32_t id, Command command, std::uint32_t slot) {
     EnvRecord& env = envs_[id];
-    if (env.uses_staged) discard_staged(id);  // the new command writes to the env's own row
+    if (env.uses_staged()) discard_staged(id);  // the new command writes to the env's own row
     commands_.write(slab_->server_locations[env.server], row_of(id), command, slot);
     commands_.issue(env.server);
     scanned_ = 0;
@@ -232,7 +231,7 @@ void PoolState::issue(std::uint32_t id, Command command, std::uint32_t slot) {
 // Turns the words of a step into those of a reset, with the seed that the next episode would have.
 void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local) {
     EnvRecord& env = envs_[id];
-    env.must_begin_episode = false;
+    envs_.move(id, ObjectPhase::CURRENT);
     if (spares_.has_spares()) {
         spares_.write_next_seed(env.server);
         return;
@@ -256,18 +255,24 @@ void PoolState::mark_envs_lost(nb::handle env_ids, nb::object fault_info) {
 void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
-        const bool is_settled = env.status == EnvStatus::IDLE || (env.status == EnvStatus::PENDING && is_done(id) && !has_fault(id));
-        if (env.status == EnvStatus::PENDING && !is_settled) env.lost_info = fault_info;
-        if (!is_settled || env.is_masked) continue;
-        if (spares_.is_staged(env.server) && env.status == EnvStatus::IDLE) {
+        if (env.is_masked() || env.is_suspended() || env.object() == ObjectPhase::GONE) continue;
+        if (env.phase() == EnvPhase::PENDING && (!is_done(id) || has_fault(id))) {
+            if (env.object() == ObjectPhase::CURRENT) envs_.move(id, ObjectPhase::DOOMED);
+            env.lost_info = fault_info;
+            continue;
+        }
+        if (env.phase() != EnvPhase::IDLE && env.phase() != EnvPhase::PENDING) continue;
+        if (spares_.is_staged(env.server) && env.phase() == EnvPhase::IDLE) {
             if (!is_done(id)) continue;  // its worker's successor runs the reset
             spares_.discard_staged(env.server);
         }
-        env.must_begin_episode = true;
         // Under SAME_STEP no env is between episodes: the result that ends one begins the next.
-        const bool is_between = is_ended(id) || resets_itself(id, env.status == EnvStatus::IDLE) || env.fault_info;
-        if (is_between && autoreset_ != Autoreset::SAME_STEP) continue;
-        env.is_lost = true;
+        const bool is_between = is_ended(id) || resets_itself(id, env.phase() == EnvPhase::IDLE) || env.is_cut();
+        if (is_between && autoreset_ != Autoreset::SAME_STEP) {
+            envs_.move(id, ObjectPhase::RENEWED);
+            continue;
+        }
+        envs_.move(id, ObjectPhase::LOST);
         env.lost_info = fault_info;
     }
 }
@@ -276,8 +281,7 @@ void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
 void PoolState::mark_lost_late(const Ids& ids) {
     for (const std::uint32_t id : ids) {
         const EnvRecord& env = envs_[id];
-        if (!commands_.is_from_before_restart(env.server)) continue;
-        if (env.lost_info && !env.is_lost && !env.must_begin_episode && !suspended_.is_suspended(id)) mark_lost({id}, nb::object(env.lost_info));
+        if (env.object() == ObjectPhase::DOOMED && commands_.is_from_before_restart(env.server)) mark_lost({id}, nb::object(env.lost_info));
     }
 }
 
@@ -300,15 +304,15 @@ void PoolState::begin_restart(std::uint32_t worker, bool is_replayed) {
     commands_.begin_restart(worker);
     for (const std::uint32_t server : slab_->plan.servers[worker]) {
         const std::uint32_t id = spares_.env_of(server);
-        const bool is_taken = id != NO_ENV && envs_[id].status == EnvStatus::PENDING;
+        const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
         if (is_replayed && !is_taken) spares_.stage_again(server);
     }
     for (const std::uint32_t id : spares_.envs_of(worker)) {
         EnvRecord& env = envs_[id];
         suspended_.restart_replay(id);
-        const bool has_episode = env.status == EnvStatus::PENDING || env.status == EnvStatus::EXHAUSTED || (env.status == EnvStatus::IDLE && !spares_.is_staged(env.server));
-        if (is_replayed && has_episode && !env.must_begin_episode) suspend_env(id);
-        if (!is_replayed && suspended_.is_suspended(id)) resume_with_fault(id);
+        const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
+        if (is_replayed && has_episode && !env.begins_episode_next()) suspend_env(id);
+        if (!is_replayed && envs_[id].is_suspended()) resume_with_fault(id);
     }
 }
 
@@ -334,7 +338,7 @@ void PoolState::cancel_restart(std::uint32_t worker) {
     const InUse in_use(*this);
     commands_.end_restart(worker);
     for (const std::uint32_t id : spares_.envs_of(worker)) {
-        if (suspended_.is_suspended(id)) resume_with_fault(id);
+        if (envs_[id].is_suspended()) resume_with_fault(id);
     }
     commands_.check_deaths_of(worker);
 }
@@ -344,9 +348,9 @@ void PoolState::cancel_restart(std::uint32_t worker) {
 void PoolState::fail_worker(std::uint32_t worker) {
     cancel_restart(worker);
     for (const std::uint32_t id : spares_.envs_of(worker)) {
-        EnvRecord& env = envs_[id];
-        if (env.status == EnvStatus::IDLE || env.status == EnvStatus::NEW) env.status = EnvStatus::FAULTED;
-        if (env.status == EnvStatus::PENDING) env.last_ticket = *env.ticket;
+        const EnvRecord& env = envs_[id];
+        if (env.phase() == EnvPhase::IDLE || env.phase() == EnvPhase::NEW) envs_.fail(id);
+        if (env.is_commanded()) envs_.move(id, ObjectPhase::GONE);
     }
 }
 
@@ -356,7 +360,7 @@ void PoolState::free_overflow(std::uint32_t worker) {
     for (std::uint32_t id = 0; id < num_envs_; ++id) {
         const ServerLocation location = slab_->server_locations[envs_[id].server];
         const ServerWords& words = slab_->words[location.worker];
-        const bool is_awaited = envs_[id].status == EnvStatus::PENDING && is_done(id) && (words.result[location.local] & RESULT_REMOTE);
+        const bool is_awaited = envs_[id].phase() == EnvPhase::PENDING && is_done(id) && (words.result[location.local] & RESULT_REMOTE);
         if (location.worker == worker && is_awaited) kept.push_back({words.payload_offset[location.local], words.payload_bytes[location.local], 0});
     }
     free_all_but(slab_->result_fds.at(worker), std::move(kept));
@@ -367,7 +371,7 @@ void PoolState::mark_new(nb::handle env_ids) {
     const InUse in_use(*this);
     Ids storage;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::FAULTED) envs_[id].status = EnvStatus::NEW;
+        if (envs_[id].phase() == EnvPhase::FAULTED) envs_.move(id, EnvPhase::NEW);
     }
 }
 

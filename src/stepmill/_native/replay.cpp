@@ -22,22 +22,21 @@ void PoolState::record_command(std::uint32_t id, const ServerWords& words, std::
     EnvRecord& env = envs_[id];
     const bool is_explicit = command == Command::RESET;
     record_begin(id, is_explicit, is_explicit || get_command(words, local) == Command::RESET || (autoreset_ == Autoreset::NEXT_STEP && is_ended(id)));
-    const bool is_own_seed = env.is_reset && (words.flags[local] & FLAG_SEED) && !(words.flags[local] & FLAG_EPISODE);
+    const bool is_own_seed = env.begins_episode() && (words.flags[local] & FLAG_SEED) && !(words.flags[local] & FLAG_EPISODE);
     if (is_own_seed) {
         env.base_seed = words.seed[local];
         env.has_seed = true;
         env.episode = 0;
-    } else if (env.is_reset && !env.has_blob_seed()) {
+    } else if (env.begins_episode() && !env.has_blob_seed()) {
         ++env.episode;  // as in Loop::perform_reset: a seed that does not fit the seed word leaves the count unchanged
     }
 }
 
 void PoolState::record_begin(std::uint32_t id, bool is_explicit, bool is_reset) {
     EnvRecord& env = envs_[id];
-    env.is_reset = is_reset;
+    env.command.begins = is_reset ? Begins::EPISODE : resets_itself(id) ? Begins::EPISODE_OF_EACH_ROW : Begins::NOTHING;
     if (is_reset && !is_explicit) env.reset_blob.reset();
-    if (is_explicit) env.is_lost = env.must_begin_episode = false, env.fault_info.reset(), env.final_obs.reset();
-    env.is_own_reset = !is_reset && resets_itself(id);
+    if (is_explicit) envs_.move(id, ObjectPhase::CURRENT), env.cut_info.reset(), env.final_obs.reset();
     if (is_reset && spares_.has_spares()) spares_.count_begun(env.server);
 }
 
@@ -52,8 +51,8 @@ nb::tuple PoolState::log_position(std::uint32_t server) const {
     const LoggedEpisode& episode = log_.of(id);
     const bool is_pending = env.is_commanded();
     const bool is_staged = spares_.is_staged(server) && !is_pending;
-    const bool is_beginning = is_staged || (is_pending && env.is_reset);
-    const bool is_between = is_beginning || env.status == EnvStatus::NEW || env.status == EnvStatus::FAULTED;
+    const bool is_beginning = is_staged || (is_pending && env.begins_episode());
+    const bool is_between = is_beginning || env.phase() == EnvPhase::NEW || env.phase() == EnvPhase::FAULTED;
     if (!spares_.has_spares()) return nb::make_tuple(episode.episode, episode.length, episode.length_before, is_pending, is_between, false);
     return nb::make_tuple(spares_.num_begun(server), is_beginning ? 0 : episode.length, UINT64_MAX, is_pending, is_between, is_staged);
 }
@@ -73,8 +72,8 @@ nb::dict PoolState::episode_log(std::uint32_t env_id) {
     const LoggedEpisode& episode_log = log_.complete(env_id);
     const EnvRecord& env = envs_[env_id];
     const ServerLocation location = slab_->server_locations[env.server];
-    const bool is_pending = env.status == EnvStatus::PENDING;
-    const bool begins = is_pending && env.is_reset;
+    const bool is_pending = env.phase() == EnvPhase::PENDING;
+    const bool begins = is_pending && env.begins_episode();
     const bool is_explicit = begins && get_command(slab_->words[location.worker], location.local) == Command::RESET;
     const bool is_whole = episode_log.is_whole && !is_explicit;
     const std::uint64_t episode = begins && !is_explicit && env.episode != 0 ? env.episode - 1 : env.episode;
@@ -156,11 +155,11 @@ void PoolState::suspend(std::uint32_t env_id) {
 // From here to resume_env() the env counts as busy, whatever its worker publishes.
 void PoolState::suspend_env(std::uint32_t id) {
     EnvRecord& env = envs_.at(id);
-    if (suspended_.is_suspended(id)) return;
+    if (envs_[id].is_suspended()) return;
     auto replay = std::make_unique<Replay>();
     const bool is_commanded = env.is_commanded();
     replay->was_ended = !is_commanded && is_ended(id);
-    const bool is_counted = env.status == EnvStatus::EXHAUSTED || env.is_masked || replay->was_ended;
+    const bool is_counted = env.phase() == EnvPhase::EXHAUSTED || env.is_masked() || replay->was_ended;
     replay->was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
     replay->action.resize(slab_->action_bytes());
     slab_->read_action(id, replay->action.data());
@@ -190,7 +189,7 @@ void PoolState::resume_with_fault(std::uint32_t id) {
     const std::byte* kept = replay.outcome.data();
     if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
     if (!env.is_commanded() && !is_batched_) *slab_->over(row_of(id)) = replay.was_ended;
-    if (env.is_masked) empty_row(id);
+    if (env.is_masked()) empty_row(id);
     words.flags[local] = 0;
     resume_env(id);
     if (words.done[local].load(std::memory_order_acquire) != *env.ticket) return;  // its worker is killed, and its command becomes a fault
@@ -208,7 +207,7 @@ void PoolState::dispatch_suspended(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     Replay& replay = *suspended_.find(id);
     record_begin(id, false, autoreset_ == Autoreset::NEXT_STEP && replay.was_ended);
-    if (env.is_reset) ++env.episode;
+    if (env.begins_episode()) ++env.episode;
     replay.is_sent = true;
 }
 
@@ -222,7 +221,7 @@ bool PoolState::begin_replay(std::uint32_t env_id, nb::handle places) {
     EnvRecord& env = envs_[env_id];
     Replay& replay = *suspended_.find(env_id);
     const auto [words, local] = slab_->server_words(env.server);
-    if (env.is_commanded() && env.is_reset) {  // the old episode is not needed
+    if (env.is_commanded() && env.begins_episode()) {  // the old episode is not needed
         if (replay.is_sent) set_command(words, local, Command::STEP);
         resume_env(env_id);
         retry_reset(env_id);
@@ -278,7 +277,7 @@ void PoolState::advance_replays() {
 
 void PoolState::find_lost_replays() {
     for (const std::uint32_t id : suspended_.ids()) {
-        if (suspended_.find(id)->phase != Replay::Phase::PAUSED) continue;
+        if (envs_[id].object() != ObjectPhase::PAUSED) continue;
         const std::uint32_t worker = worker_of(id);
         if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) suspended_.report_death(id);
     }
@@ -286,7 +285,7 @@ void PoolState::find_lost_replays() {
 
 void PoolState::continue_replay(std::uint32_t env_id) {
     const InUse in_use(*this);
-    if (!suspended_.find(env_id) || suspended_.find(env_id)->phase != Replay::Phase::PAUSED) raise(errors().bug, "the replay of env " + std::to_string(env_id) + " is not paused, so it cannot continue; please report this bug");
+    if (envs_.at(env_id).object() != ObjectPhase::PAUSED) raise(errors().bug, "the replay of env " + std::to_string(env_id) + " is not paused, so it cannot continue; please report this bug");
     issue_replayed(env_id);
 }
 
@@ -297,7 +296,7 @@ void PoolState::finish_replay(std::uint32_t env_id) {
     const auto [words, local] = slab_->server_words(env.server);
     words.flags[local] = 0;
     resume_env(env_id);
-    if (env.is_masked) empty_row(env_id);  // an exhausted env's row stays empty
+    if (env.is_masked()) empty_row(env_id);  // an exhausted env's row stays empty
     if (!env.is_commanded()) return;
     if (is_last(env)) words.flags[local] = FLAG_LAST;
     issue(env_id, Command::STEP, env.target);

@@ -113,11 +113,11 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
     // A server with a staged episode gets no command: its words are those of the staged reset, which may still run.
     for (const std::uint32_t id : ids) {
         const ServerLocation location = slab_->server_locations[envs_[id].server];
-        if (!spares_.is_staged(envs_[id].server) && !suspended_.is_suspended(id)) slab_->words[location.worker].flags[location.local] = 0;
+        if (!spares_.is_staged(envs_[id].server) && !envs_[id].is_suspended()) slab_->words[location.worker].flags[location.local] = 0;
     }
     for (std::size_t i = 0; i < opaques.size(); ++i) {
         const std::uint32_t server = envs_[ids[i]].server;
-        if (!spares_.is_staged(server) && !suspended_.is_suspended(ids[i])) commands_.write_blob(server, nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
+        if (!spares_.is_staged(server) && !envs_[ids[i]].is_suspended()) commands_.write_blob(server, nb::make_tuple(nb::none(), nb::none(), opaques[i]).ptr());
     }
 }
 
@@ -159,7 +159,7 @@ nb::object PoolState::step_obs(nb::handle actions) {
     const InUse in_use(*this);
     if (!step_all(actions)) return nb::none();
     // Gathers payloads only if restore_unclaimed() could not do so later.
-    const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return bool(env.fault_info); });
+    const bool is_special = obs_.num_opaques != 0 || spares_.has_spares() || budget_ != 0 || std::ranges::any_of(envs_, [](const EnvRecord& env) { return env.is_cut(); });
     const SampledTime timed(gather_sampler_, slab_->pool->counters.gather_ns, unclaimed_time_, TraceKind::GATHER, slab_->learner_trace());
     add_to(slab_->pool->counters.num_batches, 1);
     Payloads payloads;
@@ -186,15 +186,16 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
     const Ids& ids = parse_ids(env_ids, storage);
     check_idle(ids, CommandKind::RESET);
     for (const std::uint32_t id : ids) {
-        if (suspended_.is_suspended(id)) raise(errors().bug, "env " + std::to_string(id) + " cannot be reset during its replay; please report this bug");
+        if (envs_[id].is_suspended()) raise(errors().bug, "env " + std::to_string(id) + " cannot be reset during its replay; please report this bug");
     }
     check_workers(ids, Command::RESET);
     for (std::size_t i = 0; i < ids.size(); ++i) {
         EnvRecord& env = envs_[ids[i]];
         const ServerLocation location = slab_->server_locations[env.server];
         nb::object seed = seeds[i], blob = blobs[i];
-        env.uses_staged = spares_.is_staged(env.server) && env.status == EnvStatus::IDLE && seed.is_none() && blob.is_none();
-        if (env.uses_staged) continue;
+        const bool is_staged = spares_.is_staged(env.server) && env.phase() == EnvPhase::IDLE && seed.is_none() && blob.is_none();
+        env.command.source = is_staged ? Source::STAGING_ROW : Source::OWN_ROW;
+        if (is_staged) continue;
         spares_.discard_staged(env.server);
         env.reset_blob = blob.is_none() ? nb::object() : blob;
         write_reset_seed(ids[i], slab_->words[location.worker], location.local, seed);
@@ -213,7 +214,7 @@ void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint
         words.flags[local] = FLAG_SEED;
         return;
     }
-    const bool is_new = env.status != EnvStatus::IDLE || env.is_lost || env.must_begin_episode;
+    const bool is_new = env.phase() != EnvPhase::IDLE || env.begins_episode_next();
     if (!is_new || !env.has_seed || seeding_ == Seeding::CONTINUE || spares_.has_spares()) return;
     words.flags[local] = FLAG_SEED | FLAG_EPISODE;
     words.seed[local] = env.base_seed;
@@ -223,14 +224,14 @@ void PoolState::write_reset_seed(std::uint32_t id, ServerWords& words, std::uint
 void PoolState::check_idle(const Ids& ids, CommandKind kind) const {
     const bool is_reset = kind == CommandKind::RESET;
     bool is_good = !unclaimed_.is_any();
-    for (const std::uint32_t id : ids) is_good &= envs_[id].status == EnvStatus::IDLE || (is_reset && envs_[id].status != EnvStatus::PENDING);
+    for (const std::uint32_t id : ids) is_good &= envs_[id].phase() == EnvPhase::IDLE || (is_reset && envs_[id].phase() != EnvPhase::PENDING);
     if (is_good && (is_reset || autoreset_ != Autoreset::DISABLED)) return;
     Ids busy, faulted, fresh, ended, exhausted;
     for (const std::uint32_t id : ids) {
-        if (envs_[id].status == EnvStatus::PENDING || unclaimed_.is_unclaimed(id)) busy.push_back(id);
-        if (envs_[id].status == EnvStatus::FAULTED) faulted.push_back(id);
-        if (envs_[id].status == EnvStatus::NEW) fresh.push_back(id);
-        if (envs_[id].status == EnvStatus::EXHAUSTED) exhausted.push_back(id);
+        if (envs_[id].phase() == EnvPhase::PENDING || unclaimed_.is_unclaimed(id)) busy.push_back(id);
+        if (envs_[id].phase() == EnvPhase::FAULTED) faulted.push_back(id);
+        if (envs_[id].phase() == EnvPhase::NEW) fresh.push_back(id);
+        if (envs_[id].phase() == EnvPhase::EXHAUSTED) exhausted.push_back(id);
         else if (autoreset_ == Autoreset::DISABLED && is_ended(id)) ended.push_back(id);
     }
     if (!busy.empty()) raise_busy(busy);
@@ -248,7 +249,7 @@ void PoolState::check_idle(const Ids& ids, CommandKind kind) const {
 void PoolState::check_workers(const Ids& ids, Command command) const {
     Ids dead;
     for (const std::uint32_t id : ids) {
-        if (command == Command::STEP && envs_[id].status == EnvStatus::EXHAUSTED) continue;  // it gets no command
+        if (command == Command::STEP && envs_[id].phase() == EnvPhase::EXHAUSTED) continue;  // it gets no command
         const std::uint32_t worker = slab_->server_locations[envs_[id].server].worker;
         if (slab_->workers[worker]->dead.load(std::memory_order_acquire) == 0 || commands_.is_restarting(worker)) continue;
         if (std::ranges::count(dead, worker) == 0) dead.push_back(worker);
@@ -282,27 +283,28 @@ void PoolState::dispatch(const Ids& ids, Command command) {
     const auto first = static_cast<std::ptrdiff_t>(pending_.size());
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
-        const bool is_exhausted = env.status == EnvStatus::EXHAUSTED;
-        env.status = EnvStatus::PENDING;
+        const bool is_exhausted = env.phase() == EnvPhase::EXHAUSTED;
+        envs_.move(id, EnvPhase::PENDING);
+        env.command.kind = command;
         pending_.push_back(id);
         if (is_exhausted && command == Command::STEP) {
             mask(id);
             continue;
         }
         if (is_exhausted) env.num_ended = 0;
-        if (suspended_.is_suspended(id)) {
+        if (envs_[id].is_suspended()) {
             dispatch_suspended(id);
             continue;
         }
-        if (command == Command::STEP && env.is_lost) cut_short(id);
+        if (command == Command::STEP && env.object() == ObjectPhase::LOST) cut_short(id);
         if (is_done_early(env, command)) continue;
-        if (command == Command::STEP ? spares_.has_spares() && spares_.is_staged(env.server) : env.uses_staged) {
+        if (command == Command::STEP ? spares_.has_spares() && spares_.is_staged(env.server) : env.uses_staged()) {
             use_staged(id);
             continue;
         }
         const ServerLocation location = slab_->server_locations[env.server];
         ServerWords& words = slab_->words[location.worker];
-        const bool is_restored = command == Command::STEP && env.must_begin_episode;
+        const bool is_restored = command == Command::STEP && env.object() == ObjectPhase::RENEWED;
         if (is_restored) begin_episode(id, words, location.local);
         commands_.write(location, row_of(id), is_restored ? Command::RESET : command, env.target);
         if (command == Command::STEP && !is_restored && is_last(env)) words.flags[location.local] |= FLAG_LAST;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "protocol.hpp"
+#include "env_table.hpp"
 
 namespace stepmill {
 
@@ -22,9 +22,7 @@ enum class ReplayEvent : int {
 // A suspended env. The user must not see the results of its replay, so `EnvRecord::done` points to `never_done`. This record stores the
 // pending command's action and the other row contents that the replay overwrites.
 struct Replay {
-    enum class Phase { WAITING, REPLAYING, PAUSED };  // until begin_replay() · a command is outstanding · until Python handles the event
     Word never_done{0};                // differs from every ticket that the env can reach
-    Phase phase = Phase::WAITING;
     bool was_ended = false;            // the newest result received ended the episode
     bool is_sent = false;              // the pending command, a step, was sent while the env was suspended
     bool was_last = false;             // this episode is the last one of the env's budget
@@ -36,7 +34,7 @@ struct Replay {
     std::vector<std::byte> outcome;    // of an unclaimed result: its columns except the observation
 };
 
-// Which envs are suspended, which of their replays have an outstanding command, and the events for Python. Used by the pool's thread.
+// The replays of suspended envs, which of them have an outstanding command, and the events for Python. Used by the pool's thread.
 class SuspendedEnvs {
    public:
     struct Event {
@@ -45,12 +43,11 @@ class SuspendedEnvs {
         std::size_t step;
     };
 
-    explicit SuspendedEnvs(std::uint32_t num_envs) : replays_(num_envs) {}
+    SuspendedEnvs(EnvTable& envs, std::uint32_t num_envs) : envs_(envs), replays_(num_envs) {}
 
     Replay* find(std::uint32_t id) const { return replays_.at(id).get(); }  // null: not suspended
-    bool is_suspended(std::uint32_t id) const { return num_suspended_ != 0 && replays_[id] != nullptr; }
     bool is_any() const noexcept { return num_suspended_ != 0; }
-    bool has_stopped_replays() const noexcept { return num_suspended_ != replaying_.size(); }  // WAITING or PAUSED
+    bool has_stopped_replays() const noexcept { return num_suspended_ != replaying_.size(); }  // AWAITING_REPLAY or PAUSED
     std::vector<std::uint32_t> ids() const {
         std::vector<std::uint32_t> ids;
         for (std::uint32_t id = 0; is_any() && id < replays_.size(); ++id) {
@@ -62,20 +59,22 @@ class SuspendedEnvs {
     void add(std::uint32_t id, std::unique_ptr<Replay> replay) {
         replays_[id] = std::move(replay);
         ++num_suspended_;
+        envs_.move(id, ObjectPhase::AWAITING_REPLAY);
     }
     void remove(std::uint32_t id) {
         replays_[id].reset();
         --num_suspended_;
         std::erase(replaying_, id);
+        envs_.move(id, ObjectPhase::CURRENT);
     }
 
     const std::vector<std::uint32_t>& replaying() const noexcept { return replaying_; }  // envs whose replay has an outstanding command
     void set_replaying(std::uint32_t id) {
-        replays_[id]->phase = Replay::Phase::REPLAYING;
+        envs_.move(id, ObjectPhase::REPLAYING);
         if (std::ranges::count(replaying_, id) == 0) replaying_.push_back(id);
     }
     void pause(std::uint32_t id, ReplayEvent event) {
-        replays_[id]->phase = Replay::Phase::PAUSED;
+        envs_.move(id, ObjectPhase::PAUSED);
         std::erase(replaying_, id);
         events_.push_back({id, event, replays_[id]->step});
     }
@@ -83,19 +82,20 @@ class SuspendedEnvs {
     void restart_replay(std::uint32_t id) {
         std::erase(replaying_, id);
         std::erase_if(events_, [id](const Event& event) { return event.env == id; });
-        if (replays_[id]) replays_[id]->phase = Replay::Phase::WAITING;
+        if (replays_[id]) envs_.move(id, ObjectPhase::AWAITING_REPLAY);
     }
     // Reports that the worker died. A paused replay has no outstanding command that would become a fault, for example during a repeated call.
     void report_death(std::uint32_t id) {
         const bool has_event = std::ranges::any_of(events_, [id](const Event& event) { return event.env == id; });
         if (has_event) return;
-        replays_[id]->phase = Replay::Phase::WAITING;
+        envs_.move(id, ObjectPhase::AWAITING_REPLAY);
         events_.push_back({id, ReplayEvent::FAULT, replays_[id]->step});
     }
     bool has_events() const noexcept { return !events_.empty(); }
     std::vector<Event> pop_events() { return std::exchange(events_, {}); }
 
    private:
+    EnvTable& envs_;
     std::vector<std::unique_ptr<Replay>> replays_;  // by env
     std::vector<std::uint32_t> replaying_;
     std::size_t num_suspended_ = 0;

@@ -44,14 +44,14 @@ int PoolState::wait(std::uint32_t min_envs, nb::handle timeout_s) {
 
 // Returns how many unclaimed results have rows that no replay uses.
 std::uint32_t PoolState::num_unclaimed_ready() const {
-    return static_cast<std::uint32_t>(std::ranges::count_if(unclaimed_.ids(), [&](std::uint32_t id) { return !suspended_.is_suspended(id); }));
+    return static_cast<std::uint32_t>(std::ranges::count_if(unclaimed_.ids(), [&](std::uint32_t id) { return !envs_[id].is_suspended(); }));
 }
 
 int PoolState::wait_for(nb::handle env_ids, nb::handle timeout_s) {
     const InUse in_use(*this);
     Ids storage, busy;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].status == EnvStatus::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server))) busy.push_back(id);  // also a suspended env without a command
+        if (envs_[id].phase() == EnvPhase::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server))) busy.push_back(id);  // also a suspended env without a command
     }
     return static_cast<int>(wait_until_done(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }
@@ -143,13 +143,13 @@ WaitResult PoolState::wait_inline(const Ids& ids, std::uint32_t num_needed, nb::
         if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool was closed during this call; make a new one");
         if (commands_.loop()->has_interrupt()) {
             // An interrupted replay starts again: the next wait finds the fault.
-            if (!suspended_.is_suspended(id) && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
+            if (!envs_[id].is_suspended() && envs_[id].fault->load(std::memory_order_relaxed) == static_cast<std::uint32_t>(Fault::INTERRUPTED)) {
                 mark_faulted(id);
                 std::erase(pending_, id);
             }
             commands_.loop()->raise_interrupt();
         }
-        if (suspended_.is_suspended(id)) {
+        if (envs_[id].is_suspended()) {
             if (has_event()) return WaitResult::EVENT;
             if (deadline == 0) deadline = deadline_of(timeout_s);
             if (now_ns() >= deadline) return WaitResult::TIMED_OUT;
@@ -214,14 +214,14 @@ std::vector<int> PoolState::states() {
     const InUse in_use(*this);
     auto state_of = [&](std::uint32_t id) {
         if (unclaimed_.is_unclaimed(id)) return EnvState::READY;
-        switch (envs_[id].status) {
-            case EnvStatus::PENDING:
+        switch (envs_[id].phase()) {
+            case EnvPhase::PENDING:
                 if (!is_done(id)) return EnvState::BUSY;
                 return has_fault(id) ? EnvState::FAULTED : EnvState::READY;
-            case EnvStatus::FAULTED: return EnvState::FAULTED;
-            case EnvStatus::EXHAUSTED: return EnvState::EXHAUSTED;
-            case EnvStatus::NEW: return EnvState::NEEDS_RESET;
-            case EnvStatus::IDLE: break;
+            case EnvPhase::FAULTED: return EnvState::FAULTED;
+            case EnvPhase::EXHAUSTED: return EnvState::EXHAUSTED;
+            case EnvPhase::NEW: return EnvState::NEEDS_RESET;
+            case EnvPhase::IDLE: break;
         }
         return EnvState::IDLE;
     };
