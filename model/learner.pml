@@ -295,7 +295,7 @@ inline rebase() {
 #define RECEIVE(r_) last_result[r_] = newest_ticket[r_]; last_fault[r_] = newest_ticket[r_]; data[r_] = 0; fault[r_] = NONE; num_pending--
 
 #if !SPARES && !REPLAYS
-/* C++: mark_received (gather.cpp), read_faults (recovery.cpp). Each result is received once, and as it was published. */
+/* C++: mark_received (gather.cpp), drain (recovery.cpp). Each result is received once, and as it was published. */
 inline collect() {
 	do
 	:: atomic {

@@ -172,7 +172,7 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: read_faults (recovery.cpp), mark_envs_faulted (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
+/* C++: drain (recovery.cpp), mark_envs_faulted (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if

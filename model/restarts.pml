@@ -119,7 +119,7 @@ inline finish_restarts(w_) {
 	fi
 }
 
-/* C++: pop_events (replay.cpp). Python: handle_events (pool/fault_handler.py) */
+/* C++: drain (recovery.cpp). Python: handle_events (pool/fault_handler.py) */
 inline handle_restarts() {
 #ifndef LATE_TAKE
 	is_notified = false;

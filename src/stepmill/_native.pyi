@@ -48,14 +48,6 @@ ENV_EXHAUSTED: int = 4
 
 ENV_NEEDS_RESET: int = 5
 
-REPLAY_PLACE: int = 0
-
-REPLAY_PLAYED: int = 1
-
-REPLAY_DIFFERS: int = 2
-
-REPLAY_FAULT: int = 3
-
 class DeadWorkers(Exception):
     """Internal: nothing was sent, since the workers in args[0] are dead."""
 
@@ -206,14 +198,14 @@ class PoolState:
 
     def wait(self, min_envs: int, timeout_s: object | None = None) -> int:
         """
-        Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call pop_events().
+        Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().
         """
 
     def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
         """Wait for those of these envs that are busy. Return as wait()."""
 
     def wait_event(self, timeout_s: object | None = None) -> int:
-        """Wait until pop_events() returns something. Return as wait()."""
+        """Wait until drain() returns something new. Return as wait()."""
 
     def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:
         """
@@ -244,9 +236,9 @@ class PoolState:
     def observe(self, env_ids: object | None = None) -> object:
         """Return the newest observations of envs, always copied."""
 
-    def read_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]:
+    def drain(self, acknowledge: bool) -> list[Any]:
         """
-        Return (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of each pending env with a fault.
+        Return the events of pool/events.py that a decision must follow, also those that were returned before. acknowledge: the caller handles them, so that later waits return 3 only for new ones.
         """
 
     def mark_envs_faulted(self, env_ids: object) -> None:
@@ -317,32 +309,24 @@ class PoolState:
         Make the current or next wait of the pool's thread return 3. From any thread.
         """
 
-    def pop_events(self) -> list[tuple[int, int, int]]:
-        """
-        Return (env_id, REPLAY_..., step) of each replay that waits for Python, once.
-        """
-
     def suspend(self, env_id: int) -> None:
         """
         Suspend an env that has a fault: it counts as busy until its replay has ended.
         """
-
-    def is_suspended(self, env_id: int) -> bool:
-        """Return whether the env is suspended for a replay."""
 
     def suspended_envs(self) -> list[int]:
         """Return the envs that are suspended for a replay."""
 
     def begin_replay(self, env_id: int, places: object) -> bool:
         """
-        Play the episode of a suspended env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.
+        Play the episode of a suspended env again, with a ReplayAt event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.
         """
 
     def continue_replay(self, env_id: int) -> None:
-        """Continue after a REPLAY_PLACE event."""
+        """Continue after a ReplayAt event."""
 
     def finish_replay(self, env_id: int) -> None:
-        """Release the env after REPLAY_PLAYED, and give its pending command."""
+        """Release the env after ReplayPlayed, and give its pending command."""
 
     def fail_replay(self, env_id: int) -> None:
         """
@@ -351,9 +335,6 @@ class PoolState:
 
     def is_pending(self, env_id: int) -> bool:
         """Return whether the env has a command whose result was not received."""
-
-    def is_dead(self, worker: int) -> bool:
-        """Return whether the reaper has marked the worker dead."""
 
     def died_in_request(self, worker: int) -> bool:
         """

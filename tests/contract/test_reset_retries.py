@@ -156,7 +156,7 @@ def test_an_attempt_that_fails_before_the_pool_looks_again_counts_like_any_other
 
     def retry_and_linger(*arguments: Any) -> None:
         retry(*arguments)
-        while notes.read_text().replace("c", "") in ("nfn", "nfnf") and not pool._state.read_faults():
+        while notes.read_text().replace("c", "") in ("nfn", "nfnf") and not pool._state.drain(acknowledge=False):
             os.sched_yield()
 
     monkeypatch.setattr(pool._faults, "_retry_resets", retry_and_linger)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.pool.faults import FaultKind, fault_error
+from stepmill.pool.events import EnvFailed, FaultKind
+from stepmill.pool.faults import fault_error
 from stepmill.pool.infos import rows_of
 from stepmill.spec.errors import BadOutput, StepmillError
 from stepmill.testing.envs import CountingEnv
@@ -399,7 +400,7 @@ def test_an_observation_that_was_written_over_is_a_fault_of_its_env():
 @pytest.mark.parametrize("kind", [93847552, FaultKind.RAISED, FaultKind.BAD_OUTPUT, FaultKind.BAD_ACTION])
 @pytest.mark.parametrize("record", [None, b"", b"\xff", b"d\x00", {"phase": "step"}])
 def test_a_fault_whose_words_are_lost_is_an_error_that_names_the_env(kind, record):
-    error = fault_error((3, kind, record))
+    error = fault_error(EnvFailed(3, kind, record, 0, 1, False, False))
     assert isinstance(error, StepmillError)
     assert not isinstance(error, stepmill.EngineBug)
     assert "env 3" in str(error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from stepmill.pool.events import WorkerDied
 from stepmill.pool.workers import TRANSITIONS, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError
 from stepmill.spec.options import PoolOptions
@@ -25,11 +26,12 @@ class FakeState:
 
     def __init__(self) -> None:
         self.has_died = False
+        self.num_restarts = 0
         self.notified = threading.Event()
         self.calls: list[str] = []
 
-    def is_dead(self, worker: int) -> bool:
-        return self.has_died
+    def drain(self, acknowledge: bool) -> list[WorkerDied]:
+        return [WorkerDied(0, self.num_restarts)] if self.has_died else []
 
     def envs_of(self, worker: int) -> list[int]:
         return [0]
@@ -45,6 +47,7 @@ class FakeState:
         self.calls.append("begin_restart")
 
     def finish_restart(self, worker: int, pidfd: int) -> None:
+        self.num_restarts += 1
         self.calls.append("finish_restart")
 
     def cancel_restart(self, worker: int) -> None:
@@ -101,7 +104,7 @@ class OneWorker:
 
     def die(self) -> None:
         self.state.has_died = True
-        self.supervisor.record_of(0)
+        self.supervisor.record_deaths()
 
     def report(self) -> None:
         self.supervisor.mark_reported(0)
@@ -219,3 +222,15 @@ def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: O
 
     assert is_tried_again
     assert worker.supervisor.state_of(0) is SERVING
+
+
+def test_the_death_of_a_former_process_is_not_that_of_its_successor(worker: OneWorker) -> None:
+    worker.begin_restart()
+    worker.succeed()
+
+    worker.supervisor.record_deaths([WorkerDied(0, 0)])
+    after_stale = worker.supervisor.state_of(0)
+    worker.supervisor.record_deaths([WorkerDied(0, 1)])
+
+    assert after_stale is SERVING
+    assert worker.supervisor.state_of(0) is DEAD_UNREPORTED

@@ -180,9 +180,9 @@ void bind_pool_state(nb::module_& module) {
         .def("send", &PoolState::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Send a step to some or all envs.")
         .def("send_all", &PoolState::send_all, "actions"_a.none(), "Send a step to all envs except exhausted ones, whose rows will be empty.")
         .def("send_reset", &PoolState::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "Send resets, with a seed and a blob, or None, per env.")
-        .def("wait", &PoolState::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call pop_events().")
+        .def("wait", &PoolState::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().")
         .def("wait_for", &PoolState::wait_for, "env_ids"_a.none(), "timeout_s"_a.none() = nb::none(), "Wait for those of these envs that are busy. Return as wait().")
-        .def("wait_event", &PoolState::wait_event, "timeout_s"_a.none() = nb::none(), "Wait until pop_events() returns something. Return as wait().")
+        .def("wait_event", &PoolState::wait_event, "timeout_s"_a.none() = nb::none(), "Wait until drain() returns something new. Return as wait().")
         .def("collect", &PoolState::collect, "max_envs"_a, "out"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...] | None"), "Receive ready envs, longest-waiting first. Return the fields of a Batch, or None if a result cannot be read; its env then has a fault.")
         .def("collect_rows", &PoolState::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]] | None"),
@@ -191,8 +191,8 @@ void bind_pool_state(nb::module_& module) {
         .def_prop_ro("unclaimed", &PoolState::unclaimed, nb::sig("def unclaimed(self) -> list[bool]"), "A list of one flag: every call that receives results sets it, the pool clears it when it has them.")
         .def("restore_unclaimed", &PoolState::restore_unclaimed, "Make the results of the last call that received some receivable again, since they did not reach the user.")
         .def("observe", &PoolState::observe, "env_ids"_a.none() = nb::none(), "Return the newest observations of envs, always copied.")
-        .def("read_faults", &PoolState::read_faults, nb::sig("def read_faults(self) -> list[tuple[int, int, bytes | dict[str, str] | None, int, int, bool, bool]]"),
-             "Return (env_id, kind, record or None, worker, ticket, begins_episode, was_resetting) of each pending env with a fault.")
+        .def("drain", &PoolState::drain, "acknowledge"_a, nb::sig("def drain(self, acknowledge: bool) -> list[typing.Any]"),
+             "Return the events of pool/events.py that a decision must follow, also those that were returned before. acknowledge: the caller handles them, so that later waits return 3 only for new ones.")
         .def("mark_envs_faulted", &PoolState::mark_envs_faulted, "env_ids"_a, "Make pending envs with a fault FAULTED.")
         .def("discard_results", &PoolState::discard_results, "env_ids"_a.none(), "Drop the ready results of these envs.")
         .def("truncate", &PoolState::truncate, "env_id"_a, "fault_info"_a, "End the episode of an env that has a fault, marked as truncated; try a reset again instead.")
@@ -210,17 +210,14 @@ void bind_pool_state(nb::module_& module) {
         .def("attach_reaper", &PoolState::attach_reaper, "reaper"_a, "Set the reaper that watches the workers.")
         .def("declare_dead", &PoolState::declare_dead, "worker"_a, "Mark a worker dead whose process is gone, in case the reaper has not noticed.")
         .def("notify", &PoolState::notify, "Make the current or next wait of the pool's thread return 3. From any thread.")
-        .def("pop_events", &PoolState::pop_events, nb::sig("def pop_events(self) -> list[tuple[int, int, int]]"), "Return (env_id, REPLAY_..., step) of each replay that waits for Python, once.")
         .def("suspend", &PoolState::suspend, "env_id"_a, "Suspend an env that has a fault: it counts as busy until its replay has ended.")
-        .def("is_suspended", &PoolState::is_suspended, "env_id"_a, "Return whether the env is suspended for a replay.")
         .def("suspended_envs", &PoolState::suspended_envs, nb::sig("def suspended_envs(self) -> list[int]"), "Return the envs that are suspended for a replay.")
         .def("begin_replay", &PoolState::begin_replay, "env_id"_a, "places"_a,
-             "Play the episode of a suspended env again, with a REPLAY_PLACE event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.")
-        .def("continue_replay", &PoolState::continue_replay, "env_id"_a, "Continue after a REPLAY_PLACE event.")
-        .def("finish_replay", &PoolState::finish_replay, "env_id"_a, "Release the env after REPLAY_PLAYED, and give its pending command.")
+             "Play the episode of a suspended env again, with a ReplayAt event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.")
+        .def("continue_replay", &PoolState::continue_replay, "env_id"_a, "Continue after a ReplayAt event.")
+        .def("finish_replay", &PoolState::finish_replay, "env_id"_a, "Release the env after ReplayPlayed, and give its pending command.")
         .def("fail_replay", &PoolState::fail_replay, "env_id"_a, "Release an env that cannot be replayed; truncate() or mark_envs_lost() must follow.")
         .def("is_pending", &PoolState::is_pending, "env_id"_a, "Return whether the env has a command whose result was not received.")
-        .def("is_dead", &PoolState::is_dead, "worker"_a, "Return whether the reaper has marked the worker dead.")
         .def("died_in_request", &PoolState::died_in_request, "worker"_a, "Return whether a dead worker died during a slow request and not during a command.")
         .def("can_replay", &PoolState::can_replay, "env_id"_a, "Return whether the log of the env's episode is complete.")
         .def("limit_logs", &PoolState::limit_logs, "size_bytes"_a, "Limit the memory of all episode logs.")
@@ -339,10 +336,6 @@ void bind_core(nb::module_& module) {
                                       {"ENV_EXHAUSTED", EnvState::EXHAUSTED}, {"ENV_NEEDS_RESET", EnvState::NEEDS_RESET}}) {
         module.attr(name) = static_cast<int>(state);
     }
-    module.attr("REPLAY_PLACE") = static_cast<int>(ReplayEvent::PLACE);
-    module.attr("REPLAY_PLAYED") = static_cast<int>(ReplayEvent::PLAYED);
-    module.attr("REPLAY_DIFFERS") = static_cast<int>(ReplayEvent::DIFFERS);
-    module.attr("REPLAY_FAULT") = static_cast<int>(ReplayEvent::FAULT);
     const nb::object dead_workers = nb::steal(PyErr_NewExceptionWithDoc("stepmill._native.DeadWorkers", "Internal: nothing was sent, since the workers in args[0] are dead.", PyExc_Exception, nullptr));
     module.attr("DeadWorkers") = dead_workers;
     module.def("register_errors", [](nb::object usage, nb::object busy, nb::object closed, nb::object bug) { errors() = {usage, busy, closed, bug, nb::module_::import_("stepmill._native").attr("DeadWorkers")}; },

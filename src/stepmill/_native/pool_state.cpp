@@ -35,6 +35,14 @@ Errors& errors() {
     return *classes;
 }
 
+EventTypes::EventTypes(nb::handle types)
+    : env_failed(types.attr("EnvFailed")),
+      replay_at(types.attr("ReplayAt")),
+      replay_played(types.attr("ReplayPlayed")),
+      replay_differs(types.attr("ReplayDiffers")),
+      replay_failed(types.attr("ReplayFailed")),
+      worker_died(types.attr("WorkerDied")) {}
+
 PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     : slab_(std::move(slab)),
       leases_(std::make_shared<LeaseTable>(*slab_)),
@@ -67,6 +75,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       is_batched_(nb::cast<bool>(settings["batched"])),
       lease_bytes_(slab_->plan.lease_bytes),
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
+      events_(settings["event_types"]),
       make_info_(settings["make_info"]),
       describe_unreadable_(settings["describe_unreadable"]),
       unpickler_(settings["unpickler"]),

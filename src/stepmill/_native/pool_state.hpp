@@ -20,7 +20,7 @@ namespace stepmill {
 class KernelLoop;
 class Reaper;
 
-// EVENT: pop_events() returns something.
+// EVENT: drain() returns something new, or notify() was called.
 enum class WaitResult { READY, FAULT, TIMED_OUT, EVENT };
 
 // The form in which the user gets batches of observations.
@@ -28,6 +28,12 @@ struct ObservationFormat {
     Node root;                                   // the observation's tree, with tuple factories that the user chose
     nb::object wrap;                             // wrap(array) replaces each array; null: arrays stay
     std::vector<std::vector<std::byte>> given;   // by leaf: bytes that replace those of all rows; empty: the envs' own
+};
+
+// The classes of pool/events.py.
+struct EventTypes {
+    explicit EventTypes(nb::handle types);
+    nb::object env_failed, replay_at, replay_played, replay_differs, replay_failed, worker_died;
 };
 
 // The payload of an env with opaque parts in its observation.
@@ -66,7 +72,7 @@ class PoolState {
     void truncate(std::uint32_t env_id, nb::object fault_info);   // ends the episode of an env that has a fault
     void mark_envs_lost(nb::handle env_ids, nb::object fault_info);  // the next step of those that are idle is cut short
     void mark_new(nb::handle env_ids);
-    nb::list read_faults();                                       // of pending envs: (env_id, kind, payload | None, worker, ticket, begins_episode, was_resetting)
+    nb::list drain(bool acknowledge);
     void mark_envs_faulted(nb::handle env_ids);                   // pending envs with a fault become FAULTED
     // The restart of a worker, in this order; another thread that holds the GIL may call the second.
     void begin_restart(std::uint32_t worker, bool is_replayed);      // commands for its envs wait for its successor, or for their replay
@@ -79,18 +85,15 @@ class PoolState {
     void attach_reaper(nb::object reaper);
     void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
-    nb::list pop_events();                                        // (env_id, ReplayEvent, step) since the last call
     bool begin_replay(std::uint32_t env_id, nb::handle places);   // false: the pending command was a reset, which was given again; nothing to replay
     void continue_replay(std::uint32_t env_id);
     void finish_replay(std::uint32_t env_id);                     // the env is in the state that the user expects: gives its pending command
     void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or mark_envs_lost() must follow
     void suspend(std::uint32_t env_id);                           // until a replay has rebuilt its state
-    bool is_suspended(std::uint32_t env_id) const { return envs_.at(env_id).is_suspended(); }
     std::vector<std::uint32_t> suspended_envs() const { return suspended_.ids(); }
     nb::tuple log_position(std::uint32_t server) const;
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
     bool died_in_request(std::uint32_t worker) const;
-    bool is_dead(std::uint32_t worker) const { return slab_ && slab_->workers.at(worker)->dead.load() != 0; }
     bool can_replay(std::uint32_t env_id) const { return log_.of(env_id).is_whole; }
     void limit_logs(std::uint64_t size_bytes);
     std::uint64_t log_bytes() const { return log_.size_bytes(); }
@@ -151,6 +154,8 @@ class PoolState {
     std::uint64_t deadline_of(nb::handle timeout_s) const;
     bool abort_commands_of_dead_workers(const Ids& ids);
     bool has_event();
+    nb::object failure_of(std::uint32_t id);
+    bool is_dead(std::uint32_t worker) const { return slab_->workers[worker]->dead.load() != 0; }
     bool was_at_reset(std::uint32_t env_id) const;
     void free_overflow(std::uint32_t worker);
     void suspend_env(std::uint32_t id);
@@ -253,6 +258,7 @@ class PoolState {
     SpinPolicy spin_policy_;
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
+    EventTypes events_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

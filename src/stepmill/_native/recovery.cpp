@@ -28,26 +28,45 @@ void PoolState::count_fault(std::uint32_t id, std::uint32_t kind) {
     ++counts[kind < counts.size() ? kind : static_cast<std::uint32_t>(Fault::BAD_OUTPUT)];
 }
 
-nb::list PoolState::read_faults() {
+// Everything that Python must decide about, as objects of pool/events.py. Called again, it returns the same events, until a decision
+// moves their envs or workers on. Deaths are read last: the reaper writes a death before the faults of its commands.
+nb::list PoolState::drain(bool acknowledge) {
     const InUse in_use(*this);
-    nb::list faults;
+    nb::list events;
     for (const std::uint32_t id : pending_) {
-        if (!is_done(id) || !has_fault(id)) continue;
-        const ServerLocation location = slab_->server_locations[envs_[id].server];
-        const auto kind = envs_[id].fault->load(std::memory_order_relaxed);
-        count_fault(id, kind);
-        nb::object record = nb::none();  // dead workers leave none
-        if (envs_[id].fault_record && envs_[id].recorded_ticket == *envs_[id].ticket) {
-            record = envs_[id].fault_record;
-        } else if (slab_->words[location.worker].payload_bytes[location.local] != 0) {
-            try {
-                record = read_payload(id);
-            } catch (nb::python_error&) {  // unreadable: the fault has no text
-            }
-        }
-        faults.append(nb::make_tuple(id, kind, record, location.worker, *envs_[id].ticket, envs_[id].begins_episode(), was_at_reset(id)));
+        if (is_done(id) && has_fault(id)) events.append(failure_of(id));
     }
-    return faults;
+    for (const std::uint32_t id : suspended_.ids()) {
+        if (envs_[id].object() != ObjectPhase::PAUSED) continue;
+        const Replay& replay = *suspended_.find(id);
+        const nb::object* types[] = {&events_.replay_at, &events_.replay_played, &events_.replay_differs, &events_.replay_failed};
+        events.append((*types[static_cast<std::size_t>(replay.event)])(id, replay.step));
+    }
+    for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
+        if (is_dead(worker) && !commands_.is_restarting(worker)) events.append(events_.worker_died(worker, slab_->workers[worker]->num_restarts.load()));
+    }
+    if (acknowledge) {  // last: an exception above must not lose what the next wait would return
+        is_notified_.store(false, std::memory_order_release);
+        suspended_.acknowledge();
+    }
+    return events;
+}
+
+nb::object PoolState::failure_of(std::uint32_t id) {
+    const EnvRecord& env = envs_[id];
+    const ServerLocation location = slab_->server_locations[env.server];
+    const auto kind = env.fault->load(std::memory_order_relaxed);
+    count_fault(id, kind);
+    nb::object record = nb::none();  // dead workers leave none
+    if (env.fault_record && env.recorded_ticket == *env.ticket) {
+        record = env.fault_record;
+    } else if (slab_->words[location.worker].payload_bytes[location.local] != 0) {
+        try {
+            record = read_payload(id);
+        } catch (nb::python_error&) {  // unreadable: the fault has no text
+        }
+    }
+    return events_.env_failed(id, kind, record, location.worker, *env.ticket, env.begins_episode(), was_at_reset(id));
 }
 
 void PoolState::mark_envs_faulted(nb::handle env_ids) {

@@ -239,7 +239,7 @@ bool PoolState::begin_replay(std::uint32_t env_id, nb::handle places) {
     return true;
 }
 
-// Gives the next command of the log, or reports PLAYED.
+// Gives the next command of the log, or pauses with PLAYED.
 void PoolState::issue_replayed(std::uint32_t id) {
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
@@ -264,22 +264,23 @@ void PoolState::advance_replays() {
         Replay& replay = *suspended_.find(id);
         if (!commands_.is_done(envs_[id].server)) continue;
         if (has_fault(id)) {
-            suspended_.pause(id, ReplayEvent::FAULT);
+            suspended_.pause(id, ReplayEvent::FAILED);
         } else if (!(log_.outcome_of(id) == log_.of(id).outcomes[replay.step])) {
             suspended_.pause(id, ReplayEvent::DIFFERS);
         } else if (std::ranges::count(replay.places, ++replay.step) != 0) {
-            suspended_.pause(id, ReplayEvent::PLACE);
+            suspended_.pause(id, ReplayEvent::AT_PLACE);
         } else {
             issue_replayed(id);
         }
     }
 }
 
+// A paused replay has no outstanding command that would become a fault when its worker dies, for example during a repeated call.
 void PoolState::find_lost_replays() {
     for (const std::uint32_t id : suspended_.ids()) {
-        if (envs_[id].object() != ObjectPhase::PAUSED) continue;
+        if (envs_[id].object() != ObjectPhase::PAUSED || suspended_.find(id)->event == ReplayEvent::FAILED) continue;
         const std::uint32_t worker = worker_of(id);
-        if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) suspended_.report_death(id);
+        if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) suspended_.pause(id, ReplayEvent::FAILED);
     }
 }
 
@@ -305,14 +306,6 @@ void PoolState::finish_replay(std::uint32_t env_id) {
 void PoolState::notify() {
     is_notified_.store(true, std::memory_order_release);
     if (slab_) ring_pool(*slab_->pool);
-}
-
-nb::list PoolState::pop_events() {
-    const InUse in_use(*this);
-    is_notified_.store(false, std::memory_order_release);
-    nb::list events;
-    for (const SuspendedEnvs::Event& event : suspended_.pop_events()) events.append(nb::make_tuple(event.env, static_cast<int>(event.event), event.step));
-    return events;
 }
 
 }  // namespace stepmill

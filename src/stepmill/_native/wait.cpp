@@ -126,7 +126,7 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
 bool PoolState::has_event() {
     if (!suspended_.replaying().empty()) advance_replays();
     if (suspended_.has_stopped_replays()) find_lost_replays();
-    return suspended_.has_events() || is_notified_.load(std::memory_order_acquire);
+    return suspended_.has_news() || is_notified_.load(std::memory_order_acquire);
 }
 
 // The serial backend: runs the envs in the calling thread, in the order of their commands, until enough are ready.

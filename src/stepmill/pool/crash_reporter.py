@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stepmill import _native
 from stepmill._version import __version__
 from stepmill.backends.base import Backend, TracedBackend
-from stepmill.pool.faults import FaultKind
+from stepmill.pool.events import FaultKind
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec

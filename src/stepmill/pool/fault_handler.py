@@ -1,8 +1,8 @@
 """Passes each fault to a policy, and stores the resulting errors until they are raised.
 
-a wait ends with FAULT or EVENT ─► handle() ─┬ finished restarts  ─► workers.finish_restarts ─► policy.on_restarted
-                                             ├ replay events      ─► policy.on_event
-                                             └ faults, by worker  ─► policy.on_env_error, policy.on_worker_death
+a wait ends with FAULT or EVENT ─► handle() ─► drain ─┬ finished restarts  ─► workers.finish_restarts ─► policy.on_restarted
+                                                      ├ paused replays     ─► policy.on_event
+                                                      └ faults, by worker  ─► policy.on_env_error, policy.on_worker_death
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Backend
 from stepmill.pool.crash_reporter import CrashReporter
-from stepmill.pool.faults import FaultKind, after_attempts, fault_error, kind_of, late_error
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, FaultPolicy, WorkerDeath
+from stepmill.pool.events import EnvFailed, Event, FaultKind, ReplayFailed, ReplayPaused, read_faults
+from stepmill.pool.faults import after_attempts, fault_error, late_error
+from stepmill.pool.policies.base import EnvErrorLimits, FaultPolicy, WorkerDeath
 from stepmill.pool.policies.basic import RaisePolicy, TruncatePolicy
 from stepmill.pool.policies.replay import ReplayPolicy
 from stepmill.pool.policies.replayer import EpisodeReplayer
@@ -92,9 +93,10 @@ class FaultHandler:
 
     def handle(self) -> None:
         """Handle all faults and events; errors for the user are appended to `errors`. Never waits."""
-        self.handle_events()
-        # Faults that occur after this line are found by the next wait.
-        faults = [EnvFault(row[0], kind_of(row[1]), *row[2:]) for row in self._state.read_faults()]
+        events = self._state.drain(acknowledge=True)
+        self._handle_events(events)
+        # Faults that occur from here on are found by the next wait.
+        faults = [event for event in events if isinstance(event, EnvFailed)]
         if self._attempts.is_in_new_process:
             for worker in sorted({fault.worker for fault in faults}):
                 self._retry_resets(worker, [fault for fault in faults if fault.worker == worker])
@@ -108,26 +110,31 @@ class FaultHandler:
                 self.handle_death(worker, unhandled)
 
     def handle_events(self) -> None:
-        """Handle finished restarts and replay events, but not faults of pending commands."""
-        events = self._state.pop_events()  # first: a restart that finishes later wakes the next wait
-        for worker in self.workers.finish_restarts():
+        """Handle finished restarts and replays that have paused, but not faults of pending commands."""
+        self._handle_events(self._state.drain(acknowledge=True))
+
+    def _handle_events(self, events: Sequence[Event]) -> None:
+        self.workers.record_deaths(events)
+        for worker in self.workers.finish_restarts():  # a restart that finishes later wakes the next wait
             self._worker_death_policy.on_restarted(worker)
         if self._replay_policy is None:
             return
-        for env_id, event, step in events:
-            self._replay_policy.on_event(env_id, event, step)
+        paused = [event for event in events if isinstance(event, ReplayPaused)]
+        for event in paused:
+            self._replay_policy.on_event(event)
         self._replay_policy.check_calls()
-        lost = {self._state.worker_of(env_id) for env_id, event, _ in events if event == _native.REPLAY_FAULT}
+        lost = {self._state.worker_of(event.env_id) for event in paused if isinstance(event, ReplayFailed)}
         for worker in sorted(lost):
             if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
                 self.handle_death(worker)
 
-    def _is_unhandled(self, fault: EnvFault) -> bool:
+    def _is_unhandled(self, fault: EnvFailed) -> bool:
         """Whether a fault is not handled yet: the restart for another fault of its worker may have handled it."""
         state, env_id = self._state, fault.env_id
-        return state.is_pending(env_id) and not state.is_suspended(env_id) and state.ticket_of(env_id) == fault.ticket
+        is_same = state.is_pending(env_id) and state.ticket_of(env_id) == fault.ticket
+        return is_same and env_id not in state.suspended_envs()
 
-    def handle_death(self, worker: int, faults: Sequence[EnvFault] = ()) -> None:
+    def handle_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> None:
         """Handle the death of a worker, or commands that were lost in an earlier death."""
         state, record = self._state, self.workers.record_of(worker)
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
@@ -148,10 +155,8 @@ class FaultHandler:
         if is_new and not errors:
             self._log(state.envs_of(worker), error)
 
-    def _handle_env_error(self, fault: EnvFault) -> None:
-        error = self.crash_reporter.report_fault(
-            fault_error((fault.env_id, fault.kind or 0, fault.record)), fault.env_id, fault.kind
-        )
+    def _handle_env_error(self, fault: EnvFailed) -> None:
+        error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
         if self._attempts.is_last(fault, error):
             self._state.mark_envs_faulted([fault.env_id])
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
@@ -167,14 +172,14 @@ class FaultHandler:
         counts = ", ".join(f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids)
         logger.warning("handled by the fault policy, not raised (faults so far: %s): %s", counts, error.message)
 
-    def _death_error(self, worker: int, faults: Sequence[EnvFault]) -> StepmillError:
+    def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
         late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)
         if late is None:
             return self.workers.worker_died_error(worker)
         phase = "reset" if late.was_resetting else "step"
         return late_error(late.env_id, self._state.envs_of(worker), phase, self._limits[phase])
 
-    def _retry_resets(self, worker: int, faults: Sequence[EnvFault]) -> None:
+    def _retry_resets(self, worker: int, faults: Sequence[EnvFailed]) -> None:
         """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""
         if self.workers.state_of(worker) is WorkerState.RESTARTING:
             return
@@ -197,10 +202,10 @@ class FaultHandler:
         for fault in retried:
             self._attempts.record_retry(fault.env_id, self._state.ticket_of(fault.env_id))
 
-    def _error_of(self, fault: EnvFault) -> StepmillError:
+    def _error_of(self, fault: EnvFailed) -> StepmillError:
         if fault.kind in WORKER_LOST:
             return self._death_error(fault.worker, [fault])
-        return fault_error((fault.env_id, fault.kind or 0, fault.record))
+        return fault_error(fault)
 
     def raise_errors(self) -> None:
         """Issue the warnings in `notices`, and raise the errors in `errors` as one error.
@@ -219,6 +224,7 @@ class FaultHandler:
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
         """Handle workers that `send` found dead. Nothing was sent."""
+        self.workers.record_deaths()
         for worker in workers:
             self.handle_death(worker)
 
@@ -288,6 +294,7 @@ class FaultHandler:
             EnvError, EnvTimeout, WorkerDied: a worker could not be started.
         """
         state, workers = self._state, self.workers
+        workers.record_deaths()
         states = state.states()
         reported = {
             env_id for env_id in env_ids if workers.state_of(state.worker_of(env_id)) is WorkerState.DEAD_REPORTED
@@ -370,7 +377,7 @@ class FaultHandler:
         state = self._state
         self.workers.check_restartable(worker)
         state.mark_envs_faulted(
-            [env_id for env_id, _, _, owner, *_ in state.read_faults() if owner == worker and env_id in env_ids]
+            [fault.env_id for fault in read_faults(state) if fault.worker == worker and fault.env_id in env_ids]
         )
         if self._replay_policy is not None:
             self._replay_policy.drop_replays_of(worker)
@@ -405,7 +412,7 @@ class ResetAttempts:
         """Whether resets are repeated in new processes."""
         return self.max_attempts > 1 and self._retry_in is RetryIn.NEW
 
-    def is_last(self, fault: EnvFault, error: StepmillError) -> bool:
+    def is_last(self, fault: EnvFailed, error: StepmillError) -> bool:
         """Whether this is the fault of the last attempt of a worker that repeats resets itself."""
         is_retried = self.max_attempts > 1 and self._retry_in is RetryIn.SAME
         return is_retried and fault.kind is FaultKind.RAISED and isinstance(error, EnvError) and error.phase == "reset"

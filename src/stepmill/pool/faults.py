@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import TypeGuard
 
 from stepmill import _native
+from stepmill.pool.events import EnvFailed, FaultKind
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError
 from stepmill.worker.error_records import env_error
 from stepmill.worker.messages import load
-
-
-class FaultKind(IntEnum):
-    """Why a command has no valid result; the numbers are those of `_native/protocol.hpp`."""
-
-    RAISED = 1
-    BAD_OUTPUT = 2
-    BAD_ACTION = 3
-    DIED = 4
-    TIMED_OUT = 5
-    NEIGHBOUR = 6
-    INTERRUPTED = 7
-
-
-FaultRow = tuple[int, int, "bytes | dict[str, str] | None"]  # env_id, kind, record
 
 
 def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | None) -> EnvTimeout:
@@ -42,11 +27,10 @@ def late_error(env_id: int, lost: Sequence[int], phase: str, timeout_s: float | 
     )
 
 
-def fault_error(row: FaultRow) -> StepmillError:
+def fault_error(fault: EnvFailed) -> StepmillError:
     """Return the error for an env that raised or returned an invalid value."""
-    env_id, number, data = row
-    kind = kind_of(number)
-    record = _read_record(data)
+    env_id, kind = fault.env_id, fault.kind
+    record = _read_record(fault.record)
     if kind is None or not _is_record(record):
         return _unreadable_record(env_id, kind)
     if kind is not FaultKind.BAD_OUTPUT:
@@ -62,13 +46,12 @@ def fault_error(row: FaultRow) -> StepmillError:
     return BadOutput(text, env_id=env_id, leaf=leaf, phase=phase)
 
 
-def describe_fault(row: FaultRow) -> str:
+def describe_fault(fault: EnvFailed) -> str:
     """Return a clause that names an env and what it raised, or the kind of its fault."""
-    env_id, number, record = row
-    kind = kind_of(number)
-    if kind is not None and record is not None:
-        return fault_error(row).message
-    return f"env {env_id} failed ({'unreadable' if kind is None else kind.name.lower()})"
+    kind = fault.kind
+    if kind is not None and fault.record is not None:
+        return fault_error(fault).message
+    return f"env {fault.env_id} failed ({'unreadable' if kind is None else kind.name.lower()})"
 
 
 def _unreadable_record(env_id: int, kind: FaultKind | None) -> StepmillError:
@@ -102,11 +85,6 @@ def after_attempts(error: StepmillError, attempts: int) -> StepmillError:
     error.message = f"{error.message}; this was the last of {attempts} attempts to reset it"
     error.args = (error.message,)
     return error
-
-
-def kind_of(number: int) -> FaultKind | None:
-    """Return the kind of a fault number; None if it is unknown, because a worker has overwritten it."""
-    return FaultKind(number) if number in FaultKind._value2member_map_ else None
 
 
 def _read_record(data: bytes | dict[str, str] | None) -> object:

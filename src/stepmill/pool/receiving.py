@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.pool.arguments import check_timeout, checked_ids
+from stepmill.pool.events import read_faults
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.faults import describe_fault
 from stepmill.pool.resets import ResetPlan
@@ -124,9 +125,9 @@ class PoolWait:
         """Wait for these envs, and drop their results and faults: they are about to be reset."""
         while True:
             outcome = self._state.wait_for(env_ids, None)
-            dropped = [fault for fault in self._state.read_faults() if fault[0] in env_ids] if outcome == _FAULT else []
-            for env_id, kind, record, *_ in dropped:
-                warn(f"{describe_fault((env_id, kind, record))}; this reset drops its result")
+            for fault in read_faults(self._state) if outcome == _FAULT else ():
+                if fault.env_id in env_ids:
+                    warn(f"{describe_fault(fault)}; this reset drops its result")
             self._state.discard_results(env_ids)
             if outcome == _READY:
                 return
@@ -230,7 +231,7 @@ class Receiver:
         """Return these ids, sorted, if each env is stepping or has a result to be received."""
         ids = sorted({*checked_ids(env_ids, self._num_envs)})
         states = self._state.states()
-        faulted = [fault[0] for fault in self._state.read_faults()]
+        faulted = [fault.env_id for fault in read_faults(self._state)]
         idle = [
             env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in faulted
         ]

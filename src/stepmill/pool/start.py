@@ -21,6 +21,7 @@ from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
+from stepmill.pool import events
 from stepmill.pool.cost_model import auto_backend
 from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
@@ -484,6 +485,7 @@ def _state_settings(
             spec.batch_size if spec.is_batched else None, reserved_keys(options, is_batched=spec.is_batched)
         ).make,
         "describe_unreadable": describe_unreadable,
+        "event_types": events,
         "num_episodes": options.num_episodes or 0,
         "log_limit_bytes": options.replay_log_bytes if has_log(options) else 0,
     }

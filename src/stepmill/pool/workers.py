@@ -20,13 +20,14 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill import _native
 from stepmill.backends.base import Backend, MonitoredBackend, RemoteBackend, name_envs, worker_died_error
 from stepmill.backends.process import ProcessBackend
+from stepmill.pool import events as core_events
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
@@ -240,15 +241,20 @@ class WorkerSupervisor:
         return isinstance(self._backend, ProcessBackend)
 
     def record_of(self, worker: int) -> WorkerRecord:
-        """Return the record of a worker, updated if the reaper has noticed its death."""
-        record = self._records[worker]
-        if record.state is WorkerState.SERVING and self.state.is_dead(worker):
-            self._move(record, WorkerState.DEAD_UNREPORTED)
-        return record
+        """Return the record of a worker."""
+        return self._records[worker]
 
     def state_of(self, worker: int) -> WorkerState:
-        """Return the state of a worker, updated if the reaper has noticed its death."""
-        return self.record_of(worker).state
+        """Return the state of a worker, as of the last `record_deaths`."""
+        return self._records[worker].state
+
+    def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
+        """Record the deaths among these events, or among those that the pool state has now."""
+        for event in self.state.drain(acknowledge=False) if events is None else events:
+            if isinstance(event, core_events.WorkerDied):
+                record = self._records[event.worker]
+                if record.state is WorkerState.SERVING and record.generation == event.generation:
+                    self._move(record, WorkerState.DEAD_UNREPORTED)
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Return the record of a worker, after checking its process: the reaper may not have noticed its death yet."""
@@ -257,7 +263,8 @@ class WorkerSupervisor:
             pidfd = backend.pidfds.get(worker)
             if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
                 self.state.declare_dead(worker)
-        return self.record_of(worker)
+            self.record_deaths()
+        return self._records[worker]
 
     def worker_of_server(self, server: int) -> int:
         """Return the worker that owns an env object."""

@@ -6,33 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepmill.pool.faults import FaultKind
+from stepmill.pool.events import EnvFailed
 from stepmill.pool.workers import DEAD, FailureLimit, WorkerSupervisor
 from stepmill.spec.errors import EnvError, StepmillError
 from stepmill.spec.options import PoolOptions
-
-
-@dataclass(frozen=True)
-class EnvFault:
-    """A pending command that ended in a fault.
-
-    Attributes:
-        env_id: the env of the command.
-        kind: of the fault; None for an unknown number, which means that a worker has overwritten it.
-        record: encoded description of the exception, or None.
-        worker: the worker of the env.
-        ticket: number of the command.
-        begins_episode: whether the command begins an episode.
-        was_resetting: whether the env was in `reset`; a step may call `reset`, too.
-    """
-
-    env_id: int
-    kind: FaultKind | None
-    record: bytes | dict[str, str] | None
-    worker: int
-    ticket: int
-    begins_episode: bool
-    was_resetting: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +24,7 @@ class WorkerDeath:
     """
 
     worker: int
-    faults: Sequence[EnvFault]
+    faults: Sequence[EnvFailed]
     error: StepmillError
     is_new: bool
 
@@ -63,7 +40,7 @@ class FaultPolicy(Protocol):
     def death_hint(self) -> str:
         """The last part of the text of WorkerDied errors: what happens to the envs."""
 
-    def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
+    def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
         """Handle an env that raised or returned an invalid value, and whose worker continues; return errors to raise."""
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:

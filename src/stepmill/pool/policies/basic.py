@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import fault_info
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_lost_envs, fail_over_limit
+from stepmill.pool.policies.base import EnvErrorLimits, WorkerDeath, fail_lost_envs, fail_over_limit
 from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.errors import StepmillError
 
@@ -32,7 +33,7 @@ class RaisePolicy(WithoutReplays):
     reports_deaths = True
     death_hint = "bring them back with reset() or revive(), or let on_fault='truncate' do it"
 
-    def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
+    def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
         self._workers.state.mark_envs_faulted([fault.env_id])
         return [error]
 
@@ -50,7 +51,7 @@ class TruncatePolicy(WithoutReplays):
         super().__init__(workers)
         self._limits = limits
 
-    def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
+    def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
         if self._limits.allow(fault.env_id, error) is None:
             self._workers.state.mark_envs_faulted([fault.env_id])
             return [error]
@@ -68,7 +69,7 @@ class TruncatePolicy(WithoutReplays):
         return []
 
 
-def truncate_all(workers: WorkerSupervisor, faults: Sequence[EnvFault], error: StepmillError) -> None:
+def truncate_all(workers: WorkerSupervisor, faults: Sequence[EnvFailed], error: StepmillError) -> None:
     """Cut short the episodes of lost commands; a lost reset is repeated."""
     for fault in faults:
         kind = "died" if fault.kind is None else fault.kind.name.lower()

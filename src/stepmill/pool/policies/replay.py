@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from stepmill import _native
+from stepmill.pool.events import EnvFailed, ReplayAt, ReplayDiffers, ReplayPaused, ReplayPlayed
 from stepmill.pool.faults import fault_info
-from stepmill.pool.policies.base import EnvErrorLimits, EnvFault, WorkerDeath, fail_over_limit
+from stepmill.pool.policies.base import EnvErrorLimits, WorkerDeath, fail_over_limit
 from stepmill.pool.policies.call_log import EpisodePosition
 from stepmill.pool.policies.replayer import CallDiffers, EpisodeReplay, EpisodeReplayer, RepeatedCalls
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
@@ -48,7 +48,7 @@ class ReplayPolicy:
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 
-    def on_env_error(self, fault: EnvFault, error: StepmillError) -> list[StepmillError]:
+    def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
         env_id, state = fault.env_id, self._workers.state
         if self._limits.allow(env_id, error) is None:
             state.mark_envs_faulted([env_id])
@@ -110,14 +110,15 @@ class ReplayPolicy:
             dead = (WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING)
             if self._workers.check_process(worker).state in dead:
                 return False
-        return not any(self._workers.state.is_suspended(env_id) for env_id in self._workers.state.envs_of(worker))
+        state = self._workers.state
+        return set(state.envs_of(worker)).isdisjoint(state.suspended_envs())
 
     # ---- replays ----------------------------------------------------------------------------------------------------
 
     def _begin_suspended(self, worker: int, error: StepmillError) -> None:
         state = self._workers.state
-        for env_id in state.envs_of(worker):
-            if state.is_suspended(env_id) and env_id not in self._replays:
+        for env_id in state.suspended_envs():
+            if state.worker_of(env_id) == worker and env_id not in self._replays:
                 self._begin(env_id, fault_info("died", error), is_new=True)
 
     def _begin(self, env_id: int, info: dict[str, str], *, is_new: bool) -> None:
@@ -134,24 +135,23 @@ class ReplayPolicy:
         reason = self._replayer.begin(replay)
         if reason is not None:
             self._cut_short(replay, reason)
-        elif not self._workers.state.is_suspended(replay.env_id):  # its reset was repeated
+        elif replay.env_id not in self._workers.state.suspended_envs():  # its reset was repeated
             del self._replays[replay.env_id]
             self._on_reset_repeated(replay.env_id)
             self._repeated.append(replay)
 
-    def on_event(self, env_id: int, event: int, step: int) -> None:
-        """Handle an event of the pool state: a replay has reached a place or its end, or has failed."""
-        replay = self._replays.get(env_id)
+    def on_event(self, event: ReplayPaused) -> None:
+        """Handle a replay that has reached a place or its end, or has failed."""
+        replay = self._replays.get(event.env_id)
         if replay is None:
             return
-        if event == _native.REPLAY_PLACE:
-            self._replayer.continue_at(replay, step)
-        elif event == _native.REPLAY_PLAYED:
-            replay.is_played = True
+        if isinstance(event, ReplayAt):
+            self._replayer.continue_at(replay, event.step)
+        elif isinstance(event, ReplayPlayed):
             self._finish(replay)
-        elif event == _native.REPLAY_DIFFERS:
-            self._cut_short(replay, f"step {step} gave another result than before")
-        elif self._workers.check_process(self._workers.state.worker_of(env_id)).state is WorkerState.SERVING:
+        elif isinstance(event, ReplayDiffers):
+            self._cut_short(replay, f"step {event.step} gave another result than before")
+        elif self._workers.check_process(self._workers.state.worker_of(event.env_id)).state is WorkerState.SERVING:
             self._replay_again(replay)  # else all envs are replayed after the restart of the worker
 
     def _replay_again(self, replay: EpisodeReplay) -> None:
@@ -176,9 +176,7 @@ class ReplayPolicy:
         del self._replays[replay.env_id]
 
     def check_calls(self) -> None:
-        """Verify repeated calls whose replies have arrived since the last look."""
-        for replay in [replay for replay in self._replays.values() if replay.is_played]:
-            self._finish(replay)
+        """Verify repeated calls of envs without a replay, if their replies have arrived since the last look."""
         waiting, self._repeated = self._repeated, []
         for repeated in waiting:
             worker = self._workers.worker_of_server(repeated.server)

@@ -1,7 +1,7 @@
 """Carries out replays: repeats the calls of an env, lets the pool state play its log, and compares the results.
 
-    begin ─► calls before the episode ─► begin_replay ─► PLACE: calls after this step ─► ... ─► PLAYED ─► verify ─► finish
-                                                    └► DIFFERS, FAULT: the policy decides
+    begin ─► calls before the episode ─► begin_replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► verify ─► finish
+                                                    └► ReplayDiffers, ReplayFailed: the policy decides
 
 No method waits. A worker handles requests in the order in which they were posted, between the commands of the pool state.
 Whether they raised as before is compared after the log was played.
@@ -61,7 +61,6 @@ class EpisodeReplay(RepeatedCalls):
         placed: calls with their places, from the first command of the log on.
         num_plays: how often the replay was begun.
         first_ticket: ticket of the reset that began the last play.
-        is_played: whether the log was played to its end.
     """
 
     env_id: int = 0
@@ -70,7 +69,6 @@ class EpisodeReplay(RepeatedCalls):
     placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
     num_plays: int = 0
     first_ticket: int = 0
-    is_played: bool = False
 
 
 class EpisodeReplayer:
@@ -158,7 +156,7 @@ class EpisodeReplayer:
         state, server = self._workers.state, replay.server
         replay.num_plays += 1
         replay.posted, replay.num_verified = [], 0
-        replay.is_awaited = replay.is_played = False
+        replay.is_awaited = False
         position, placed = self.log.placed(state, server)
         reason = self._why_not(replay, position, placed)
         if reason is not None:
