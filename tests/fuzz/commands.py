@@ -35,7 +35,7 @@ class Commands:
         if not envs or len(envs) + sum(env.status == EXHAUSTED for env in self.model.envs) != self.program.num_envs:
             return
         chosen = self._actions(self.model.envs, actions)
-        skipped = {env.env_id: partial(self.model.skip, env) for env in self.model.envs if env not in envs}
+        skipped = {env.env_id: partial(setattr, env, "is_skipped", True) for env in self.model.envs if env not in envs}
         sent = {**self._senders(envs, chosen), **skipped}
         arranged = self._arranged(chosen)
         if way == "step_async":

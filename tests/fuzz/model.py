@@ -49,6 +49,7 @@ class EnvObject:
 
     Attributes:
         next_level: one that could not be set, but is perhaps set once the object is built again.
+        past_levels: all that were set: the last one before a reset that is repeated is not known.
     """
 
     identity: int
@@ -56,6 +57,11 @@ class EnvObject:
     count: int = 0
     level: int = 0
     next_level: int | None = None
+    past_levels: set[int] = field(default_factory=lambda: {0})
+
+    def set_level(self, level: int) -> None:
+        self.level, self.next_level = level, None
+        self.past_levels.add(level)
 
 
 @dataclass
@@ -98,7 +104,7 @@ class Env:
         is_unknown: whether the seed and number of its episode are not known, until a reset with a seed.
         is_skipped: whether it was exhausted in a step of all envs whose results were not received.
         is_restored: whether the observation received last is older than a snapshot that was restored.
-        is_called: whether something was called since the last reset of all that a replay cannot undo.
+        is_called: whether something was called that a replay cannot undo.
     """
 
     env_id: int
@@ -204,10 +210,6 @@ class PoolModel:
         env.command = Command(actions, [None] * len(env.rows), env.bonus, STEP, levels)
         env.status = PENDING
         self._add_risks(env, self.verbs_of(env))
-
-    def skip(self, env: Env) -> None:
-        """Record that an exhausted env is part of a step of all."""
-        env.is_skipped = True
 
     def reset(self, env: Env, seeds: Sequence[int | None], bonus: int | None, verb: int) -> None:
         """Record that an env is being reset; a result that was not received is dropped."""
@@ -368,7 +370,7 @@ class PoolModel:
         if self.program.num_spares or self.program.has(overlap_resets=True):
             level = obs[5]  # the reset may have been made before the level was set
         elif env.is_loose or self.may_fail(env) or row.object.next_level is not None:
-            levels = level, row.object.level, row.object.next_level
+            levels = {level, row.object.next_level, *row.object.past_levels}
             level = obs[5] if obs[5] in levels else level  # the reset may repeat one that has failed
         given = env.command.seeds[place]
         if self.program.num_spares:
@@ -468,8 +470,10 @@ class PoolModel:
         """
         had_results = [env.is_pending for env in self.envs]
         for env in self.envs:  # all of them first: one of these commands may be the death of another env
-            is_new = pending[env.env_id] or (states[env.env_id].name == FAULTED and env.status != FAULTED)
-            if env.env_id in sent and not env.is_pending and is_new:
+            is_commanded = pending[env.env_id] and not env.is_pending
+            is_faulted = states[env.env_id].name == FAULTED and not pending[env.env_id]
+            has_failed = is_faulted and (is_reset or env.status != FAULTED)
+            if env.env_id in sent and (is_commanded or has_failed):
                 sent[env.env_id]()
         for env, was_pending in zip(self.envs, had_results, strict=True):
             state, is_pending = states[env.env_id].name, pending[env.env_id]
@@ -478,7 +482,7 @@ class PoolModel:
                 continue
             env.is_skipped = False
             if env.command is not None:
-                is_dropped = was_pending and env.env_id in sent
+                is_dropped = env.env_id in sent and (was_pending or is_reset)
                 require(
                     is_dropped or (state == FAULTED and self.may_fail(env)),
                     f"the result of env {env.env_id} is lost; it is {state}",

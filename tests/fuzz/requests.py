@@ -126,11 +126,10 @@ class Requests:
         require(outcome is None, "an attribute could not be set")
         for env in self.model.envs if self.program.num_spares else envs:
             env.is_called = True
-            env.rows[0].object.next_level = None
-            env.rows[0].object.level = levels[env.env_id] if isinstance(levels, list) else levels
+            env.rows[0].object.set_level(levels[env.env_id] if isinstance(levels, list) else levels)
         if self.program.num_spares:
             for each in self.model.objects:
-                each.level = levels
+                each.set_level(levels)
 
     def get_level(self, ids: list[int] | None) -> None:
         envs = self._callable(ids)
