@@ -117,6 +117,11 @@ def test_a_node_is_given_up_while_its_connection_is_closed_by_another_thread(lin
     assert future.has_failed
 
 
+def test_a_node_is_pinged_from_the_first_moment_on_and_not_only_after_a_while(link):
+    link.advance(0.0, PATIENT_S)
+    assert link._has_ping
+
+
 def test_a_signal_handler_that_gives_up_a_node_inside_of_a_call_does_not_wait(link):
     collect = link.relay.collect_commands
 

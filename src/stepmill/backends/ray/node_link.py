@@ -86,10 +86,10 @@ class NodeLink:
         self._replies: deque[tuple[Future, Any]] = deque()  # Reply or error, until all results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
-        self._heard_at = self._connected_at = self._probed_at = self._advanced_at = 0.0
+        self._heard_at = self._connected_at = self._probed_at = 0.0
         self._obstacle = ""  # why there is no connection
         self._address, self._key = ("", 0), secrets.token_bytes(KEY_BYTES)
-        self._pinged_at = time.monotonic()
+        self._pinged_at = self._advanced_at = time.monotonic()
         self._has_ping = False
 
     # ---- calls that wait --------------------------------------------------------------------------------------------
