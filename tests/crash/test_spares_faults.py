@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
 from tests.harness.kills import kill_process
@@ -193,3 +194,23 @@ def test_under_replay_calls_of_objects_that_take_turns_are_made_again(kills):
         return seen
 
     assert run(is_calm=False) == run(is_calm=True)
+
+
+@pytest.mark.parametrize("rows_each", [1, 2])
+def test_an_episode_whose_object_dies_when_it_begins_is_cut_short(rows_each):
+    def make(identity):
+        rows = [partial(Named, identity, None, 2 if identity == 0 else 9)] * rows_each
+        return rows[0]() if rows_each == 1 else SyncVectorEnv(rows, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+    with named_pool(3, 1, backend="process", num_workers=2, env=make, on_fault="truncate", **FAST) as pool:
+        pool.reset(seed=0)
+        for _ in range(2):
+            pool.step([0] * pool.num_rows)
+        first = pool.step([0] * 2 * rows_each + [KILL] * rows_each)  # the spare 3 begins in env 0, and dies with env 2
+        assert (first.obs[0, 0], first.obs[0, 2], first.truncated[0]) == (3, 0, False)
+
+        cut = pool.step([0] * pool.num_rows)
+
+        assert cut.truncated[:rows_each].all()
+        assert cut.info["fault"]["kind"][0] == "neighbour"
+        assert cut.obs[0].tolist() == first.obs[0].tolist()

@@ -123,6 +123,7 @@ bool PoolState::resets_itself(std::uint32_t id, bool is_received) const {
 }
 
 bool PoolState::have_all_ended(std::uint32_t id, bool is_received) const {
+    if (!is_received && envs_[id].uses_staged()) return false;  // its next result is the first of an episode, and is in the staging row
     const std::uint8_t* over = is_batched_ && is_received ? ended_.data() + row_of(id) : slab_->over(row_of(id));
     return std::all_of(over, over + batch_size_, [](std::uint8_t flag) { return flag != 0; });
 }
