@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -297,6 +298,20 @@ def test_a_forked_child_has_a_starter_of_its_own(pool_of: PoolOf) -> None:
     assert leaks.is_running(pid)
     assert pool.call("add", 1) == (1,)
     assert pool_of().call("add", 1) == (1,)
+
+
+def make_and_close_a_pool() -> None:
+    with stepmill.Pool([CountingEnv], backend="process", context="forkserver") as pool:
+        pool.call("add", 1)
+
+
+def test_a_child_of_multiprocessing_ends_its_starter() -> None:
+    child = multiprocessing.get_context("fork").Process(target=make_and_close_a_pool)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    child.close()
+    assert [pid for pid in leaks.descendants() if pid != leaks.starter_pid()] == []  # not even a zombie
 
 
 SCRIPT = """

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import errno
 import itertools
+import multiprocessing.util
 import os
 import select
 import signal
@@ -139,8 +140,7 @@ class StarterClient:
             raise
 
     def _start_process(self, peer: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-        learner = OwnedFd.pidfd(os.getpid())
-        with peer, contextlib.closing(learner):
+        with peer, contextlib.closing(OwnedFd.pidfd(os.getpid())) as learner:
             arguments = {"learner": learner.fileno(), "preload": list(preload)}
             entry = "stepmill.worker.starter:main"
             start = InterpreterStart(entry, arguments, (learner.fileno(),), self.inputs.environ)
@@ -287,6 +287,8 @@ class Starters:
                 return self.current, False
             self.close()
             self.current = StarterClient(inputs, preload)
+            if multiprocessing.parent_process() is not None:  # forked children of multiprocessing run no exit functions
+                multiprocessing.util.Finalize(None, self.close, exitpriority=0)
             return self.current, True
 
     def start_launcher(

@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from stepmill.backends.starter_client import STARTERS
 from stepmill.observe.own_process import children, num_fds, resident_bytes, thread_seconds, wait_for_end
 
 NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
@@ -462,6 +463,7 @@ def main() -> None:
         cure = "correct the env; a pool reports it as EnvError"
         emit("raises", "error", f"{type(error).__name__}: {error}", f"group {settings['group']!r}", cure)
     output.close()
+    STARTERS.close()
     os._exit(0)  # threads and children of the env must not keep the process
 
 
