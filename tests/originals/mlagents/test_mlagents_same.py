@@ -200,7 +200,7 @@ def workers_in_processes(make: Maker) -> Any:
     manager = make(scripted(), 2, cls=Own)
     manager.reset({})
     found = [plain(manager.first_step_infos)]
-    steps = {step.worker_id: plain(step) for step in step_until(manager, {0, 1})}
+    steps = {step.worker_id: plain(step) for step in reversed(step_until(manager, {0, 1}))}  # the first of each
     manager.env_workers[1].send(command.BEHAVIOR_SPECS)
     return [*found, steps, list(manager.env_workers[1].recv().payload), [asked.get() for _ in range(3)]]
 
