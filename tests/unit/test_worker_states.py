@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from stepmill.pool.events import WorkerDied
-from stepmill.pool.workers import TRANSITIONS, WorkerState, WorkerSupervisor
-from stepmill.spec.errors import EngineBug, EnvError
+from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
+from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
 
@@ -234,3 +234,18 @@ def test_the_death_of_a_former_process_is_not_that_of_its_successor(worker: OneW
 
     assert after_stale is SERVING
     assert worker.supervisor.state_of(0) is DEAD_UNREPORTED
+
+
+def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    notified: list[bool] = []
+    task = RestartTask(1, 0.0, lambda: pytest.fail("it was started"), lambda: notified.append(True))
+    task.start()
+    assert task.is_done
+    assert notified == [True]
+    assert isinstance(task.error, UsageError)
+    assert "can't start new thread" in str(task.error)
+    assert "ulimit -u" in str(task.error)

@@ -25,7 +25,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepmill import _native
-from stepmill.backends.base import Backend, MonitoredBackend, RemoteBackend, name_envs, worker_died_error
+from stepmill.backends.base import (
+    Backend,
+    MonitoredBackend,
+    RemoteBackend,
+    name_envs,
+    too_many_workers_error,
+    worker_died_error,
+)
 from stepmill.backends.process import ProcessBackend
 from stepmill.pool import events as core_events
 from stepmill.pool.settings import AppliedSettings
@@ -112,7 +119,7 @@ class RestartTask:
         try:
             self._thread.start()
         except RuntimeError as exc:
-            self._end(EngineBug(f"worker {self._worker} cannot be restarted: {exc}; close() other pools"))
+            self._end(too_many_workers_error(1, exc))
 
     def _run(self) -> None:
         if self._stop.wait(max(0.0, self.due_s - time.monotonic())):
