@@ -148,7 +148,7 @@ SAME = [episodes, partial(episodes, length=1), without_a_reset, batched, handles
 SAME += [configured, created]
 
 
-@pytest.mark.covers("A-27")
+@pytest.mark.covers("A-27/time_step")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", SAME, ids=lambda program: getattr(program, "__name__", "short_episodes"))
 def test_this_program_gives_the_same_with_either(program: Callable[[Any], Any]) -> None:

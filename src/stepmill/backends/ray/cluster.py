@@ -108,12 +108,14 @@ def placed(
 ) -> dict[str, Any]:
     """Return the options of Ray for an actor that reserves `demand`.
 
-    It runs only on the `machine` with this id, if one is given, and not on those to `avoid` if another one has room.
+    It runs only on the `machine` with this id, if one is given, and not on those to `avoid` if another one has room. With
+    replacement="spread" it waits for another one for the time until its workers are divided: Ray may take a machine that does not
+    answer for one with room for a minute.
     """
     strategy = options.strategy
     if machine is None and avoid and isinstance(strategy, str) and not options.resources:
         others = [each for each in machines(ray) if each.node_id not in avoid]
-        if others and others[0].available.get("CPU", 0.0) >= demand["CPU"]:
+        if others and (options.replacement == "spread" or others[0].available.get("CPU", 0.0) >= demand["CPU"]):
             machine = others[0].node_id
     if machine is not None:
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
