@@ -108,7 +108,10 @@ def test_a_machine_whose_raylet_is_stopped_is_given_up_and_avoided(ray_cluster, 
             assert f"on node {node} " in batch.info["fault"]["message"][lost[0]]
             assert "did not answer for 3 s" in batch.info["fault"]["message"][lost[0]]
             pool.send(np.zeros(6, int))
-            assert pool.recv(6, timeout_s=HANG_GUARD_S).obs["count"][lost].tolist() == [0, 0]
+            # All CPUs of the other machines are reserved: the successor waits, and is then divided among them.
+            with pytest.warns(RuntimeWarning, match=f"no machine has room for the successor of node {node} "):
+                batch = pool.recv(6, timeout_s=HANG_GUARD_S)
+            assert batch.obs["count"][lost].tolist() == [0, 0]
             assert link_of(pool, node).started.node_id != machine.node_id
         finally:
             raylet.kill()

@@ -113,10 +113,10 @@ def placed(
     answer for one with room for a minute.
     """
     strategy = options.strategy
-    if machine is None and avoid and isinstance(strategy, str) and not options.resources:
-        others = [each for each in machines(ray) if each.node_id not in avoid]
-        if others and (options.replacement == "spread" or others[0].available.get("CPU", 0.0) >= demand["CPU"]):
-            machine = others[0].node_id
+    if machine is None:
+        other = _machine_besides(ray, options, avoid)
+        if other is not None and (options.replacement == "spread" or _has_room(other, demand)):
+            machine = other.node_id
     if machine is not None:
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         strategy = affinity(machine, soft=False)
@@ -126,6 +126,17 @@ def placed(
         "scheduling_strategy": strategy,
         "runtime_env": None if options.runtime_env is None else dict(options.runtime_env),
     }
+
+
+def _machine_besides(ray: Any, options: RayOptions, avoid: Collection[str]) -> Machine | None:
+    """Return the machine with the most free CPUs besides those to avoid; None if there are none to avoid, or Ray has to choose."""
+    if not avoid or not isinstance(options.strategy, str) or options.resources:
+        return None
+    return next((each for each in machines(ray) if each.node_id not in avoid), None)
+
+
+def _has_room(machine: Machine, demand: Mapping[str, float]) -> bool:
+    return machine.available.get("CPU", 0.0) >= demand.get("CPU", 0.0)
 
 
 def make_actor(ray: Any, placing: Mapping[str, Any]) -> Any:
@@ -162,6 +173,9 @@ class PlaceSearch:
         self._ray, self._options, self._demand, self._lost, self._avoid = ray, options, demand, lost, avoid
         self._node = f"{lost.node}, which ran envs {list(env_ids)}"
         self._began, self._due_s, self._has_warned = time.monotonic(), WARN_S, False
+        other = _machine_besides(ray, options, avoid)
+        # Ray does not list actors that wait for a given machine. One that gets room later, and starts slowly, is taken for waiting.
+        self._waits_besides = options.replacement == "spread" and other is not None and not _has_room(other, demand)
         self.gave_up_at = 0.0
 
     def shared_machines(self) -> list[str]:
@@ -172,7 +186,7 @@ class PlaceSearch:
         """
         choice, limit_s = self._options.replacement, self._options.node_timeout_s
         waited_s = time.monotonic() - self._began
-        if waited_s < self._due_s or not is_waiting(self._ray, self._demand):
+        if waited_s < self._due_s or not (self._waits_besides or is_waiting(self._ray, self._demand)):
             return []
         if self._has_warned and choice == "raise":
             self.gave_up_at = time.monotonic()
