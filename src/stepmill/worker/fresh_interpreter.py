@@ -17,6 +17,7 @@ from importlib import import_module
 
 from stepmill._native import OwnedFd
 from stepmill.spec.errors import UsageError
+from stepmill.worker.module_contents import names_of
 from stepmill.worker.process_setup import block_signals
 
 _CODE = """\
@@ -100,9 +101,7 @@ def _import_path() -> list[str]:
     """
     path = [str(entry) for entry in sys.path]
     if "" in path:
-        folders = [
-            _import_folder(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())
-        ]
+        folders = [_import_folder(name, names_of(module).get("__file__")) for name, module in list(sys.modules.items())]
         new = [each for each in dict.fromkeys(folders) if each and each not in (*path, os.getcwd())]
         path[path.index("") : path.index("")] = new
     return path

@@ -63,7 +63,7 @@ def read_contents(left_out: Collection[str] = ()) -> dict[str, dict[str, Entry]]
     contents: dict[str, dict[str, Entry]] = {}
     num_left = MAX_ENTRIES
     for name, module in list(sys.modules.items()):
-        names = _names_of(module)
+        names = names_of(module)
         if name not in left_out and num_left > 0 and _is_users(name, names):
             contents[name] = {key: entry for key, entry in _entries(names, num_left) if entry is not None}
             num_left -= len(contents[name])
@@ -84,7 +84,7 @@ def find_differences(workers: Sequence[Contents]) -> list[Difference]:
 
 
 def _differences_of(name: str, reports: Sequence[Mapping[str, Entry]]) -> Iterator[Difference]:
-    names = _names_of(sys.modules.get(name))
+    names = names_of(sys.modules.get(name))
     ours = dict(_entries(names, MAX_ENTRIES))
     for key, entry in reports[0].items():
         if key not in ours or any(report.get(key) != entry for report in reports):
@@ -94,7 +94,7 @@ def _differences_of(name: str, reports: Sequence[Mapping[str, Entry]]) -> Iterat
             yield Difference(f"{name}.{key}", own.text, entry.text)
 
 
-def _names_of(module: object) -> dict[str, Any]:
+def names_of(module: object) -> dict[str, Any]:
     """Return the names of a module without running its code: modules may load themselves when an attribute is read."""
     if not issubclass(type(module), ModuleType):
         return {}
