@@ -254,7 +254,7 @@ def write_limits(text: str, lower: Mapping[str, int]) -> str:
     table = ""
     lines = []
     for line in text.splitlines(keepends=True):
-        table = line.strip("[]\n") if line.startswith("[") else table
+        table = line[1:].partition("]")[0] if line.startswith("[") else table
         name = f"{table}.{line.split(' ')[0]}"
         lines.append(re.sub(r"limit = \d+", f"limit = {lower[name]}", line) if name in lower else line)
     return "".join(lines)

@@ -165,7 +165,7 @@ def test_a_terminal_gets_the_live_view_and_its_cursor_back():
     finally:
         os.close(ours)
     assert "Ctrl-C stops" in screen
-    assert "waiting" in screen
+    assert "learner" in screen
     assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
 
 

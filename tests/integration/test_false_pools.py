@@ -194,7 +194,7 @@ def test_the_command_line_of_a_program_is_shown_as_it_is_without_control_charact
         # Only the end of the command line is of interest, and top shows its begin.
         shown = found.command[-60:]
         with AttachedPool(found) as pool:
-            console.print(render(Watch(shown, pool.stats).look()))
+            console.print(render(Watch(shown, pool.stats).look(), console))
         running.communicate("\n")
     text = picture.getvalue()
     assert "--net=[/] --hidden=[relu,64] \ufffd]0;owned\ufffd\ufffd[2J \ufffd \ufffd2J" in text
@@ -233,6 +233,7 @@ def test_any_bytes_are_left_out_or_refused_or_shown(slab: bytes) -> None:
         found = find_pools(os.getpid())
         list_pools(found, Console(file=picture, width=100))
         with AttachedPool(only_pool(os.getpid())) as pool:
-            Console(file=picture, width=100).print(render(Watch("a pool", pool.stats).look()))
+            console = Console(file=picture, width=100)
+            console.print(render(Watch("a pool", pool.stats).look(), console))
             pool.stats().to_prometheus()
     assert all(each.isprintable() or each == "\n" for each in picture.getvalue())

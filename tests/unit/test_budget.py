@@ -126,5 +126,5 @@ def test_write_lowers_limits_and_leaves_a_hundredth_for_repairs(budget):
     limits = {"lines.pool": budget.Limit(5000, "0001"), "names.of_Pool": budget.Limit(40, "0001")}
     lower = budget.lower_limits(limits, {"lines.pool": 4005, "names.of_Pool": 39})
     assert lower == {"lines.pool": 4055, "names.of_Pool": 39}
-    text = '[lines]\npool = { limit = 5000, decision = "0001" }\n[names]\nof_Pool = { limit = 40, decision = "0001" }\n'
+    text = '[lines]  # of code\npool = { limit = 5000, decision = "0001" }\n[names]\nof_Pool = { limit = 40, decision = "0001" }\n'
     assert budget.read_limits(budget.write_limits(text, lower))["lines.pool"].value == 4055

@@ -15,6 +15,7 @@ from stepmill.observe.policy import act_randomly
 from stepmill.observe.run import PolicyError, Run, RunPlan
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout
+from stepmill.spec.stats import WorkerStats
 
 
 @dataclass
@@ -52,7 +53,7 @@ class ScriptedPool:
         return SimpleNamespace(
             faults_by_kind={},
             workers=[
-                SimpleNamespace(worker=i, pid=100 + i, busy_s=0.0, wait_s=1e9 * i, steps=int(self.steps[i]), resets=0)
+                WorkerStats(i, 100 + i, 0.0, 0.0, 0.0, 1e9 * i, int(self.steps[i]), 0, 0, 0, 0, None, False)
                 for i in range(self.num_envs)
             ],
         )

@@ -9,12 +9,11 @@ catalog         finds the env that an id names
 policy          loads the policy that acts
 run             drives a pool with a policy and yields snapshots
 snapshot        the data of one snapshot
-live            shows snapshots on a terminal (rich)
 report          shows snapshots as plain lines; the summary at the end
 replay_command  `stepmill replay`: asks for trust, prints the result
 replay          replays the episode of a crash capsule
 attach          finds pools of other programs, and reads their counters
-monitor         draws where a pool's time goes: `stepmill top`, `pool.monitor()` (rich)
+monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, `pool.monitor()` (rich)
 trace           records what the threads of a pool do: `pool.trace()`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env

@@ -1,4 +1,4 @@
-"""Shows a running pool on a terminal or in a notebook: `stepmill top` and `pool.monitor()`. Draws with rich.
+"""Shows a running pool on a terminal or in a notebook: `stepmill top`, `stepmill run`, `pool.monitor()`. Draws with rich.
 
 counters ──► Watch.look() ──► View (a difference of two readings, and how long each worker has been in its env) ──► render()
 """
@@ -10,23 +10,30 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
+from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
 from stepmill.observe.attach import AttachedPool, PoolFile, process_state
-from stepmill.observe.report import clock, per_second, plural
+from stepmill.observe.frames import FramePicture, FrameSampler
+from stepmill.observe.report import clock, describe, describe_silence, number, per_second, percent, plural
+from stepmill.observe.run import RunPlan
+from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, UsageError
-from stepmill.spec.stats import FAULT_KINDS, PoolStats, WorkerStats
+from stepmill.spec.stats import FAULT_KINDS, LearnerStats, PoolStats, WorkerStats
 from stepmill.spec.stats_text import duration_text
 
 if TYPE_CHECKING:
@@ -36,8 +43,20 @@ STUCK_S = 1.5  # a worker that has been in one step or reset for longer is named
 MAX_STRAGGLERS = 5
 MAX_FAULTS = 5
 BAR_WIDTH = 30
+MIN_BAR_WIDTH = 8
+COLUMNS_BESIDE_BAR = 64
 MAX_COMMAND = 60
-LINES_BESIDE_WORKERS = 16
+LINES_BESIDE_WORKERS = 9  # borders, head, learner, headings of workers, faults, notes, and the cursor's
+LINES_OF_STRAGGLERS = 2 + MAX_STRAGGLERS
+MIN_WORKER_LINES = 2
+LEAD_LINES = 4  # of a run
+MAX_WIDTH = 120  # of the picture of a run
+RUN_INTERVAL_S = 0.5  # a picture of 16 workers takes 10 ms
+RUN_WINDOW_S = 2.0  # a run's rates are means over these seconds
+CTRL_C_ECHO = (
+    "^C"  # the terminal prints it after the last line; if that line wrapped, the picture could not be erased exactly
+)
+ERASE_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 PARTS = (("step", "green"), ("reset", "yellow"), ("publish", "cyan"), ("wait", "bright_black"))
 LEARNER_PARTS = (("send", "cyan"), ("wait", "bright_black"), ("gather", "magenta"), ("elsewhere", "blue"))
 STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "in a system call"}
@@ -49,7 +68,7 @@ class View:
 
     Attributes:
         total: since the start of the pool.
-        recent: since the last look.
+        recent: since the last look, or in the last `window_s` of the watch.
         busy_for_s: by worker, for how long it has been in the same step or reset; 0 if it is in none.
         states: by worker, what the operating system says of its process, if that is worth showing.
     """
@@ -64,24 +83,28 @@ class View:
 class Watch:
     """Reads the counters again and again, and remembers what must be compared."""
 
-    def __init__(self, title: str, read: Callable[[], PoolStats]) -> None:
+    def __init__(self, title: str, read: Callable[[], PoolStats], window_s: float = 0.0) -> None:
         self._title = title
         self._read = read
-        self._last = self._before = read()
+        self._window_s = window_s
         now_s = time.monotonic()
-        self._since_s = [now_s] * len(self._last.workers)
+        self._readings = deque([(now_s, read())])
+        self._since_s = [now_s] * len(self._readings[0][1].workers)
 
     def look(self) -> View:
-        """Read the counters, and compare them with those of the last look."""
+        """Read the counters, and compare them with those of the last look, or of `window_s` ago."""
         now, now_s = self._read(), time.monotonic()
-        for worker, (new, old) in enumerate(zip(now.workers, self._last.workers, strict=True)):
+        for worker, (new, old) in enumerate(zip(now.workers, self._readings[-1][1].workers, strict=True)):
             if new.current is None or (new.current, new.steps, new.resets) != (old.current, old.steps, old.resets):
                 self._since_s[worker] = now_s
-        self._before, self._last = self._last, now
+        while len(self._readings) > 1 and self._readings[1][0] <= now_s - self._window_s:
+            self._readings.popleft()
+        recent = now - self._readings[0][1]
+        self._readings.append((now_s, now))
         return View(
             title=self._title,
             total=now,
-            recent=now - self._before,
+            recent=recent,
             busy_for_s=tuple(now_s - since_s for since_s in self._since_s),
             states=tuple(_state_of(worker) for worker in now.workers),
         )
@@ -93,9 +116,42 @@ def _state_of(worker: WorkerStats) -> str:
     return STATES.get(process_state(worker.pid), "") if worker.pid else ""
 
 
-def render(view: View, *, height: int = 40) -> Panel:
-    """Return the picture of a view, at most `height` lines high if that is possible."""
-    total, recent = view.total, view.recent
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the numbers of a pool: lines above them, how to end, and how many other lines are on the terminal."""
+
+    lead: Sequence[Text] = ()
+    end: str = "Ctrl-C leaves"
+    num_lines_above: int = 0
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Bars whose parts are shares of a sum, in blocks, or in first letters where there are only ASCII characters."""
+
+    width: int
+    is_ascii: bool
+
+    def draw(self, stats: WorkerStats | LearnerStats, parts: tuple[tuple[str, str], ...]) -> Text:
+        seconds = {name: getattr(stats, f"{name}_s") for name, _ in parts}
+        whole = sum(seconds.values())
+        text, drawn, reached = Text(), 0, 0.0
+        for name, style in parts:
+            reached += seconds[name]
+            end = round(reached / whole * self.width) if whole > 0 else 0
+            text.append((name[0] if self.is_ascii else "█") * (end - drawn), style)
+            drawn = end
+        return text.append(" " * (self.width - drawn))
+
+
+def render(view: View, console: Console, frame: Frame = Frame()) -> Panel:
+    """Return the picture of a view, not higher than the console if that is possible."""
+    total, recent, lead = view.total, view.recent, frame.lead
+    room = console.height - LINES_BESIDE_WORKERS - len(lead) - frame.num_lines_above
+    has_stragglers = room >= MIN_WORKER_LINES + LINES_OF_STRAGGLERS
+    max_rows = max(MIN_WORKER_LINES, room - LINES_OF_STRAGGLERS * has_stragglers)
+    bar = Bar(max(MIN_BAR_WIDTH, min(BAR_WIDTH, console.width - COLUMNS_BESIDE_BAR)), console.options.ascii_only)
     head = Text.assemble(
         (f"{per_second(recent.steps_per_s)} steps/s", "bold green"),
         f", {recent.resets / max(recent.elapsed_s, 1e-9):,.1f} resets/s, {plural(total.num_envs, 'env')}, "
@@ -103,13 +159,16 @@ def render(view: View, *, height: int = 40) -> Panel:
     )
     learner = Text.assemble(
         ("learner  ", "bold"),
-        _bar({name: getattr(recent.learner, f"{name}_s") for name, _ in LEARNER_PARTS}, LEARNER_PARTS),
+        bar.draw(recent.learner, LEARNER_PARTS),
     )
     learner.append("  ").append_text(_legend(recent, LEARNER_PARTS))
-    parts: list[RenderableType] = [head, learner, _workers_table(view, max(3, height - LINES_BESIDE_WORKERS))]
-    parts += [part for part in (_stragglers(view), _faults(total), _notes(view)) if part is not None]
+    stragglers = _stragglers(view) if has_stragglers else None
+    below = [part for part in (stragglers, _faults(total), _notes(view)) if part is not None]
+    for line in (*lead, head, learner):
+        line.no_wrap, line.overflow = True, "ellipsis"
     title = Text(view.title)  # not markup: it may be the command line of any program
-    return Panel(Group(*parts), title=title, title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right")
+    body = Group(*lead, head, learner, _workers_table(view, max_rows, bar), *below)
+    return Panel(body, title=title, title_align="left", subtitle=frame.end, subtitle_align="right", width=frame.width)
 
 
 def _legend(recent: PoolStats, parts: tuple[tuple[str, str], ...]) -> Text:
@@ -120,26 +179,14 @@ def _legend(recent: PoolStats, parts: tuple[tuple[str, str], ...]) -> Text:
     return legend
 
 
-def _bar(seconds: dict[str, float], parts: tuple[tuple[str, str], ...]) -> Text:
-    """Return one bar whose parts are shares of the sum."""
-    whole = sum(seconds.values())
-    bar, drawn, reached = Text(), 0, 0.0
-    for name, style in parts:
-        reached += seconds[name]
-        end = round(reached / whole * BAR_WIDTH) if whole > 0 else 0
-        bar.append("█" * (end - drawn), style)
-        drawn = end
-    return bar.append(" " * (BAR_WIDTH - drawn))
-
-
-def _workers_table(view: View, max_rows: int) -> Table:
+def _workers_table(view: View, max_rows: int, bar: Bar) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name in ("worker", "pid", "steps/s"):
-        table.add_column(name, justify="right")
-    table.add_column(Text.assemble(*((f"{name} ", style) for name, style in PARTS)))
-    table.add_column("deaths", justify="right")
-    table.add_column("restarts", justify="right")
-    table.add_column("")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(Text.assemble(*((f"{name} ", style) for name, style in PARTS)), no_wrap=True)
+    table.add_column("deaths", justify="right", no_wrap=True)
+    table.add_column("restarts", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     rows = _chosen_workers(view, max_rows)
     for worker in rows:
         now, recent = view.total.workers[worker], view.recent.workers[worker]
@@ -147,7 +194,7 @@ def _workers_table(view: View, max_rows: int) -> Table:
             str(worker),
             str(now.pid),
             per_second(recent.steps / max(view.recent.elapsed_s, 1e-9)),
-            _bar({name: getattr(recent, f"{name}_s") for name, _ in PARTS}, PARTS),
+            bar.draw(recent, PARTS),
             str(now.deaths or ""),
             str(now.restarts or ""),
             _remark(view, worker),
@@ -267,7 +314,7 @@ class Monitor:
                 self._draw()
 
     def _draw(self) -> None:
-        self._live.update(render(self._watch.look(), height=self._live.console.height), refresh=True)
+        self._live.update(render(self._watch.look(), self._live.console), refresh=True)
 
     def close(self) -> None:
         """Draw the pool for the last time, and end the thread. Idempotent."""
@@ -303,10 +350,82 @@ def watch_until_end(pool: AttachedPool, interval_s: float, *, num_looks: int | N
     with Live(console=console, auto_refresh=False, screen=console.is_terminal and num_looks is None) as live:
         while pool.is_open and (num_looks is None or looks < num_looks):
             time.sleep(interval_s)
-            live.update(render(watch.look(), height=console.height), refresh=True)
+            live.update(render(watch.look(), console), refresh=True)
             looks += 1
     if not pool.is_open:
         sys.stdout.write(f"the pool of process {pool.file.pid} was closed\n")
+
+
+class RunView:
+    """Shows `stepmill run`: the picture of its pool, with the run's progress and episodes, and frames of envs above it.
+
+    The thread that drives the pool draws it between two batches: a second thread would compete with the run for the GIL.
+    """
+
+    def __init__(self, live: Live, plan: RunPlan, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._live = live
+        self._console = live.console
+        self._plan = plan
+        self._about = Text()
+        self._watch: Watch | None = None
+        self._picture: FramePicture | None = None
+        num_lines = max(1, self._console.height - LINES_BESIDE_WORKERS - LEAD_LINES - MIN_WORKER_LINES)
+        self._sampler = FrameSampler(plan.num_envs, self._console.width, num_lines, self._set_picture)
+
+    def starting(self, what: str) -> None:
+        # Not by Live, which replaces stderr: a pool whose start takes long rewrites this line.
+        self._console.print(Text(f"starting {what} ...", style="dim", no_wrap=True, overflow="ellipsis"), end="\r")
+
+    def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
+        self._about = Text(describe(setup), "dim")
+        self._watch = Watch(f"stepmill {setup.env_id}", read, RUN_WINDOW_S)
+        self._console.control(ERASE_LINE)
+        self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        if self._watch is None:
+            return
+        above = 0 if self._picture is None else self._picture.num_lines
+        width = min(MAX_WIDTH, self._console.width - len(CTRL_C_ECHO))
+        frame = Frame((self._about, *_progress_of(snapshot, self._plan)), "Ctrl-C stops", above, width)
+        panel = render(self._watch.look(), self._console, frame)
+        self._live.update(Group(self._picture, panel) if self._picture else panel, refresh=True)
+
+    def sample_frames(self, render_envs: Callable[[Sequence[int]], Sequence[object]]) -> None:
+        """Render some envs a few times a second, to show them above the panel; see `FrameSampler.sample`."""
+        self._sampler.sample(render_envs)
+
+    def _set_picture(self, picture: FramePicture) -> None:
+        self._picture = picture
+
+
+def _progress_of(snapshot: Snapshot, plan: RunPlan) -> list[Text]:
+    """Return lines about the steps and episodes of a run, and about envs that do not answer."""
+    limits = [(snapshot.steps, plan.max_steps), (snapshot.elapsed_s, plan.max_seconds)]
+    done = min(1.0, max((value / limit for value, limit in limits if limit is not None), default=0.0))
+    episodes = snapshot.episodes
+    means = f", return {number(episodes.recent_return_mean)}, length {number(episodes.recent_length_mean)}"
+    lines = [
+        Text.assemble((f"{snapshot.steps:,} env-steps", "bold"), f", {percent(done)} of the run"),
+        Text.assemble(
+            (plural(episodes.count, "episode"), "bold"), f"{means} (means of the last 100)" * bool(episodes.count)
+        ),
+    ]
+    if snapshot.silent:
+        lines.append(Text(f"no answer from {describe_silence(snapshot)}", "bold red"))
+    return lines
+
+
+@contextmanager
+def open_run_view(console: Console, plan: RunPlan, interval_s: float = RUN_INTERVAL_S) -> Iterator[RunView]:
+    """Show a run on a terminal during the block, and restore the cursor at its end."""
+    live = Live(console=console, auto_refresh=False, transient=True)
+    try:
+        yield RunView(live, plan, interval_s)
+    finally:
+        live.stop()
+        console.control(ERASE_LINE)
 
 
 def list_pools(pools: list[PoolFile], console: Console) -> None:

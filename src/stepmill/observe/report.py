@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from stepmill.observe.snapshot import Episodes, Setup, Snapshot
+
+if TYPE_CHECKING:
+    from stepmill.spec.stats import PoolStats
 
 PLAIN_INTERVAL_S = 2.0
 MAX_WORKER_LINES = 16
@@ -23,8 +27,8 @@ class View(Protocol):
     def starting(self, what: str) -> None:
         """Called when the envs are about to be built; `what` describes them."""
 
-    def began(self, setup: Setup) -> None:
-        """Called when all envs are built and the run begins."""
+    def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
+        """Called when all envs are built and the run begins; `read` returns the pool's statistics."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Called about every `interval_s` seconds."""
@@ -41,7 +45,7 @@ class PlainView:
     def starting(self, what: str) -> None:
         self._write(f"starting {what}")
 
-    def began(self, setup: Setup) -> None:
+    def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
         self._write(describe(setup))
 
     def show(self, snapshot: Snapshot) -> None:
@@ -60,7 +64,7 @@ class QuietView:
     def starting(self, what: str) -> None:
         """Do nothing."""
 
-    def began(self, setup: Setup) -> None:
+    def began(self, setup: Setup, read: Callable[[], PoolStats]) -> None:
         """Do nothing."""
 
     def show(self, snapshot: Snapshot) -> None:

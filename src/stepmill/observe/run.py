@@ -1,6 +1,6 @@
 """Drives a pool with a policy, and yields snapshots of the run. Nothing is displayed here.
 
-    Run.snapshots(interval_s) ──► Snapshot, Snapshot, ...      for live.py and report.py
+    Run.snapshots(interval_s) ──► Snapshot, Snapshot, ...      for monitor.py and report.py
         └── pool.recv(batch_size) ─► policy ─► pool.send(…), to all envs, or to those that were received
 
 Only steps are counted. Every episode begins with the result of a reset, which is not a step.
@@ -8,7 +8,6 @@ Only steps are counted. Every episode begins with the result of a reset, which i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from stepmill.pool.pool import Pool
     from stepmill.spec.batch import Batch
+    from stepmill.spec.stats import PoolStats, WorkerStats
 
-RECENT_S = 2.0
 # An env is reported as silent if, when the run ends, it has not answered for this many seconds ...
 SILENT_S = 1.0
 # ... and for this many times the longest time that any answer took.
@@ -50,24 +49,12 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class _WorkerClock:
-    """A worker's counters since its start; times in seconds."""
-
-    pid: int | None
-    env_s: float
-    wait_s: float
-    steps: int
-    resets: int
-
-
-@dataclass(frozen=True)
 class _Counters:
     """All counters at one moment. Rates are computed from differences between two of these."""
 
     at_s: float
     steps: int
-    workers: dict[int, _WorkerClock]
-    faults: dict[str, int]
+    stats: PoolStats
 
 
 class Run:
@@ -88,7 +75,7 @@ class Run:
         self._sent_s = np.full(plan.num_envs, perf_counter())  # when each env was given its last command
         self._slowest_s = 0.0
         self._first = self._read_counters(perf_counter())
-        self._recent: deque[_Counters] = deque([self._first])
+        self._shown = self._first
 
     def snapshots(self, interval_s: float) -> Iterator[Snapshot]:
         """Run to the end of the plan, and yield a snapshot about every `interval_s` seconds.
@@ -97,13 +84,13 @@ class Run:
             PolicyError: the policy raised.
             StepmillError: the pool raised.
         """
-        shown_s = perf_counter()
         for now_s in self._advance():
             if self._is_over(now_s):
                 return
-            if now_s - shown_s >= interval_s:
-                shown_s = now_s
-                yield self._snapshot(now_s)
+            if now_s - self._shown.at_s >= interval_s:
+                now, before = self._read_counters(now_s), self._shown
+                self._shown = now
+                yield self._compose(now, since=before)
 
     def finish(self) -> Snapshot:
         """Return the totals since the start of the run, also if it was interrupted."""
@@ -175,13 +162,6 @@ class Run:
             return True
         return plan.max_seconds is not None and now_s - self._first.at_s >= plan.max_seconds
 
-    def _snapshot(self, now_s: float) -> Snapshot:
-        now = self._read_counters(now_s)
-        self._recent.append(now)
-        while len(self._recent) > 2 and self._recent[1].at_s < now_s - RECENT_S:
-            self._recent.popleft()
-        return self._compose(now, since=self._recent[0])
-
     def _compose(self, now: _Counters, since: _Counters) -> Snapshot:
         elapsed_s = max(now.at_s - self._first.at_s, 1e-9)
         recent_s = max(now.at_s - since.at_s, 1e-9)
@@ -196,32 +176,27 @@ class Run:
             policy_share=self._policy_s / elapsed_s,
             pool_share=self._pool_s / elapsed_s,
             workers=tuple(
-                _share(worker, clock, since.workers.get(worker, clock), recent_s)
-                for worker, clock in sorted(now.workers.items())
+                _share(worker, worker - old, recent_s)
+                for worker, old in zip(now.stats.workers, since.stats.workers, strict=True)
             ),
-            faults=now.faults,
+            faults=now.stats.faults_by_kind,
             silent=silent,
             silence_s=silence_s,
         )
 
     def _read_counters(self, at_s: float) -> _Counters:
-        stats = self._pool.stats()
-        workers = {
-            each.worker: _WorkerClock(each.pid, each.busy_s, each.wait_s, each.steps, each.resets)
-            for each in stats.workers
-        }
-        return _Counters(at_s, self._steps, workers, stats.faults_by_kind)
+        return _Counters(at_s, self._steps, self._pool.stats())
 
 
-def _share(worker: int, now: _WorkerClock, since: _WorkerClock, span_s: float) -> WorkerShare:
+def _share(now: WorkerStats, recent: WorkerStats, span_s: float) -> WorkerShare:
     return WorkerShare(
-        worker=worker,
+        worker=now.worker,
         pid=now.pid,
         steps=now.steps,
-        steps_per_s=(now.steps - since.steps) / span_s,
+        steps_per_s=recent.steps / span_s,
         resets=now.resets,
-        env_share=_clip((now.env_s - since.env_s) / span_s),
-        wait_share=_clip((now.wait_s - since.wait_s) / span_s),
+        env_share=_clip(recent.busy_s / span_s),
+        wait_share=_clip(recent.wait_s / span_s),
     )
 
 

@@ -23,7 +23,7 @@ from stepmill.spec.options import BackendName, Context, OnFault, PoolOptions, Se
 if TYPE_CHECKING:
     import gymnasium
 
-    from stepmill.observe.live import LiveView
+    from stepmill.observe.monitor import RunView
     from stepmill.pool.pool import Pool
 
 
@@ -153,11 +153,11 @@ def run_pool(request: RunRequest, plan: RunPlan, choice: EnvChoice, view: View) 
             is_atari=choice.is_atari,
             start_s=start_s,
         )
-        view.began(setup)
+        view.began(setup, pool.stats)
         if request.has_video:
             policy = after_frame(policy, partial(recorder.add, pool.render))
         if request.frames:
-            live = cast("LiveView", view)  # open_view refuses --frames without a terminal
+            live = cast("RunView", view)  # open_view refuses --frames without a terminal
             policy = after_frame(policy, partial(live.sample_frames, pool.render))
         running = Run(pool, policy, batch_actions(pool.single_action_space, plan.batch_size, plan.seed), plan)
         is_interrupted = False
@@ -209,11 +209,12 @@ def open_view(request: RunRequest, plan: RunPlan) -> Iterator[View]:
         return
     from rich.console import Console
 
-    from stepmill.observe.live import open_live_view
+    from stepmill.observe.frames import INTERVAL_S
+    from stepmill.observe.monitor import RUN_INTERVAL_S, open_run_view
 
     console = Console(file=stream)
     if console.is_dumb_terminal:
         yield PlainView(stream)
         return
-    with open_live_view(console, plan) as live:
+    with open_run_view(console, plan, INTERVAL_S if request.frames else RUN_INTERVAL_S) as live:
         yield live

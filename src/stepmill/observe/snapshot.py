@@ -1,6 +1,6 @@
 """The state of a run at one moment, and the sums that it is computed from.
 
-This is plain data: run.py fills it, live.py and report.py show it.
+This is plain data: run.py fills it, monitor.py and report.py show it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Episodes:
 class Snapshot:
     """The state of a run at one moment.
 
-    `recent_steps_per_s` and the workers' shares cover the last two seconds; in the last snapshot they cover the whole run.
+    `recent_steps_per_s` and the workers' shares cover the time since the snapshot before; in the last they cover the whole run.
     `faults` counts those of envs by kind; a worker that dies is a fault of each of its envs.
     `policy_share` and `pool_share` are the shares of wall time that this process spent in the policy and in the pool.
     `silent` lists the envs that have not answered for much longer than any answer took, and `silence_s` is the longest of these
