@@ -84,7 +84,7 @@ sanitize: build  ## C++ tests under TSAN and ASAN+UBSAN, Python tests with an AS
 
 soak: build  ## 10 million steps without growth, 30 minutes of chaos, 100,000 random programs, and the tests marked soak
 	$(PY) scripts/soak.py
-	$(PY) -W ignore::RuntimeWarning -m stepmill.testing.chaos --seconds $(CHAOS_SECONDS)
+	$(PY) -W ignore::RuntimeWarning -m tests.chaos --seconds $(CHAOS_SECONDS)
 	$(PY) -m tests.fuzz --programs 100000
 	$(PY) -m pytest -m soak --timeout 3600 || test $$? -eq 5
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import ChaosEnv
+from tests.chaos import ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
 
 HOWS = ("raises", "dies", "hangs")

@@ -13,7 +13,7 @@ import pytest
 import stepmill
 from stepmill.observe.replay import Verdict, code_to_run, env_fn_of, replay
 from stepmill.spec.capsule import read_capsule
-from stepmill.testing.chaos import ChaosEnv
+from tests.chaos import ChaosEnv
 from tests.harness.pools import make_pool
 
 

@@ -26,14 +26,14 @@ from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import WorkerDied
 from stepmill.spec.options import EnvState, PoolOptions
-from stepmill.testing.chaos import __main__ as chaos_main
-from stepmill.testing.chaos import results, run_chaos
-from stepmill.testing.chaos.__main__ import main as chaos_command
-from stepmill.testing.chaos.envs import UNREADABLE
-from stepmill.testing.chaos.kinds import KINDS, Kind
-from stepmill.testing.chaos.oracle import Oracle, RowRecord
-from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.results import Result, _entry
+from tests.chaos import __main__ as chaos_main
+from tests.chaos import results, run_chaos
+from tests.chaos.__main__ import main as chaos_command
+from tests.chaos.envs import UNREADABLE
+from tests.chaos.kinds import KINDS, Kind
+from tests.chaos.oracle import Oracle, RowRecord
+from tests.chaos.report import ChaosReport
+from tests.chaos.results import Result, _entry
 
 MAX_RUNS = 20  # of chaos, until it finds the planted fault
 # Python ignores an exception in the callback of a weak reference, with a warning.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import HANG, ChaosEnv
+from tests.chaos import HANG, ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
 
 HANG_C, HANG_C_WITH_GIL = 3, 4

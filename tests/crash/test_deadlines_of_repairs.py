@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import ChaosEnv
-from stepmill.testing.chaos.envs import CLOCK
 from stepmill.testing.gates import Gate, wait_at
+from tests.chaos import ChaosEnv
+from tests.chaos.envs import CLOCK
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process
 

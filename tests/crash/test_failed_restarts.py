@@ -11,9 +11,9 @@ import pytest
 
 import stepmill
 from stepmill.backends.launcher_client import LauncherClient
-from stepmill.testing.chaos import KILL, RAISE
-from stepmill.testing.chaos.envs import CLOCK, Traps, make_env
 from stepmill.worker.channel import NO_FD
+from tests.chaos import KILL, RAISE
+from tests.chaos.envs import CLOCK, Traps, make_env
 
 
 def read_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
-from stepmill.testing.chaos.envs import HANG, KILL, RAISE, TrappedEnv, Traps
 from stepmill.testing.gates import Gate, wait_at
+from tests.chaos.envs import HANG, KILL, RAISE, TrappedEnv, Traps
 
 GOLDEN = Path(__file__).with_name("golden_traces.txt")
 NUM_ENVS = 4  # envs 0 and 1 share a worker until spares take their places

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
+from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.harness.pools import kill_worker, make_pool, make_vector_env
 
 BEING_RESTARTED = pytest.mark.parametrize("way", ["reset", "revive", "revive_living"])

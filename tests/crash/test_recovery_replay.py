@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import ChaosEnv
-from stepmill.testing.chaos.envs import CLOCK
 from stepmill.testing.envs import BatchedCountingEnv
+from tests.chaos import ChaosEnv
+from tests.chaos.envs import CLOCK
 from tests.harness.kills import kill_process
 
 

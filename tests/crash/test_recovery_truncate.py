@@ -11,8 +11,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import stepmill
-from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
-from stepmill.testing.chaos.envs import TrappedEnv, Traps, length_of, make_env
+from tests.chaos import KILL, RAISE, ChaosEnv
+from tests.chaos.envs import TrappedEnv, Traps, length_of, make_env
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import await_restart, kill_worker
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import ChaosEnv
+from tests.chaos import ChaosEnv
 from tests.harness.pools import kill_worker
 
 NUM_ENVS, NUM_TURNS = 4, 50

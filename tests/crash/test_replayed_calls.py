@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import RAISE, ChaosEnv
-from stepmill.testing.chaos.envs import Traps
+from tests.chaos import RAISE, ChaosEnv
+from tests.chaos.envs import Traps
 from tests.harness.pools import kill_worker
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import stepmill
 from stepmill.spec.capsule import read_capsule
-from stepmill.testing.chaos import KILL, ChaosEnv
 from stepmill.testing.gates import Gate, wait_at
+from tests.chaos import KILL, ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.kills import kill_process
 from tests.harness.pools import await_restart, kill_worker

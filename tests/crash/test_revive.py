@@ -12,7 +12,7 @@ import pytest
 
 import stepmill
 from stepmill.pool.workers import WorkerRecord, WorkerSupervisor
-from stepmill.testing.chaos import KILL, RAISE, ChaosEnv
+from tests.chaos import KILL, RAISE, ChaosEnv
 from tests.harness.pools import kill_worker
 
 

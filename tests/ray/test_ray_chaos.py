@@ -15,9 +15,9 @@ import time
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import KILL, RAISE, ChaosReport
-from stepmill.testing.chaos.kinds import Kind
-from stepmill.testing.chaos.rounds import Round
+from tests.chaos import KILL, RAISE, ChaosReport
+from tests.chaos.kinds import Kind
+from tests.chaos.rounds import Round
 from tests.harness.ray_nodes import link_of
 
 pytest.importorskip("ray")

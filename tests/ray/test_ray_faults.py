@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from stepmill.testing.chaos import ChaosEnv
+from tests.chaos import HANG, ChaosEnv
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
@@ -228,7 +228,7 @@ def test_an_env_that_hangs_is_ended_by_its_node(ray_cluster):
         env_fns=[lambda i=i: ChaosEnv(i) for i in range(4)], on_fault="truncate", step_timeout_s=0.5
     ) as pool:
         pool.reset(seed=0)
-        batch = pool.step([1, 1, stepmill.testing.chaos.HANG, 1])
+        batch = pool.step([1, 1, HANG, 1])
         assert batch.truncated.tolist() == [False, False, True, False]
         assert batch.info["fault"]["error"][2] == "EnvTimeout"
         assert "deadline of 0.5 s for a step" in batch.info["fault"]["message"][2]

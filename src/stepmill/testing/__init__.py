@@ -9,7 +9,6 @@ gates    envs that wait until a test lets them continue
 leaves   envs with every dtype and memory layout
 sampled  an env of any space, with random data
 unity    Unity envs that follow a script
-chaos    breaks pools at random and checks every result
 
 Names are loaded on first use, because the toy envs need Gymnasium and not every importer has it.
 """

@@ -1,6 +1,6 @@
 """Injects random faults into pools, and checks every transition that they deliver.
 
-`python -m stepmill.testing.chaos --seconds 60` runs it from the command line; its exit status is 1 if anything was wrong.
+`python -m tests.chaos --seconds 60` runs it from the command line; its exit status is 1 if anything was wrong.
 The kinds of rounds take turns, alternately with `step` and with `send` and `recv`, under every start method. They cover all
 autoreset modes and fault policies, envs of one row and of several, spares, episode budgets, and all backends.
 
@@ -23,11 +23,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from stepmill.testing.chaos.envs import HANG, KILL, RAISE, ChaosEnv
-from stepmill.testing.chaos.kinds import KINDS, Kind
-from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.rounds import Round
-from stepmill.testing.chaos.starts import StartRound, join_threads
+from tests.chaos.envs import HANG, KILL, RAISE, ChaosEnv
+from tests.chaos.kinds import KINDS, Kind
+from tests.chaos.report import ChaosReport
+from tests.chaos.rounds import Round
+from tests.chaos.starts import StartRound, join_threads
 
 __all__ = ["HANG", "KILL", "RAISE", "ChaosEnv", "ChaosReport", "run_chaos"]
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from stepmill.spec.batch import Batch
 from stepmill.spec.options import AutoresetMode
-from stepmill.testing.chaos.envs import ACTION, BUMPS, CLOCK, IDENTITY, LEVEL, TAG, UNREADABLE, length_of
-from stepmill.testing.chaos.kinds import Kind
-from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.results import Numbers, Result, results_of
+from tests.chaos.envs import ACTION, BUMPS, CLOCK, IDENTITY, LEVEL, TAG, UNREADABLE, length_of
+from tests.chaos.kinds import Kind
+from tests.chaos.report import ChaosReport
+from tests.chaos.results import Numbers, Result, results_of
 
 RESET = -2  # in place of an action, for a command that only resets
 

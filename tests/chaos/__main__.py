@@ -1,4 +1,4 @@
-"""The command line of `stepmill.testing.chaos`."""
+"""The command line of `tests.chaos`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from stepmill.testing.chaos import ChaosReport, run_chaos
-from stepmill.testing.chaos.kinds import KINDS
+from tests.chaos import ChaosReport, run_chaos
+from tests.chaos.kinds import KINDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run chaos as the arguments say; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m stepmill.testing.chaos", description=run_chaos.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=run_chaos.__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round-seconds", type=float, default=10.0)

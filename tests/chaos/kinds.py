@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
-from stepmill.testing.chaos.envs import HANG, HANG_S, KILL, RAISE, SCRIBBLE
+from tests.chaos.envs import HANG, HANG_S, KILL, RAISE, SCRIBBLE
 
 STEP_TIMEOUT_S = 0.4
 CALL_TIMEOUT_S = 3.0

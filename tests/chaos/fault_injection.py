@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import StepmillError
-from stepmill.testing.chaos.envs import CLOCK, HANG, IDENTITY, KILL, RAISE, SCRIBBLE, TAG, Traps
-from stepmill.testing.chaos.kinds import MAX_FAILED_BUILDS, Kind
-from stepmill.testing.chaos.oracle import Oracle
-from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.results import named_in
+from tests.chaos.envs import CLOCK, HANG, IDENTITY, KILL, RAISE, SCRIBBLE, TAG, Traps
+from tests.chaos.kinds import MAX_FAILED_BUILDS, Kind
+from tests.chaos.oracle import Oracle
+from tests.chaos.report import ChaosReport
+from tests.chaos.results import named_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self

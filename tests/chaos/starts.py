@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stepmill.testing.chaos.fault_injection import Interrupter
-from stepmill.testing.chaos.kinds import Kind
-from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.rounds import make_pool
+from tests.chaos.fault_injection import Interrupter
+from tests.chaos.kinds import Kind
+from tests.chaos.report import ChaosReport
+from tests.chaos.rounds import make_pool
 
 NUM_FOREIGN = 64  # descriptors that are opened after an interrupt; more than a pool of a round has
 END_S = 20.0  # how long threads and processes may take to end

@@ -25,12 +25,12 @@ from stepmill.pool.pool import Pool
 from stepmill.spec.capsule import read_capsule
 from stepmill.spec.errors import EnvError, EnvTimeout, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, OnFault
-from stepmill.testing.chaos.envs import RAISE, make_env
-from stepmill.testing.chaos.fault_injection import FaultInjector, Interrupter
-from stepmill.testing.chaos.kinds import THREAD_HANG_S, Kind
-from stepmill.testing.chaos.oracle import Oracle
-from stepmill.testing.chaos.report import ChaosReport
-from stepmill.testing.chaos.results import named_in
+from tests.chaos.envs import RAISE, make_env
+from tests.chaos.fault_injection import FaultInjector, Interrupter
+from tests.chaos.kinds import THREAD_HANG_S, Kind
+from tests.chaos.oracle import Oracle
+from tests.chaos.report import ChaosReport
+from tests.chaos.results import named_in
 
 T = TypeVar("T")
 HANG_GUARD_S = 30.0
