@@ -10,7 +10,7 @@
 
 /* ---- suspended envs ---------------------------------------------------------------------------------------------- */
 
-/* C++: suspend_env (replay.cpp). Part of an atomic step. */
+/* C++: suspend (replay.cpp). Part of an atomic step. */
 #define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
 #define HOLD(r_) DROP_REPLAY(r_); phase[r_] = WAITING
 
@@ -172,7 +172,7 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: drain (recovery.cpp), mark_envs_faulted (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
+/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if

@@ -1,6 +1,6 @@
 """The native core of stepmill."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -241,31 +241,17 @@ class PoolState:
         Return the events of pool/events.py that a decision must follow, also those that were returned before. acknowledge: the caller handles them, so that later waits return 3 only for new ones.
         """
 
-    def mark_envs_faulted(self, env_ids: object) -> None:
-        """Make pending envs with a fault FAULTED."""
+    def apply(self, decisions: Iterable[Any]) -> int:
+        """
+        Carry out decisions of pool/events.py, in order. Return how many were stale, and so dropped. If this raises, nothing has changed.
+        """
 
     def discard_results(self, env_ids: object | None) -> None:
         """Drop the ready results of these envs."""
 
-    def truncate(self, env_id: int, fault_info: object) -> None:
-        """
-        End the episode of an env that has a fault, marked as truncated; try a reset again instead.
-        """
-
-    def mark_envs_lost(self, env_ids: object, fault_info: object) -> None:
-        """Cut short the next step of those of these envs that are idle."""
-
-    def mark_new(self, env_ids: object) -> None:
-        """Make FAULTED envs NEW, so that they can be reset and stepped again."""
-
     def log_position(self, server: int) -> tuple:
         """
         Return the position of an env object: (episodes begun, results of this one, of the previous one, is commanded, is between episodes, is staged).
-        """
-
-    def begin_restart(self, worker: int, is_replayed: bool) -> None:
-        """
-        Make commands for a worker's envs wait for its successor; with is_replayed, suspend these envs.
         """
 
     def clear_dead_worker(self, worker: int) -> None:
@@ -281,21 +267,6 @@ class PoolState:
     def count_death(self, worker: int) -> None:
         """Count a death of a worker, for statistics."""
 
-    def finish_restart(self, worker: int, pidfd: int) -> None:
-        """
-        Watch the successor, which serves the slab, and publish the commands that waited for it.
-        """
-
-    def cancel_restart(self, worker: int) -> None:
-        """
-        Turn the commands of the worker's envs into faults, since there is no successor.
-        """
-
-    def fail_worker(self, worker: int) -> None:
-        """
-        Turn a dead worker's commands into faults, and make its idle envs FAULTED.
-        """
-
     def attach_reaper(self, reaper: object) -> None:
         """Set the reaper that watches the workers."""
 
@@ -309,29 +280,8 @@ class PoolState:
         Make the current or next wait of the pool's thread return 3. From any thread.
         """
 
-    def suspend(self, env_id: int) -> None:
-        """
-        Suspend an env that has a fault: it counts as busy until its replay has ended.
-        """
-
     def suspended_envs(self) -> list[int]:
         """Return the envs that are suspended for a replay."""
-
-    def begin_replay(self, env_id: int, places: object) -> bool:
-        """
-        Play the episode of a suspended env again, with a ReplayAt event after each command whose number is in places. Return False if its pending command is a reset, which is then given again and needs no replay.
-        """
-
-    def continue_replay(self, env_id: int) -> None:
-        """Continue after a ReplayAt event."""
-
-    def finish_replay(self, env_id: int) -> None:
-        """Release the env after ReplayPlayed, and give its pending command."""
-
-    def fail_replay(self, env_id: int) -> None:
-        """
-        Release an env that cannot be replayed; truncate() or mark_envs_lost() must follow.
-        """
 
     def is_pending(self, env_id: int) -> bool:
         """Return whether the env has a command whose result was not received."""

@@ -18,6 +18,7 @@ from rich.console import Console
 from stepmill._native import OwnedFd
 from stepmill.observe import progress
 from stepmill.pool import payloads
+from stepmill.pool.events import FailReplay
 from stepmill.pool.policies.replay import ReplayPolicy
 from stepmill.pool.policies.replayer import EpisodeReplay
 from stepmill.pool.pool import Pool
@@ -226,12 +227,8 @@ def mix_up_infos(monkeypatch: pytest.MonkeyPatch) -> None:
 def truncate_what_should_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(self: ReplayPolicy, replay: EpisodeReplay) -> None:
         state, env_id = self._workers.state, replay.env_id
-        state.fail_replay(env_id)
         del self._replays[env_id]
-        if state.is_pending(env_id):
-            state.truncate(env_id, replay.info)
-        else:
-            state.mark_envs_lost([env_id], replay.info)
+        state.apply([FailReplay(env_id, state.ticket_of(env_id), replay.info)])
 
     monkeypatch.setattr(ReplayPolicy, "_play", cut)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from stepmill.pool.events import WorkerDied
+from stepmill.pool.events import BeginRestart, ServeWorker, WorkerDecision, WorkerDied
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
@@ -42,19 +42,13 @@ class FakeState:
     def set_pid(self, worker: int, pid: int) -> None:
         """Used by statistics only."""
 
-    def begin_restart(self, worker: int, is_replayed: bool) -> None:
-        self.has_died = False
-        self.calls.append("begin_restart")
-
-    def finish_restart(self, worker: int, pidfd: int) -> None:
-        self.num_restarts += 1
-        self.calls.append("finish_restart")
-
-    def cancel_restart(self, worker: int) -> None:
-        self.calls.append("cancel_restart")
-
-    def fail_worker(self, worker: int) -> None:
-        self.calls.append("fail_worker")
+    def apply(self, decisions: Iterable[WorkerDecision]) -> int:
+        for decision in decisions:
+            if isinstance(decision, BeginRestart):
+                self.has_died = False
+            self.num_restarts += isinstance(decision, ServeWorker)
+            self.calls.append(type(decision).__name__)
+        return 0
 
 
 class FakeBackend:
@@ -199,7 +193,7 @@ def test_a_worker_that_restarts_cannot_be_restarted_again(worker: OneWorker) -> 
     with pytest.raises(EngineBug, match="from RESTARTING to RESTARTING"):
         worker.begin_restart()
 
-    assert worker.state.calls == ["begin_restart"]
+    assert worker.state.calls == ["BeginRestart"]
 
 
 @pytest.mark.parametrize("old", [SERVING, DEAD_UNREPORTED, DEAD_REPORTED, FAILED], ids=lambda state: state.name)
@@ -210,7 +204,7 @@ def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: 
         worker.supervisor.serve(0)
 
     assert worker.supervisor.num_restarts == 0
-    assert "finish_restart" not in worker.state.calls
+    assert "ServeWorker" not in worker.state.calls
 
 
 def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: OneWorker) -> None:

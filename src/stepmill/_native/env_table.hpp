@@ -3,12 +3,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 
 #include "phases.hpp"
-#include "protocol.hpp"
+#include "replay.hpp"
 
 namespace stepmill {
 
@@ -68,6 +69,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     nb::object lost_info;        // of an object that is LOST or DOOMED: the later cut_info
     nb::object opaques;          // the newest opaque parts of the observation, a list
     nb::object fault_record;     // of a fault that the pool found when it read the result of command `recorded_ticket`
+    std::unique_ptr<Replay> replay;  // null: not suspended
     std::uint32_t recorded_ticket = 0;
     std::uint32_t counted_ticket = 0;  // of the last command whose fault was counted
     std::uint64_t num_ended = 0;  // episodes that ended, of the budget

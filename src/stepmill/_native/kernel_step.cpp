@@ -20,7 +20,7 @@ void PoolState::attach_kernel(nb::object loop) {
 // Called when a batch of all envs has been received.
 void PoolState::find_uniform_slot() {
     uniform_slot_ = NO_SLOT;
-    if (!may_be_uniform_ || unclaimed_.is_any() || suspended_.is_any()) return;
+    if (!may_be_uniform_ || unclaimed_.is_any() || !suspended_.empty()) return;
     for (const EnvRecord& env : envs_) {
         if (env.phase() != EnvPhase::IDLE || env.object() != ObjectPhase::CURRENT || env.latest != envs_[0].latest) return;
     }

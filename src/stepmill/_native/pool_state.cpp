@@ -35,14 +35,6 @@ Errors& errors() {
     return *classes;
 }
 
-EventTypes::EventTypes(nb::handle types)
-    : env_failed(types.attr("EnvFailed")),
-      replay_at(types.attr("ReplayAt")),
-      replay_played(types.attr("ReplayPlayed")),
-      replay_differs(types.attr("ReplayDiffers")),
-      replay_failed(types.attr("ReplayFailed")),
-      worker_died(types.attr("WorkerDied")) {}
-
 PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     : slab_(std::move(slab)),
       leases_(std::make_shared<LeaseTable>(*slab_)),
@@ -62,7 +54,6 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       commands_(*slab_, nb::object(settings["pickler"]).ptr()),
       spares_(*slab_, commands_, num_envs_, static_cast<Seeding>(nb::cast<int>(settings["seeding"]))),
       log_(*slab_, action_, num_envs_, nb::cast<bool>(settings["batched"]), nb::cast<std::uint64_t>(settings["log_limit_bytes"])),
-      suspended_(envs_, num_envs_),
       unclaimed_(num_envs_),
       is_named_(num_envs_),
       autoreset_(static_cast<Autoreset>(nb::cast<int>(settings["autoreset"]))),
@@ -75,13 +66,14 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
       is_batched_(nb::cast<bool>(settings["batched"])),
       lease_bytes_(slab_->plan.lease_bytes),
       spin_ns_(nb::cast<std::uint64_t>(settings["spin_ns"])),
-      events_(settings["event_types"]),
       make_info_(settings["make_info"]),
       describe_unreadable_(settings["describe_unreadable"]),
       unpickler_(settings["unpickler"]),
       objects_(LocalObjects::make(slab_->id, slab_->server_locations.size())),
       fork_generation_(watch_forks()) {
     format_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
+    for (const char* name : EVENT_NAMES) event_types_.push_back(settings["event_types"].attr(name));
+    for (const char* name : Decision::NAMES) decision_types_.push_back(settings["event_types"].attr(name));
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
     was_alive_.resize(ended_.size() * slab_->plan.outcome.alive.row_bytes);
@@ -91,7 +83,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     }
     slab_->pool->hashing.store(log_.is_on(), std::memory_order_relaxed);
     leases_->pin(0, num_envs_);
-    pending_.reserve(num_envs_);
+    pending_.reserve(num_envs_), suspended_.reserve(num_envs_);
 }
 
 void PoolState::release() {

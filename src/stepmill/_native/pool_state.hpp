@@ -2,16 +2,17 @@
 // The hot path of Pool and VectorEnv: check, write, ring, wait and gather in one call.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "command_writer.hpp"
+#include "decisions.hpp"
 #include "env_table.hpp"
 #include "episode_log.hpp"
 #include "leases.hpp"
 #include "spare_queue.hpp"
-#include "suspended_envs.hpp"
 #include "tree.hpp"
 #include "unclaimed_results.hpp"
 
@@ -28,12 +29,6 @@ struct ObservationFormat {
     Node root;                                   // the observation's tree, with tuple factories that the user chose
     nb::object wrap;                             // wrap(array) replaces each array; null: arrays stay
     std::vector<std::vector<std::byte>> given;   // by leaf: bytes that replace those of all rows; empty: the envs' own
-};
-
-// The classes of pool/events.py.
-struct EventTypes {
-    explicit EventTypes(nb::handle types);
-    nb::object env_failed, replay_at, replay_played, replay_differs, replay_failed, worker_died;
 };
 
 // The payload of an env with opaque parts in its observation.
@@ -69,28 +64,15 @@ class PoolState {
     nb::object observe(nb::handle env_ids);                       // newest observations, always copied
     void set_observation_format(nb::handle program, nb::handle wrap, nb::dict given);
     void discard_results(nb::handle env_ids);
-    void truncate(std::uint32_t env_id, nb::object fault_info);   // ends the episode of an env that has a fault
-    void mark_envs_lost(nb::handle env_ids, nb::object fault_info);  // the next step of those that are idle is cut short
-    void mark_new(nb::handle env_ids);
     nb::list drain(bool acknowledge);
-    void mark_envs_faulted(nb::handle env_ids);                   // pending envs with a fault become FAULTED
-    // The restart of a worker, in this order; another thread that holds the GIL may call the second.
-    void begin_restart(std::uint32_t worker, bool is_replayed);      // commands for its envs wait for its successor, or for their replay
-    void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: aborts its commands
+    std::uint32_t apply(nb::handle decisions);                    // returns how many were stale
+    void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: aborts its commands. Any thread that holds the GIL
     void set_pid(std::uint32_t worker, std::uint32_t pid) const { if (slab_) slab_->workers.at(worker)->pid.store(pid); }
     void count_death(std::uint32_t worker) const { if (slab_) ++slab_->workers.at(worker)->num_deaths; }
-    void finish_restart(std::uint32_t worker, int pidfd);         // its successor serves the slab
-    void cancel_restart(std::uint32_t worker);                    // there is no successor: commands of its envs become faults
-    void fail_worker(std::uint32_t worker);                       // the same, and its idle envs become FAULTED, the others with their results
     void attach_reaper(nb::object reaper);
     void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
-    bool begin_replay(std::uint32_t env_id, nb::handle places);   // false: the pending command was a reset, which was given again; nothing to replay
-    void continue_replay(std::uint32_t env_id);
-    void finish_replay(std::uint32_t env_id);                     // the env is in the state that the user expects: gives its pending command
-    void fail_replay(std::uint32_t env_id);                       // it is not: truncate() or mark_envs_lost() must follow
-    void suspend(std::uint32_t env_id);                           // until a replay has rebuilt its state
-    std::vector<std::uint32_t> suspended_envs() const { return suspended_.ids(); }
+    std::vector<std::uint32_t> suspended_envs() const { return suspended_; }
     nb::tuple log_position(std::uint32_t server) const;
     bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
     bool died_in_request(std::uint32_t worker) const;
@@ -158,11 +140,12 @@ class PoolState {
     bool is_dead(std::uint32_t worker) const { return slab_->workers[worker]->dead.load() != 0; }
     bool was_at_reset(std::uint32_t env_id) const;
     void free_overflow(std::uint32_t worker);
-    void suspend_env(std::uint32_t id);
     void resume_env(std::uint32_t id);
     void resume_with_fault(std::uint32_t id);
     void dispatch_suspended(std::uint32_t id);
     void advance_replays();
+    void pause(std::uint32_t id, ReplayEvent event);
+    bool is_replaying() const { return std::ranges::any_of(suspended_, [&](std::uint32_t id) { return envs_[id].object() == ObjectPhase::REPLAYING; }); }
     void issue_replayed(std::uint32_t id);
     void wait_for_bell(std::uint32_t seen, std::uint64_t until_ns);
     void mark_lost(const Ids& ids, const nb::object& fault_info);
@@ -170,6 +153,24 @@ class PoolState {
     bool is_reset_after_cut(const EnvRecord& env) const { return env.final_obs && !is_last(env); }  // its result is that of the next episode's reset
     bool is_done_early(const EnvRecord& env, Command command) const { return command == Command::STEP && env.is_cut() && !is_reset_after_cut(env); }
     void store_final_obs(const Ids& ids);
+    // Decisions. The rest of apply() in the order of Decision::Kind; none of them fails.
+    Decision prepare(nb::handle object);
+    bool is_stale(const Decision& decision) const;
+    void truncate(Decision& decision);
+    void mark_faulted(Decision& decision) { mark_faulted(decision.id); }
+    void mark_new(Decision& decision) { envs_.move(decision.id, EnvPhase::NEW); }
+    void suspend(Decision& decision) { suspend(decision.id, std::move(decision.replays[0])); }
+    void continue_replay(Decision& decision) { issue_replayed(decision.id); }
+    void finish_replay(Decision& decision) { finish_replay(decision.id); }
+    void suspend(std::uint32_t id, std::unique_ptr<Replay> replay);
+    void begin_replay(Decision& decision);
+    void finish_replay(std::uint32_t id);
+    void fail_replay(Decision& decision);
+    void begin_restart(Decision& decision);
+    void finish_restart(Decision& decision);
+    void cancel_restart(Decision& decision);
+    void fail_worker(Decision& decision);
+    std::unique_ptr<Replay> make_replay(std::uint32_t id) const;
     void cut_short(std::uint32_t id);
     void begin_episode(std::uint32_t id, ServerWords& words, std::uint32_t local);
     bool is_ended(std::uint32_t id) const;
@@ -182,7 +183,6 @@ class PoolState {
     void issue(std::uint32_t id, Command command, std::uint32_t slot);
     void mark_truncated(std::uint32_t id);
     void record_ended_rows(std::uint32_t id, bool is_cut);
-    void find_lost_replays();
     nb::object seed_of(std::uint32_t id, std::uint64_t episode) const;
     void mark_received(const Ids& ids, Ids rest, bool is_seen = true);    // makes the envs idle and their targets the latest slots; pending_ becomes `rest`
     void receive(const Ids& ids, Ids rest, Payloads payloads, bool has_payloads = true);
@@ -241,8 +241,9 @@ class PoolState {
     CommandWriter commands_;
     SpareQueue spares_;
     EpisodeLog log_;
-    SuspendedEnvs suspended_;
     UnclaimedResults unclaimed_;
+    Ids suspended_;                          // by env id
+    bool has_paused_ = false;                // a replay has paused since the last drain(true)
     Ids all_, pending_;  // pending: in the order of send, then by env id
     std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received ended an episode
@@ -258,7 +259,7 @@ class PoolState {
     SpinPolicy spin_policy_;
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
-    EventTypes events_;
+    std::vector<nb::object> event_types_, decision_types_;  // by Event, by Decision::Kind
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

@@ -36,18 +36,17 @@ nb::list PoolState::drain(bool acknowledge) {
     for (const std::uint32_t id : pending_) {
         if (is_done(id) && has_fault(id)) events.append(failure_of(id));
     }
-    for (const std::uint32_t id : suspended_.ids()) {
+    for (const std::uint32_t id : suspended_) {
         if (envs_[id].object() != ObjectPhase::PAUSED) continue;
-        const Replay& replay = *suspended_.find(id);
-        const nb::object* types[] = {&events_.replay_at, &events_.replay_played, &events_.replay_differs, &events_.replay_failed};
-        events.append((*types[static_cast<std::size_t>(replay.event)])(id, replay.step));
+        const Replay& replay = *envs_[id].replay;
+        events.append(event_types_[static_cast<std::size_t>(Event::REPLAY_PAUSED) + static_cast<std::size_t>(replay.event)](id, *envs_[id].ticket, replay.step));
     }
     for (std::uint32_t worker = 0; worker < num_workers_; ++worker) {
-        if (is_dead(worker) && !commands_.is_restarting(worker)) events.append(events_.worker_died(worker, slab_->workers[worker]->num_restarts.load()));
+        if (is_dead(worker) && !commands_.is_restarting(worker)) events.append(event_types_[static_cast<std::size_t>(Event::WORKER_DIED)](worker, slab_->workers[worker]->num_restarts.load()));
     }
     if (acknowledge) {  // last: an exception above must not lose what the next wait would return
         is_notified_.store(false, std::memory_order_release);
-        suspended_.acknowledge();
+        has_paused_ = false;
     }
     return events;
 }
@@ -66,17 +65,7 @@ nb::object PoolState::failure_of(std::uint32_t id) {
         } catch (nb::python_error&) {  // unreadable: the fault has no text
         }
     }
-    return events_.env_failed(id, kind, record, location.worker, *env.ticket, env.begins_episode(), was_at_reset(id));
-}
-
-void PoolState::mark_envs_faulted(nb::handle env_ids) {
-    const InUse in_use(*this);
-    Ids storage;
-    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].phase() == EnvPhase::PENDING && is_done(id) && has_fault(id)) mark_faulted(id);
-    }
-    std::erase_if(pending_, [&](std::uint32_t id) { return envs_[id].phase() != EnvPhase::PENDING; });
-    scanned_ = 0;
+    return event_types_[static_cast<std::size_t>(Event::ENV_FAILED)](id, kind, record, location.worker, *env.ticket, env.begins_episode(), was_at_reset(id));
 }
 
 // Drops the results of envs that are done.
@@ -202,26 +191,21 @@ void PoolState::mask(std::uint32_t id) {
 }
 
 // Ends the episode of a pending env that has a fault. A reset is tried again instead.
-void PoolState::truncate(std::uint32_t env_id, nb::object fault_info) {
-    const InUse in_use(*this);
-    EnvRecord& env = envs_.at(env_id);
-    if (env.phase() != EnvPhase::PENDING || !is_done(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " has no result, so its episode cannot be truncated; please report this bug");
-    scanned_ = 0;
-    if (env.begins_episode()) {
-        retry_reset(env_id);
-        return;
-    }
+void PoolState::truncate(Decision& decision) {
+    const std::uint32_t id = decision.id;
+    EnvRecord& env = envs_[id];
+    if (env.begins_episode()) return retry_reset(id);
     const auto [words, local] = slab_->server_words(env.server);
     if (env.command.begins != Begins::EPISODE_OF_EACH_ROW) {
-        if (!env.is_cut()) env.cut_info = std::move(fault_info);  // the first cause is reported
-        store_final_obs({env_id});
-        cut_short(env_id);
+        if (!env.is_cut()) env.cut_info = std::move(decision.info);  // the first cause is reported
+        if (!env.final_obs) env.final_obs = std::move(decision.final_obs);
+        cut_short(id);
         if (!is_reset_after_cut(env)) return;
     }
-    begin_episode(env_id, words, local);
+    begin_episode(id, words, local);
     set_command(words, local, Command::RESET);
-    record_command(env_id, words, local, Command::STEP);
-    issue(env_id, Command::RESET, env.target);
+    record_command(id, words, local, Command::STEP);
+    issue(id, Command::RESET, env.target);
 }
 
 // The outstanding command begins an episode: gives it again, with the same seed.
@@ -266,12 +250,6 @@ void PoolState::begin_episode(std::uint32_t id, ServerWords& words, std::uint32_
 // ---- dead workers -----------------------------------------------------------------------------------------------
 
 // The objects of these envs are gone, or in a state that the user does not expect: the next step of idle envs is cut short.
-void PoolState::mark_envs_lost(nb::handle env_ids, nb::object fault_info) {
-    const InUse in_use(*this);
-    Ids storage;
-    mark_lost(parse_ids(env_ids, storage), fault_info);
-}
-
 void PoolState::mark_lost(const Ids& ids, const nb::object& fault_info) {
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
@@ -319,20 +297,21 @@ void PoolState::declare_dead(std::uint32_t worker) {
 
 // Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
-void PoolState::begin_restart(std::uint32_t worker, bool is_replayed) {
-    const InUse in_use(*this);
-    commands_.begin_restart(worker);
-    for (const std::uint32_t server : slab_->plan.servers[worker]) {
+void PoolState::begin_restart(Decision& decision) {
+    if (decision.info) mark_lost(decision.ids, decision.info);
+    commands_.begin_restart(decision.id);
+    for (const std::uint32_t server : slab_->plan.servers[decision.id]) {
         const std::uint32_t id = spares_.env_of(server);
         const bool is_taken = id != NO_ENV && envs_[id].phase() == EnvPhase::PENDING;
-        if (is_replayed && !is_taken) spares_.stage_again(server);
+        if (decision.is_replayed && !is_taken) spares_.stage_again(server);
     }
-    for (const std::uint32_t id : spares_.envs_of(worker)) {
+    for (std::size_t i = 0; i < decision.ids.size(); ++i) {
+        const std::uint32_t id = decision.ids[i];
         EnvRecord& env = envs_[id];
-        suspended_.restart_replay(id);
+        if (env.is_suspended()) envs_.move(id, ObjectPhase::AWAITING_REPLAY);  // its replay will start from the beginning
         const bool has_episode = env.phase() == EnvPhase::PENDING || env.phase() == EnvPhase::EXHAUSTED || (env.phase() == EnvPhase::IDLE && !spares_.is_staged(env.server));
-        if (is_replayed && has_episode && !env.begins_episode_next()) suspend_env(id);
-        if (!is_replayed && envs_[id].is_suspended()) resume_with_fault(id);
+        if (decision.is_replayed && has_episode && !env.begins_episode_next() && !env.is_suspended()) suspend(id, std::move(decision.replays[i]));
+        if (!decision.is_replayed && env.is_suspended()) resume_with_fault(id);
     }
 }
 
@@ -344,30 +323,28 @@ void PoolState::clear_dead_worker(std::uint32_t worker) {
     free_overflow(worker);
 }
 
-void PoolState::finish_restart(std::uint32_t worker, int pidfd) {
-    const InUse in_use(*this);
-    if (reaper_ != nullptr) reaper_->watch(worker, pidfd);
-    mark_lost_late(spares_.envs_of(worker));
-    commands_.end_restart(worker);
-    commands_.check_deaths_of(worker);
-    ++slab_->workers[worker]->num_restarts;
+// Its successor serves the slab.
+void PoolState::finish_restart(Decision& decision) {
+    mark_lost_late(decision.ids);
+    commands_.end_restart(decision.id);
+    commands_.check_deaths_of(decision.id);
+    ++slab_->workers[decision.id]->num_restarts;
 }
 
 // There is no successor: pending commands become faults.
-void PoolState::cancel_restart(std::uint32_t worker) {
-    const InUse in_use(*this);
-    commands_.end_restart(worker);
-    for (const std::uint32_t id : spares_.envs_of(worker)) {
+void PoolState::cancel_restart(Decision& decision) {
+    commands_.end_restart(decision.id);
+    for (const std::uint32_t id : decision.ids) {
         if (envs_[id].is_suspended()) resume_with_fault(id);
     }
-    commands_.check_deaths_of(worker);
+    commands_.check_deaths_of(decision.id);
 }
 
 // The worker stays dead, or is restarted for other envs: its idle envs are FAULTED until a reset or revive() restores them, and so are
 // those with a result, once it is received.
-void PoolState::fail_worker(std::uint32_t worker) {
-    cancel_restart(worker);
-    for (const std::uint32_t id : spares_.envs_of(worker)) {
+void PoolState::fail_worker(Decision& decision) {
+    cancel_restart(decision);
+    for (const std::uint32_t id : decision.ids) {
         const EnvRecord& env = envs_[id];
         if (env.phase() == EnvPhase::IDLE || env.phase() == EnvPhase::NEW) envs_.fail(id);
         if (env.is_commanded()) envs_.move(id, ObjectPhase::GONE);
@@ -384,15 +361,6 @@ void PoolState::free_overflow(std::uint32_t worker) {
         if (location.worker == worker && is_awaited) kept.push_back({words.payload_offset[location.local], words.payload_bytes[location.local], 0});
     }
     free_all_but(slab_->result_fds.at(worker), std::move(kept));
-}
-
-// FAULTED envs whose worker was restarted become NEW.
-void PoolState::mark_new(nb::handle env_ids) {
-    const InUse in_use(*this);
-    Ids storage;
-    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].phase() == EnvPhase::FAULTED) envs_.move(id, EnvPhase::NEW);
-    }
 }
 
 }  // namespace stepmill

@@ -79,7 +79,7 @@ nb::dict PoolState::episode_log(std::uint32_t env_id) {
     const std::uint64_t episode = begins && !is_explicit && env.episode != 0 ? env.episode - 1 : env.episode;
 
     std::vector<std::byte> action(slab_->action_bytes());
-    if (const Replay* replay = suspended_.find(env_id)) action = replay->action;  // the replay uses the row
+    if (env.replay) action = env.replay->action;  // the replay uses the row
     else slab_->read_action(env_id, action.data());
     nb::list rewards, flags, hashes;
     for (const Outcome& outcome : episode_log.outcomes) {
@@ -147,36 +147,40 @@ void PoolState::visit_outcome(std::uint32_t id, Copy copy) const {
 
 // ---- suspended envs ----------------------------------------------------------------------------------------------
 
-void PoolState::suspend(std::uint32_t env_id) {
-    const InUse in_use(*this);
-    suspend_env(env_id);
+std::unique_ptr<Replay> PoolState::make_replay(std::uint32_t id) const {
+    auto replay = std::make_unique<Replay>();
+    replay->action.resize(slab_->action_bytes());
+    replay->sums = copy_sums(id);
+    std::size_t size_bytes = 0;
+    if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte*, std::size_t size) { size_bytes += size; });
+    replay->outcome.reserve(size_bytes);
+    return replay;
 }
 
 // From here to resume_env() the env counts as busy, whatever its worker publishes.
-void PoolState::suspend_env(std::uint32_t id) {
-    EnvRecord& env = envs_.at(id);
-    if (envs_[id].is_suspended()) return;
-    auto replay = std::make_unique<Replay>();
+void PoolState::suspend(std::uint32_t id, std::unique_ptr<Replay> replay) {
+    EnvRecord& env = envs_[id];
     const bool is_commanded = env.is_commanded();
     replay->was_ended = !is_commanded && is_ended(id);
     const bool is_counted = env.phase() == EnvPhase::EXHAUSTED || env.is_masked() || replay->was_ended;
     replay->was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
-    replay->action.resize(slab_->action_bytes());
     slab_->read_action(id, replay->action.data());
-    replay->sums = copy_sums(id);
     if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte* row, std::size_t size) { replay->outcome.insert(replay->outcome.end(), row, row + size); });
     replay->never_done.store(*env.ticket + (1u << 31), std::memory_order_relaxed);
     env.done = &replay->never_done;
-    suspended_.add(id, std::move(replay));
-    scanned_ = 0;
+    env.replay = std::move(replay);
+    suspended_.insert(std::ranges::lower_bound(suspended_, id), id);
+    envs_.move(id, ObjectPhase::AWAITING_REPLAY);
 }
 
 void PoolState::resume_env(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const ServerLocation location = slab_->server_locations[env.server];
     env.done = &slab_->words[location.worker].done[location.local];
-    slab_->write_action(id, suspended_.find(id)->action.data());
-    suspended_.remove(id);
+    slab_->write_action(id, env.replay->action.data());
+    env.replay.reset();
+    std::erase(suspended_, id);
+    envs_.move(id, ObjectPhase::CURRENT);
     scanned_ = 0;
 }
 
@@ -184,7 +188,7 @@ void PoolState::resume_env(std::uint32_t id) {
 void PoolState::resume_with_fault(std::uint32_t id) {
     EnvRecord& env = envs_[id];
     const auto [words, local] = slab_->server_words(env.server);
-    const Replay& replay = *suspended_.find(id);
+    const Replay& replay = *env.replay;
     restore_sums(id, replay.sums);
     const std::byte* kept = replay.outcome.data();
     if (!replay.outcome.empty()) visit_outcome(id, [&](std::byte* row, std::size_t size) { std::memcpy(row, kept, size), kept += size; });
@@ -197,15 +201,17 @@ void PoolState::resume_with_fault(std::uint32_t id) {
     words.fault[local].store(static_cast<std::uint32_t>(env.is_commanded() ? Fault::DIED : Fault::NONE), std::memory_order_relaxed);
 }
 
-void PoolState::fail_replay(std::uint32_t env_id) {
-    const InUse in_use(*this);
-    if (suspended_.find(env_id)) resume_with_fault(env_id);
+// The env is not in the state that the user expects: its episode ends, at once or with its next step.
+void PoolState::fail_replay(Decision& decision) {
+    resume_with_fault(decision.id);
+    if (envs_[decision.id].is_commanded()) truncate(decision);
+    else mark_lost(decision.ids, decision.info);
 }
 
 // Gives a step to a suspended env: write_actions() has stored its action in the Replay.
 void PoolState::dispatch_suspended(std::uint32_t id) {
     EnvRecord& env = envs_[id];
-    Replay& replay = *suspended_.find(id);
+    Replay& replay = *env.replay;
     record_begin(id, false, autoreset_ == Autoreset::NEXT_STEP && replay.was_ended);
     if (env.begins_episode()) ++env.episode;
     replay.is_sent = true;
@@ -215,92 +221,75 @@ void PoolState::dispatch_suspended(std::uint32_t id) {
 
 // Starts to play the episode of a suspended env again, up to the newest result received: with the usual words, one command at a time, while
 // the pool waits (advance_replays). Results go to a private slot that the env does not use otherwise.
-bool PoolState::begin_replay(std::uint32_t env_id, nb::handle places) {
-    const InUse in_use(*this);
-    if (!suspended_.find(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " is not suspended, so it cannot be replayed; please report this bug");
-    EnvRecord& env = envs_[env_id];
-    Replay& replay = *suspended_.find(env_id);
+void PoolState::begin_replay(Decision& decision) {
+    const std::uint32_t id = decision.id;
+    EnvRecord& env = envs_[id];
+    Replay& replay = *env.replay;
     const auto [words, local] = slab_->server_words(env.server);
     if (env.is_commanded() && env.begins_episode()) {  // the old episode is not needed
         if (replay.is_sent) set_command(words, local, Command::STEP);
-        resume_env(env_id);
-        retry_reset(env_id);
-        return false;
+        resume_env(id);
+        retry_reset(id);
+        return;
     }
-    const LoggedEpisode& episode = log_.complete(env_id);
     replay.step = 0;
-    replay.places = nb::cast<Ids>(places);
+    replay.places = std::move(decision.places);
     replay.slot = 0;
-    words.flags[local] = FLAG_SEED | FLAG_EPISODE;
+    const bool has_blob = static_cast<bool>(log_.of(id).blob);  // prepare() has written it
+    words.flags[local] = static_cast<std::uint8_t>(FLAG_SEED | FLAG_EPISODE | (has_blob ? FLAG_BLOB : 0));
     words.seed[local] = env.base_seed;
     words.episode[local] = env.episode;
-    if (episode.blob) commands_.write_blob(env.server, episode.blob.ptr());
-    issue_replayed(env_id);
-    return true;
+    issue_replayed(id);
 }
 
 // Gives the next command of the log, or pauses with PLAYED.
 void PoolState::issue_replayed(std::uint32_t id) {
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
-    Replay& replay = *suspended_.find(id);
-    if (replay.step == episode.outcomes.size()) {
-        suspended_.pause(id, ReplayEvent::PLAYED);
-        return;
-    }
+    Replay& replay = *env.replay;
+    if (replay.step == episode.outcomes.size()) return pause(id, ReplayEvent::PLAYED);
     const ServerLocation location = slab_->server_locations[env.server];
     if (replay.step == 1) slab_->words[location.worker].flags[location.local] = replay.was_last ? FLAG_LAST : 0;
     if (replay.step > 0) slab_->write_action(id, episode.actions.data() + (replay.step - 1) * slab_->action_bytes());
     replay.slot = 0;
     while (replay.slot == env.latest || replay.slot == env.target) ++replay.slot;
-    suspended_.set_replaying(id);
+    envs_.move(id, ObjectPhase::REPLAYING);
     issue(id, replay.step == 0 ? Command::RESET : Command::STEP, replay.slot);
 }
 
-// Compares each result with the logged outcome of the same command.
+void PoolState::pause(std::uint32_t id, ReplayEvent event) {
+    envs_.move(id, ObjectPhase::PAUSED);
+    envs_[id].replay->event = event;
+    has_paused_ = true;
+}
+
+// Compares each result with the logged outcome of the same command. A paused replay has no outstanding command that would become a fault
+// when its worker dies, for example during a repeated call.
 void PoolState::advance_replays() {
-    const Ids replaying = suspended_.replaying();
-    for (const std::uint32_t id : replaying) {
-        Replay& replay = *suspended_.find(id);
-        if (!commands_.is_done(envs_[id].server)) continue;
-        if (has_fault(id)) {
-            suspended_.pause(id, ReplayEvent::FAILED);
-        } else if (!(log_.outcome_of(id) == log_.of(id).outcomes[replay.step])) {
-            suspended_.pause(id, ReplayEvent::DIFFERS);
-        } else if (std::ranges::count(replay.places, ++replay.step) != 0) {
-            suspended_.pause(id, ReplayEvent::AT_PLACE);
-        } else {
-            issue_replayed(id);
+    for (const std::uint32_t id : Ids(suspended_)) {
+        Replay& replay = *envs_[id].replay;
+        if (envs_[id].object() == ObjectPhase::PAUSED && replay.event != ReplayEvent::FAILED) {
+            const std::uint32_t worker = worker_of(id);
+            if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) pause(id, ReplayEvent::FAILED);
         }
+        if (envs_[id].object() != ObjectPhase::REPLAYING || !commands_.is_done(envs_[id].server)) continue;
+        if (has_fault(id)) pause(id, ReplayEvent::FAILED);
+        else if (!(log_.outcome_of(id) == log_.of(id).outcomes[replay.step])) pause(id, ReplayEvent::DIFFERS);
+        else if (std::ranges::count(replay.places, ++replay.step) != 0) pause(id, ReplayEvent::AT_PLACE);
+        else issue_replayed(id);
     }
 }
 
-// A paused replay has no outstanding command that would become a fault when its worker dies, for example during a repeated call.
-void PoolState::find_lost_replays() {
-    for (const std::uint32_t id : suspended_.ids()) {
-        if (envs_[id].object() != ObjectPhase::PAUSED || suspended_.find(id)->event == ReplayEvent::FAILED) continue;
-        const std::uint32_t worker = worker_of(id);
-        if (!commands_.is_restarting(worker) && slab_->workers[worker]->reaped.load(std::memory_order_acquire) != 0) suspended_.pause(id, ReplayEvent::FAILED);
-    }
-}
-
-void PoolState::continue_replay(std::uint32_t env_id) {
-    const InUse in_use(*this);
-    if (envs_.at(env_id).object() != ObjectPhase::PAUSED) raise(errors().bug, "the replay of env " + std::to_string(env_id) + " is not paused, so it cannot continue; please report this bug");
-    issue_replayed(env_id);
-}
-
-void PoolState::finish_replay(std::uint32_t env_id) {
-    const InUse in_use(*this);
-    if (!suspended_.find(env_id)) raise(errors().bug, "env " + std::to_string(env_id) + " is not suspended, so its replay cannot end; please report this bug");
-    const EnvRecord& env = envs_[env_id];
+// The env is in the state that the user expects: gives its pending command.
+void PoolState::finish_replay(std::uint32_t id) {
+    const EnvRecord& env = envs_[id];
     const auto [words, local] = slab_->server_words(env.server);
     words.flags[local] = 0;
-    resume_env(env_id);
-    if (env.is_masked()) empty_row(env_id);  // an exhausted env's row stays empty
+    resume_env(id);
+    if (env.is_masked()) empty_row(id);  // an exhausted env's row stays empty
     if (!env.is_commanded()) return;
     if (is_last(env)) words.flags[local] = FLAG_LAST;
-    issue(env_id, Command::STEP, env.target);
+    issue(id, Command::STEP, env.target);
 }
 
 void PoolState::notify() {

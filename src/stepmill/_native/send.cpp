@@ -100,12 +100,12 @@ void PoolState::write_actions(nb::handle actions, const Ids& ids, std::vector<nb
         const Column& column = action_.leaves[index].column;
         const auto* source = static_cast<const std::byte*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(arrays[index].ptr())));
         const std::size_t env_bytes = column.row_bytes * batch_size_;
-        if (is_all(ids) && !suspended_.is_any()) {
+        if (is_all(ids) && suspended_.empty()) {
             std::memcpy(slab_->base + column.at(0, 0), source, env_bytes * num_envs_);
             continue;
         }
         for (std::size_t i = 0; i < ids.size(); ++i) {
-            Replay* replay = suspended_.find(ids[i]);  // the replay uses the row
+            Replay* replay = envs_[ids[i]].replay.get();  // the replay uses the row
             std::memcpy(replay ? replay->action.data() + held_offset : slab_->base + column.at(0, row_of(ids[i])), source + i * env_bytes, env_bytes);
         }
         held_offset += env_bytes;

@@ -58,8 +58,8 @@ int PoolState::wait_for(nb::handle env_ids, nb::handle timeout_s) {
 
 int PoolState::wait_event(nb::handle timeout_s) {
     const InUse in_use(*this);
-    const Ids suspended = suspended_.ids();
-    return static_cast<int>(commands_.has_workers() ? wait_until_done({}, 1, timeout_s) : wait_until_done(suspended, static_cast<std::uint32_t>(suspended.size()), timeout_s));
+    const Ids ids = commands_.has_workers() ? Ids() : suspended_;
+    return static_cast<int>(wait_until_done(ids, commands_.has_workers() ? 1 : static_cast<std::uint32_t>(ids.size()), timeout_s));
 }
 
 WaitResult PoolState::wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
@@ -83,7 +83,7 @@ WaitResult PoolState::wait_until_done(const Ids& ids, std::uint32_t num_needed, 
         if (!has_waited) deadline = deadline_of(timeout_s);
         if (deadline != UINT64_MAX && now_ns() >= deadline) return WaitResult::TIMED_OUT;
         has_waited = true;
-        pool.ring_at.store(count + (suspended_.replaying().empty() ? num_needed - num_ready : 1), std::memory_order_seq_cst);
+        pool.ring_at.store(count + (is_replaying() ? 1 : num_needed - num_ready), std::memory_order_seq_cst);
         if (pool.count.load(std::memory_order_seq_cst) != count) continue;
         wait_for_bell(seen, deadline);
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -124,9 +124,8 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
 
 // Whether Python must act before the wait continues. Advances the replays first.
 bool PoolState::has_event() {
-    if (!suspended_.replaying().empty()) advance_replays();
-    if (suspended_.has_stopped_replays()) find_lost_replays();
-    return suspended_.has_news() || is_notified_.load(std::memory_order_acquire);
+    if (!suspended_.empty()) advance_replays();
+    return has_paused_ || is_notified_.load(std::memory_order_acquire);
 }
 
 // The serial backend: runs the envs in the calling thread, in the order of their commands, until enough are ready.

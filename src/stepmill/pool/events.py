@@ -1,11 +1,13 @@
-"""What the pool state asks Python to decide about: the events that `drain` returns.
+"""What the pool state asks Python to decide about, the events that `drain` returns; and the decisions that `apply` takes.
 
-An event is returned again until a decision has moved its env or worker on, so that an interrupt between `drain` and the
-decision loses nothing. It is identified by its env and ticket, or by its worker and generation.
+An event is returned again until a decision has moved its env or worker on, so that an interrupt between `drain` and `apply`
+loses nothing. Events and decisions are keyed by env and ticket, or by worker and generation (how often it was restarted). A decision
+whose key is not current is stale: `apply` drops it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -57,6 +59,7 @@ class ReplayPaused:
     """A replay waits for a decision. `step`: number of its newest command; that of its reset is 0."""
 
     env_id: int
+    ticket: int
     step: int
 
 
@@ -78,13 +81,110 @@ class ReplayFailed(ReplayPaused):
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """A worker has ended or was given up, and its successor is not being started. `generation`: how often it was restarted."""
+    """A worker has ended or was given up, and its successor is not being started."""
 
     worker: int
     generation: int
 
 
 Event = EnvFailed | ReplayPaused | WorkerDied
+
+
+# ---- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EnvDecision:
+    """A decision about an env. `ticket`: of its newest command."""
+
+    env_id: int
+    ticket: int
+
+
+@dataclass(frozen=True)
+class EndEpisode(EnvDecision):
+    """The pending command has a fault: its result is the end of the episode. If it begins an episode, it is given again.
+
+    NEXT_STEP and DISABLED return the result now, SAME_STEP after a reset. `info`: the `info["fault"]` of the result.
+    """
+
+    info: Mapping[str, str]
+
+
+class MarkFaulted(EnvDecision):
+    """The fault of the pending command is about to be raised: the env is FAULTED."""
+
+
+@dataclass(frozen=True)
+class MarkNew:
+    """The object of a FAULTED env was rebuilt, so that the env can be reset and stepped again."""
+
+    env_id: int
+
+
+class Suspend(EnvDecision):
+    """The env counts as busy until its episode was replayed."""
+
+
+@dataclass(frozen=True)
+class Replay(EnvDecision):
+    """Play the episode of a suspended env again; pause with ReplayAt after each command whose number is in `places`.
+
+    If the pending command begins an episode, it is given again instead, and the env is not suspended any more.
+    """
+
+    places: Sequence[int]
+
+
+class ContinueReplay(EnvDecision):
+    """Play on after ReplayAt."""
+
+
+class FinishReplay(EnvDecision):
+    """The env is in the state that the user expects: give its pending command."""
+
+
+@dataclass(frozen=True)
+class FailReplay(EnvDecision):
+    """The env cannot be replayed: end its episode, or let its next step do so. `info`: as in EndEpisode."""
+
+    info: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class WorkerDecision:
+    """A decision about a worker. `generation`: how often it was restarted."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class BeginRestart(WorkerDecision):
+    """Commands for the worker's envs wait for its successor.
+
+    Attributes:
+        is_replayed: the envs are suspended until their episodes were replayed.
+        info: the `info["fault"]` of idle envs, whose next step is cut short; None: no idle env loses its episode.
+    """
+
+    is_replayed: bool
+    info: Mapping[str, str] | None
+
+
+@dataclass(frozen=True)
+class ServeWorker(WorkerDecision):
+    """The successor carries out the commands that waited for it. `pidfd`: of its process, to be watched, or -1."""
+
+    pidfd: int
+
+
+class CancelRestart(WorkerDecision):
+    """There is no successor: commands that wait for it become faults."""
+
+
+class FailWorker(WorkerDecision):
+    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received."""
 
 
 def read_faults(state: _native.PoolState) -> list[EnvFailed]:

@@ -15,7 +15,17 @@ from collections.abc import Iterable, Sequence
 from stepmill import _native
 from stepmill.backends.base import Backend
 from stepmill.pool.crash_reporter import CrashReporter
-from stepmill.pool.events import EnvFailed, Event, FaultKind, ReplayFailed, ReplayPaused, read_faults
+from stepmill.pool.events import (
+    EnvFailed,
+    Event,
+    FailWorker,
+    FaultKind,
+    MarkFaulted,
+    MarkNew,
+    ReplayFailed,
+    ReplayPaused,
+    read_faults,
+)
 from stepmill.pool.faults import after_attempts, fault_error, late_error
 from stepmill.pool.policies.base import EnvErrorLimits, FaultPolicy, WorkerDeath
 from stepmill.pool.policies.basic import RaisePolicy, TruncatePolicy
@@ -158,7 +168,7 @@ class FaultHandler:
     def _handle_env_error(self, fault: EnvFailed) -> None:
         error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
         if self._attempts.is_last(fault, error):
-            self._state.mark_envs_faulted([fault.env_id])
+            self._state.apply([MarkFaulted(fault.env_id, fault.ticket)])
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
             return
         policy = self._raise_policy if fault.kind is FaultKind.INTERRUPTED else self._env_error_policy
@@ -193,7 +203,7 @@ class FaultHandler:
                 continue
             error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
             self.errors.append(after_attempts(error, self._attempts.max_attempts))
-            self._state.mark_envs_faulted([fault.env_id])
+            self._state.apply([MarkFaulted(fault.env_id, fault.ticket)])
         if not retried:
             return
         death = WorkerDeath(worker, retried, self._error_of(retried[0]), is_new=True)
@@ -347,7 +357,8 @@ class FaultHandler:
                     self._fail_and_restart(worker, env_ids)
                 if wait:
                     self._wait_restart(worker)
-        state.mark_new(list(env_ids))
+        states = state.states()
+        state.apply([MarkNew(env_id) for env_id in env_ids if states[env_id] == EnvState.FAULTED])
 
     def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
         """Handle deaths that were not handled yet, and that other envs than these have lost their episodes in.
@@ -376,12 +387,11 @@ class FaultHandler:
         """
         state = self._state
         self.workers.check_restartable(worker)
-        state.mark_envs_faulted(
-            [fault.env_id for fault in read_faults(state) if fault.worker == worker and fault.env_id in env_ids]
-        )
+        faults = [fault for fault in read_faults(state) if fault.worker == worker and fault.env_id in env_ids]
+        marks = [MarkFaulted(fault.env_id, fault.ticket) for fault in faults]
         if self._replay_policy is not None:
             self._replay_policy.drop_replays_of(worker)
-        state.fail_worker(worker)
+        state.apply([*marks, FailWorker(worker, self.workers.record_of(worker).generation)])
         if self.replayer is not None:
             self.replayer.restart_log(worker)
         self.workers.begin_restart(worker, 0.0, is_retried=False)

@@ -20,7 +20,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from stepmill.backends.base import (
 )
 from stepmill.backends.process import ProcessBackend
 from stepmill.pool import events as core_events
+from stepmill.pool.events import BeginRestart, CancelRestart, FailWorker, ServeWorker
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
@@ -304,7 +305,7 @@ class WorkerSupervisor:
         record = self.record_of(worker)
         if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
             self._move(record, WorkerState.DEAD_REPORTED)
-        self.state.fail_worker(worker)
+        self.state.apply([FailWorker(worker, record.generation)])
 
     def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
         """Add the envs of the dead worker to the error of a call, and record that it is about to be raised.
@@ -358,6 +359,7 @@ class WorkerSupervisor:
         *,
         is_replayed: bool = False,
         is_retried: bool = True,
+        info: Mapping[str, str] | None = None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
         """Begin to restart a worker, dead or alive. Commands for its envs wait for its successor.
@@ -367,12 +369,13 @@ class WorkerSupervisor:
             delay_s: how long to wait before its envs are built.
             is_replayed: its envs are suspended until their episodes have been replayed.
             is_retried: another restart follows one that fails, while `count_restart` allows it.
+            info: the `info["fault"]` of idle envs, if they lose their episodes.
             before: called first, in the thread of the restart.
         """
         record = self.record_of(worker)
         self._move(record, WorkerState.RESTARTING)
         record.is_replayed, record.is_retried = is_replayed, is_retried
-        self.state.begin_restart(worker, is_replayed)
+        self.state.apply([BeginRestart(worker, record.generation, is_replayed, info)])
         self._start_task(record, delay_s, before)
 
     def _start_task(self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None) -> None:
@@ -413,8 +416,9 @@ class WorkerSupervisor:
         """Let a restarted worker carry out the commands that wait for it."""
         record, backend = self._records[worker], self._backend
         self._move(record, WorkerState.SERVING)
+        pidfd = backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1
+        self.state.apply([ServeWorker(worker, record.generation, pidfd)])
         record.generation += 1
-        self.state.finish_restart(worker, backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1)
 
     def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
         worker = record.plan.worker
@@ -424,7 +428,7 @@ class WorkerSupervisor:
             self._start_task(record, delay_s)
             return
         self._move(record, WorkerState.FAILED)
-        self.state.cancel_restart(worker)
+        self.state.apply([CancelRestart(worker, record.generation)])
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves. Does not wait for it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepmill.pool.events import EnvFailed
+from stepmill.pool.events import EnvFailed, MarkFaulted
 from stepmill.pool.workers import DEAD, FailureLimit, WorkerSupervisor
 from stepmill.spec.errors import EnvError, StepmillError
 from stepmill.spec.options import PoolOptions
@@ -92,7 +92,7 @@ def fail_lost_envs(workers: WorkerSupervisor, death: WorkerDeath) -> list[Stepmi
     """Report a death: its envs are FAULTED until reset() or revive()."""
     if workers.state_of(death.worker) in DEAD:  # also if a call has reported it, which does not change the envs
         workers.mark_reported(death.worker)
-    workers.state.mark_envs_faulted([fault.env_id for fault in death.faults])
+    workers.state.apply([MarkFaulted(fault.env_id, fault.ticket) for fault in death.faults])
     # The error of a constructor names one env, but all envs of the worker are lost.
     if death.is_new and isinstance(death.error, EnvError):
         return [death.error, workers.worker_died_error(death.worker)]

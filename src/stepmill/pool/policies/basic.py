@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepmill.pool.events import EnvFailed
+from stepmill.pool.events import EndEpisode, EnvFailed, MarkFaulted
 from stepmill.pool.faults import fault_info
 from stepmill.pool.policies.base import EnvErrorLimits, WorkerDeath, fail_lost_envs, fail_over_limit
 from stepmill.pool.workers import WorkerSupervisor
@@ -34,7 +34,7 @@ class RaisePolicy(WithoutReplays):
     death_hint = "bring them back with reset() or revive(), or let on_fault='truncate' do it"
 
     def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
-        self._workers.state.mark_envs_faulted([fault.env_id])
+        self._workers.state.apply([MarkFaulted(fault.env_id, fault.ticket)])
         return [error]
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
@@ -53,9 +53,9 @@ class TruncatePolicy(WithoutReplays):
 
     def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
         if self._limits.allow(fault.env_id, error) is None:
-            self._workers.state.mark_envs_faulted([fault.env_id])
+            self._workers.state.apply([MarkFaulted(fault.env_id, fault.ticket)])
             return [error]
-        self._workers.state.truncate(fault.env_id, fault_info("raised", error))
+        self._workers.state.apply([EndEpisode(fault.env_id, fault.ticket, fault_info("raised", error))])
         return []
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
@@ -71,14 +71,11 @@ class TruncatePolicy(WithoutReplays):
 
 def truncate_all(workers: WorkerSupervisor, faults: Sequence[EnvFailed], error: StepmillError) -> None:
     """Cut short the episodes of lost commands; a lost reset is repeated."""
-    for fault in faults:
-        kind = "died" if fault.kind is None else fault.kind.name.lower()
-        workers.state.truncate(fault.env_id, fault_info(kind, error))
+    kinds = [(fault, "died" if fault.kind is None else fault.kind.name.lower()) for fault in faults]
+    workers.state.apply([EndEpisode(each.env_id, each.ticket, fault_info(kind, error)) for each, kind in kinds])
 
 
 def restart_and_truncate(workers: WorkerSupervisor, death: WorkerDeath, delay_s: float) -> None:
     """Restart a worker, and cut short the episodes of all its envs."""
-    state, worker = workers.state, death.worker
-    state.mark_envs_lost(state.envs_of(worker), fault_info("neighbour", death.error))
-    workers.begin_restart(worker, delay_s)
+    workers.begin_restart(death.worker, delay_s, info=fault_info("neighbour", death.error))
     truncate_all(workers, death.faults, death.error)

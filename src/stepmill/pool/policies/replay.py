@@ -5,7 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from stepmill.pool.events import EnvFailed, ReplayAt, ReplayDiffers, ReplayPaused, ReplayPlayed
+from stepmill.pool.events import (
+    EnvFailed,
+    FailReplay,
+    MarkFaulted,
+    ReplayAt,
+    ReplayDiffers,
+    ReplayPaused,
+    ReplayPlayed,
+    Suspend,
+)
 from stepmill.pool.faults import fault_info
 from stepmill.pool.policies.base import EnvErrorLimits, WorkerDeath, fail_over_limit
 from stepmill.pool.policies.call_log import EpisodePosition
@@ -51,20 +60,19 @@ class ReplayPolicy:
     def on_env_error(self, fault: EnvFailed, error: StepmillError) -> list[StepmillError]:
         env_id, state = fault.env_id, self._workers.state
         if self._limits.allow(env_id, error) is None:
-            state.mark_envs_faulted([env_id])
+            state.apply([MarkFaulted(env_id, fault.ticket)])
             return [error]
         self._record_failure(env_id, error)
         if self._needs_restart(env_id):
             self._begin_restart(fault.worker, error, 0.0)
         else:
-            state.suspend(env_id)
+            state.apply([Suspend(env_id, fault.ticket)])
             self._begin(env_id, fault_info("raised", error), is_new=False)
         return []
 
     def on_worker_death(self, death: WorkerDeath) -> list[StepmillError]:
         if not death.is_new:
-            for fault in death.faults:
-                self._workers.state.suspend(fault.env_id)
+            self._workers.state.apply([Suspend(fault.env_id, fault.ticket) for fault in death.faults])
             if self._workers.state_of(death.worker) is WorkerState.SERVING:
                 self._begin_suspended(death.worker, death.error)
             return []
@@ -196,10 +204,7 @@ class ReplayPolicy:
         self._replayer.give_up(replay)
         del self._replays[env_id]
         info = {**replay.info, "not_replayable": reason}
-        if state.is_pending(env_id):
-            state.truncate(env_id, info)
-        else:
-            state.mark_envs_lost([env_id], info)
+        state.apply([FailReplay(env_id, state.ticket_of(env_id), info)])
         if has_log:
             self._warn(f"env {env_id} is not replayable: {reason}; its episode is cut short")
 

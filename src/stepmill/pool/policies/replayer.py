@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepmill.backends.base import Backend, Future
+from stepmill.pool.events import ContinueReplay, FinishReplay, Replay
 from stepmill.pool.policies.call_log import CallLog, EpisodePosition, LoggedCall
 from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
@@ -173,7 +174,9 @@ class EpisodeReplayer:
                 call.place = position.length
             since = []
         replay.placed = since
-        if not state.begin_replay(replay.env_id, sorted({place for place, _ in since})):
+        places = sorted({place for place, _ in since})
+        state.apply([Replay(replay.env_id, state.ticket_of(replay.env_id), places)])
+        if position.is_pending and position.is_between:  # the reset was repeated
             self._post_later_calls(replay)
         replay.first_ticket = state.ticket_of(replay.env_id)
         return None
@@ -202,11 +205,12 @@ class EpisodeReplayer:
         for each, call in replay.placed:
             if each == place:
                 self._repeat(replay, call, state.ticket_of(replay.env_id))
-        state.continue_replay(replay.env_id)
+        state.apply([ContinueReplay(replay.env_id, state.ticket_of(replay.env_id))])
 
     def finish(self, replay: EpisodeReplay) -> None:
         """Resume an env that is rebuilt, and send it its pending commands."""
-        self._workers.state.finish_replay(replay.env_id)
+        state = self._workers.state
+        state.apply([FinishReplay(replay.env_id, state.ticket_of(replay.env_id))])
         self._post_later_calls(replay)
 
     def _post_later_calls(self, replay: EpisodeReplay) -> None:
@@ -217,9 +221,7 @@ class EpisodeReplayer:
                 self._post(replay.server, call, state.ticket_of(replay.env_id))
 
     def give_up(self, replay: EpisodeReplay) -> None:
-        """Resume an env that cannot be replayed. Its missing calls are made, so that its next episode can be replayed."""
-        state = self._workers.state
-        state.fail_replay(replay.env_id)
+        """Make the missing calls of an env that cannot be replayed, so that its next episode can be."""
         made = {id(call) for call, _ in replay.posted}
         for call in self.log.calls_of(replay.server) if replay.is_new else ():
             if id(call) not in made:
