@@ -1,4 +1,4 @@
-"""Passes each fault to a policy, and stores the resulting errors until they are raised.
+"""Passes each fault to a policy, and stores those that are not handled until they are raised or returned.
 
 a wait ends with FAULT or EVENT ─► handle() ─► drain ─┬ finished restarts  ─► workers.finish_restarts ─► policy.on_restarted
                                                       ├ paused replays     ─► policy.on_event
@@ -26,7 +26,7 @@ from stepmill.pool.events import (
     ReplayPaused,
     read_faults,
 )
-from stepmill.pool.faults import after_attempts, fault_error, late_error
+from stepmill.pool.faults import after_attempts, fault_error, kind_name, late_error
 from stepmill.pool.policies.base import EnvErrorLimits, FaultPolicy, WorkerDeath
 from stepmill.pool.policies.basic import RaisePolicy, TruncatePolicy
 from stepmill.pool.policies.replay import ReplayPolicy
@@ -35,6 +35,7 @@ from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, OnFault, PoolOptions, RetryIn
+from stepmill.spec.received import EnvFault, faults_by_env
 from stepmill.worker.messages import WorkerPlan
 from stepmill.worker.signals import defer_signals
 
@@ -52,14 +53,15 @@ RETRYABLE = (
 class FaultHandler:
     """Handles the faults of a pool's envs and workers. Used by the pool's thread.
 
-    Errors and warnings for the user are stored in `errors` and `notices`, so that an interrupt between a fault and its
+    Faults and warnings for the user are stored in `faults` and `notices`, so that an interrupt between a fault and its
     error loses nothing. Only `before_call`, `restart_all`, `prepare_reset` and `revive` wait.
     """
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.workers = WorkerSupervisor(plans, backend, options)
         self.crash_reporter = CrashReporter(plans, backend, options)
-        self.errors: list[StepmillError] = []  # raised by the next call that can raise
+        self.faults: list[EnvFault] = []  # raised or returned by the next call that can
+        self.raised: dict[int, EnvFault] = {}  # by env: raised by calls that do not receive; for `receive`
         self.notices: list[str] = []  # warnings, issued by the same call
         self.replayer: EpisodeReplayer | None = None
         self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
@@ -102,7 +104,7 @@ class FaultHandler:
     # ---- called after a wait ------------------------------------------------------------------------------------------
 
     def handle(self) -> None:
-        """Handle all faults and events; errors for the user are appended to `errors`. Never waits."""
+        """Handle all faults and events; those for the user are appended to `faults`. Never waits."""
         events = self._state.drain(acknowledge=True)
         self._handle_events(events)
         # Faults that occur from here on are found by the next wait.
@@ -161,19 +163,29 @@ class FaultHandler:
         errors = self._worker_death_policy.on_worker_death(WorkerDeath(worker, faults, error, is_new))
         if is_new and self._replay_policy is not None:
             self._replay_policy.drop_replays_of(worker)
-        self.errors += errors
+        lost = state.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
+        self._add_fault(FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED, errors, worker, lost)
         if is_new and not errors:
-            self._log(state.envs_of(worker), error)
+            self._log(lost, error)
+
+    def _add_fault(
+        self, kind: FaultKind | None, errors: Sequence[StepmillError], worker: int, env_ids: Sequence[int]
+    ) -> None:
+        """Store a fault that the policy did not handle; without errors it did."""
+        if errors:
+            self.faults.append(EnvFault(kind_name(kind), join_errors(errors), worker, tuple(env_ids)))
 
     def _handle_env_error(self, fault: EnvFailed) -> None:
         error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
         if self._attempts.is_last(fault, error):
             self._state.apply([MarkFaulted(fault.env_id, fault.ticket)])
-            self.errors.append(after_attempts(error, self._attempts.max_attempts))
+            self._add_fault(
+                fault.kind, [after_attempts(error, self._attempts.max_attempts)], fault.worker, [fault.env_id]
+            )
             return
         policy = self._raise_policy if fault.kind is FaultKind.INTERRUPTED else self._env_error_policy
         errors = policy.on_env_error(fault, error)
-        self.errors += errors
+        self._add_fault(fault.kind, errors, fault.worker, [fault.env_id])
         if not errors:
             self._log([fault.env_id], error)
 
@@ -202,7 +214,7 @@ class FaultHandler:
                 retried.append(fault)
                 continue
             error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
-            self.errors.append(after_attempts(error, self._attempts.max_attempts))
+            self._add_fault(fault.kind, [after_attempts(error, self._attempts.max_attempts)], worker, [fault.env_id])
             self._state.apply([MarkFaulted(fault.env_id, fault.ticket)])
         if not retried:
             return
@@ -217,17 +229,26 @@ class FaultHandler:
             return self._death_error(fault.worker, [fault])
         return fault_error(fault)
 
-    def raise_errors(self) -> None:
-        """Issue the warnings in `notices`, and raise the errors in `errors` as one error.
+    def warn(self) -> None:
+        """Issue the warnings in `notices`."""
+        while self.notices:
+            warn(self.notices.pop(0))
 
+    def raise_errors(self, *, is_receiving: bool = False) -> None:
+        """Issue the warnings in `notices`, and raise the errors of `faults` as one error.
+
+        Args:
+            is_receiving: False lets the next `receive` return the faults, too.
         Raises:
             EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
         """
-        while self.notices:
-            warn(self.notices.pop(0))
-        if self.errors:
-            error = join_errors(self.errors)
-            self.errors = []  # no signal handler runs between this line and the next
+        if self.notices:
+            self.warn()
+        if self.faults:
+            error = join_errors([fault.error for fault in self.faults])
+            if not is_receiving:
+                self.raised = faults_by_env(self.raised, self.faults)
+            self.faults = []  # no signal handler runs between this line and the next
             raise error
 
     # ---- called by other methods -------------------------------------------------------------------------------------
@@ -249,7 +270,7 @@ class FaultHandler:
             return
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in sorted(set(workers)):
-            while not policy.is_ready_for_call(worker) and not self.errors:
+            while not policy.is_ready_for_call(worker) and not self.faults:
                 self._wait_for_rebuild(worker, deadline, timeout_s)
 
     def _wait_for_rebuild(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
@@ -298,7 +319,7 @@ class FaultHandler:
         """Before a reset of these envs, revive those that are FAULTED and those whose worker is known to be dead.
 
         A death that is found here and that has cost another env its episode is left to the fault policy. If the policy
-        reports it, the error is stored in `errors`, and nothing is revived.
+        reports it, it is stored in `faults`, and nothing is revived.
 
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be started.
@@ -322,7 +343,7 @@ class FaultHandler:
             ]
         if lost or exhausted:
             self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
-        if exhausted and not self.errors:
+        if exhausted and not self.faults:
             self.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
 
     def revive(
@@ -359,18 +380,19 @@ class FaultHandler:
                     self._wait_restart(worker)
         states = state.states()
         state.apply([MarkNew(env_id) for env_id in env_ids if states[env_id] == EnvState.FAULTED])
+        self.raised = {env_id: fault for env_id, fault in self.raised.items() if env_id not in env_ids}
 
     def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
         """Handle deaths that were not handled yet, and that other envs than these have lost their episodes in.
 
         Return whether the policy reports one of them as an error.
         """
-        num_errors = len(self.errors)
+        num_faults = len(self.faults)
         for worker in dead:
             if self._lost_neighbours(worker, env_ids):
                 with defer_signals():
                     self.handle_death(worker)
-        return len(self.errors) > num_errors
+        return len(self.faults) > num_faults
 
     def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
         """Return the other envs of a worker that have lost their episodes in a death that was not reported yet."""
@@ -401,9 +423,10 @@ class FaultHandler:
             self._wait_event(None)
         record = self.workers.record_of(worker)
         if record.state is WorkerState.FAILED and record.error is not None:
-            error = self.crash_reporter.report_start_failure(record.error)
+            error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
+            self._add_fault(FaultKind.DIED, [error], worker, self._state.envs_of(worker))
             self.workers.mark_reported(worker)
-            raise error.with_traceback(None) from error.__cause__
+            self.raise_errors()
 
 
 class ResetAttempts:

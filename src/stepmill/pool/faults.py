@@ -51,7 +51,12 @@ def describe_fault(fault: EnvFailed) -> str:
     kind = fault.kind
     if kind is not None and fault.record is not None:
         return fault_error(fault).message
-    return f"env {fault.env_id} failed ({'unreadable' if kind is None else kind.name.lower()})"
+    return f"env {fault.env_id} failed ({kind_name(kind)})"
+
+
+def kind_name(kind: FaultKind | None) -> str:
+    """Return the name of a kind of fault, as users see it."""
+    return "unreadable" if kind is None else kind.name.lower()
 
 
 def _unreadable_record(env_id: int, kind: FaultKind | None) -> StepmillError:

@@ -54,7 +54,7 @@ class PoolWait:
 
     def try_send(self, command: Callable[[], object]) -> bool:
         """Do the same without repeating it; return whether the command was sent."""
-        if self._faults.errors:  # an interrupt has kept them back
+        if self._faults.faults:  # an interrupt has kept them back
             self._faults.raise_errors()
         try:
             command()

@@ -1,0 +1,58 @@
+"""What `Pool.receive` returns: results, and the faults of envs that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from stepmill.spec.batch import Batch
+from stepmill.spec.errors import StepmillError, join_errors
+
+
+@dataclass(frozen=True, eq=False)
+class EnvFault:
+    """A fault that the fault policy did not handle. Its envs are FAULTED until reset() or revive().
+
+    Attributes:
+        kind: as in `info["fault"]`: "raised", "bad_output", "bad_action", "interrupted", or "unreadable" for an env whose worker
+            goes on; "died" or "timed_out" if the worker has ended, or could not be started again.
+        error: what `recv` would raise. All envs of one fault have the same error object.
+        worker: the worker of the envs.
+        env_ids: the envs of the fault: one, or all envs that were lost with the worker.
+    """
+
+    kind: str
+    error: StepmillError
+    worker: int
+    env_ids: tuple[int, ...]
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the worker has ended, so that the env objects are lost."""
+        return self.kind in ("died", "timed_out")
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """The results and the faults of one `Pool.receive`.
+
+    An env can have both: a result that it published before its worker died. An env with a fault needs a reset, not an action.
+
+    Attributes:
+        batch: the results; None if there are none.
+        faults: by env_id, faults that were not returned before.
+    """
+
+    batch: Batch | None
+    faults: Mapping[int, EnvFault]
+
+
+def faults_by_env(known: Mapping[int, EnvFault], faults: Iterable[EnvFault]) -> dict[int, EnvFault]:
+    """Add faults to those that are known by env. If an env has two, the newer one's error has the older one in `others`."""
+    found = dict(known)
+    for fault in faults:
+        for env_id in fault.env_ids:
+            older = found.get(env_id, fault)
+            is_second = older.error is not fault.error
+            found[env_id] = replace(fault, error=join_errors([fault.error, older.error])) if is_second else fault
+    return found
