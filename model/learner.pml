@@ -353,7 +353,7 @@ inline reset_faulted() {
 				};
 #if AWAITS
 				if
-				:: is_for_event = true  /* Python: _wait_restart (pool/fault_handler.py) */
+				:: is_for_event = true  /* Python: _wait_restart (pool/revival.py) */
 				:: true
 				fi
 #endif

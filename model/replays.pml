@@ -112,7 +112,7 @@ inline advance_replay(r_) {
 inline give_all() { FOR_ROWS(0, give) }
 inline advance_replays() { FOR_ROWS(0, advance_replay); give_all() }
 
-/* C++: begin_replay (replay.cpp). Python: _begin_suspended (pool/policies/replay.py). An episode that is about to be reset needs no replay. */
+/* C++: begin_replay (replay.cpp). Python: begin (pool/replays.py). An episode that is about to be reset needs no replay. */
 inline begin_replay(r_) {
 	if
 	:: phase[r_] == WAITING ->
@@ -127,7 +127,7 @@ inline begin_replay(r_) {
 	fi
 }
 
-/* C++: finish_replay (replay.cpp). Python: finish (pool/policies/replayer.py) */
+/* C++: finish_replay (replay.cpp). Python: _finish (pool/replays.py) */
 inline finish_replay(r_) {
 	phase[r_] = NO_REPLAY; call[r_] = NO_CALL;
 	if
@@ -138,7 +138,7 @@ inline finish_replay(r_) {
 	fi
 }
 
-/* Python: _cut_short (pool/policies/replay.py). C++: truncate (recovery.cpp). The result says that the episode was cut short. */
+/* Python: _cut_short (pool/replays.py). C++: truncate (recovery.cpp). The result says that the episode was cut short. */
 inline cut_short(r_) {
 	resume_with_fault(r_);
 	fault[r_] = NONE; log_len[r_] = 0; must_begin_episode[r_] = true;
@@ -148,7 +148,7 @@ inline cut_short(r_) {
 	fi
 }
 
-/* Python: on_event (pool/policies/replay.py), check_calls (pool/policies/replay.py), verify (pool/policies/replayer.py) */
+/* Python: _advance (pool/replays.py), check_calls (pool/replays.py), _verify (pool/replays.py) */
 inline handle_event(r_) {
 	if
 	:: event[r_] == PLAYED && !CALLS -> finish_replay(r_)
@@ -172,7 +172,7 @@ inline fail_row(r_) {
 	fi
 }
 
-/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: on_worker_death (pool/policies/replay.py) */
+/* C++: drain (recovery.cpp), mark_faulted (recovery.cpp). Python: worker_died (pool/policies.py) */
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if
@@ -188,7 +188,7 @@ inline handle_fault(r_) {
 	fi
 }
 
-/* Python: handle_death (pool/fault_handler.py), on_worker_death (pool/policies/replay.py) */
+/* Python: decide_death (pool/recovery.py), worker_died (pool/policies.py) */
 inline handle_death() {
 	if
 	:: dead[0] && !is_restarting[0] ->
@@ -216,7 +216,7 @@ inline check_process() {
 	fi
 }
 
-/* Python: handle (pool/fault_handler.py), handle_events (pool/fault_handler.py) */
+/* Python: handle (pool/recovery.py) */
 inline handle() {
 	handle_restarts();
 	atomic {
@@ -282,7 +282,7 @@ inline send_row(r_) {
 	}
 }
 
-/* C++: check_workers (send.cpp). Python: handle_dead_workers (pool/fault_handler.py) */
+/* C++: check_workers (send.cpp). Python: handle_dead_workers (pool/recovery.py) */
 inline dispatch() {
 	if
 	:: (CAN_SEND(0) || CAN_SEND(NR - 1)) && dead[0] -> handle_death(); is_failed = false
@@ -326,7 +326,7 @@ active proctype Pool() {
 	do
 	::
 #if AWAITS
-		/* Python: before_call (pool/fault_handler.py). Until the envs are in the state that the user expects. */
+		/* Python: wait_until_rebuilt (pool/recovery.py). Until the envs are in the state that the user expects. */
 		if
 		:: awaits -> awaits--; is_for_event = true
 		:: true
@@ -363,7 +363,7 @@ died:
 }
 
 #if CALLS
-/* Python: _await (pool/policies/replayer.py). The thread that waits for the outcomes of repeated calls. A dead worker returns none. */
+/* Python: _await (pool/replays.py). The thread that waits for the outcomes of repeated calls. A dead worker returns none. */
 active proctype Waiter() {
 	byte me = RESTARTER;
 

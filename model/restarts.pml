@@ -41,7 +41,7 @@ bool is_released[W];
 
 #if REVIVES
 
-/* C++: begin_restart (recovery.cpp). Python: begin_restart (pool/workers.py). Part of an atomic step. */
+/* C++: begin_restart (recovery.cpp). Python: plan_restart (pool/workers.py). Part of an atomic step. */
 #define BEGIN_RESTART(w_) \
 	is_restarting[w_] = true; SET_RELEASED(w_, false); order = w_; FOR_ROWS(w_, NOTE_MORTAL); RENEW(w_)
 
@@ -96,7 +96,7 @@ inline cancel_restart(w_) {
 #endif
 }
 
-/* Python: finish_restarts (pool/workers.py), _retry (pool/workers.py), on_restarted (pool/policies/replay.py). Calls come first. */
+/* Python: finish_restarts (pool/workers.py), _retry (pool/workers.py), _finish_restarts (pool/recovery.py). Calls come first. */
 #if REPLAYS
 #ifdef LATE_CALLS
 #define SERVE(w_) finish_restart(w_); atomic { has_calls[w_] = true; is_restarted = true }
@@ -119,7 +119,7 @@ inline finish_restarts(w_) {
 	fi
 }
 
-/* C++: drain (recovery.cpp). Python: handle_events (pool/fault_handler.py) */
+/* C++: drain (recovery.cpp). Python: handle (pool/recovery.py) */
 inline handle_restarts() {
 #ifndef LATE_TAKE
 	is_notified = false;

@@ -249,9 +249,9 @@ class PoolState:
     def discard_results(self, env_ids: object | None) -> None:
         """Drop the ready results of these envs."""
 
-    def log_position(self, server: int) -> tuple:
+    def view(self, servers: Sequence[int]) -> list[Any]:
         """
-        Return the position of an env object: (episodes begun, results of this one, of the previous one, is commanded, is between episodes, is staged).
+        Return what is known of env objects, a ServerView of pool/events.py for each.
         """
 
     def clear_dead_worker(self, worker: int) -> None:
@@ -280,19 +280,10 @@ class PoolState:
         Make the current or next wait of the pool's thread return 3. From any thread.
         """
 
-    def suspended_envs(self) -> list[int]:
-        """Return the envs that are suspended for a replay."""
-
-    def is_pending(self, env_id: int) -> bool:
-        """Return whether the env has a command whose result was not received."""
-
     def died_in_request(self, worker: int) -> bool:
         """
         Return whether a dead worker died during a slow request and not during a command.
         """
-
-    def can_replay(self, env_id: int) -> bool:
-        """Return whether the log of the env's episode is complete."""
 
     def limit_logs(self, size_bytes: int) -> None:
         """Limit the memory of all episode logs."""
@@ -328,22 +319,10 @@ class PoolState:
     def num_held(self) -> int:
         """Return how many result slots are leased."""
 
-    def ticket_of(self, env_id: int) -> int:
-        """Return the number of the env's newest command."""
-
-    def ticket_of_server(self, server: int) -> int:
-        """Return the number of the server's newest command."""
-
     def server_of(self, env_id: int) -> int:
         """
         Return the server of the env; numbers from num_envs on: the servers in the queue.
         """
-
-    def worker_of(self, env_id: int) -> int:
-        """Return the worker whose server serves the env."""
-
-    def envs_of(self, worker: int) -> list[int]:
-        """Return the envs that a worker's servers serve."""
 
     def reset_server_order(self) -> None:
         """Assign each env to the server of its number, and queue the spares."""

@@ -31,6 +31,7 @@ from tests.chaos.kinds import THREAD_HANG_S, Kind
 from tests.chaos.oracle import Oracle
 from tests.chaos.report import ChaosReport
 from tests.chaos.results import named_in
+from tests.harness.pools import has_command
 
 T = TypeVar("T")
 HANG_GUARD_S = 30.0
@@ -84,7 +85,7 @@ class Round:
                 self._check_health()
             except StepmillError as error:
                 self._report.complain(f"{type(error).__name__}: {error}; states {pool.states}")
-            self._report.restarts += pool._runtime.faults.workers.num_restarts
+            self._report.restarts += pool._runtime.recovery.workers.num_restarts
             self._read_capsules()
 
     # ---- driving ------------------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class Round:
 
     def _is_lost(self, env_id: int) -> bool:
         """Whether an env is FAULTED and not pending: it has to be reset, and no wait will report it."""
-        return self._pool.states[env_id] is EnvState.FAULTED and not self._pool._state.is_pending(env_id)
+        return self._pool.states[env_id] is EnvState.FAULTED and not has_command(self._pool, env_id)
 
     # ---- repairs by the user, under the policy "raise" --------------------------------------------------------------
 

@@ -152,14 +152,14 @@ def test_an_attempt_that_fails_before_the_pool_looks_again_counts_like_any_other
 ) -> None:
     options = {**seeding_for(on_fault), "reset_retry_in": "new"}
     pool, notes = make("process", tmp_path, (1, 2), how=how, neighbours=0, reset_retries=2, **options)
-    retry = pool._faults._retry_resets
+    carry_out = pool._recovery.carry_out
 
-    def retry_and_linger(*arguments: Any) -> None:
-        retry(*arguments)
+    def carry_out_and_linger(decisions: Any) -> None:
+        carry_out(decisions)
         while notes.read_text().replace("c", "") in ("nfn", "nfnf") and not pool._state.drain(acknowledge=False):
             os.sched_yield()
 
-    monkeypatch.setattr(pool._faults, "_retry_resets", retry_and_linger)
+    monkeypatch.setattr(pool._recovery, "carry_out", carry_out_and_linger)
     with pool:
         batch = pool.reset(seed=7, options={"a": 1})
 

@@ -18,9 +18,9 @@ def test_an_attribute_that_is_set_in_a_loop_takes_no_more_memory() -> None:
         pool.reset(seed=0)
         for level in range(200):
             pool.set_attr("offset", float(level))
-        replayer = pool._faults.replayer
-        assert replayer is not None
-        assert replayer.log.size_bytes < 1000
+        replays = pool._recovery.replays
+        assert replays is not None
+        assert replays.log.size_bytes < 1000
 
 
 def test_functions_that_set_something_are_distinguished_and_each_is_logged_once() -> None:
@@ -33,9 +33,9 @@ def test_functions_that_set_something_are_distinguished_and_each_is_logged_once(
             pool.set_attr(lambda env, value: env.unwrapped.amplify(value), 1.0)
         for level in range(60):
             pool.set_attr(shift, float(level))
-        replayer = pool._faults.replayer
-        assert replayer is not None
-        assert len(replayer.log.calls_of(0)) == 60 + 2  # the last but one is removed with the next
+        replays = pool._recovery.replays
+        assert replays is not None
+        assert len(replays.log.calls_of(0)) == 60 + 2  # the last but one is removed with the next
 
 
 def test_settings_of_rebuilt_envs_keep_the_limit_of_memory() -> None:
@@ -83,7 +83,7 @@ def test_a_call_that_its_worker_died_of_takes_no_memory() -> None:
             with pytest.raises(stepmill.WorkerDied):
                 pool.call("end_it_all", env_ids=[0])
             pool.step([1] * 4)
-        replayer = pool._faults.replayer
-        assert replayer is not None
-        assert not replayer.log.calls_of(0)
-        assert replayer.log.size_bytes == 0
+        replays = pool._recovery.replays
+        assert replays is not None
+        assert not replays.log.calls_of(0)
+        assert replays.log.size_bytes == 0

@@ -18,10 +18,9 @@ from rich.console import Console
 from stepmill._native import OwnedFd
 from stepmill.observe import progress
 from stepmill.pool import payloads
-from stepmill.pool.events import FailReplay
-from stepmill.pool.policies.replay import ReplayPolicy
-from stepmill.pool.policies.replayer import EpisodeReplay
+from stepmill.pool.events import Decision, FailReplay, ServerView
 from stepmill.pool.pool import Pool
+from stepmill.pool.replays import EpisodeReplay, Replays
 from stepmill.pool.start import PoolResources
 from stepmill.pool.workers import WorkerSupervisor
 from stepmill.spec.batch import Batch
@@ -225,12 +224,11 @@ def mix_up_infos(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def truncate_what_should_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(self: ReplayPolicy, replay: EpisodeReplay) -> None:
-        state, env_id = self._workers.state, replay.env_id
-        del self._replays[env_id]
-        state.apply([FailReplay(env_id, state.ticket_of(env_id), replay.info)])
+    def cut(self: Replays, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
+        del self._replays[replay.env_id]
+        return [FailReplay(replay.env_id, view.ticket, replay.info)]
 
-    monkeypatch.setattr(ReplayPolicy, "_play", cut)
+    monkeypatch.setattr(Replays, "_play", cut)
 
 
 def drop_what_an_interrupt_kept(monkeypatch: pytest.MonkeyPatch) -> None:

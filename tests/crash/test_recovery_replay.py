@@ -179,7 +179,7 @@ def test_actions_of_any_size_are_replayed_unchanged() -> None:
             if step in (7, 12, 19):
                 kill(pool, 0)
         assert pool.step(np.zeros((3, 2), np.int64)).truncated.sum() == 0
-        assert pool._faults.workers.num_restarts == 3
+        assert pool._recovery.workers.num_restarts == 3
 
 
 class SteadyEnv(ChaosEnv):
@@ -297,7 +297,7 @@ def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int
         assert batch.obs[1].tolist() == before.obs[1].tolist()
         assert batch.obs[:, 2].tolist() == [3, 2, 3, 3]  # neither its neighbour nor the others lost a step
         assert reason in batch.info["fault"]["not_replayable"][1]
-        assert pool._faults.workers.num_restarts == (0 if action == 5 else 2)
+        assert pool._recovery.workers.num_restarts == (0 if action == 5 else 2)
         assert pool.step([1] * 4).obs[:, 2].tolist() == [4, 0, 4, 4]
 
 

@@ -402,7 +402,7 @@ def test_an_env_whose_replay_is_given_up_gets_its_calls_and_its_next_episode_can
             each.call("amplify", 2.0)
             each.step([1] * 4)
             each.call("amplify", 2.0)
-        pool._faults._replay_policy._failures._reasons[1] = "it is hopeless"
+        pool._recovery.replays._failures._reasons[1] = "it is hopeless"
         kill_worker(pool)
         with pytest.warns(RuntimeWarning, match="it is hopeless"):
             assert pool.step([1] * 4).truncated.tolist() == [False, True, False, False]

@@ -222,13 +222,13 @@ def test_an_error_that_an_interrupt_kept_back_is_raised_by_the_next_command(
     with make() as pool:
         pool.reset(seed=0)
         kill_worker(pool)
-        handle = pool._faults.handle_dead_workers
+        handle = pool._recovery.handle_dead_workers
 
         def handle_and_interrupt(workers: list[int]) -> None:
             handle(workers)
             signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(pool._faults, "handle_dead_workers", handle_and_interrupt)
+        monkeypatch.setattr(pool._recovery, "handle_dead_workers", handle_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.send([1] * 4)
         monkeypatch.undo()

@@ -224,7 +224,7 @@ def _call(pool: stepmill.Pool) -> None:
 def heal(pool: stepmill.Pool) -> None:
     """Replace the worker that was scribbled over, and see that all is well, the bystanders' steps too."""
     steps = pool.get_attr("num_steps", env_ids=[0, 1])
-    pool._faults.revive([2, 3], restart_living=True)
+    pool._revival.revive([2, 3], restart_living=True)
     assert pool.reset(seed=0).env_id.tolist() == [0, 1, 2, 3]
     for action in (5, 6):
         assert pool.step([action] * 4).reward.tolist() == [float(action)] * 4

@@ -11,6 +11,7 @@ from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, RecvTimeout, S
 from tests.fuzz.model import FAULTED, Env, PoolModel, require
 from tests.fuzz.programs import Program
 from tests.harness.interrupts import LineInterrupt
+from tests.harness.pools import has_command
 
 FAULTS = (EnvError, BadOutput, WorkerDied, EnvTimeout)
 # Not adapters of envs, which on the serial backend run in this thread: an env that is interrupted there is FAULTED.
@@ -58,7 +59,7 @@ class Calls:
             self.lines[-1] += f"  # Ctrl-C at line {self.interrupt} of stepmill's code"
             self.interrupt = 0
             self.adopt(sent, is_reset=text.startswith("pool.reset"))
-            self._keeps_error = bool(self.pool._faults.errors)
+            self._keeps_error = bool(self.pool._recovery.faults)
             return interrupt
         except StepmillError as error:
             self.lines[-1] += f"  # {type(error).__name__}"
@@ -100,7 +101,7 @@ class Calls:
     def pending(self) -> list[bool]:
         """Return whether each env has a result to be received, which may be a fault, or one that an interrupted call had received."""
         has_result = [state.name in ("BUSY", "READY") for state in self.pool.states]
-        return [has_result[env_id] or self.pool._state.is_pending(env_id) for env_id in range(self.program.num_envs)]
+        return [has_result[env_id] or has_command(self.pool, env_id) for env_id in range(self.program.num_envs)]
 
     def check(self) -> None:
         if not self.is_closed:

@@ -252,7 +252,7 @@ def kill_at_random(
         learner.receive()
         learner.counts["kills from outside"] = num_killed
         learner.counts["kills"] = num_killed + kills.stat().st_size
-        learner.counts["restarts"] = pool._faults.workers.num_restarts
+        learner.counts["restarts"] = pool._recovery.workers.num_restarts
     return learner.counts, learner.wrong
 
 

@@ -28,6 +28,12 @@ EnvFns = Sequence[Callable[[], Any]]
 NAMED = ("backend", "num_workers")
 
 
+def has_command(pool: stepmill.Pool, env_id: int) -> bool:
+    """Whether an env has a command whose result was not received."""
+    state = pool._state
+    return state.view([state.server_of(env_id)])[0].is_pending
+
+
 def make_pool(where: str, env_fns: EnvFns, **options: Any) -> stepmill.Pool:
     """Build a Pool on a backend of BACKENDS; `options` are arguments of PoolOptions, or `batch_size`."""
     chosen = {**(BACKENDS | OPTIONAL)[where], **options}
@@ -48,9 +54,9 @@ def kill_worker(pool: stepmill.Pool, worker: int = 0) -> None:
 
 def await_restart(pool: stepmill.Pool, worker: int) -> None:
     """Wait until no restart of a worker is under way, and leave faults of pending commands alone."""
-    while pool._faults.workers.state_of(worker) is WorkerState.RESTARTING:
+    while pool._recovery.workers.state_of(worker) is WorkerState.RESTARTING:
         pool._state.wait_event(1.0)
-        pool._faults.handle_events()
+        pool._recovery.handle(has_faults=False)
 
 
 def make_vector_env(where: str, env_fns: EnvFns, **arguments: Any) -> stepmill.VectorEnv:

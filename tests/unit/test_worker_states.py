@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from stepmill.pool.events import BeginRestart, ServeWorker, WorkerDecision, WorkerDied
+from stepmill.pool.events import BeginRestart, Decision, ServeWorker, WorkerDied
+from stepmill.pool.policies import RaisePolicy
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
@@ -33,16 +34,13 @@ class FakeState:
     def drain(self, acknowledge: bool) -> list[WorkerDied]:
         return [WorkerDied(0, self.num_restarts)] if self.has_died else []
 
-    def envs_of(self, worker: int) -> list[int]:
-        return [0]
-
     def notify(self) -> None:
         self.notified.set()
 
     def set_pid(self, worker: int, pid: int) -> None:
         """Used by statistics only."""
 
-    def apply(self, decisions: Iterable[WorkerDecision]) -> int:
+    def apply(self, decisions: Iterable[Decision]) -> int:
         for decision in decisions:
             if isinstance(decision, BeginRestart):
                 self.has_died = False
@@ -77,23 +75,13 @@ class FakeBackend:
         return WorkerReport(worker, 2, ())
 
 
-class FakePolicy:
-    """The policy "raise"."""
-
-    reports_deaths = True
-    death_hint = ""
-
-    def repeats_settings(self, server: int) -> bool:
-        return False
-
-
 class OneWorker:
     """A supervisor of one worker, over fakes."""
 
     def __init__(self) -> None:
         self.state, self.backend = FakeState(), FakeBackend()
         self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast("Any", self.backend), PoolOptions())
-        self.supervisor.policy = FakePolicy()
+        self.supervisor.policy = RaisePolicy()
         self.supervisor.attach(cast("Any", self.state), [WorkerReport(0, 1, ())])
 
     def die(self) -> None:
@@ -103,8 +91,11 @@ class OneWorker:
     def report(self) -> None:
         self.supervisor.mark_reported(0)
 
-    def begin_restart(self) -> None:
-        self.supervisor.begin_restart(0, 0.0, is_retried=False)
+    def begin_restart(self, *, is_retried: bool = False) -> None:
+        restart = BeginRestart(0, self.state.num_restarts, False, None)
+        self.supervisor.plan_restart(restart, is_retried=is_retried)
+        self.state.apply([restart])
+        self.supervisor.start_restart(0)
 
     def end_restart(self, *, succeeds: bool) -> None:
         self.backend.can_restart = succeeds
@@ -112,8 +103,8 @@ class OneWorker:
         assert self.state.notified.wait(ENDED_S)
         self.state.notified.clear()
         self.backend.is_decided.clear()
-        for worker in self.supervisor.finish_restarts():
-            self.supervisor.serve(worker)
+        built, decisions = self.supervisor.finish_restarts()
+        self.state.apply([*decisions, *map(self.supervisor.serve, built)])
 
     def succeed(self) -> None:
         self.end_restart(succeeds=True)
@@ -201,14 +192,13 @@ def test_only_a_worker_that_restarts_can_begin_to_serve(worker: OneWorker, old: 
     worker.prepare(old)
 
     with pytest.raises(EngineBug, match=f"from {old.name} to SERVING"):
-        worker.supervisor.serve(0)
+        worker.supervisor.serve(worker.supervisor.record_of(0))
 
     assert worker.supervisor.num_restarts == 0
-    assert "ServeWorker" not in worker.state.calls
 
 
 def test_a_restart_that_fails_is_tried_again_while_the_limit_allows_it(worker: OneWorker) -> None:
-    worker.supervisor.begin_restart(0, 0.0)
+    worker.begin_restart(is_retried=True)
 
     worker.fail()
     is_tried_again = worker.supervisor.state_of(0) is RESTARTING
@@ -236,7 +226,9 @@ def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypat
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     notified: list[bool] = []
-    task = RestartTask(1, 0.0, lambda: pytest.fail("it was started"), lambda: notified.append(True))
+    task = RestartTask(
+        1, 0.0, threading.Semaphore(), lambda: pytest.fail("it was started"), lambda: notified.append(True)
+    )
     task.start()
     assert task.is_done
     assert notified == [True]

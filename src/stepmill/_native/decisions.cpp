@@ -49,6 +49,7 @@ Decision PoolState::prepare(nb::handle object) {
         }
         case Decision::Kind::REPLAY: {
             decision.places = nb::cast<Ids>(object.attr("places"));
+            decision.is_finished_here = nb::cast<bool>(object.attr("is_finished_here"));
             const LoggedEpisode& episode = log_.complete(decision.id);
             if (episode.blob && !envs_[decision.id].begins_episode()) commands_.write_blob(envs_[decision.id].server, episode.blob.ptr());
             break;

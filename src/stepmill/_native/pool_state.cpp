@@ -74,6 +74,7 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     format_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     for (const char* name : EVENT_NAMES) event_types_.push_back(settings["event_types"].attr(name));
     for (const char* name : Decision::NAMES) decision_types_.push_back(settings["event_types"].attr(name));
+    view_type_ = settings["event_types"].attr("ServerView");
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
     was_alive_.resize(ended_.size() * slab_->plan.outcome.alive.row_bytes);
@@ -196,11 +197,6 @@ void PoolState::reset_server_order() {
         if (!is_same && envs_[id].phase() == EnvPhase::IDLE) envs_.move(id, EnvPhase::NEW);  // in case its reset is not sent: the new server is in another episode
     }
     scanned_ = 0;
-}
-
-std::vector<std::uint32_t> PoolState::envs_of(std::uint32_t worker) const {
-    check_open();
-    return spares_.envs_of(worker);
 }
 
 bool PoolState::is_over(std::uint32_t id) const {

@@ -72,11 +72,8 @@ class PoolState {
     void attach_reaper(nb::object reaper);
     void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
-    std::vector<std::uint32_t> suspended_envs() const { return suspended_; }
-    nb::tuple log_position(std::uint32_t server) const;
-    bool is_pending(std::uint32_t env_id) const { return envs_.at(env_id).is_commanded(); }
+    nb::list view(const std::vector<std::uint32_t>& servers);     // a ServerView of pool/events.py for each
     bool died_in_request(std::uint32_t worker) const;
-    bool can_replay(std::uint32_t env_id) const { return log_.of(env_id).is_whole; }
     void limit_logs(std::uint64_t size_bytes);
     std::uint64_t log_bytes() const { return log_.size_bytes(); }
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
@@ -87,11 +84,7 @@ class PoolState {
     std::vector<std::uint64_t> num_ended();
     std::uint32_t num_pending();
     std::uint32_t num_held() const { return leases_ ? leases_->num_held() : 0; }
-    std::uint32_t ticket_of(std::uint32_t env_id);
-    std::uint32_t ticket_of_server(std::uint32_t server);
     std::uint32_t server_of(std::uint32_t env_id) const;
-    std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->server_locations.at(server_of(env_id)).worker; }
-    std::vector<std::uint32_t> envs_of(std::uint32_t worker) const;                 // the envs that its servers serve now
     void reset_server_order();                                    // every env is served by the server of its number again
     void claim_staged(nb::handle env_ids);                        // makes the staged episodes of these envs their next results
     void stage_spares(nb::handle seeds);                          // resets all spares; one seed or None per spare
@@ -105,13 +98,15 @@ class PoolState {
     friend class InUse;
     void clear();
     void check_open() const;
+    nb::object view_of(std::uint32_t server) const;
+    std::uint32_t worker_of(std::uint32_t env_id) const { return slab_->server_locations[envs_[env_id].server].worker; }
     using Ids = std::vector<std::uint32_t>;
 
     const Ids& parse_ids(nb::handle env_ids, Ids& storage) const;
     enum class CommandKind { STEP, STEP_ALL, RESET };  // STEP_ALL skips exhausted envs
     void check_idle(const Ids& ids, CommandKind kind) const;
     void empty_row(std::uint32_t id);
-    std::vector<std::byte> copy_sums(std::uint32_t id) const;
+    void copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const;
     template <typename Copy>
     void visit_outcome(std::uint32_t id, Copy copy) const;
     std::uint32_t num_unclaimed_ready() const;
@@ -243,7 +238,8 @@ class PoolState {
     EpisodeLog log_;
     UnclaimedResults unclaimed_;
     Ids suspended_;                          // by env id
-    bool has_paused_ = false;                // a replay has paused since the last drain(true)
+    bool has_news_ = false;                  // since the last drain(true), a replay has paused, or ended during wait_event()
+    bool waits_for_replays_ = false;         // wait_event() runs
     Ids all_, pending_;  // pending: in the order of send, then by env id
     std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received ended an episode
@@ -260,6 +256,7 @@ class PoolState {
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
     std::vector<nb::object> event_types_, decision_types_;  // by Event, by Decision::Kind
+    nb::object view_type_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

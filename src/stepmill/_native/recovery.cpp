@@ -46,7 +46,7 @@ nb::list PoolState::drain(bool acknowledge) {
     }
     if (acknowledge) {  // last: an exception above must not lose what the next wait would return
         is_notified_.store(false, std::memory_order_release);
-        has_paused_ = false;
+        has_news_ = false;
     }
     return events;
 }

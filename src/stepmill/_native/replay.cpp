@@ -40,21 +40,29 @@ void PoolState::record_begin(std::uint32_t id, bool is_explicit, bool is_reset) 
     if (is_reset && spares_.has_spares()) spares_.count_begun(env.server);
 }
 
-// Returns the position of an env object in its episodes, so that calls can be repeated there. With spares it counts the commands, since
-// the server's env changes; else the results received, since with SAME_STEP only the result says whether a step has begun an
-// episode.
-nb::tuple PoolState::log_position(std::uint32_t server) const {
-    check_open();
-    const std::uint32_t id = spares_.env_of(server);
-    if (id == NO_ENV) return nb::make_tuple(spares_.num_begun(server), 0, UINT64_MAX, false, true, spares_.is_staged(server));
+nb::list PoolState::view(const Ids& servers) {
+    const InUse in_use(*this);
+    nb::list views;
+    for (const std::uint32_t server : servers) views.append(view_of(server));
+    return views;
+}
+
+// Episodes are counted by commands if there are spares, since the server's env changes; else by results received, since with SAME_STEP
+// only the result says whether a step has begun an episode.
+nb::object PoolState::view_of(std::uint32_t server) const {
+    const std::uint32_t worker = slab_->server_locations.at(server).worker, id = spares_.env_of(server), ticket = commands_.ticket(server);
+    if (id == NO_ENV) {
+        return view_type_(server, worker, nb::none(), ticket, name_of(ObjectPhase::CURRENT), false, spares_.num_begun(server), 0, UINT64_MAX, false, true, spares_.is_staged(server));
+    }
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
     const bool is_pending = env.is_commanded();
     const bool is_staged = spares_.is_staged(server) && !is_pending;
     const bool is_beginning = is_staged || (is_pending && env.begins_episode());
     const bool is_between = is_beginning || env.phase() == EnvPhase::NEW || env.phase() == EnvPhase::FAULTED;
-    if (!spares_.has_spares()) return nb::make_tuple(episode.episode, episode.length, episode.length_before, is_pending, is_between, false);
-    return nb::make_tuple(spares_.num_begun(server), is_beginning ? 0 : episode.length, UINT64_MAX, is_pending, is_between, is_staged);
+    const bool is_counted = spares_.has_spares();
+    return view_type_(server, worker, id, ticket, name_of(env.object()), episode.is_whole, is_counted ? spares_.num_begun(server) : episode.episode, is_counted && is_beginning ? 0 : episode.length,
+                      is_counted ? UINT64_MAX : episode.length_before, is_pending, is_between, is_counted && is_staged);
 }
 
 // Returns the seed of the reset that began an episode; None if the env's own generator continued.
@@ -122,12 +130,10 @@ int PoolState::running_env(std::uint32_t worker) const {
 // ---- results beside the observation -----------------------------------------------------------------------------
 
 // Copies return and length of the episode of each row of an env.
-std::vector<std::byte> PoolState::copy_sums(std::uint32_t id) const {
-    const std::size_t returns = slab_->plan.outcome.episode_return.row_bytes * batch_size_, lengths = sizeof(std::int64_t) * batch_size_;
-    std::vector<std::byte> sums(returns + lengths);
+void PoolState::copy_sums(std::uint32_t id, std::vector<std::byte>& sums) const {
+    const std::size_t lengths = sizeof(std::int64_t) * batch_size_, returns = sums.size() - lengths;
     std::memcpy(sums.data(), slab_->episode_return(row_of(id)), returns);
     std::memcpy(sums.data() + returns, slab_->episode_length(row_of(id)), lengths);
-    return sums;
 }
 
 void PoolState::restore_sums(std::uint32_t id, const std::vector<std::byte>& sums) {
@@ -150,7 +156,7 @@ void PoolState::visit_outcome(std::uint32_t id, Copy copy) const {
 std::unique_ptr<Replay> PoolState::make_replay(std::uint32_t id) const {
     auto replay = std::make_unique<Replay>();
     replay->action.resize(slab_->action_bytes());
-    replay->sums = copy_sums(id);
+    replay->sums.resize((slab_->plan.outcome.episode_return.row_bytes + sizeof(std::int64_t)) * batch_size_);
     std::size_t size_bytes = 0;
     if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte*, std::size_t size) { size_bytes += size; });
     replay->outcome.reserve(size_bytes);
@@ -165,6 +171,7 @@ void PoolState::suspend(std::uint32_t id, std::unique_ptr<Replay> replay) {
     const bool is_counted = env.phase() == EnvPhase::EXHAUSTED || env.is_masked() || replay->was_ended;
     replay->was_last = budget_ != 0 && env.num_ended + (is_counted ? 0 : 1) >= budget_;
     slab_->read_action(id, replay->action.data());
+    copy_sums(id, replay->sums);
     if (unclaimed_.is_unclaimed(id)) visit_outcome(id, [&](std::byte* row, std::size_t size) { replay->outcome.insert(replay->outcome.end(), row, row + size); });
     replay->never_done.store(*env.ticket + (1u << 31), std::memory_order_relaxed);
     env.done = &replay->never_done;
@@ -234,6 +241,7 @@ void PoolState::begin_replay(Decision& decision) {
     }
     replay.step = 0;
     replay.places = std::move(decision.places);
+    replay.is_finished_here = decision.is_finished_here;
     replay.slot = 0;
     const bool has_blob = static_cast<bool>(log_.of(id).blob);  // prepare() has written it
     words.flags[local] = static_cast<std::uint8_t>(FLAG_SEED | FLAG_EPISODE | (has_blob ? FLAG_BLOB : 0));
@@ -242,12 +250,16 @@ void PoolState::begin_replay(Decision& decision) {
     issue_replayed(id);
 }
 
-// Gives the next command of the log, or pauses with PLAYED.
+// Gives the next command of the log. After the last one, finishes the replay or pauses with PLAYED.
 void PoolState::issue_replayed(std::uint32_t id) {
     const EnvRecord& env = envs_[id];
     const LoggedEpisode& episode = log_.of(id);
     Replay& replay = *env.replay;
-    if (replay.step == episode.outcomes.size()) return pause(id, ReplayEvent::PLAYED);
+    if (replay.step == episode.outcomes.size()) {
+        if (!replay.is_finished_here) return pause(id, ReplayEvent::PLAYED);
+        has_news_ |= waits_for_replays_;
+        return finish_replay(id);
+    }
     const ServerLocation location = slab_->server_locations[env.server];
     if (replay.step == 1) slab_->words[location.worker].flags[location.local] = replay.was_last ? FLAG_LAST : 0;
     if (replay.step > 0) slab_->write_action(id, episode.actions.data() + (replay.step - 1) * slab_->action_bytes());
@@ -260,7 +272,7 @@ void PoolState::issue_replayed(std::uint32_t id) {
 void PoolState::pause(std::uint32_t id, ReplayEvent event) {
     envs_.move(id, ObjectPhase::PAUSED);
     envs_[id].replay->event = event;
-    has_paused_ = true;
+    has_news_ = true;
 }
 
 // Compares each result with the logged outcome of the same command. A paused replay has no outstanding command that would become a fault

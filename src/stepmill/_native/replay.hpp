@@ -25,6 +25,7 @@ struct Replay {
     std::size_t step = 0;              // index in the log of the newest command
     std::uint32_t slot = 0;            // a private slot, neither the env's latest nor its target
     ReplayEvent event = ReplayEvent::PLAYED;  // of a PAUSED env
+    bool is_finished_here = false;     // once the log is played, no decision is needed
     std::vector<std::uint32_t> places; // numbers of commands after which the replay pauses AT_PLACE
     std::vector<std::byte> action;     // of the pending command
     std::vector<std::byte> sums;       // return and length of the episode, as of the newest result received

@@ -2,6 +2,7 @@
 #define NO_IMPORT_ARRAY
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "pool_state.hpp"
 
@@ -10,6 +11,18 @@ namespace stepmill {
 namespace {
 
 constexpr std::uint64_t PARENT_SLICE_NS = 100'000'000;  // a signal that arrives just before the wait is handled after at most this time
+class Restored {  // has a value until the end of a scope
+   public:
+    Restored(bool& flag, bool value) : flag_(flag), before_(std::exchange(flag, value)) {}
+    ~Restored() { flag_ = before_; }
+    Restored(const Restored&) = delete;
+    Restored& operator=(const Restored&) = delete;
+
+   private:
+    bool& flag_;
+    const bool before_;
+};
+
 constexpr std::uint64_t GIL_SPIN_NS = 10'000;            // longer spins release the GIL for other threads
 
 }  // namespace
@@ -59,6 +72,7 @@ int PoolState::wait_for(nb::handle env_ids, nb::handle timeout_s) {
 int PoolState::wait_event(nb::handle timeout_s) {
     const InUse in_use(*this);
     const Ids ids = commands_.has_workers() ? Ids() : suspended_;
+    const Restored waiting(waits_for_replays_, true);
     return static_cast<int>(wait_until_done(ids, commands_.has_workers() ? 1 : static_cast<std::uint32_t>(ids.size()), timeout_s));
 }
 
@@ -125,7 +139,7 @@ void PoolState::wait_for_bell(std::uint32_t seen, std::uint64_t until_ns) {
 // Whether Python must act before the wait continues. Advances the replays first.
 bool PoolState::has_event() {
     if (!suspended_.empty()) advance_replays();
-    return has_paused_ || is_notified_.load(std::memory_order_acquire);
+    return has_news_ || is_notified_.load(std::memory_order_acquire);
 }
 
 // The serial backend: runs the envs in the calling thread, in the order of their commands, until enough are ready.
@@ -189,17 +203,6 @@ WaitResult PoolState::wait_by_advancing(const Ids& ids, std::uint32_t num_needed
 std::uint32_t PoolState::num_pending() {
     const InUse in_use(*this);
     return static_cast<std::uint32_t>(pending_.size() + unclaimed_.ids().size());
-}
-
-std::uint32_t PoolState::ticket_of(std::uint32_t env_id) {
-    const InUse in_use(*this);
-    return *envs_.at(env_id).ticket;
-}
-
-std::uint32_t PoolState::ticket_of_server(std::uint32_t server) {
-    const InUse in_use(*this);
-    if (server >= slab_->server_locations.size()) throw std::out_of_range("server " + std::to_string(server) + " does not exist");
-    return commands_.ticket(server);
 }
 
 std::vector<std::uint32_t> PoolState::ready_ids() {

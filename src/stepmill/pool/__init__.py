@@ -13,8 +13,13 @@ stats          counters and timers of the workers
 payloads       payloads of results become infos when they are first read
 infos          merges the infos of many envs into one dict
 workers        states, deaths and restarts of workers
-fault_handler  assigns faults to the policies, and stores errors until they are raised
+events         what the core reports, what it takes as decisions, and what it knows of an env object
+policies       the fault policies: decisions about failures and deaths
+recovery       from events to decisions and their effects; stores faults until they are raised
+revival        restarts of workers before a reset, and by `revive`
+replays        replays under way, and the calls that they repeat
+call_log       the calls that a replay repeats, with their places in the episodes
+limits         counts of failures
 faults         fault records become errors
 crash_reporter writes crash capsules
-policies       the fault policies
 """

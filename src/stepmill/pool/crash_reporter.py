@@ -102,7 +102,8 @@ class CrashReporter:
         if self._folder is None:
             return error
         running = self._state.running_env(worker) if self._state is not None else -1
-        served = self._state.envs_of(worker) if self._state is not None else ()
+        views = self._state.view(self._plans[worker].env_ids) if self._state is not None else ()
+        served = sorted(view.env_id for view in views if view.env_id is not None)
         guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
         own = error.env_id if isinstance(error, (EnvError, EnvTimeout)) else None
         env_id = own if own is not None else running if running >= 0 else guess
@@ -117,7 +118,8 @@ class CrashReporter:
         """Return the position of an env, for a capsule of a call that is made now; None if no capsules are wanted."""
         if self._folder is None or self._state is None or env_id >= self._num_envs:
             return None
-        return self._state.log_position(self._server_of(env_id))[:2]
+        (view,) = self._state.view([self._server_of(env_id)])
+        return view.episode, view.length
 
     def report_start_failure(self, error: StepmillError) -> StepmillError:
         """Write a capsule of a failed start of a pool or worker."""
@@ -277,10 +279,8 @@ def versions() -> dict[str, str]:
 
 def _add_capsule(error: StepmillError, path: str | None, why_not: str = "") -> StepmillError:
     text = f"no crash capsule could be written: {why_not}" if path is None else f"crash capsule: {path}"
-    error.message = f"{error.message}; {text}"
-    error.args = (error.message,)
     error.capsule = path
-    return error
+    return error.extend(text)
 
 
 def _describe_call(call: PositionedCall, notes: list[str], *, is_current: bool) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What the pool state asks Python to decide about, the events that `drain` returns; and the decisions that `apply` takes.
+"""What the core asks Python to decide about, the events that `drain` returns; the decisions that `apply` takes; and what `view` returns.
 
 An event is returned again until a decision has moved its env or worker on, so that an interrupt between `drain` and `apply`
 loses nothing. Events and decisions are keyed by env and ticket, or by worker and generation (how often it was restarted). A decision
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-
-from stepmill import _native
+from typing import NamedTuple
 
 
 class FaultKind(IntEnum):
@@ -131,9 +130,11 @@ class Replay(EnvDecision):
     """Play the episode of a suspended env again; pause with ReplayAt after each command whose number is in `places`.
 
     If the pending command begins an episode, it is given again instead, and the env is not suspended any more.
+    `is_finished_here`: after the last command, finish the replay in place of ReplayPlayed.
     """
 
     places: Sequence[int]
+    is_finished_here: bool
 
 
 class ContinueReplay(EnvDecision):
@@ -187,6 +188,57 @@ class FailWorker(WorkerDecision):
     """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received."""
 
 
-def read_faults(state: _native.PoolState) -> list[EnvFailed]:
-    """Return the faults of pending commands, and leave all events to the fault handler."""
-    return [event for event in state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
+Decision = EnvDecision | MarkNew | WorkerDecision
+
+
+# ---- views -------------------------------------------------------------------------------------------------------------
+
+
+class ServerView(NamedTuple):
+    """What the core knows of an env object, a server.
+
+    Attributes:
+        server, worker: its number, and that of its worker.
+        env_id: the env that it serves; None: it is a spare in the queue.
+        ticket: number of its newest command.
+        phase: its ObjectPhase of `phases.def`.
+        is_logged: whether the log of its episode is complete.
+        episode, length: number of the episode, and how many of its results were received.
+        length_before: the length of the previous episode.
+        is_pending: whether its env has a command whose result was not received.
+        is_between: whether the pending command begins an episode, or the next command will.
+        is_staged: whether its next episode was begun in advance.
+    """
+
+    server: int
+    worker: int
+    env_id: int | None
+    ticket: int
+    phase: str
+    is_logged: bool
+    episode: int
+    length: int
+    length_before: int
+    is_pending: bool
+    is_between: bool
+    is_staged: bool
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its episode must be replayed before the env's results can be received."""
+        return self.phase in ("AWAITING_REPLAY", "REPLAYING", "PAUSED")
+
+    @property
+    def next_place(self) -> int:
+        """The place of a call that is made now."""
+        return self.length + 1 if self.is_pending or self.is_staged else self.length
+
+    @property
+    def first_place(self) -> int:
+        """The last place before the part to be replayed, which begins with a pending reset or the reset of the episode."""
+        return self.length if self.is_between else 0
+
+    @property
+    def is_reset_ahead(self) -> bool:
+        """Whether a reset is pending or staged: placed calls come after it."""
+        return self.is_between and (self.is_pending or self.is_staged)

@@ -85,13 +85,6 @@ def _is_record(record: object) -> TypeGuard[dict[str, str]]:
     )
 
 
-def after_attempts(error: StepmillError, attempts: int) -> StepmillError:
-    """Add to the error of the last attempt to reset an env how many attempts there were, and return it."""
-    error.message = f"{error.message}; this was the last of {attempts} attempts to reset it"
-    error.args = (error.message,)
-    return error
-
-
 def _read_record(data: bytes | dict[str, str] | None) -> object:
     try:
         return _native.decode(data, load) if isinstance(data, bytes) else data

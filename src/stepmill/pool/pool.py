@@ -18,6 +18,7 @@ from stepmill.pool.arguments import check_leaves, checked_batch_size, checked_fn
 from stepmill.pool.receiving import PoolWait, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
+from stepmill.pool.revival import Revival
 from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
@@ -85,10 +86,10 @@ class Pool:
             self.num_workers = len(self._runtime.plans)
             self._state = self._runtime.state
             self._unclaimed = self._state.unclaimed
-            self._faults = self._runtime.faults
-            self._waits = PoolWait(self._state, self._faults, self.options)
-            backend, locations = self._runtime.backend, self._runtime.server_locations
-            self._requests = EnvRequests(backend, self._faults, locations, self.options, num_envs=self.num_envs)
+            self._recovery = self._runtime.recovery
+            self._revival = Revival(self._recovery)
+            self._waits = PoolWait(self._state, self._recovery, self._revival, self.options)
+            self._requests = EnvRequests(self._runtime, self.options, num_envs=self.num_envs)
             self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
             self._resets = ResetPlanner(
                 self.num_envs, self.spec.batch_size, is_seeded=has_seeds(self.options), num_spares=self._num_spares
@@ -161,7 +162,7 @@ class Pool:
             return self.step_wait()
         self._receiver.restore_unclaimed(result)
         if isinstance(error, UsageError):
-            self._faults.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
+            self._recovery.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
         raise error
 
     # ---- asynchronous -------------------------------------------------------------------------------------------
@@ -296,8 +297,8 @@ class Pool:
                 episode. Revive all envs that the error names.
         """
         ids = self._requests.checked_ids(env_ids)
-        self._faults.revive(ids, wait=wait, restart_living=restart_living)
-        self._faults.raise_errors()
+        self._revival.revive(ids, wait=wait, restart_living=restart_living)
+        self._recovery.raise_errors()
 
     # ---- methods and attributes of envs: a request to an env runs after the commands sent to it before ----------------
 
@@ -397,7 +398,7 @@ class Pool:
     @property
     def worker_of(self) -> tuple[int, ...]:
         """The worker of each env, by env_id. The envs of a worker are lost together."""
-        return tuple(self._state.worker_of(env_id) for env_id in range(len(self._state.states())))
+        return tuple(map(self._recovery.workers.worker_of, range(self.num_envs)))
 
     @cached_property
     def _spaces(self) -> VectorSpaces:

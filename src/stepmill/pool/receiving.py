@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill.pool.arguments import check_timeout, checked_ids
-from stepmill.pool.events import read_faults
-from stepmill.pool.fault_handler import FaultHandler
+from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
+from stepmill.pool.recovery import Recovery
 from stepmill.pool.resets import ResetPlan
+from stepmill.pool.revival import Revival
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.notices import warn
@@ -35,9 +36,10 @@ _READY, _FAULT, _TIMED_OUT = 0, 1, 2  # what a wait of the pool state returns; a
 class PoolWait:
     """Sends commands and waits for results. Faults are handled meanwhile, with signals deferred."""
 
-    def __init__(self, state: _native.PoolState, faults: FaultHandler, options: PoolOptions) -> None:
+    def __init__(self, state: _native.PoolState, recovery: Recovery, revival: Revival, options: PoolOptions) -> None:
         self._state = state
-        self._faults = faults
+        self._recovery = recovery
+        self._revival = revival
         self._linger_s = options.linger_s
         self._has_spares = options.spare_envs > 0
         has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
@@ -54,22 +56,22 @@ class PoolWait:
 
     def try_send(self, command: Callable[[], object]) -> bool:
         """Do the same without repeating it; return whether the command was sent."""
-        if self._faults.faults:  # an interrupt has kept them back
-            self._faults.raise_errors()
+        if self._recovery.faults:  # an interrupt has kept them back
+            self._recovery.raise_errors()
         try:
             command()
         except _native.DeadWorkers as found:
             with defer_signals():
-                self._faults.handle_dead_workers(found.args[0])
-            self._faults.raise_errors()
+                self._recovery.handle_dead_workers(found.args[0])
+            self._recovery.raise_errors()
             return False
         return True
 
     def handle(self) -> None:
         """Handle faults and events, and raise the errors that the policies return."""
         with defer_signals():
-            self._faults.handle()
-        self._faults.raise_errors()
+            self._recovery.handle()
+        self._recovery.raise_errors()
 
     def wait(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
         """Wait until `wait(seconds)` of the pool state returns READY.
@@ -77,7 +79,7 @@ class PoolWait:
         Raises:
             RecvTimeout: the deadline is over.
         """
-        self._faults.raise_errors()
+        self._recovery.raise_errors()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         num_late_rounds = 0
         while num_late_rounds <= MAX_LATE_ROUNDS:
@@ -125,31 +127,31 @@ class PoolWait:
         """Wait for these envs, and drop their results and faults: they are about to be reset."""
         while True:
             outcome = self._state.wait_for(env_ids, None)
-            for fault in read_faults(self._state) if outcome == _FAULT else ():
-                if fault.env_id in env_ids:
+            for fault in self._state.drain(acknowledge=False) if outcome == _FAULT else ():
+                if isinstance(fault, EnvFailed) and fault.env_id in env_ids:
                     warn(f"{describe_fault(fault)}; this reset drops its result")
             self._state.discard_results(env_ids)
             if outcome == _READY:
                 return
             if outcome != _FAULT:
                 with defer_signals():
-                    self._faults.handle_events()
-                self._faults.raise_errors()
+                    self._recovery.handle(has_faults=False)
+                self._recovery.raise_errors()
 
     def prepare_reset(self, plan: ResetPlan) -> None:
         """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
-        self._faults.raise_errors()  # before results are dropped: an interrupt may have kept errors back
+        self._recovery.raise_errors()  # before results are dropped: an interrupt may have kept errors back
         self.drain(plan.env_ids)
-        self._faults.prepare_reset(plan.env_ids)
-        self._faults.raise_errors()
+        self._revival.prepare_reset(plan.env_ids)
+        self._recovery.raise_errors()
         if not self._has_spares:
             return
-        while plan.is_whole and self._faults.restart_all():  # before any env is given another object
+        while plan.is_whole and self._revival.restart_all():  # before any env is given another object
             self.drain(plan.env_ids)
         plan.release_staged(self._state)
         self.drain(plan.env_ids_to_reset)
-        self._faults.prepare_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
-        self._faults.raise_errors()
+        self._revival.prepare_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
+        self._recovery.raise_errors()
 
     def _warn_slow(self) -> None:
         self._slow_s = None
@@ -231,7 +233,7 @@ class Receiver:
         """Return these ids, sorted, if each env is stepping or has a result to be received."""
         ids = sorted({*checked_ids(env_ids, self._num_envs)})
         states = self._state.states()
-        faulted = [fault.env_id for fault in read_faults(self._state)]
+        faulted = [event.env_id for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
         idle = [
             env_id for env_id in ids if states[env_id] not in (EnvState.BUSY, EnvState.READY) and env_id not in faulted
         ]

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepmill.backends.base import Backend, Future
+from stepmill.backends.base import Future
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
-from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.settings import Name
+from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.errors import ClosedPoolError, StepmillError, UsageError, WorkerDied, join_errors
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.calls import SETTING_KINDS, set_payload
 from stepmill.worker.error_records import env_error
-from stepmill.worker.messages import ErrorRecord, Request, RequestKind, ServerLocation, Value
+from stepmill.worker.messages import ErrorRecord, Request, RequestKind, Value
 
 
 @dataclass(frozen=True)
@@ -135,20 +135,11 @@ class PoolFuture:
 class EnvRequests:
     """Sends requests to the envs of a pool. A request to an env runs after the commands sent to it before."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        faults: FaultHandler,
-        server_locations: Sequence[ServerLocation],
-        options: PoolOptions,
-        *,
-        num_envs: int,
-    ) -> None:
-
+    def __init__(self, runtime: PoolRuntime, options: PoolOptions, *, num_envs: int) -> None:
         self.ids = itertools.count(1)
-        self._backend = backend
-        self._faults = faults
-        self._server_locations = server_locations
+        self._backend = runtime.backend
+        self._recovery = runtime.recovery
+        self._server_locations = runtime.server_locations
         self._num_envs = num_envs
         self._num_spares = options.spare_envs
         self._call_timeout_s = options.call_timeout_s
@@ -175,7 +166,7 @@ class EnvRequests:
             raise UsageError(
                 f"got {len(column)} values of {name!r} for {len(ids)} envs; give one per env, or one for all"
             )
-        workers = self._faults.workers
+        workers = self._recovery.workers
         servers = [workers.state.server_of(env_id) for env_id in ids]
         settings = [workers.settings_of(server) for server in servers]
         before = [settings[at].put(kind, name, server, column[at]) for at, server in enumerate(servers)]
@@ -198,21 +189,21 @@ class EnvRequests:
     def _send(
         self, kind: RequestKind, ids: Sequence[int], payload_for: Callable[[Sequence[int]], object]
     ) -> PoolFuture:
-        state = self._faults.workers.state
-        self._wait_ready([state.worker_of(env_id) for env_id in ids], self._call_timeout_s)
+        workers = self._recovery.workers
+        self._wait_ready([workers.worker_of(env_id) for env_id in ids], self._call_timeout_s)
         # Reading an attribute needs no capsule.
-        has_capsule = self._faults.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
-        positions = [self._faults.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
+        has_capsule = self._recovery.crash_reporter.is_wanted and kind is not RequestKind.GET_ATTR
+        positions = [self._recovery.crash_reporter.position_of(env_id) for env_id in ids] if has_capsule else ()
         call = EnvCall(kind, tuple(ids), payload_for, positions)
         return PoolFuture(self, call, self._post(call, range(len(ids))))
 
     def _wait_ready(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        self._faults.before_call(workers, timeout_s)
-        self._faults.raise_errors()
+        self._recovery.wait_until_rebuilt(workers, timeout_s)
+        self._recovery.raise_errors()
 
     def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:
         """Send a request to each worker of the envs at these places."""
-        workers, state, replayer = self._faults.workers, self._faults.workers.state, self._faults.replayer
+        workers, state, replays = self._recovery.workers, self._recovery.workers.state, self._recovery.replays
         servers = {place: state.server_of(call.env_ids[place]) for place in places}
         places_of: dict[int, list[int]] = {}
         for place, server in servers.items():
@@ -222,7 +213,7 @@ class EnvRequests:
                 id=next(self.ids),
                 kind=call.kind,
                 servers=tuple(self._server_locations[servers[place]].local_index for place in own),
-                after=tuple(state.ticket_of_server(servers[place]) for place in own),
+                after=tuple(view.ticket for view in state.view([servers[place] for place in own])),
                 payload=call.payload_for(own),
             )
             for worker, own in places_of.items()
@@ -231,19 +222,19 @@ class EnvRequests:
         for future in self._backend.call(requests):
             worker, own = future.worker, places_of[future.worker]
             parts.append(SentPart(future, own, workers.record_of(worker).generation, workers.num_requests(worker)))
-            if replayer is not None:
-                replayer.add_request([servers[place] for place in own], future)
+            if replays is not None:
+                replays.add_request([servers[place] for place in own], future)
         return parts
 
     # ---- what becomes of a part -------------------------------------------------------------------------------------
 
     def record_reply(self, part: SentPart) -> None:
         """Record that the worker has replied to a part, and so to all requests before it."""
-        self._faults.workers.record_replies(part.future.worker, part.num_requests)
+        self._recovery.workers.record_replies(part.future.worker, part.num_requests)
 
     def report_death(self, error: WorkerDied, part: SentPart) -> None:
         """Record that the death of a worker is about to be raised as the result of a part."""
-        self._faults.workers.report_death_in_call(error, part.generation)
+        self._recovery.workers.report_death_in_call(error, part.generation)
 
     def is_left_to_successor(self, call: EnvCall, part: SentPart) -> bool:
         """Whether a setting that a dead worker did not get to is applied to its successor. The next step reports the death."""
@@ -255,19 +246,19 @@ class EnvRequests:
 
         So it is if the policy replays deaths, the worker died before it read the request, and nothing was sent since.
         """
-        workers, worker, request = self._faults.workers, part.future.worker, part.future.request
+        workers, worker, request = self._recovery.workers, part.future.worker, part.future.request
         if self._on_fault is not OnFault.REPLAY or self.died_in_request(worker):
             return False
         record = workers.check_process(worker)
         if record.state is not WorkerState.DEAD_UNREPORTED or record.generation != part.generation:
             return False
         servers = [record.plan.env_ids[local] for local in request.servers]
-        return tuple(workers.state.ticket_of_server(server) for server in servers) == request.after
+        return tuple(view.ticket for view in workers.state.view(servers)) == request.after
 
     def died_in_request(self, worker: int) -> bool:
         """Whether a dead worker may have begun a request before it died; True if the pool is closed."""
         try:
-            return self._faults.workers.state.died_in_request(worker)
+            return self._recovery.workers.state.died_in_request(worker)
         except ClosedPoolError:
             return True
 
@@ -283,7 +274,7 @@ class EnvRequests:
         if not call.positions:
             return error
         one = PositionedCall(call.kind, call.payload_for([place]), call.positions[place])
-        return self._faults.crash_reporter.report_call(error, env_id, one)
+        return self._recovery.crash_reporter.report_call(error, env_id, one)
 
 
 SetColumn = Callable[[str, Any, Any], None]

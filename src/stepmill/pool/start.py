@@ -23,8 +23,8 @@ from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool import events
 from stepmill.pool.cost_model import auto_backend
-from stepmill.pool.fault_handler import FaultHandler
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
+from stepmill.pool.recovery import Recovery
 from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
@@ -53,7 +53,7 @@ class PoolResources:
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
-        self.faults: FaultHandler | None = None
+        self.recovery: Recovery | None = None
         self.slab: SharedSlab | None = None
         self.state: _native.PoolState | None = None
         self.reaper: _native.Reaper | None = None
@@ -87,8 +87,8 @@ class PoolResources:
             self._end(INTERRUPTED_CLOSE_TIMEOUT_S if is_interrupted else CLOSE_TIMEOUT_S)
 
     def _end(self, timeout_s: float) -> None:
-        if self.faults is not None:
-            self.faults.workers.stop()
+        if self.recovery is not None:
+            self.recovery.workers.stop()
         if self.state is not None:
             self.state.close()
         if self.reaper is not None:
@@ -98,9 +98,9 @@ class PoolResources:
             if self.backend is not None:
                 self.backend.close(timeout_s)
         finally:  # close() of a backend may warn, and warnings may be errors
-            if self.faults is not None:
-                self.faults.workers.join()
-                self.faults.crash_reporter.release()
+            if self.recovery is not None:
+                self.recovery.workers.join()
+                self.recovery.crash_reporter.release()
             if self.state is not None:
                 self.state.release()
             if self.slab is not None:
@@ -134,7 +134,7 @@ class PoolRuntime:
     slab: SharedSlab
     state: _native.PoolState
     server_locations: tuple[ServerLocation, ...]
-    faults: FaultHandler
+    recovery: Recovery
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> PoolRuntime:
@@ -206,8 +206,8 @@ def _start(
     plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions, resources: PoolResources
 ) -> PoolRuntime:
     resources.backend = backend
-    resources.faults = faults = FaultHandler(plans, backend, options)
-    reports = _start_workers(backend, plans, faults)
+    resources.recovery = recovery = Recovery(plans, backend, options)
+    reports = _start_workers(backend, plans, recovery)
     specs = _specs_in_order(plans, reports)
     check_specs(specs)
     check_budget(specs[0], options)
@@ -222,8 +222,8 @@ def _start(
     if isinstance(backend, MonitoredBackend):
         resources.reaper = _make_reaper(slab, backend, options)
         state.attach_reaper(resources.reaper)
-    faults.workers.attach(state, reports, resources.reaper)
-    faults.crash_reporter.attach(state, specs[0], faults.workers.settings_of)
+    recovery.workers.attach(state, reports, resources.reaper)
+    recovery.crash_reporter.attach(state, specs[0], recovery.workers.settings_of)
     if isinstance(backend, RemoteBackend):
         state.attach_outbox(backend.outbox_fd)
     backend.attach(slab, state.post_request)
@@ -233,7 +233,7 @@ def _start(
         state.attach_advance(backend.advance)
     if isinstance(backend, KernelBackend):
         state.attach_kernel(backend.loop)
-    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), faults)
+    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), recovery)
 
 
 def _make_reaper(slab: SharedSlab, backend: MonitoredBackend, options: PoolOptions) -> _native.Reaper:
@@ -259,11 +259,11 @@ def _attempts_timeout_s(options: PoolOptions) -> float | None:
     return (1 + num_retries) * options.reset_timeout_s + num_retries * options.reset_retry_wait_s
 
 
-def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], faults: FaultHandler) -> list[WorkerReport]:
+def _start_workers(backend: Backend, plans: Sequence[WorkerPlan], recovery: Recovery) -> list[WorkerReport]:
     try:
         return backend.start(plans)
     except StepmillError as error:
-        faults.crash_reporter.report_start_failure(error)
+        recovery.crash_reporter.report_start_failure(error)
         raise
 
 

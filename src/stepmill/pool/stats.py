@@ -25,7 +25,7 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
     """Return the current counters."""
     return runtime.slab.read_stats(
         leased_slots=runtime.state.num_held(),
-        replay_log_bytes=runtime.state.log_bytes() + runtime.faults.call_log_bytes,
+        replay_log_bytes=runtime.state.log_bytes() + runtime.recovery.call_log_bytes,
         nodes=runtime.backend.node_stats() if isinstance(runtime.backend, RemoteBackend) else (),
     )
 

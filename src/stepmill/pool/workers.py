@@ -9,7 +9,8 @@
                                      FAILED ──the error is raised──► DEAD_REPORTED
 
 `WorkerSupervisor` has one record per worker and is the only code that changes the records, in the pool's thread. A restart
-runs in its own thread (`RestartTask`), which accesses no record: it stores its outcome in the task and ends the pool's wait.
+runs in its own thread (`RestartTask`), which accesses no record: it stores its outcome in the task and ends the pool's wait. At most as
+many build envs at once as there are usable cores. No method calls `apply`: they return decisions, which the caller carries out.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ import enum
 import select
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from stepmill import _native
 from stepmill.backends.base import (
@@ -35,7 +34,9 @@ from stepmill.backends.base import (
 )
 from stepmill.backends.process import ProcessBackend
 from stepmill.pool import events as core_events
-from stepmill.pool.events import BeginRestart, CancelRestart, FailWorker, ServeWorker
+from stepmill.pool.events import BeginRestart, CancelRestart, Decision, ServerView, ServeWorker
+from stepmill.pool.limits import FailureLimit
+from stepmill.pool.policies import FaultPolicy
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
@@ -74,38 +75,36 @@ TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
 DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAILED)
 
 
-class FailureLimit:
-    """Allows a limited number of failures in a window of time."""
-
-    def __init__(self, max_failures: int, window_s: float) -> None:
-        self._max_failures = max_failures
-        self._window_s = window_s
-        self._times: deque[float] = deque()
-
-    def count(self) -> int | None:
-        """Count a failure; return its number in the window, from 1 on, or None if the limit is reached."""
-        now = time.monotonic()
-        while self._times and now - self._times[0] > self._window_s:
-            self._times.popleft()
-        if len(self._times) >= self._max_failures:
-            return None
-        self._times.append(now)
-        return len(self._times)
-
-
 class RestartTask:
     """Restarts one worker once, in a thread of its own. The outcome is in `report` or `error` when `is_done`."""
 
     def __init__(
-        self, worker: int, due_s: float, start_successor: Callable[[], WorkerReport], notify: Callable[[], None]
+        self,
+        worker: int,
+        delay_s: float,
+        turns: threading.Semaphore,
+        start_successor: Callable[[], WorkerReport],
+        notify: Callable[[], None],
+        before: Callable[[], object] = lambda: None,
     ) -> None:
-        """`due_s`: when to begin, on the clock of time.monotonic. `start_successor` returns its report; `notify` is called at the end."""
-        self.due_s = due_s
+        """Plan a restart.
+
+        Args:
+            worker: its number.
+            delay_s: when to begin, in seconds from now.
+            turns: limits how many tasks run `start_successor` at a time; the others wait.
+            start_successor: returns the report of the successor.
+            notify: called at the end.
+            before: called before it waits for its turn.
+        """
+        self.due_s = time.monotonic() + delay_s
         self.report: WorkerReport | None = None
         self.error: StepmillError | None = None
         self._worker = worker
+        self._turns = turns
         self._start_successor = start_successor
         self._notify = notify
+        self._before = before
         self._stop = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stepmill-restart-{worker}", daemon=True)
@@ -123,17 +122,23 @@ class RestartTask:
             self._end(too_many_workers_error(1, exc))
 
     def _run(self) -> None:
-        if self._stop.wait(max(0.0, self.due_s - time.monotonic())):
-            self._end(ClosedPoolError("the pool was closed before its worker was restarted; make a new one"))
-            return
         try:
-            self.report = self._start_successor()
+            self.report = self._wait_and_restart()
         except StepmillError as error:
             self._end(error)
         except Exception as exc:  # for example, no descriptors or no memory
             self._end(EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}"))
         else:
             self._end(None)
+
+    def _wait_and_restart(self) -> WorkerReport:
+        self._stop.wait(max(0.0, self.due_s - time.monotonic()))
+        if not self._stop.is_set():
+            self._before()
+        with self._turns:
+            if self._stop.is_set():
+                raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
+            return self._start_successor()
 
     def _end(self, error: StepmillError | None) -> None:
         self.error = error
@@ -179,27 +184,16 @@ class WorkerRecord:
     is_retried: bool = False
 
 
-class DeathPolicy(Protocol):
-    """What the supervisor asks of the fault policy for deaths; `pool.policies` has the policies."""
-
-    @property
-    def reports_deaths(self) -> bool:
-        """Whether a death is raised as an error, once, by the call that finds it."""
-
-    @property
-    def death_hint(self) -> str:
-        """The part of a WorkerDied error that says what happens to the envs."""
-
-    def repeats_settings(self, server: int) -> bool:
-        """Whether the replay of an env object repeats its settings, so that its restart need not re-apply them."""
-
-
 class WorkerSupervisor:
     """Owns the records of a pool's workers. Used by the pool's thread."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
-        self.policy: DeathPolicy  # set by the fault handler, whose policies need this object
+        self.policy: FaultPolicy  # for deaths; set by `Recovery`
+        self.repeats_settings: Callable[[int], bool] = lambda server: (
+            False
+        )  # whether a replay sets them on an env object
         self._backend = backend
+        self._turns = threading.Semaphore(_native.usable_cores())
         self._num_restarts_left = options.max_restarts_total
         self._state: _native.PoolState | None = None
         self._reaper: _native.Reaper | None = None
@@ -248,6 +242,23 @@ class WorkerSupervisor:
         """Whether a worker that runs can be ended: a process, not a thread."""
         return isinstance(self._backend, ProcessBackend)
 
+    def view_of(self, env_id: int) -> ServerView:
+        """Return what the core knows of the object of an env."""
+        view: ServerView = self.state.view([self.state.server_of(env_id)])[0]
+        return view
+
+    def views_of(self, worker: int) -> list[ServerView]:
+        """Return what the core knows of a worker's env objects."""
+        return self.state.view(self._records[worker].plan.env_ids)
+
+    def envs_of(self, worker: int) -> list[int]:
+        """Return the envs that a worker serves. With spares these are other envs than those of its plan."""
+        return sorted(view.env_id for view in self.views_of(worker) if view.env_id is not None)
+
+    def worker_of(self, env_id: int) -> int:
+        """Return the worker that serves an env."""
+        return self._worker_of_server[self.state.server_of(env_id)]
+
     def record_of(self, worker: int) -> WorkerRecord:
         """Return the record of a worker."""
         return self._records[worker]
@@ -274,10 +285,6 @@ class WorkerSupervisor:
             self.record_deaths()
         return self._records[worker]
 
-    def worker_of_server(self, server: int) -> int:
-        """Return the worker that owns an env object."""
-        return self._worker_of_server[server]
-
     def _move(self, record: WorkerRecord, state: WorkerState) -> None:
         if state not in TRANSITIONS[record.state]:
             raise EngineBug(
@@ -289,7 +296,7 @@ class WorkerSupervisor:
 
     def worker_died_error(self, worker: int) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        backend, env_ids, hint = self._backend, self.state.envs_of(worker), self.policy.death_hint
+        backend, env_ids, hint = self._backend, self.envs_of(worker), self.policy.death_hint
         exit_code = backend.exit_code(worker) if isinstance(backend, MonitoredBackend) else None
         if not isinstance(backend, RemoteBackend):
             return worker_died_error(worker, env_ids, exit_code, hint=hint)
@@ -301,11 +308,10 @@ class WorkerSupervisor:
         self._records[worker].error = error
 
     def mark_reported(self, worker: int) -> None:
-        """Record that the error of a dead worker is about to be raised, and make its envs FAULTED."""
+        """Record that the error of a dead worker is about to be raised."""
         record = self.record_of(worker)
         if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
             self._move(record, WorkerState.DEAD_REPORTED)
-        self.state.apply([FailWorker(worker, record.generation)])
 
     def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
         """Add the envs of the dead worker to the error of a call, and record that it is about to be raised.
@@ -318,7 +324,7 @@ class WorkerSupervisor:
                 record = self.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED:
                     self._move(record, WorkerState.DEAD_REPORTED)
-            name_envs(error, self.state.envs_of(error.worker))
+            name_envs(error, self.envs_of(error.worker))
 
     def num_requests(self, worker: int) -> int:
         """Return how many requests a worker has been sent; 0 if no reaper counts them."""
@@ -352,83 +358,88 @@ class WorkerSupervisor:
         if isinstance(self._backend, MonitoredBackend) and not self.can_restart_living:
             self._backend.end_worker(worker)  # raises if the thread still runs
 
-    def begin_restart(
+    def plan_restart(
         self,
-        worker: int,
-        delay_s: float,
+        decision: BeginRestart,
+        delay_s: float = 0.0,
         *,
-        is_replayed: bool = False,
         is_retried: bool = True,
-        info: Mapping[str, str] | None = None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
-        """Begin to restart a worker, dead or alive. Commands for its envs wait for its successor.
+        """Plan to restart a worker, dead or alive. `start_restart` must follow, once the decision is applied.
 
         Args:
-            worker: its number.
+            decision: which worker, and whether its envs are replayed.
             delay_s: how long to wait before its envs are built.
-            is_replayed: its envs are suspended until their episodes have been replayed.
             is_retried: another restart follows one that fails, while `count_restart` allows it.
-            info: the `info["fault"]` of idle envs, if they lose their episodes.
             before: called first, in the thread of the restart.
         """
-        record = self.record_of(worker)
+        record = self._records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
-        record.is_replayed, record.is_retried = is_replayed, is_retried
-        self.state.apply([BeginRestart(worker, record.generation, is_replayed, info)])
-        self._start_task(record, delay_s, before)
+        record.is_replayed, record.is_retried = decision.is_replayed, is_retried
+        record.task = self._make_task(record, delay_s, before)
 
-    def _start_task(self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None) -> None:
+    def start_restart(self, worker: int) -> None:
+        """Start the thread of a planned restart."""
+        task = self._records[worker].task
+        if task is not None:
+            task.start()
+
+    def _make_task(
+        self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None
+    ) -> RestartTask:
         worker, state, backend = record.plan.worker, self.state, self._backend
 
         def settings() -> Iterator[Request]:
             servers = record.plan.env_ids
             yield from record.settings.requests(
-                [server for server in servers if not (record.is_replayed and self.policy.repeats_settings(server))]
+                [server for server in servers if not (record.is_replayed and self.repeats_settings(server))]
             )
 
         def start_successor() -> WorkerReport:
-            before()
             if isinstance(backend, MonitoredBackend):
                 backend.end_worker(worker)
                 state.clear_dead_worker(worker)
             return backend.revive(worker, settings())
 
-        record.task = RestartTask(worker, time.monotonic() + delay_s, start_successor, state.notify)
-        record.task.start()
+        return RestartTask(worker, delay_s, self._turns, start_successor, state.notify, before)
 
-    def finish_restarts(self) -> list[int]:
-        """Process the outcomes of restarts that are done; return the workers whose envs are built. `serve` must follow."""
-        restarted = []
+    def finish_restarts(self) -> tuple[list[WorkerRecord], list[Decision]]:
+        """Process the outcomes of restarts that are done.
+
+        Return the records of workers whose envs are built, which `serve` must follow, and decisions about those that stay dead.
+        """
+        built, decisions = [], list[Decision]()
         for record in self._records:
             task = record.task
             if record.state is not WorkerState.RESTARTING or task is None or not task.is_done:
                 continue
             if task.report is None:
-                self._retry(record, task)
+                decisions += self._retry(record, task)
                 continue
             record.pid, record.task = task.report.pid, None
             self.state.set_pid(record.plan.worker, record.pid)
-            restarted.append(record.plan.worker)
-        return restarted
+            built.append(record)
+        return built, decisions
 
-    def serve(self, worker: int) -> None:
+    def serve(self, record: WorkerRecord) -> Decision:
         """Let a restarted worker carry out the commands that wait for it."""
-        record, backend = self._records[worker], self._backend
+        worker, backend = record.plan.worker, self._backend
         self._move(record, WorkerState.SERVING)
         pidfd = backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1
-        self.state.apply([ServeWorker(worker, record.generation, pidfd)])
         record.generation += 1
+        return ServeWorker(worker, record.generation - 1, pidfd)
 
-    def _retry(self, record: WorkerRecord, task: RestartTask) -> None:
+    def _retry(self, record: WorkerRecord, task: RestartTask) -> list[Decision]:
         worker = record.plan.worker
         record.error, record.task = task.error, None
         delay_s = self.count_restart(worker) if record.is_retried else None
         if delay_s is not None:
-            self._start_task(record, delay_s)
-            return
+            record.task = self._make_task(record, delay_s)
+            record.task.start()
+            return []
         self._move(record, WorkerState.FAILED)
-        self.state.apply([CancelRestart(worker, record.generation)])
+        return [CancelRestart(worker, record.generation)]
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves. Does not wait for it."""

@@ -59,6 +59,12 @@ class StepmillError(Exception):
         self.message = message
         self.others = tuple(others)
 
+    def extend(self, text: str) -> Self:
+        """Add a clause to the message, and return the error."""
+        self.message = f"{self.message}; {text}"
+        self.args = (self.message,)
+        return self
+
     def details(self) -> str:
         """Return the text that follows the message when the error is printed, or an empty string."""
         return ""

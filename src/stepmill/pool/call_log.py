@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepmill import _native
 from stepmill.backends.base import Future
+from stepmill.pool.events import ServerView
 from stepmill.worker.calls import SETTING_KINDS
 from stepmill.worker.messages import Request, RequestKind, Value, dump
 
@@ -41,6 +41,13 @@ class LoggedCall:
     position: int
     has_raised: bool | None = None
 
+    def place_in(self, view: ServerView) -> int:
+        """Return after how many commands of the episode the call was made; 0 is before its reset."""
+        if self.episode == view.episode:
+            return self.place
+        # Made while the command that began this episode was pending.
+        return 1 if self.episode == view.episode - 1 and self.place > view.length_before else 0
+
     def update(self) -> bool:
         """Store the outcome if the reply has arrived; return whether it is known that the call did not happen."""
         if self.future is None:
@@ -57,53 +64,6 @@ class LoggedCall:
         is_setting = self.kind is old.kind and self.kind in SETTING_KINDS
         is_there = (self.episode, self.place) == (old.episode, old.place)
         return is_setting and is_there and self.has_raised is False and self.name == old.name
-
-
-@dataclass(frozen=True)
-class EpisodePosition:
-    """The position of an env object in its episodes, from `log_position` of the pool state.
-
-    Attributes:
-        episode, length: number of the episode, and how many of its results were received.
-        length_before: the length of the previous episode.
-        is_pending: whether a command is pending.
-        is_between: whether the pending command begins an episode, or the next command will.
-        is_staged: whether its next episode was begun in advance.
-    """
-
-    episode: int
-    length: int
-    length_before: int
-    is_pending: bool
-    is_between: bool
-    is_staged: bool
-
-    @classmethod
-    def of(cls, state: _native.PoolState, server: int) -> EpisodePosition:
-        """Return the current position of an env object."""
-        return cls(*state.log_position(server))
-
-    @property
-    def next_place(self) -> int:
-        """The place of a call that is made now."""
-        return self.length + 1 if self.is_pending or self.is_staged else self.length
-
-    @property
-    def first(self) -> int:
-        """The last place before the part to be replayed, which begins with a pending reset or the reset of the episode."""
-        return self.length if self.is_between else 0
-
-    @property
-    def is_reset_ahead(self) -> bool:
-        """Whether a reset is pending or staged: placed calls come after it."""
-        return self.is_between and (self.is_pending or self.is_staged)
-
-    def place(self, call: LoggedCall) -> int:
-        """Return after how many commands of the episode a call was made; 0 is before its reset."""
-        if call.episode == self.episode:
-            return call.place
-        # Made while the command that began this episode was pending.
-        return 1 if call.episode == self.episode - 1 and call.place > self.length_before else 0
 
 
 class CallLog:
@@ -126,10 +86,9 @@ class CallLog:
             self._update(server, call)
         return list(self._calls[server])
 
-    def placed(self, state: _native.PoolState, server: int) -> tuple[EpisodePosition, list[tuple[int, LoggedCall]]]:
-        """Return the position of the object, and its calls with their places."""
-        position = EpisodePosition.of(state, server)
-        return position, [(position.place(call), call) for call in self.calls_of(server)]
+    def placed(self, view: ServerView) -> list[tuple[int, LoggedCall]]:
+        """Return the calls of an env object with their places in its episode."""
+        return [(call.place_in(view), call) for call in self.calls_of(view.server)]
 
     def add(self, server: int, request: Request, future: Future | None, position: int, at: tuple[int, int]) -> None:
         """Add a call of one env object, made at this (episode, place)."""

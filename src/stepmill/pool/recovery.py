@@ -1,0 +1,417 @@
+"""What follows a fault: events leave the core, policies decide, and the decisions and their effects are carried out.
+
+    a wait ends with FAULT or EVENT ─► handle: drain ─► finished restarts, paused replays, failed envs, dead workers
+                                                     ─► decisions of policies ─► apply ─► restarts, calls, errors, warnings
+
+Per `handle` there is one `drain` and one `apply`. Only counts, errors and records of workers change between the two.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from stepmill import _native
+from stepmill.backends.base import Backend
+from stepmill.pool.crash_reporter import CrashReporter
+from stepmill.pool.events import (
+    BeginRestart,
+    Decision,
+    EnvFailed,
+    Event,
+    FailWorker,
+    FaultKind,
+    MarkFaulted,
+    ReplayFailed,
+    Suspend,
+)
+from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
+from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
+from stepmill.pool.policies import Death, Failure, FaultPolicy, RaisePolicy, ReplayPolicy, TruncatePolicy
+from stepmill.pool.replays import Effect, Replays
+from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
+from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, join_errors
+from stepmill.spec.notices import warn
+from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.spec.received import EnvFault, faults_by_env
+from stepmill.worker.messages import WorkerPlan
+from stepmill.worker.signals import defer_signals
+
+logger = logging.getLogger("stepmill")
+
+# The worker does not serve its envs any more. NEIGHBOUR: it was lost through another of its envs.
+WORKER_LOST = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
+POLICIES: dict[OnFault, FaultPolicy] = {
+    OnFault.RAISE: RaisePolicy(),
+    OnFault.TRUNCATE: TruncatePolicy(),
+    OnFault.REPLAY: ReplayPolicy(),
+}
+
+
+class Recovery:
+    """Handles the faults of a pool's envs and workers. Used by the pool's thread.
+
+    Faults and warnings for the user are stored in `faults` and `notices`, so that an interrupt between a fault and its
+    error loses nothing. Only `wait_for_rebuild` waits.
+    """
+
+    def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
+        self.workers = WorkerSupervisor(plans, backend, options)
+        self.crash_reporter = CrashReporter(plans, backend, options)
+        self.faults: list[EnvFault] = []  # raised or returned by the next call that can
+        self.raised: dict[
+            int, EnvFault
+        ] = {}  # by env: raised, but not by a call that receives; `receive` returns them, too
+        self.notices: list[str] = []  # warnings, issued by the same call
+        self._limits = {"step": options.step_timeout_s, "reset": options.reset_timeout_s}
+        self._env_error_limits = EnvErrorLimits(options)
+        self._attempts = ResetAttempts(options)
+        self._num_absorbed: Counter[int] = Counter()
+        self._env_policy = POLICIES[options.on_fault if options.on_raise is None else options.on_raise]
+        self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
+        self._after_apply: list[Effect] = []
+        self.replays: Replays | None = None
+        if any(isinstance(policy, ReplayPolicy) for policy in (self.policy, self._env_policy)):
+            self.replays = Replays(
+                self.workers,
+                plans,
+                backend,
+                options,
+                after_apply=self._after_apply,
+                on_reset_repeated=self._attempts.record_retry,
+                warn=self.notices.append,
+            )
+        if isinstance(self.policy, ReplayPolicy) and self.replays is not None:
+            self.workers.repeats_settings = self.replays.log.is_whole
+
+    @property
+    def _state(self) -> _native.PoolState:
+        return self.workers.state
+
+    @property
+    def call_log_bytes(self) -> int:
+        """Size of the log of env calls that replays repeat."""
+        return 0 if self.replays is None else self.replays.log.size_bytes
+
+    # ---- events to decisions ------------------------------------------------------------------------------------------
+
+    def handle(self, *, has_faults: bool = True) -> None:
+        """Handle all events, those for the user are appended to `faults`. Never waits.
+
+        `has_faults`: False leaves faults of pending commands to a later call.
+        """
+        events = self._state.drain(acknowledge=True)  # what occurs from here on is found by the next wait
+        self.workers.record_deaths(events)
+        decisions = [*self._finish_restarts(), *self._advance_replays(events)]
+        if has_faults:
+            decisions += self._decide_faults([event for event in events if isinstance(event, EnvFailed)])
+        self.carry_out(decisions)
+
+    def carry_out(self, decisions: Sequence[Decision]) -> None:
+        """Apply decisions, and do what follows them."""
+        if decisions:
+            self._state.apply(decisions)
+        for decision in decisions:
+            if isinstance(decision, BeginRestart):
+                self.workers.start_restart(decision.worker)
+        while self._after_apply:
+            self._after_apply.pop(0)()
+
+    def _finish_restarts(self) -> list[Decision]:
+        """Let restarted workers serve; if their envs are replayed, begin with it."""
+        built, decisions = self.workers.finish_restarts()  # a restart that finishes later wakes the next wait
+        for record in built:
+            worker = record.plan.worker
+            views = self.workers.views_of(worker)
+            if self.replays is not None and record.is_replayed:
+                self.replays.repeat_waiting(views)
+            decisions.append(self.workers.serve(record))
+            if self.replays is None:
+                continue
+            info = fault_info("died", record.error or self.workers.worker_died_error(worker))
+            for view in views:
+                if view.is_suspended:
+                    decisions += self.replays.begin(view, info, is_new=True)
+        return decisions
+
+    def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
+        if self.replays is None:
+            return []
+        decisions = self.replays.advance(events)
+        for decision in decisions:
+            if isinstance(decision, BeginRestart):
+                self._plan_restart(decision, self.workers.worker_died_error(decision.worker))
+        self.replays.check_calls()
+        lost = {self.workers.worker_of(event.env_id) for event in events if isinstance(event, ReplayFailed)}
+        for worker in sorted(lost):
+            if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+                decisions += self.decide_death(worker)
+        return decisions
+
+    def _decide_faults(self, faults: Sequence[EnvFailed]) -> list[Decision]:
+        decisions: list[Decision] = []
+        settled: set[int] = set()  # envs whose faults a decision about another fault includes
+        if self._attempts.is_in_new_process:
+            for worker in sorted({fault.worker for fault in faults}):
+                own = [fault for fault in faults if fault.worker == worker]
+                decisions += self._retry_resets(worker, own, settled)
+        for fault in faults:
+            if fault.kind not in WORKER_LOST and fault.env_id not in settled:
+                decisions += self._decide_env_error(fault, settled)
+        deaths = [fault for fault in faults if fault.kind in WORKER_LOST and fault.env_id not in settled]
+        for worker in sorted({fault.worker for fault in deaths}):
+            own = [fault for fault in deaths if fault.worker == worker and fault.env_id not in settled]
+            if own:
+                decisions += self.decide_death(worker, own)
+        return decisions
+
+    def _decide_env_error(self, fault: EnvFailed, settled: set[int]) -> list[Decision]:
+        error = self.crash_reporter.report_fault(fault_error(fault), fault.env_id, fault.kind)
+        if self._attempts.is_last(fault, error):
+            return self._fail_reset(fault, error)
+        policy = POLICIES[OnFault.RAISE] if fault.kind is FaultKind.INTERRUPTED else self._env_policy
+        is_allowed = not policy.is_limited or self._env_error_limits.allow(fault.env_id, error)
+        needs_new_object = False
+        if is_allowed and isinstance(policy, ReplayPolicy) and self.replays is not None:
+            view = self.workers.view_of(fault.env_id)
+            self.replays.record_failure(view, error)
+            needs_new_object = self.replays.needs_new_object(view)
+        generation = self.workers.record_of(fault.worker).generation
+        info = fault_info("raised", error)
+        decisions = policy.env_failed(Failure(fault, generation, info, is_allowed, needs_new_object))
+        self._add_fault(decisions, fault.kind, [error], fault.worker, [fault.env_id])
+        for decision in tuple(decisions):
+            if isinstance(decision, BeginRestart):
+                self._plan_restart(decision, error, settled=settled)
+            if isinstance(decision, Suspend) and self.replays is not None:
+                decisions += self.replays.begin(self.workers.view_of(fault.env_id), info, is_new=False)
+        return decisions
+
+    def _fail_reset(self, fault: EnvFailed, error: StepmillError) -> list[Decision]:
+        """Raise the error of the last attempt to reset an env."""
+        decisions: list[Decision] = [MarkFaulted(fault.env_id, fault.ticket)]
+        self._add_fault(decisions, fault.kind, [self._attempts.add_count(error)], fault.worker, [fault.env_id])
+        return decisions
+
+    def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
+        """Decide about the death of a worker, or about commands that were lost in an earlier death."""
+        record = self.workers.record_of(worker)
+        is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
+        is_known = record.error is not None and (record.state is WorkerState.FAILED or not is_new)
+        error = record.error if is_known and record.error is not None else self._death_error(worker, faults)
+        if is_new:
+            self._state.count_death(worker)
+            error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
+            self.workers.record_cause(worker, error)
+        delay_s = self.workers.count_restart(worker) if is_new and self.policy.is_limited else None
+        is_allowed = delay_s is not None
+        if is_allowed and isinstance(self.policy, ReplayPolicy):
+            self._record_failure_of_running_env(worker, error)
+        is_dead = record.state in DEAD  # also if a call has reported it, which does not change the envs
+        death = Death(worker, record.generation, faults, error, is_new, is_dead, is_allowed)
+        decisions = self.policy.worker_died(death)
+        if is_new and self.replays is not None:
+            self.replays.drop(self.workers.views_of(worker))
+        if any(isinstance(decision, FailWorker) for decision in decisions):
+            if self.policy.is_limited and is_new:
+                error = self._over_limit(error, worker)
+            self.workers.mark_reported(worker)
+        lost = self.workers.envs_of(worker) if is_new or not faults else [fault.env_id for fault in faults]
+        # The error of a constructor names one env, but all envs of the worker are lost.
+        errors = [error, self.workers.worker_died_error(worker)] if is_new and isinstance(error, EnvError) else [error]
+        kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
+        self._add_fault(decisions, kind, errors, worker, lost, is_logged=is_new)
+        for decision in tuple(decisions):
+            if isinstance(decision, BeginRestart):
+                self._plan_restart(decision, error, delay_s or 0.0)
+            if (
+                isinstance(decision, Suspend) and record.state is WorkerState.SERVING
+            ):  # else the replay follows the restart
+                decisions += self._begin_replay(decision.env_id, error)
+        return decisions
+
+    def _begin_replay(self, env_id: int, error: StepmillError) -> list[Decision]:
+        if self.replays is None:
+            return []
+        return self.replays.begin(self.workers.view_of(env_id), fault_info("died", error), is_new=True)
+
+    def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
+        """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
+        env_id = self._state.running_env(worker)
+        # A worker that was stopped took no command: the env that it ran is not known.
+        is_known = error.env_id == env_id if isinstance(error, EnvTimeout) else isinstance(error, WorkerDied)
+        if is_known and env_id >= 0 and self.replays is not None:
+            self.replays.record_failure(self.workers.view_of(env_id), error)
+
+    def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
+        """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""
+        record = self.workers.record_of(worker)
+        if record.state is WorkerState.RESTARTING:
+            return []
+        failed = [fault for fault in faults if fault.kind in RETRYABLE and fault.begins_episode]
+        retried, decisions = [], list[Decision]()
+        for fault in failed:
+            settled.add(fault.env_id)
+            if self._attempts.count(fault):
+                retried.append(fault)
+            else:
+                error = self.crash_reporter.report_fault(self._error_of(fault), fault.env_id, fault.kind)
+                decisions += self._fail_reset(fault, error)
+        if not retried:
+            return decisions
+        error = self._error_of(retried[0])
+        death = Death(worker, record.generation, retried, error, is_new=True, is_dead=False, is_allowed=True)
+        restart = self.policy.restart(death)
+        for decision in restart:
+            if isinstance(decision, BeginRestart):
+                self._plan_restart(decision, error, self._attempts.wait_s, settled=settled)
+        self._after_apply.append(lambda: self._record_retries(retried))
+        return decisions + restart
+
+    def _record_retries(self, faults: Iterable[EnvFailed]) -> None:
+        for fault in faults:
+            self._attempts.record_retry(self.workers.view_of(fault.env_id))
+
+    def _plan_restart(
+        self, decision: BeginRestart, error: StepmillError, delay_s: float = 0.0, settled: set[int] | None = None
+    ) -> None:
+        """Plan a restart of a worker because of `error`. If its envs are replayed, their faults are settled."""
+        worker = decision.worker
+        self.workers.record_cause(worker, error)
+        if not decision.is_replayed or self.replays is None:
+            self.workers.plan_restart(decision, delay_s)
+            return
+        self.replays.drop(self.workers.views_of(worker))
+        self.workers.plan_restart(decision, delay_s, before=self.replays.wait_for_calls(worker))
+        if settled is not None:
+            settled.update(self.workers.envs_of(worker))
+
+    # ---- errors -------------------------------------------------------------------------------------------------------
+
+    def _add_fault(
+        self,
+        decisions: Sequence[Decision],
+        kind: FaultKind | None,
+        errors: Sequence[StepmillError],
+        worker: int,
+        env_ids: Sequence[int],
+        *,
+        is_logged: bool = True,
+    ) -> None:
+        """Store the errors of a fault if the decisions about it say that they are raised, else log the first."""
+        if any(isinstance(decision, (MarkFaulted, FailWorker)) for decision in decisions):
+            self.faults.append(EnvFault(kind_name(kind), join_errors(errors), worker, tuple(env_ids)))
+        elif is_logged:
+            self._num_absorbed.update(env_ids)
+            counts = ", ".join(f"env {env_id}: {self._num_absorbed[env_id]}" for env_id in env_ids)
+            logger.warning("handled by the fault policy, not raised (faults so far: %s): %s", counts, errors[0].message)
+
+    def _over_limit(self, error: StepmillError, worker: int) -> StepmillError:
+        error.message = error.message.replace(f"; {self.policy.death_hint}", "")
+        return error.extend(
+            f"the limit of restarts of worker {worker} is reached (max_restarts, max_restarts_total), so it is "
+            "not restarted automatically; call reset() or revive()"
+        )
+
+    def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:
+        late = next((fault for fault in faults if fault.kind is FaultKind.TIMED_OUT), None)
+        if late is None:
+            return self.workers.worker_died_error(worker)
+        phase = "reset" if late.was_resetting else "step"
+        return late_error(late.env_id, self.workers.envs_of(worker), phase, self._limits[phase])
+
+    def _error_of(self, fault: EnvFailed) -> StepmillError:
+        if fault.kind in WORKER_LOST:
+            return self._death_error(fault.worker, [fault])
+        return fault_error(fault)
+
+    def warn(self) -> None:
+        """Issue the warnings in `notices`."""
+        while self.notices:
+            warn(self.notices.pop(0))
+
+    def raise_errors(self, *, is_receiving: bool = False) -> None:
+        """Issue the warnings in `notices`, and raise the errors of `faults` as one error.
+
+        Args:
+            is_receiving: False lets the next `receive` return the faults, too.
+        Raises:
+            EnvError, BadOutput, EnvTimeout, WorkerDied: faults that the policies did not handle.
+        """
+        if self.notices:
+            self.warn()
+        if self.faults:
+            error = join_errors([fault.error for fault in self.faults])
+            if not is_receiving:
+                self.raised = faults_by_env(self.raised, self.faults)
+            self.faults = []  # no signal handler runs between this line and the next
+            raise error
+
+    # ---- called by other methods ----------------------------------------------------------------------------------------
+
+    def handle_dead_workers(self, workers: Iterable[int]) -> None:
+        """Handle workers that `send` found dead. Nothing was sent."""
+        self.workers.record_deaths()
+        for worker in workers:
+            self.handle_death(worker)
+
+    def handle_death(self, worker: int) -> None:
+        """Handle the death of a worker that no command has met."""
+        self.carry_out(self.decide_death(worker))
+
+    def report_failed_restart(self, worker: int) -> None:
+        """Raise the error of a worker that could not be restarted."""
+        record = self.workers.record_of(worker)
+        if record.state is not WorkerState.FAILED or record.error is None:
+            return
+        error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
+        decision = FailWorker(worker, record.generation)
+        self._add_fault([decision], FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
+        self.workers.mark_reported(worker)
+        self.carry_out([decision])
+        self.raise_errors()
+
+    def wait_until_rebuilt(self, workers: Iterable[int], timeout_s: float | None) -> None:
+        """Before a call, wait until replays have rebuilt the envs of these workers.
+
+        Raises:
+            EnvTimeout: the envs were not rebuilt within `timeout_s`.
+        """
+        if self.replays is None:
+            return
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for worker in sorted(set(workers)):
+            while not self._is_rebuilt(worker) and not self.faults:
+                self._wait_for_rebuild(worker, deadline, timeout_s)
+
+    def _is_rebuilt(self, worker: int) -> bool:
+        if isinstance(self.policy, ReplayPolicy):
+            dead = (WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING)
+            if self.workers.check_process(worker).state in dead:
+                return False
+        return not any(view.is_suspended for view in self.workers.views_of(worker))
+
+    def _wait_for_rebuild(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
+        """Handle the death of a worker, or wait for the next event of its restart or replay."""
+        if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+            with defer_signals():
+                self.handle()
+                if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+                    self.handle_death(worker)
+            return
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self.wait_event(left_s)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise EnvTimeout(
+                f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; try again",
+                phase="call",
+                timeout_s=timeout_s or 0.0,
+            )
+
+    def wait_event(self, timeout_s: float | None) -> None:
+        """Wait for the next event of a restart or replay, and handle it."""
+        self._state.wait_event(timeout_s)
+        with defer_signals():
+            self.handle(has_faults=False)

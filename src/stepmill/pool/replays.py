@@ -1,0 +1,386 @@
+"""Replays under way: the calls that they repeat, and the decisions that carry them on.
+
+    begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► FinishReplay
+                                            └─► ReplayDiffers, ReplayFailed: play again, or FailReplay
+
+The core plays the log of an episode by itself, and finishes a replay without calls. No method waits, and none calls `apply`. A worker handles
+requests in the order in which they were posted, between the commands of the core: calls that precede a command are posted before
+its decision is applied. Whether they raised as before is compared after the log was played.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stepmill.backends.base import Backend, Future
+from stepmill.pool.call_log import CallLog, LoggedCall
+from stepmill.pool.events import (
+    BeginRestart,
+    ContinueReplay,
+    Decision,
+    Event,
+    FailReplay,
+    FinishReplay,
+    Replay,
+    ReplayAt,
+    ReplayDiffers,
+    ReplayPaused,
+    ReplayPlayed,
+    ServerView,
+)
+from stepmill.pool.limits import RepeatedFailures
+from stepmill.pool.workers import WorkerState, WorkerSupervisor
+from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
+from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
+from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, load
+
+TICKETS = 1 << 32  # they wrap around
+MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
+INCOMPLETE_LOG = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
+
+Effect = Callable[[], object]
+
+
+class CallDiffers(Exception):
+    """A repeated call raised and had not raised before, or the other way round."""
+
+
+@dataclass(eq=False)
+class RepeatedCalls:
+    """Calls that were repeated on one env object, to be compared with the first time.
+
+    Attributes:
+        server: the env object.
+        posted: the calls, and the futures of their repetition.
+        num_verified: how many of `posted` had the same outcome.
+        is_awaited: whether a thread waits for the futures, to notify the pool's thread.
+    """
+
+    server: int
+    posted: list[tuple[LoggedCall, Future]] = field(default_factory=list)
+    num_verified: int = 0
+    is_awaited: bool = False
+
+
+@dataclass(eq=False)
+class EpisodeReplay(RepeatedCalls):
+    """One env whose episode is replayed.
+
+    Attributes:
+        env_id: the env that the object serves.
+        info: `info["fault"]`, in case the episode cannot be replayed.
+        is_new: whether the object was rebuilt, so that calls from before the episode are repeated, too.
+        placed: calls with their places, from the first command of the log on.
+        num_plays: how often the replay was begun.
+        first_ticket: ticket of the reset that began the last play.
+    """
+
+    env_id: int = 0
+    info: dict[str, str] = field(default_factory=dict)
+    is_new: bool = False
+    placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
+    num_plays: int = 0
+    first_ticket: int = 0
+
+
+class Replays:
+    """The replays of a pool's envs, and the log of the calls that they repeat. Used by the pool's thread."""
+
+    def __init__(
+        self,
+        workers: WorkerSupervisor,
+        plans: Sequence[WorkerPlan],
+        backend: Backend,
+        options: PoolOptions,
+        *,
+        after_apply: list[Effect],
+        on_reset_repeated: Callable[[ServerView], object],
+        warn: Callable[[str], object],
+    ) -> None:
+        """Make the log.
+
+        Args:
+            workers, plans, backend, options: of the pool.
+            after_apply: a list of functions to be called once the decisions that a method returned are applied.
+            on_reset_repeated: called after a reset was repeated in place of a replay, with what is known of its env object.
+            warn: stores a warning for the user.
+        """
+        self._workers = workers
+        self._plans = plans
+        self._backend = backend
+        self._limit_bytes = options.replay_log_bytes
+        self._rebuilds_workers = options.on_fault is OnFault.REPLAY
+        self._after_apply = after_apply
+        self._on_reset_repeated = on_reset_repeated
+        self._warn = warn
+        self._locations = {env: (plan.worker, place) for plan in plans for place, env in enumerate(plan.env_ids)}
+        self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
+        self._failures = RepeatedFailures()
+        self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
+        self._unverified: list[RepeatedCalls] = []  # of envs that are not suspended
+        self.log = CallLog(len(self._locations), options.replay_log_bytes // 2)
+
+    # ---- the log ----------------------------------------------------------------------------------------------------
+
+    def add_request(self, servers: Sequence[int], future: Future) -> None:
+        """Log a request that was posted for these env objects, if it may change them."""
+        request = future.request
+        if request.kind not in MODIFYING_KINDS:
+            return
+        for position, view in enumerate(self._workers.state.view(servers)):
+            self.log.add(view.server, request, future, position, (view.episode, view.next_place))
+        self._share_memory()
+
+    def restart_log(self, worker: int) -> None:
+        """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
+        servers = self._plans[worker].env_ids
+        for server in servers:
+            self.log.clear(server)
+        for request in self._workers.settings_of(servers[0]).requests(servers):
+            for position, place in enumerate(request.servers):
+                self.log.add(servers[place], request, None, position, (-1, 0))
+        self._share_memory()
+
+    def _share_memory(self) -> None:
+        """Let the logs of episodes use the memory that the calls do not use."""
+        self._workers.state.limit_logs(max(self._limit_bytes - self.log.size_bytes, 0))
+
+    def needs_new_object(self, view: ServerView) -> bool:
+        """Whether a living env must be rebuilt, because it got calls since its episode began, and a reset does not undo them."""
+        if not (self._rebuilds_workers and self._workers.can_restart_living):
+            return False
+        return any(place > view.first_place for place, _ in self.log.placed(view))
+
+    def wait_for_calls(self, worker: int) -> Effect:
+        """Return a function that waits for the replies of calls that a worker, if it lives, can still send."""
+        calls = [call for server in self._plans[worker].env_ids for call in self.log.calls_of(server)]
+        open_calls = [call.future for call in calls if call.future is not None]
+
+        def wait() -> None:
+            for future in open_calls:
+                with contextlib.suppress(StepmillError):
+                    future.result()
+
+        return wait
+
+    # ---- failures ---------------------------------------------------------------------------------------------------
+
+    def record_failure(self, view: ServerView, error: StepmillError) -> None:
+        """Count a failure of an env in a step, also in a replayed one. Resets are repeated, not replayed."""
+        env_id = view.env_id
+        replay = self._replays.get(env_id) if env_id is not None and view.is_suspended else None
+        if env_id is None or view.is_between or (replay is None and not view.is_pending):
+            return
+        step = view.length if replay is None else (view.ticket - replay.first_ticket) % TICKETS
+        self._failures.record(env_id, (view.server, view.episode, step), view.ticket, error)
+
+    # ---- envs without an episode ------------------------------------------------------------------------------------
+
+    def repeat_waiting(self, views: Iterable[ServerView]) -> None:
+        """Repeat the calls of rebuilt env objects that have no episode to replay: spares, and envs never reset."""
+        for view in views:
+            if view.is_suspended or not self.log.is_whole(view.server):
+                continue
+            repeated = RepeatedCalls(view.server)
+            staged = []
+            for place, call in self.log.placed(view):
+                if place <= view.first_place or not view.is_reset_ahead:
+                    self._repeat(repeated, call)
+                else:
+                    staged.append(call)
+            self._unverified.append(repeated)
+            if staged:
+                self._post_later(view.server, staged)
+
+    def check_calls(self) -> None:
+        """Verify repeated calls of envs without a replay, if their replies have arrived since the last look."""
+        waiting, self._unverified = self._unverified, []
+        for repeated in waiting:
+            worker = self._locations[repeated.server][0]
+            if self._workers.state_of(worker) is not WorkerState.SERVING:
+                continue
+            try:
+                if not self._verify(repeated):
+                    self._unverified.append(repeated)
+            except (CallDiffers, StepmillError) as failure:
+                self._workers.reapply_settings(worker, [repeated.server])
+                self._warn(f"env object {repeated.server} was rebuilt, but its state may differ: {failure}")
+
+    # ---- replays ----------------------------------------------------------------------------------------------------
+
+    def begin(self, view: ServerView, info: dict[str, str], *, is_new: bool) -> list[Decision]:
+        """Begin the replay of an env that is suspended, or will be by the decision before."""
+        env_id = view.env_id
+        if env_id is None:
+            return []
+        replay = self._replays[env_id] = EpisodeReplay(view.server, env_id=env_id, info=info, is_new=is_new)
+        reason = self._failures.pop_reason(env_id)
+        return self._play(replay, view) if reason is None else self._cut_short(replay, view, reason)
+
+    def _play(self, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
+        replay.num_plays += 1
+        replay.posted, replay.num_verified, replay.is_awaited = [], 0, False
+        placed = self.log.placed(view)
+        reason = self._why_not(replay, view, placed)
+        if reason is not None:
+            return self._cut_short(replay, view, reason)
+        for place, call in placed:
+            # A setting that was made before the episode may have been set to another value later.
+            is_undone = not view.is_between and call.kind in SETTING_KINDS
+            if place <= view.first_place and (replay.is_new or is_undone):
+                self._repeat(replay, call)
+        since = [(place, call) for place, call in placed if place > view.first_place]
+        if view.is_between and not replay.is_new:
+            for _, call in since:  # the object got them before the reset that is repeated
+                call.place = view.length
+            since = []
+        replay.placed = since
+        replay.first_ticket = (view.ticket + 1) % TICKETS
+        if view.is_pending and view.is_between:  # the reset is repeated instead
+            del self._replays[replay.env_id]
+            self._unverified.append(replay)
+            self._post_later(view.server, [call for place, call in since if place > view.length])
+            self._after_apply.append(lambda: self._on_reset_repeated(self._workers.view_of(replay.env_id)))
+        places = sorted({place for place, _ in since})
+        return [Replay(replay.env_id, view.ticket, places, not (since or replay.posted))]
+
+    def _why_not(self, replay: EpisodeReplay, view: ServerView, placed: Sequence[tuple[int, LoggedCall]]) -> str | None:
+        if not self.log.is_whole(replay.server):
+            return INCOMPLETE_LOG
+        if view.is_between:
+            return None
+        if not view.is_logged:
+            return "its log is incomplete: it was too long or cut short, or the actions have no fixed size"
+        is_called = any(place > view.first_place and call.kind is RequestKind.CALL for place, call in placed)
+        if is_called and not replay.is_new:
+            return "it was called since its episode began, and only a new worker process could undo that"
+        return None
+
+    def advance(self, events: Iterable[Event]) -> list[Decision]:
+        """Decide about replays that have reached a place or their end, or have failed."""
+        decisions: list[Decision] = []
+        for event in events:
+            replay = self._replays.get(event.env_id) if isinstance(event, ReplayPaused) else None
+            if replay is not None and isinstance(event, ReplayPaused):
+                decisions += self._advance(replay, event)
+        return decisions
+
+    def _advance(self, replay: EpisodeReplay, event: ReplayPaused) -> list[Decision]:
+        if isinstance(event, ReplayAt):
+            for place, call in replay.placed:
+                if place == event.step:
+                    self._repeat(replay, call, event.ticket)
+            return [ContinueReplay(event.env_id, event.ticket)]
+        view = self._workers.view_of(event.env_id)
+        if isinstance(event, ReplayPlayed):
+            return self._finish(replay, view)
+        if isinstance(event, ReplayDiffers):
+            return self._cut_short(replay, view, f"step {event.step} gave another result than before")
+        record = self._workers.check_process(view.worker)
+        if record.state is not WorkerState.SERVING:
+            return []  # all its envs are replayed after the restart
+        if replay.num_plays >= MAX_PLAYS:
+            return self._cut_short(replay, view, "it raised in between")  # at steps that had not failed before
+        if self.needs_new_object(view):
+            return [BeginRestart(view.worker, record.generation, True, None)]
+        replay.is_new = False  # the calls from before the episode have been repeated
+        return self._play(replay, view)
+
+    def _finish(self, replay: EpisodeReplay, view: ServerView) -> list[Decision]:
+        try:
+            if not self._verify(replay):
+                return []
+        except (CallDiffers, StepmillError) as failure:
+            return self._cut_short(replay, view, str(failure))
+        del self._replays[replay.env_id]
+        # Calls after the pending command, which is sent again.
+        self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
+        return [FinishReplay(replay.env_id, view.ticket)]
+
+    def _cut_short(self, replay: EpisodeReplay, view: ServerView, reason: str) -> list[Decision]:
+        """Cut short an episode that cannot be replayed. The object gets the calls that it misses, so that its next one can be."""
+        made = {id(call) for call, _ in replay.posted}
+        for call in self.log.calls_of(replay.server) if replay.is_new else ():
+            if id(call) not in made:
+                self._post(replay.server, call, 0)
+        self._workers.reapply_settings(view.worker, [replay.server])
+        del self._replays[replay.env_id]
+        if view.is_logged:
+            self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
+        return [FailReplay(replay.env_id, view.ticket, {**replay.info, "not_replayable": reason})]
+
+    def drop(self, views: Iterable[ServerView]) -> None:
+        """Drop the replays of a worker that is about to be restarted, or stays dead."""
+        servers = set()
+        for view in views:
+            servers.add(view.server)
+            if view.env_id is not None:
+                self._replays.pop(view.env_id, None)
+        self._unverified = [each for each in self._unverified if each.server not in servers]
+
+    # ---- repeated calls ---------------------------------------------------------------------------------------------
+
+    def _verify(self, repeated: RepeatedCalls) -> bool:
+        """Compare the outcomes of repeated calls; return whether all have arrived.
+
+        If one has not, a thread waits for it and then ends the pool's wait.
+
+        Raises:
+            CallDiffers: a call raised and had not raised before, or the other way round.
+        """
+        while repeated.num_verified < len(repeated.posted):
+            call, future = repeated.posted[repeated.num_verified]
+            try:
+                outcome = future.result(0.0)[0]
+            except EnvTimeout:
+                self._await(repeated)
+                return False
+            except WorkerDied:
+                return False  # the replay is repeated after the next restart
+            call.update()
+            if call.has_raised is not None and isinstance(outcome, Value) is call.has_raised:
+                raise CallDiffers(
+                    f"the call of {call.name!r} {'succeeded' if call.has_raised else 'raised'} when it was repeated, unlike before"
+                )
+            repeated.num_verified += 1
+        return True
+
+    def _await(self, repeated: RepeatedCalls) -> None:
+        if repeated.is_awaited:
+            return
+        repeated.is_awaited = True
+        futures = [future for _, future in repeated.posted[repeated.num_verified :]]
+        notify = self._workers.state.notify
+
+        def wait() -> None:
+            for future in futures:
+                with contextlib.suppress(StepmillError):
+                    future.result()
+            repeated.is_awaited = False
+            notify()
+
+        threading.Thread(target=wait, name="stepmill-replayed-calls", daemon=True).start()
+
+    def _repeat(self, repeated: RepeatedCalls, call: LoggedCall, ticket: int = 0) -> None:
+        repeated.posted.append((call, self._post(repeated.server, call, ticket)))
+
+    def _post_later(self, server: int, calls: Sequence[LoggedCall]) -> None:
+        """Post calls after the command that the decisions of this round give the env object."""
+
+        def post() -> None:
+            ticket = self._workers.state.view([server])[0].ticket
+            for call in calls:
+                self._post(server, call, ticket)
+
+        if calls:
+            self._after_apply.append(post)
+
+    def _post(self, server: int, call: LoggedCall, ticket: int) -> Future:
+        worker, place = self._locations[server]
+        request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
+        return self._backend.call({worker: request})[0]

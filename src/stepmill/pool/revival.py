@@ -1,0 +1,153 @@
+"""What a reset and `revive` do about envs that are FAULTED and workers that are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepmill import _native
+from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkFaulted, MarkNew
+from stepmill.pool.recovery import Recovery
+from stepmill.pool.workers import DEAD, WorkerState
+from stepmill.spec.options import EnvState
+from stepmill.worker.signals import defer_signals
+
+
+class Revival:
+    """Restarts workers for the user, and waits for them. Used by the pool's thread."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        self.workers = recovery.workers
+        self._recovery = recovery
+
+    @property
+    def _state(self) -> _native.PoolState:
+        return self.workers.state
+
+    def restart_all(self) -> bool:
+        """Restart every dead worker, those of spares included, and wait. Return whether any was restarted.
+
+        Raises:
+            WorkerDied: the death of a worker had not been reported yet.
+            EnvError, EnvTimeout: a worker could not be started.
+        """
+        workers = self.workers
+        before = workers.num_restarts
+        for worker in range(workers.num_workers):
+            if workers.check_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+                with defer_signals():
+                    self._recovery.handle_death(worker)
+            self._recovery.raise_errors()
+            if workers.state_of(worker) is WorkerState.DEAD_REPORTED:
+                with defer_signals():
+                    self._fail_and_restart(worker, workers.envs_of(worker))
+            self._wait_restart(worker)
+        return workers.num_restarts > before
+
+    def prepare_reset(self, env_ids: Sequence[int], *, wait: bool = True) -> None:
+        """Before a reset of these envs, revive those that are FAULTED and those whose worker is known to be dead.
+
+        A death that is found here and that has cost another env its episode is left to the fault policy. If the policy
+        reports it, it is stored in the faults, and nothing is revived.
+
+        Raises:
+            EnvError, EnvTimeout, WorkerDied: a worker could not be started.
+        """
+        workers, recovery = self.workers, self._recovery
+        workers.record_deaths()
+        states = self._state.states()
+        state_of = {env_id: workers.state_of(workers.worker_of(env_id)) for env_id in env_ids}
+        reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
+        lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
+        exhausted = []
+        # Other policies handle all envs of a worker that the reset itself finds dead.
+        if recovery.policy.reports_deaths:
+            exhausted = [
+                env_id
+                for env_id in env_ids
+                if states[env_id] == EnvState.EXHAUSTED and env_id not in reported and state_of[env_id] in DEAD
+            ]
+        if lost or exhausted:
+            self.revive([*lost, *exhausted], wait=wait, reset_ids=env_ids)
+        if exhausted and not recovery.faults:
+            recovery.notices.append(f"the worker of the exhausted envs {exhausted} has died; it is restarted")
+
+    def revive(
+        self,
+        env_ids: Sequence[int],
+        *,
+        wait: bool = True,
+        restart_living: bool = False,
+        reset_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Restart those workers of these envs that are dead, or all of them. All envs of restarted workers then need a reset.
+
+        A death that is found here is handled as by `prepare_reset`, unless all envs of the worker are in `reset_ids`, which
+        by default are `env_ids`, or the worker would be restarted even if it lived.
+
+        Raises:
+            EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
+        """
+        state = self._state
+        owners = sorted({self.workers.worker_of(env_id) for env_id in env_ids})
+        # Each process is checked once: a worker that dies later is found by the next command for its envs.
+        dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
+        if not restart_living and self._report_losses(dead, env_ids if reset_ids is None else reset_ids):
+            return
+        for worker in owners:
+            if self.workers.state_of(worker) is WorkerState.RESTARTING:
+                if not wait:
+                    continue
+                self._wait_restart(worker)
+            elif restart_living or worker in dead:
+                with defer_signals():
+                    self._fail_and_restart(worker, env_ids)
+                if wait:
+                    self._wait_restart(worker)
+        states = state.states()
+        state.apply([MarkNew(env_id) for env_id in env_ids if states[env_id] == EnvState.FAULTED])
+        recovery = self._recovery
+        recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
+
+    def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
+        """Handle deaths that were not handled yet, and that other envs than these have lost their episodes in.
+
+        Return whether the policy reports one of them as an error.
+        """
+        num_faults = len(self._recovery.faults)
+        for worker in dead:
+            if self._lost_neighbours(worker, env_ids):
+                with defer_signals():
+                    self._recovery.handle_death(worker)
+        return len(self._recovery.faults) > num_faults
+
+    def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
+        """Return the other envs of a worker that have lost their episodes in a death that was not reported yet."""
+        if self.workers.state_of(worker) not in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            return []
+        states = self._state.states()
+        others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
+        return [env_id for env_id in others if states[env_id] in (EnvState.IDLE, EnvState.READY)]
+
+    def _fail_and_restart(self, worker: int, env_ids: Sequence[int]) -> None:
+        """Fail the commands of a worker's envs, and restart it.
+
+        Faults of envs that are not in `env_ids` are raised later, by the call that waits for them. No env goes on before a reset.
+        """
+        workers, replays = self.workers, self._recovery.replays
+        workers.check_restartable(worker)
+        generation = workers.record_of(worker).generation
+        faults = [event for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
+        marks = [
+            MarkFaulted(each.env_id, each.ticket) for each in faults if each.worker == worker and each.env_id in env_ids
+        ]
+        if replays is not None:
+            replays.drop(workers.views_of(worker))
+            replays.restart_log(worker)
+        restart = BeginRestart(worker, generation, False, None)
+        workers.plan_restart(restart, is_retried=False)
+        self._recovery.carry_out([*marks, FailWorker(worker, generation), restart])
+
+    def _wait_restart(self, worker: int) -> None:
+        while self.workers.state_of(worker) is WorkerState.RESTARTING:
+            self._recovery.wait_event(None)
+        self._recovery.report_failed_restart(worker)
