@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from stepmill import _native
@@ -84,7 +85,6 @@ class MonitoredBackend(Protocol):
         """Return the exit status of a worker that has ended, or the negative number of the signal; None if not known."""
 
 
-@runtime_checkable
 class TracedBackend(Protocol):
     """A backend whose workers write a traceback when they crash or hang."""
 
@@ -92,13 +92,8 @@ class TracedBackend(Protocol):
         """Return the output of faulthandler in the worker's last process, once that has ended; empty if there is none."""
 
 
-@runtime_checkable
 class RemoteBackend(Protocol):
     """A backend whose workers run on other machines. Time limits of envs are watched there."""
-
-    @property
-    def outbox_fd(self) -> int:
-        """An eventfd, written after each delivery of commands."""
 
     def describe_node(self, worker: int) -> str:
         """Return the node of a worker, for messages."""
@@ -108,6 +103,38 @@ class RemoteBackend(Protocol):
 
     def node_stats(self) -> tuple[NodeStats, ...]:
         """Return the traffic of each node."""
+
+
+@dataclass(frozen=True)
+class BackendTraits:
+    """What a backend can do beside running envs, in its attribute `traits`. A pool asks for these, not for the backend's class.
+
+    Attributes:
+        monitor: reports and ends workers that can die on their own; None: they live as long as the pool.
+        nodes: names the machines of the workers; None: all run on this one.
+        traces: returns the tracebacks of workers that crashed or hung; None: there are none.
+        driver: how the pool's thread drives the envs, once the slab is attached: "inline", "advance", "kernel" or "outbox" with
+            what `PoolState.attach` takes for it. Empty: the workers run on their own.
+        can_restart_living: whether a worker that runs can be ended and restarted.
+        has_processes: whether envs run in processes, so that the pool's thread may keep the GIL while it spins.
+        has_own_timers: whether workers have timers of their own, and do not count with those of the calling thread.
+        is_inline: whether envs run in the calling thread, so that no time limit can be enforced.
+    """
+
+    monitor: MonitoredBackend | None = None
+    nodes: RemoteBackend | None = None
+    traces: TracedBackend | None = None
+    driver: Mapping[str, object] = field(default_factory=dict)
+    can_restart_living: bool = False
+    has_processes: bool = False
+    has_own_timers: bool = True
+    is_inline: bool = False
+
+
+def traits_of(backend: Backend) -> BackendTraits:
+    """Return the traits of a backend; of one that declares none, the defaults."""
+    found = getattr(backend, "traits", None)
+    return found if isinstance(found, BackendTraits) else BackendTraits()
 
 
 class Future:

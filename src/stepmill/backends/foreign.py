@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill import _native
-from stepmill.backends.base import Backend, Future, serve_requests_here, warn_of_close_faults, worker_fault_error
+from stepmill.backends.base import (
+    Backend,
+    BackendTraits,
+    Future,
+    serve_requests_here,
+    warn_of_close_faults,
+    worker_fault_error,
+)
 from stepmill.backends.serial import warn_of_use
 from stepmill.backends.thread import ThreadBackend, ThreadWorker
 from stepmill.slab.memory import SharedSlab
@@ -182,6 +189,10 @@ class InlineForeignBackend:
         self._proxy: Proxy | None = None
         self._is_closed = False
         self._use = threading.RLock()  # held by the thread that uses the pool
+
+    @property
+    def traits(self) -> BackendTraits:
+        return BackendTraits(driver={"advance": self.advance}, is_inline=True)
 
     def advance(self, is_waiting: bool) -> bool:
         """Start sent commands and, if `is_waiting`, receive results; return whether there were any. For the pool's native

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import Future, serve_requests_here, worker_fault_error
+from stepmill.backends.base import BackendTraits, Future, serve_requests_here, worker_fault_error
 from stepmill.backends.serial import warn_of_use
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.container import pack, unpack
@@ -52,6 +52,10 @@ class KernelBackend:
         self._prepared: list[
             object
         ] = []  # objects that the kernel's `prepare` returned: they must live as long as the envs
+
+    @property
+    def traits(self) -> BackendTraits:
+        return BackendTraits(driver={} if self._loop is None else {"kernel": self._loop})
 
     @property
     def loop(self) -> _native.KernelLoop:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from stepmill.backends.base import (
+    BackendTraits,
     Future,
     closed_error,
     is_refusal,
@@ -225,6 +226,10 @@ class ProcessBackend:
                 link.wait(deadline)
 
     # ---- deaths ---------------------------------------------------------------------------------------------------
+
+    @property
+    def traits(self) -> BackendTraits:
+        return BackendTraits(monitor=self, traces=self, can_restart_living=True, has_processes=True)
 
     @property
     def pidfds(self) -> Mapping[int, int]:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
-from stepmill.backends.base import Future, serve_requests_here, warn_of_close_faults, worker_fault_error
+from stepmill.backends.base import BackendTraits, Future, serve_requests_here, warn_of_close_faults, worker_fault_error
 from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
@@ -34,6 +34,11 @@ class SerialBackend:
         self._slab: SharedSlab | None = None
         self._loop: _native.Loop | None = None
         self._calls = threading.RLock()  # held while envs are called or rebuilt; for steps see `Loop.wait_idle`
+
+    @property
+    def traits(self) -> BackendTraits:
+        driver = {} if self._loop is None else {"inline": self._loop}
+        return BackendTraits(driver=driver, has_own_timers=False, is_inline=True)
 
     @property
     def loop(self) -> _native.Loop:

@@ -18,6 +18,7 @@ from stepmill._native import OwnedFd
 from stepmill.backends.base import (
     CALL_SLICE_S,
     GRACE_S,
+    BackendTraits,
     Future,
     closed_error,
     deadline_after,
@@ -60,6 +61,10 @@ class ThreadBackend:
         self._slab: SharedSlab | None = None
         self._ring: Callable[[int], None] | None = None
         self._is_closed = False
+
+    @property
+    def traits(self) -> BackendTraits:
+        return BackendTraits(monitor=self)
 
     @property
     def pidfds(self) -> Mapping[int, int]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stepmill import _native
 from stepmill._version import __version__
-from stepmill.backends.base import Backend, TracedBackend
+from stepmill.backends.base import Backend, traits_of
 from stepmill.pool.events import FaultKind
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
@@ -171,9 +171,10 @@ class CrashReporter:
 
     def _read_trace(self, worker: int, notes: list[str], kind: FaultKind | None) -> str:
         has_ended = kind in (FaultKind.DIED, FaultKind.TIMED_OUT)
-        if not has_ended or not isinstance(self._backend, TracedBackend):
+        traces = traits_of(self._backend).traces
+        if not has_ended or traces is None:
             return ""
-        text = self._backend.read_trace(worker)
+        text = traces.read_trace(worker)
         if not text:
             notes.append("the worker left no traceback")
         elif kind is FaultKind.DIED:  # a crash prints its stack to stderr, as it does without capsules

@@ -15,8 +15,8 @@ from typing import cast
 import numpy as np
 
 from stepmill import _native
-from stepmill.backends.base import Backend, MonitoredBackend, RemoteBackend, too_many_workers_error
-from stepmill.backends.foreign import InlineForeignBackend, foreign_backend
+from stepmill.backends.base import Backend, BackendTraits, too_many_workers_error, traits_of
+from stepmill.backends.foreign import foreign_backend
 from stepmill.backends.kernel import KernelBackend
 from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
@@ -154,7 +154,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
         backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
     else:
         backend = make_backend(choice, options)
-    if isinstance(backend, InlineForeignBackend):
+    if choice is BackendName.ENVPOOL and traits_of(backend).is_inline:
         _warn_unused(choice, options, _WITHOUT_EFFECT[BackendName.SERIAL])
     try:
         with defer_signals():
@@ -219,31 +219,26 @@ def _start(
     set_spinning(slab, options, len(plans))
     settings = _state_settings(specs, options, backend, len(plans))
     resources.state = state = _native.PoolState(slab.native, settings)
-    if isinstance(backend, MonitoredBackend):
-        resources.reaper = _make_reaper(slab, backend, options)
+    traits = traits_of(backend)
+    if traits.monitor is not None:
+        resources.reaper = _make_reaper(slab, traits, options)
         state.attach_reaper(resources.reaper)
     recovery.workers.attach(state, reports, resources.reaper)
     recovery.crash_reporter.attach(state, specs[0], recovery.workers.settings_of)
-    if isinstance(backend, RemoteBackend):
-        state.attach_outbox(backend.outbox_fd)
     backend.attach(slab, state.post_request)
-    if isinstance(backend, SerialBackend):
-        state.attach_inline(backend.loop)
-    if isinstance(backend, InlineForeignBackend):
-        state.attach_advance(backend.advance)
-    if isinstance(backend, KernelBackend):
-        state.attach_kernel(backend.loop)
+    for name, what in traits_of(backend).driver.items():
+        getattr(state, f"attach_{name}")(what)
     return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), recovery)
 
 
-def _make_reaper(slab: SharedSlab, backend: MonitoredBackend, options: PoolOptions) -> _native.Reaper:
-    if isinstance(backend, RemoteBackend):  # its nodes watch the time limits
+def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) -> _native.Reaper:
+    if traits.nodes is not None:  # they watch the time limits
         options = replace(options, step_timeout_s=None, reset_timeout_s=None, crash_dir=None)
     dump_signal = DUMP_SIGNAL if options.crash_dir is not None else 0
     limits = options.step_timeout_s, options.reset_timeout_s, dump_signal, options.call_timeout_s
     reaper = _native.Reaper(slab.native, *limits, _attempts_timeout_s(options))
     try:
-        for worker, pidfd in backend.pidfds.items():
+        for worker, pidfd in () if traits.monitor is None else traits.monitor.pidfds.items():
             reaper.watch(worker, pidfd)
     except BaseException:
         reaper.stop()
@@ -479,7 +474,7 @@ def _state_settings(
         "episode_length": (np.dtype(np.int64), ()),
         "copy": options.copy,
         "episode_stats": options.episode_stats is not False,
-        "holds_gil": isinstance(backend, ProcessBackend),
+        "holds_gil": traits_of(backend).has_processes,
         "spin_ns": parent_spin_ns(options, num_workers),
         "make_info": InfoMaker(
             spec.batch_size if spec.is_batched else None, reserved_keys(options, is_batched=spec.is_batched)

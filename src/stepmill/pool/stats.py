@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepmill import timers
-from stepmill.backends.base import RemoteBackend
-from stepmill.backends.serial import SerialBackend
+from stepmill.backends.base import traits_of
 from stepmill.pool.start import PoolRuntime
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.stats import PoolStats
@@ -23,10 +22,11 @@ def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
 
 def read_stats(runtime: PoolRuntime) -> PoolStats:
     """Return the current counters."""
+    nodes = traits_of(runtime.backend).nodes
     return runtime.slab.read_stats(
         leased_slots=runtime.state.num_held(),
         replay_log_bytes=runtime.state.log_bytes() + runtime.recovery.call_log_bytes,
-        nodes=runtime.backend.node_stats() if isinstance(runtime.backend, RemoteBackend) else (),
+        nodes=() if nodes is None else nodes.node_stats(),
     )
 
 
@@ -36,8 +36,7 @@ def read_timers(runtime: PoolRuntime, request_ids: Iterator[int]) -> timers.Tree
     On the serial backend the timers of the envs are in the caller's own tree, and `workers` has only the counters of the engine.
     """
     root = timers.snapshot()
-    is_serial = isinstance(runtime.backend, SerialBackend)
-    trees = [] if is_serial else _read_workers(runtime, request_ids)
+    trees = _read_workers(runtime, request_ids) if traits_of(runtime.backend).has_own_timers else []
     stats = read_stats(runtime).workers
     nodes = []
     for worker in stats:

@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from stepmill import _native
 from stepmill.backends.base import (
     Backend,
-    MonitoredBackend,
-    RemoteBackend,
     name_envs,
     too_many_workers_error,
+    traits_of,
     worker_died_error,
 )
-from stepmill.backends.process import ProcessBackend
 from stepmill.pool import events as core_events
 from stepmill.pool.events import BeginRestart, CancelRestart, Decision, ServerView, ServeWorker
 from stepmill.pool.limits import FailureLimit
@@ -193,6 +191,7 @@ class WorkerSupervisor:
             False
         )  # whether a replay sets them on an env object
         self._backend = backend
+        self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
         self._num_restarts_left = options.max_restarts_total
         self._state: _native.PoolState | None = None
@@ -240,7 +239,7 @@ class WorkerSupervisor:
     @property
     def can_restart_living(self) -> bool:
         """Whether a worker that runs can be ended: a process, not a thread."""
-        return isinstance(self._backend, ProcessBackend)
+        return self._traits.can_restart_living
 
     def view_of(self, env_id: int) -> ServerView:
         """Return what the core knows of the object of an env."""
@@ -277,9 +276,9 @@ class WorkerSupervisor:
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Return the record of a worker, after checking its process: the reaper may not have noticed its death yet."""
-        backend = self._backend
-        if self.state_of(worker) is WorkerState.SERVING and isinstance(backend, MonitoredBackend):
-            pidfd = backend.pidfds.get(worker)
+        monitor = self._traits.monitor
+        if self.state_of(worker) is WorkerState.SERVING and monitor is not None:
+            pidfd = monitor.pidfds.get(worker)
             if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
                 self.state.declare_dead(worker)
             self.record_deaths()
@@ -296,11 +295,16 @@ class WorkerSupervisor:
 
     def worker_died_error(self, worker: int) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        backend, env_ids, hint = self._backend, self.envs_of(worker), self.policy.death_hint
-        exit_code = backend.exit_code(worker) if isinstance(backend, MonitoredBackend) else None
-        if not isinstance(backend, RemoteBackend):
+        env_ids, hint, monitor, nodes = (
+            self.envs_of(worker),
+            self.policy.death_hint,
+            self._traits.monitor,
+            self._traits.nodes,
+        )
+        exit_code = None if monitor is None else monitor.exit_code(worker)
+        if nodes is None:
             return worker_died_error(worker, env_ids, exit_code, hint=hint)
-        node, cause = backend.describe_node(worker), backend.cause_of_death(worker)
+        node, cause = nodes.describe_node(worker), nodes.cause_of_death(worker)
         return worker_died_error(worker, env_ids, exit_code, hint=hint, node=node, cause=cause)
 
     def record_cause(self, worker: int, error: StepmillError) -> None:
@@ -355,8 +359,8 @@ class WorkerSupervisor:
         Raises:
             UsageError: the worker is a thread that still runs.
         """
-        if isinstance(self._backend, MonitoredBackend) and not self.can_restart_living:
-            self._backend.end_worker(worker)  # raises if the thread still runs
+        if self._traits.monitor is not None and not self.can_restart_living:
+            self._traits.monitor.end_worker(worker)  # raises if the thread still runs
 
     def plan_restart(
         self,
@@ -388,7 +392,7 @@ class WorkerSupervisor:
     def _make_task(
         self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None
     ) -> RestartTask:
-        worker, state, backend = record.plan.worker, self.state, self._backend
+        worker, state, backend, monitor = record.plan.worker, self.state, self._backend, self._traits.monitor
 
         def settings() -> Iterator[Request]:
             servers = record.plan.env_ids
@@ -397,8 +401,8 @@ class WorkerSupervisor:
             )
 
         def start_successor() -> WorkerReport:
-            if isinstance(backend, MonitoredBackend):
-                backend.end_worker(worker)
+            if monitor is not None:
+                monitor.end_worker(worker)
                 state.clear_dead_worker(worker)
             return backend.revive(worker, settings())
 
@@ -424,9 +428,9 @@ class WorkerSupervisor:
 
     def serve(self, record: WorkerRecord) -> Decision:
         """Let a restarted worker carry out the commands that wait for it."""
-        worker, backend = record.plan.worker, self._backend
+        worker, monitor = record.plan.worker, self._traits.monitor
         self._move(record, WorkerState.SERVING)
-        pidfd = backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1
+        pidfd = -1 if monitor is None else monitor.pidfds[worker]
         record.generation += 1
         return ServeWorker(worker, record.generation - 1, pidfd)
 

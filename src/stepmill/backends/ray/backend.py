@@ -18,7 +18,7 @@ from typing import Any
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import Future, closed_error
+from stepmill.backends.base import BackendTraits, Future, closed_error
 from stepmill.backends.process import dump_plan, pack_request, unpack_outcome
 from stepmill.backends.ray import cluster
 from stepmill.backends.ray.cluster import CHECK_S, PlaceSearch
@@ -95,8 +95,11 @@ class RayBackend:
     # ---- what the pool asks -----------------------------------------------------------------------------------------
 
     @property
-    def outbox_fd(self) -> int:
-        return self._wake.fileno()
+    def traits(self) -> BackendTraits:
+        driver = {"outbox": self._wake.fileno()}
+        return BackendTraits(
+            monitor=self, nodes=self, driver=driver, can_restart_living=self._options.host == "process"
+        )
 
     @property
     def pidfds(self) -> Mapping[int, int]:
