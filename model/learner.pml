@@ -2,10 +2,6 @@
 
 /* ---- the learner ------------------------------------------------------------------------------------------------- */
 
-#define IDLE 0
-#define PENDING 1
-#define FAULTED 2
-
 inline ring_touched(w_) {
 #ifndef NO_RING
 	if
@@ -47,12 +43,12 @@ inline check_deaths() {
 }
 
 #if !SPARES && !REPLAYS
-#define PLAN(r_) if :: status[r_] == IDLE && newest_ticket[r_] < T -> is_touched[(r_) / R] = true :: else fi
+#define PLAN(r_) if :: TAKES_COMMANDS(r_) && newest_ticket[r_] < T -> is_touched[(r_) / R] = true :: else fi
 #define PLAN_ALL PLAN(0); if :: NR > 1 -> PLAN(1 % NR) :: else fi; if :: NR > 2 -> PLAN(2 % NR); PLAN(3 % NR) :: else fi
 
 inline write_ticket(r_) {
 	if
-	:: atomic { status[r_] == IDLE && newest_ticket[r_] < T -> status[r_] = PENDING; num_pending++; newest_ticket[r_]++; PUBLISH(r_) }
+	:: atomic { TAKES_COMMANDS(r_) && newest_ticket[r_] < T -> move_env(r_, PENDING); num_pending++; newest_ticket[r_]++; PUBLISH(r_) }
 	:: else
 	fi
 }
@@ -303,11 +299,11 @@ inline collect() {
 			if
 			:: status[r] == PENDING && done[r] == newest_ticket[r] && fault[r] == NONE ->
 				assert(IS_SCRIBBLED(r) || (data[r] == newest_ticket[r] && last_result[r] == newest_ticket[r] && last_fault[r] < newest_ticket[r]));
-				status[r] = IDLE;
+				move_env(r, IDLE);
 				RECEIVE(r)
 			:: status[r] == PENDING && done[r] == newest_ticket[r] && fault[r] != NONE ->
 				assert(SCRIBBLES || (last_fault[r] == newest_ticket[r] && last_result[r] < newest_ticket[r]));
-				status[r] = FAULTED;
+				move_env(r, FAULTED);
 				RECEIVE(r)
 			:: else
 			fi;
@@ -345,11 +341,11 @@ inline reset_faulted() {
 		if
 		:: status[r] == FAULTED ->
 			if
-			:: !dead[r / R] || is_restarting[r / R] -> status[r] = IDLE
+			:: !dead[r / R] || is_restarting[r / R] -> atomic { move_env(r, NEW) }
 #if REVIVES
 			:: atomic {
 					dead[r / R] && !is_restarting[r / R] && revives ->
-					revives--; BEGIN_RESTART(r / R); status[r] = IDLE
+					revives--; BEGIN_RESTART(r / R); move_env(r, NEW)
 				};
 #if AWAITS
 				if
@@ -425,7 +421,7 @@ inline finish() {
 #endif
 
 active proctype Pool() {
-	byte status[NR];
+	byte status[NR] = IDLE;
 	byte me = LEARNER, posts = REQUESTS, revives = REVIVES, retries = RETRIES;
 	byte num_pending, num_needed, num_ready, r, v, t, old, num_aborted, counted, armed;
 	bool is_touched[W];

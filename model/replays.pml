@@ -12,14 +12,14 @@
 
 /* C++: suspend (replay.cpp). Part of an atomic step. */
 #define DROP_REPLAY(r_) event[r_] = NO_EVENT; is_due[r_] = false; call[r_] = NO_CALL
-#define HOLD(r_) DROP_REPLAY(r_); phase[r_] = WAITING
+#define HOLD(r_) DROP_REPLAY(r_); move_object(r_, AWAITING_REPLAY)
 
 /* C++: resume_env (replay.cpp), resume_with_fault (replay.cpp), fail_replay (replay.cpp). Results so far belong to the replay. */
 inline resume_with_fault(r_) {
 	if
 	:: IS_IN_REPLAY(r_) ->
 		DROP_REPLAY(r_);
-		phase[r_] = NO_REPLAY;
+		move_object(r_, CURRENT);
 #ifndef NO_STALE_FAULT
 		if
 		:: done[r_] == newest_ticket[r_] -> fault[r_] = (status[r_] == PENDING -> DIED : NONE)
@@ -60,7 +60,7 @@ inline mark_lost_late(r_) {
 inline suspend_for_restart(r_) {
 	is_due[r_] = false; call[r_] = NO_CALL; FORGET_EVENT(r_);
 	if
-	:: status[r_] == PENDING || IS_IN_REPLAY(r_) || (status[r_] == IDLE && log_len[r_] > 0 && !must_begin_episode[r_]) -> phase[r_] = WAITING
+	:: status[r_] == PENDING || IS_IN_REPLAY(r_) || (status[r_] == IDLE && log_len[r_] > 0 && !must_begin_episode[r_]) -> move_object(r_, AWAITING_REPLAY)
 	:: else
 	fi
 }
@@ -68,11 +68,27 @@ inline suspend_for_restart(r_) {
 
 /* ---- replays ----------------------------------------------------------------------------------------------------- */
 
-/* C++: issue_replayed (replay.cpp). Part of an atomic step. */
-inline give_replayed(r_) {
+/* C++: finish_replay (replay.cpp). Python, after a call: _finish (pool/replays.py) */
+inline finish_replay(r_) {
+	move_object(r_, CURRENT); call[r_] = NO_CALL;
 	if
-	:: step[r_] == log_len[r_] -> event[r_] = PLAYED; phase[r_] = PAUSED
-	:: else -> kind[r_] = (step[r_] == 0 -> RESET : FORWARD); is_due[r_] = true; phase[r_] = REPLAYING
+#ifndef DROP_SENT
+	:: status[r_] == PENDING -> kind[r_] = FORWARD; is_due[r_] = true
+#endif
+	:: else
+	fi
+}
+
+/* C++: issue_replayed (replay.cpp). Part of an atomic step. Without calls the core finishes the replay; that ends a wait for it alone. */
+inline give_replayed(r_, ends_wait_) {
+	if
+	:: step[r_] == log_len[r_] && CALLS -> event[r_] = PLAYED; move_object(r_, PAUSED)
+	:: step[r_] == log_len[r_] && !CALLS ->
+#ifndef NO_NEWS
+		has_news = has_news || ends_wait_;
+#endif
+		finish_replay(r_)
+	:: else -> kind[r_] = (step[r_] == 0 -> RESET : FORWARD); is_due[r_] = true; move_object(r_, REPLAYING)
 	fi
 }
 
@@ -97,12 +113,12 @@ inline advance_replay(r_) {
 		if
 		:: phase[r_] == REPLAYING && done[r_] == newest_ticket[r_] ->
 			if
-			:: fault[r_] -> event[r_] = FAULT; phase[r_] = PAUSED
-			:: !fault[r_] && place[r_] != step[r_] + 1 -> event[r_] = DIFFERS; phase[r_] = PAUSED
+			:: fault[r_] -> event[r_] = FAULT; move_object(r_, PAUSED)
+			:: !fault[r_] && place[r_] != step[r_] + 1 -> event[r_] = DIFFERS; move_object(r_, PAUSED)
 			:: !fault[r_] && place[r_] == step[r_] + 1 ->
 				assert(data[r_] == newest_ticket[r_] && last_result[r_] == newest_ticket[r_]);
 				step[r_]++;
-				give_replayed(r_)
+				give_replayed(r_, is_for_event)
 			fi
 		:: else
 		fi
@@ -115,25 +131,14 @@ inline advance_replays() { FOR_ROWS(0, advance_replay); give_all() }
 /* C++: begin_replay (replay.cpp). Python: begin (pool/replays.py). An episode that is about to be reset needs no replay. */
 inline begin_replay(r_) {
 	if
-	:: phase[r_] == WAITING ->
+	:: phase[r_] == AWAITING_REPLAY ->
 		step[r_] = 0;
 		if
 #ifndef NO_RESET_AGAIN
-		:: status[r_] == PENDING && is_reset[r_] -> phase[r_] = NO_REPLAY; kind[r_] = RESET; is_due[r_] = true
+		:: status[r_] == PENDING && is_reset[r_] -> move_object(r_, CURRENT); kind[r_] = RESET; is_due[r_] = true
 #endif
-		:: else -> give_replayed(r_)
+		:: else -> give_replayed(r_, false)
 		fi
-	:: else
-	fi
-}
-
-/* C++: finish_replay (replay.cpp). Python: _finish (pool/replays.py) */
-inline finish_replay(r_) {
-	phase[r_] = NO_REPLAY; call[r_] = NO_CALL;
-	if
-#ifndef DROP_SENT
-	:: status[r_] == PENDING -> kind[r_] = FORWARD; is_due[r_] = true
-#endif
 	:: else
 	fi
 }
@@ -143,7 +148,7 @@ inline cut_short(r_) {
 	resume_with_fault(r_);
 	fault[r_] = NONE; log_len[r_] = 0; must_begin_episode[r_] = true;
 	if
-	:: status[r_] == PENDING -> status[r_] = IDLE; num_pending--
+	:: status[r_] == PENDING -> move_env(r_, IDLE); num_pending--
 	:: else
 	fi
 }
@@ -151,8 +156,7 @@ inline cut_short(r_) {
 /* Python: _advance (pool/replays.py), check_calls (pool/replays.py), _verify (pool/replays.py) */
 inline handle_event(r_) {
 	if
-	:: event[r_] == PLAYED && !CALLS -> finish_replay(r_)
-	:: event[r_] == PLAYED && CALLS -> call[r_] = OPEN
+	:: event[r_] == PLAYED -> call[r_] = OPEN
 	:: event[r_] == DIFFERS -> cut_short(r_)
 	:: event[r_] == FAULT -> assert(dead[0]); is_lost = true
 	:: event[r_] == NO_EVENT && call[r_] == ANSWERED -> finish_replay(r_)
@@ -167,7 +171,7 @@ inline handle_event(r_) {
 /* C++: fail_worker (recovery.cpp) */
 inline fail_row(r_) {
 	if
-	:: status[r_] == IDLE && dead[0] -> status[r_] = FAULTED
+	:: status[r_] == IDLE && dead[0] -> move_env(r_, FAULTED)
 	:: else
 	fi
 }
@@ -176,11 +180,11 @@ inline fail_row(r_) {
 #define HAS_FAULT(r_) (status[r_] == PENDING && !IS_COUNTED_OUT(r_) && done[r_] == newest_ticket[r_] && fault[r_])
 inline handle_fault(r_) {
 	if
-	:: HAS_FAULT(r_) && is_failed -> status[r_] = FAULTED; num_pending--
+	:: HAS_FAULT(r_) && is_failed -> move_env(r_, FAULTED); num_pending--
 #if TRUNCATES
 	/* C++: truncate (recovery.cpp), retry_reset (recovery.cpp) */
 	:: HAS_FAULT(r_) && !is_failed && is_reset[r_] -> is_due[r_] = true
-	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> must_begin_episode[r_] = true; status[r_] = IDLE; num_pending--
+	:: HAS_FAULT(r_) && !is_failed && !is_reset[r_] -> must_begin_episode[r_] = true; move_env(r_, IDLE); num_pending--
 #else
 	:: HAS_FAULT(r_) && !is_failed -> HOLD(r_)
 #endif
@@ -218,6 +222,7 @@ inline check_process() {
 
 /* Python: handle (pool/recovery.py) */
 inline handle() {
+	has_news = false;
 	handle_restarts();
 	atomic {
 		if
@@ -257,7 +262,7 @@ inline handle() {
 
 /* ---- commands and results ---------------------------------------------------------------------------------------- */
 
-#define CAN_SEND(r_) (status[r_] == IDLE && sent[r_] < T)
+#define CAN_SEND(r_) (TAKES_COMMANDS(r_) && sent[r_] < T)
 
 /* C++: dispatch (send.cpp), dispatch_suspended (replay.cpp). A step sent to a suspended env is stored. */
 inline send_row(r_) {
@@ -267,7 +272,7 @@ inline send_row(r_) {
 #if TRUNCATES
 			mark_lost_late(r_);
 #endif
-			status[r_] = PENDING; num_pending++; sent[r_]++;
+			move_env(r_, PENDING); num_pending++; sent[r_]++;
 			if
 #ifndef GIVE_SUSPENDED
 			:: IS_IN_REPLAY(r_) -> is_reset[r_] = false
@@ -301,14 +306,14 @@ inline collect_row(r_) {
 		assert(data[r_] == newest_ticket[r_] && last_result[r_] == newest_ticket[r_]);
 		assert(place[r_] == (is_reset[r_] -> 1 : log_len[r_] + 1));
 		log_len[r_] = place[r_];
-		status[r_] = IDLE;
+		move_env(r_, IDLE);
 		num_pending--
 	:: else
 	fi
 }
 
 active proctype Pool() {
-	byte status[NR], sent[NR], log_len[NR], step[NR];
+	byte status[NR] = IDLE, sent[NR], log_len[NR], step[NR];
 	bool is_reset[NR], must_begin_episode[NR], is_due[NR], is_late[NR];
 	byte me = LEARNER, revives = REVIVES, retries = RETRIES, awaits = AWAITS;
 	byte num_pending, num_needed, num_ready, r, v, t, old, num_aborted, counted, armed, death;

@@ -291,6 +291,7 @@ MUTANTS = {
     "NO_CANCEL_RELEASE": ("replay", "envs stay suspended after the last restart has failed"),
     "FORGET_LOST": ("replay_death", "a death during a replay is not handled"),
     "FORGET_CALLS": ("replay_call_death", "a death during a repeated call is not handled"),
+    "NO_NEWS": ("replay_interrupt", "the end of a replay does not end a wait for it alone"),
     "NO_CALL_NOTIFY": ("replay_call", "the outcome of a repeated call does not end a wait"),
     "KEEP_EVENTS": ("replay_left", "the events of a replay are kept when its worker dies"),
     "EARLY_RELEASE": ("truncate_late", "tickets are published when the dead worker's words are rewritten"),

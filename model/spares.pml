@@ -21,7 +21,7 @@
 #else
 #define IS_FREE(s_) (behind[s_] == 0 && done[s_] == newest_ticket[s_])
 #endif
-#define IS_IN_USE(s_) (s_ != spare && status[env_of[s_]] != IDLE)
+#define IS_IN_USE(s_) (s_ != spare && !TAKES_COMMANDS(env_of[s_]))
 #define IS_REST_DUE(s_) (behind[s_] > 0 && done[s_] == PUBLISHED(s_))
 #define IS_ANEW_DUE(s_) (is_rebuilt[s_] && behind[s_] == 0)
 /* An env that the newest worker has reset, and that lives, must not be reset again. */
@@ -95,21 +95,21 @@ inline swap_in_spare() {
 /* ---- commands ---------------------------------------------------------------------------------------------------- */
 
 /* C++: use_staged (pool_state.cpp), claim_staged (pool_state.cpp). Nothing is written. */
-#define TAKE_STAGED is_taking[e] = true; must_begin_episode[e] = false; status[e] = PENDING; num_pending++
+#define TAKE_STAGED is_taking[e] = true; must_begin_episode[e] = false; move_env(e, PENDING); num_pending++
 
 /* C++: dispatch (send.cpp), send_reset (send.cpp). The command words come before the ticket. */
 inline dispatch() {
 	do
 	:: e == NE -> e = 0; break
-	:: atomic { e < NE && !is_reset && status[e] == IDLE && is_staged[server[e]] -> TAKE_STAGED; e++ }
+	:: atomic { e < NE && !is_reset && TAKES_COMMANDS(e) && is_staged[server[e]] -> TAKE_STAGED; e++ }
 	:: atomic {
-			e < NE && (is_reset || (status[e] == IDLE && !is_staged[server[e]])) ->
+			e < NE && (is_reset || (TAKES_COMMANDS(e) && !is_staged[server[e]])) ->
 			assert(status[e] != PENDING);
-			status[e] = PENDING; num_pending++; s = server[e]; is_staged[s] = false;
+			move_env(e, PENDING); num_pending++; s = server[e]; is_staged[s] = false;
 			row[s] = e; kind[s] = (is_reset || must_begin_episode[e] -> RESET : FORWARD); must_begin_episode[e] = false
 		};
 		atomic { newest_ticket[s]++; PUBLISH(s); is_touched[s / R] = true; s = 0; e++ }
-	:: e < NE && !is_reset && status[e] != IDLE -> e++
+	:: e < NE && !is_reset && !TAKES_COMMANDS(e) -> e++
 	od;
 	ring_all_touched();
 	check_deaths();
@@ -130,7 +130,7 @@ inline collect() {
 			assert(data[s] == newest_ticket[s] && last_result[s] == newest_ticket[s] && last_fault[s] < newest_ticket[s]);
 			assert(wrote[s] == (is_taking[e] -> STAGED : e));
 			is_step = !is_taking[e] && kind[s] == FORWARD;
-			status[e] = IDLE;
+			move_env(e, IDLE);
 			RECEIVE(s);
 			DROP_STAGED;
 			if
@@ -142,7 +142,7 @@ inline collect() {
 	:: atomic { e < NE && HAS_RESULT && fault[server[e]] != NONE ->
 			s = server[e];
 			assert(last_fault[s] == newest_ticket[s] && last_result[s] < newest_ticket[s]);
-			status[e] = FAULTED;
+			move_env(e, FAULTED);
 			RECEIVE(s);
 			DROP_STAGED;
 			e++
@@ -151,8 +151,8 @@ inline collect() {
 }
 
 /* C++: mark_lost (recovery.cpp). An idle env reports it with its next command. */
-#define IS_WELL(e_) (status[e_] == IDLE || (status[e_] == PENDING && done[server[e_]] == newest_ticket[server[e_]] && fault[server[e_]] == NONE))
-#define IS_BEGUN(e_) (is_staged[server[e_]] && status[e_] == IDLE)
+#define IS_WELL(e_) (TAKES_COMMANDS(e_) || (status[e_] == PENDING && done[server[e_]] == newest_ticket[server[e_]] && fault[server[e_]] == NONE))
+#define IS_BEGUN(e_) (is_staged[server[e_]] && TAKES_COMMANDS(e_))
 inline mark_lost(e_) {
 	if
 	:: server[e_] / R == v && IS_WELL(e_) && IS_BEGUN(e_) && (is_to_stage[server[e_]] || done[server[e_]] != newest_ticket[server[e_]])
@@ -169,7 +169,7 @@ inline reset_faulted() {
 	:: atomic { e == NE -> e = 0; v = 0; break }
 	:: atomic {
 			e < NE && status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R]) ->
-			status[e] = IDLE; must_begin_episode[e] = true; e++
+			move_env(e, NEW); must_begin_episode[e] = true; e++
 		}
 #if REVIVES
 	:: atomic {
@@ -179,7 +179,7 @@ inline reset_faulted() {
 #if NR > 2
 			mark_lost(1);
 #endif
-			revives--; BEGIN_RESTART(v); status[e] = IDLE; must_begin_episode[e] = true; e++
+			revives--; BEGIN_RESTART(v); move_env(e, NEW); must_begin_episode[e] = true; e++
 		}
 #endif
 	:: atomic { e < NE && !(status[e] == FAULTED && (!dead[server[e] / R] || is_restarting[server[e] / R] || revives)) -> e++ }
@@ -197,7 +197,7 @@ inline reset_server_order() {
 }
 
 active proctype Pool() {
-	byte status[NR];
+	byte status[NR] = IDLE;
 	byte server[NE], env_of[NR];
 	bool is_taking[NE], must_begin_episode[NE], is_to_stage[NR];
 	byte me = LEARNER, revives = REVIVES, retries = RETRIES, resets = RESETS, rounds, overs = OVERS, spare, mode = CLAIMING;

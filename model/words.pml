@@ -225,20 +225,39 @@ byte behind[NR];
 #define PUBLISHED(r_) newest_ticket[r_]
 #define SERVER(e_) e_
 #endif
+/* C++: move (env_table.hpp). The phases of an env, and every move between them, are those of phases.def. */
+mtype = {
+#define ENV_PHASE(name) name,
+#define OBJECT_PHASE(name) name,
+#include "../src/stepmill/_native/phases.def"
+	NO_PHASE
+};
+inline move_env(r_, to_) {
+	assert(status[r_] == to_
+#define ENV_MOVE(from, to) || (status[r_] == from && to_ == to)
+#include "../src/stepmill/_native/phases.def"
+	);
+	status[r_] = to_
+}
+inline move_object(r_, to_) {
+	assert(phase[r_] == to_
+#define OBJECT_MOVE(from, to) || (phase[r_] == from && to_ == to)
+#include "../src/stepmill/_native/phases.def"
+	);
+	phase[r_] = to_
+}
+#define TAKES_COMMANDS(r_) (status[r_] == IDLE || status[r_] == NEW)
+
 #if REPLAYS
 #define FORWARD 0
 #define RESET 1
-/* Replay::phase: none, it waits for a worker, it plays, it is paused until the learner handles its event. */
-#define NO_REPLAY 0
-#define WAITING 1
-#define REPLAYING 2
-#define PAUSED 3
 byte kind[NR];                           /* the kind of command */
 byte at[NR];                             /* how much of its episode an env object has done: 0 nothing, 1 reset, 2 one step … */
 byte place[NR];                          /* of the newest result: `at` when it was made */
-byte phase[NR];
+byte phase[NR] = CURRENT;                /* ObjectPhase; that an object is LOST or RENEWED is in must_begin_episode */
 byte deviations = DEVIATIONS;
 bool has_calls[W] = true;                /* its env objects have got their calls, or have lost none */
+bool has_news;                           /* a replay has ended while the learner waited for that alone */
 byte event[NR], call[NR];                /* SuspendedEnvs::events_; the future of a call that is repeated after the last step */
 #define NO_EVENT 0
 #define PLAYED 1
@@ -249,9 +268,9 @@ byte event[NR], call[NR];                /* SuspendedEnvs::events_; the future o
 #define ANSWERED 2
 #define UNANSWERED 3
 #define IS_ANY_REPLAYING (phase[0] == REPLAYING || phase[NR - 1] == REPLAYING)
-#define IS_ANY_EVENT (event[0] || event[NR - 1])
-#define IS_ANY_SUSPENDED (phase[0] || phase[NR - 1])
-#define IS_IN_REPLAY(r_) (phase[r_] != NO_REPLAY)
+#define IS_ANY_EVENT (event[0] || event[NR - 1] || has_news)
+#define IS_ANY_SUSPENDED (IS_IN_REPLAY(0) || IS_IN_REPLAY(NR - 1))
+#define IS_IN_REPLAY(r_) (phase[r_] != CURRENT)
 #else
 #define IS_IN_REPLAY(r_) false
 #endif

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import stepmill
-from tests.chaos import HANG, ChaosEnv
+from tests.chaos import HANG, RAISE, ChaosEnv
+from tests.chaos.envs import Traps
+from tests.crash.test_replayed_calls import OnceEnv
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.pools import counting_envs, kill_worker
 from tests.harness.ray_cluster import NODE_CPUS, add_machine, remove_machine
@@ -191,6 +193,22 @@ def test_a_lost_node_is_replayed_elsewhere_bit_for_bit(ray_cluster):
             np.testing.assert_equal(
                 dict(left) if isinstance(left, dict) else left, dict(right) if isinstance(right, dict) else right
             )
+
+
+def test_an_env_that_raises_after_a_call_in_its_episode_is_rebuilt_and_replayed(ray_cluster, tmp_path):
+    env_fns = [partial(OnceEnv, str(tmp_path), env_id) for env_id in range(4)]
+    with make_pool(env_fns=env_fns, on_fault="replay") as pool:
+        pool.reset(seed=0)
+        pool.step([1] * 4)
+        assert pool.call("amplify", 2.0) == (2.0,) * 4
+        pool.step([1] * 4)
+        Traps(str(tmp_path)).set("step", 1, RAISE)
+
+        batch = pool.step([1] * 4)
+
+        assert batch.truncated.tolist() == [False] * 4
+        assert batch.reward.tolist() == [6.0] * 4
+        assert pool.get_attr("gain") == (2.0,) * 4
 
 
 def test_a_machine_that_is_lost_is_replaced_by_another(ray_cluster):
