@@ -58,7 +58,7 @@ class Calls:
             self.lines[-1] += f"  # Ctrl-C at line {self.interrupt} of stepmill's code"
             self.interrupt = 0
             self.adopt(sent, is_reset=text.startswith("pool.reset"))
-            self._keeps_error = bool(self.pool._faults.errors)
+            self._keeps_error = bool(self.pool._faults.faults)
             return interrupt
         except StepmillError as error:
             self.lines[-1] += f"  # {type(error).__name__}"

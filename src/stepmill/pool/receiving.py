@@ -1,13 +1,13 @@
 """Sending, waiting and receiving of a pool's thread.
 
 `PoolWait` sends commands and waits for results; it lets the fault handler deal with faults meanwhile. `Receiver` decides which
-envs a `recv` returns, and keeps results that an interrupted call could not return.
+envs a `recv` or `receive` returns, and keeps results that an interrupted call could not return.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,6 +23,7 @@ from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
+from stepmill.spec.received import EnvFault, Received, faults_by_env
 from stepmill.worker.signals import defer_signals
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -65,61 +66,89 @@ class PoolWait:
             return False
         return True
 
-    def handle(self) -> None:
-        """Handle faults and events, and raise the errors that the policies return."""
-        with defer_signals():
-            self._faults.handle()
-        self._faults.raise_errors()
+    def _raise_errors(self) -> None:
+        self._faults.raise_errors(is_receiving=True)
 
-    def wait(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
-        """Wait until `wait(seconds)` of the pool state returns READY.
+    def _wait(
+        self,
+        wait: Callable[[float | None], int],
+        timeout_s: float | None,
+        on_fault: Callable[[], None],
+    ) -> bool:
+        """Wait until `wait(seconds)` of the pool state returns READY; return whether it did before the deadline.
 
-        Raises:
-            RecvTimeout: the deadline is over.
+        `on_fault` is called after faults or events were handled.
         """
-        self._faults.raise_errors()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         num_late_rounds = 0
         while num_late_rounds <= MAX_LATE_ROUNDS:
             slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
             outcome = wait(slice_s)
             if outcome == _READY:
-                return
+                return True
             if outcome != _TIMED_OUT:
-                self.handle()
+                with defer_signals():
+                    self._faults.handle()
+                on_fault()
                 num_late_rounds += slice_s == 0.0
             elif deadline is not None:
-                self._raise_timeout(timeout_s)
+                return False
             else:
                 self._warn_slow()
-        self._raise_timeout(timeout_s)
+        return False
 
     def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
-        """Wait for these envs."""
-        self.wait(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s)
+        """Wait for these envs.
+
+        Raises:
+            RecvTimeout: the deadline is over.
+        """
+        self._faults.raise_errors(is_receiving=True)
+        if not self._wait(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s, self._raise_errors):
+            self._raise_timeout(timeout_s)
 
     def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
-        """Wait for this many of the pending envs."""
-        self.wait(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s)
+        """Wait for this many of the pending envs.
+
+        Raises:
+            RecvTimeout: the deadline is over.
+        """
+        self._faults.raise_errors(is_receiving=True)
+        if not self._wait(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s, self._raise_errors):
+            self._raise_timeout(timeout_s)
 
     def linger(self, num_envs: int) -> None:
         """Wait up to `linger_s` for this many of the pending envs."""
-        if not self._linger_s:
-            return
-        deadline = time.monotonic() + self._linger_s
-        while True:
-            num_wanted = min(num_envs, self._state.num_pending())
-            outcome = self._state.wait(num_wanted, max(0.0, deadline - time.monotonic()))
-            if outcome in (_READY, _TIMED_OUT):
-                return
-            self.handle()
+        if self._linger_s:
+            self._wait(lambda slice_s: self._wait_at_most(num_envs, slice_s), self._linger_s, self._raise_errors)
 
     def poll(self) -> None:
         """Handle faults and events that have arrived. Does not wait."""
-        while self._state.num_pending():
-            if self._state.wait(self._state.num_pending(), 0.0) in (_READY, _TIMED_OUT):
-                return
-            self.handle()
+        self._wait(lambda slice_s: self._wait_at_most(self._state.num_pending(), slice_s), 0.0, self._raise_errors)
+
+    def wait_for_news(self, least: int, most: int, timeout_s: float | None) -> None:
+        """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most`.
+
+        Raises no faults. If `least` is 0, this handles what has arrived.
+        """
+        warn_user = self._faults.warn
+        warn_user()
+
+        def wait(slice_s: float | None) -> int:
+            num_left = least - len(self.known_faults()) if least else self._state.num_pending()
+            return self._wait_at_most(num_left, slice_s) if num_left > 0 else _READY
+
+        is_there = self._wait(wait, timeout_s if least else 0.0, warn_user)
+        if is_there and 0 < least < most and self._linger_s and not self.known_faults():
+            self._wait(lambda slice_s: self._wait_at_most(most, slice_s), self._linger_s, warn_user)
+
+    def known_faults(self) -> Mapping[int, EnvFault]:
+        """Return the faults that `receive` has to return, by env."""
+        return faults_by_env(self._faults.raised, self._faults.faults) if self._faults.faults else self._faults.raised
+
+    def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
+        num_wanted = min(num_envs, self._state.num_pending())
+        return self._state.wait(num_wanted, slice_s) if num_wanted else _READY
 
     def drain(self, env_ids: Sequence[int]) -> None:
         """Wait for these envs, and drop their results and faults: they are about to be reset."""
@@ -173,9 +202,12 @@ class PoolWait:
 class Receiver:
     """Receives batches from the pool state. Used by the pool's thread."""
 
-    def __init__(self, state: _native.PoolState, waits: PoolWait, num_envs: int, batch_size: int | None) -> None:
+    def __init__(
+        self, state: _native.PoolState, waits: PoolWait, faults: FaultHandler, num_envs: int, batch_size: int | None
+    ) -> None:
         self._state = state
         self._waits = waits
+        self._faults = faults
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._unclaimed = state.unclaimed
@@ -201,16 +233,52 @@ class Receiver:
             return self.collect(len(ids), len(ids), out, ids, timeout_s)
         least, most = self._bounds(batch_size, min_envs, max_envs)
         self._set_eager(least < self._num_envs)
-        self._waits.wait_any(least, timeout_s)
-        if most > least:
+        if least:
+            self._waits.wait_any(least, timeout_s)
+        else:
+            self._waits.poll()
+        if most > least > 0:
             self._waits.linger(most)
         return self.collect(least, most, out, None, timeout_s)
+
+    def receive(self, min_envs: int, max_envs: int | None, timeout_s: float | None) -> Received:
+        """Implement `Pool.receive`."""
+        check_timeout(timeout_s)
+        most = self._num_envs if max_envs is None else max_envs
+        num_there = self._state.num_pending() + len(self._waits.known_faults())
+        if not 0 <= min_envs <= min(most, num_there):
+            over = "; all envs are exhausted" if self._are_exhausted() else ""
+            raise UsageError(
+                f"receive() cannot wait for {min_envs} to {most} envs: {num_there} are stepping or have a fault{over}; "
+                "call send() or reset_async() first"
+            )
+        self._set_eager(min_envs < self._num_envs)
+        self._waits.wait_for_news(min_envs, most, timeout_s)
+        return self._collect_with_faults(most)
+
+    def _collect_with_faults(self, most: int) -> Received:
+        """Do as `collect`; results and faults that do not reach the caller are returned by the next call."""
+        fields = None
+        faults = self._faults.faults, self._faults.raised
+        try:
+            while (fields := self._state.collect(most, None, None)) is None:
+                self._waits.wait_for_news(0, most, 0.0)
+                faults = self._faults.faults, self._faults.raised
+            batch = Batch(*fields)
+            received = Received(batch if batch.num_rows else None, dict(self._waits.known_faults()))
+            self._unclaimed[0] = False
+            self._faults.faults, self._faults.raised = [], {}
+            return received
+        except BaseException:
+            self.restore_unclaimed(fields)
+            self._faults.faults, self._faults.raised = faults
+            raise
 
     def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         if batch_size is not None and (min_envs is not None or max_envs is not None):
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
         pending = self._state.num_pending()
-        if pending == 0:
+        if pending == 0 and min_envs != 0:
             over = "; all envs are exhausted" if self._are_exhausted() else ""
             raise UsageError(
                 f"recv() with nothing pending would wait forever; call send() or reset_async() first{over}"
@@ -222,7 +290,7 @@ class Receiver:
             least = most = batch_size
         else:
             least = most = self._batch_size or pending
-        if not 1 <= least <= most:
+        if not 1 <= least <= most and not (min_envs == 0 <= most):
             asked = f"{least}" if least == most else f"{least} to {most}"
             raise UsageError(f"recv() cannot return {asked} envs; ask for 1 to {self._num_envs}")
         return least, most

@@ -187,7 +187,9 @@ class PoolClient:
             timeout_s: seconds, after which the result is empty; 0 does not wait; None waits without limit.
         """
         try:
-            batch = self.pool.recv_ready() if timeout_s == 0 else self.pool.recv(min_envs=least, timeout_s=timeout_s)
+            batch = (
+                self.pool.recv(min_envs=0) if timeout_s == 0 else self.pool.recv(min_envs=least, timeout_s=timeout_s)
+            )
         except RecvTimeout:
             return []
         except UsageError:
