@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
     from stepmill.spec.ray_options import RayOptions as RayOptions
+    from stepmill.spec.received import EnvFault as EnvFault
+    from stepmill.spec.received import Received as Received
 
 _MODULE_OF = {
     "VectorEnv": "stepmill.frontends.gymnasium",
@@ -81,6 +83,8 @@ _MODULE_OF = {
     "PoolOptions": "stepmill.spec.options",
     "RetryIn": "stepmill.spec.options",
     "RayOptions": "stepmill.spec.ray_options",
+    "EnvFault": "stepmill.spec.received",
+    "Received": "stepmill.spec.received",
     "Seeding": "stepmill.spec.options",
     "BadOutput": "stepmill.spec.errors",
     "BusyEnvError": "stepmill.spec.errors",
@@ -105,6 +109,7 @@ __all__ = [
     "Context",
     "EngineBug",
     "EnvError",
+    "EnvFault",
     "EnvSpec",
     "EnvState",
     "EnvTimeout",
@@ -114,6 +119,7 @@ __all__ = [
     "Pool",
     "PoolOptions",
     "RayOptions",
+    "Received",
     "RecvTimeout",
     "RetryIn",
     "Rollout",

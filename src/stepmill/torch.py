@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill.pool.pool import EnvIds, Pool
+from stepmill.pool.pool import Pool
+from stepmill.pool.receiving import EnvIds
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.tree import map_nest

@@ -85,7 +85,7 @@ class Round:
                 self._check_health()
             except StepmillError as error:
                 self._report.complain(f"{type(error).__name__}: {error}; states {pool.states}")
-            self._report.restarts += pool._runtime.recovery.workers.num_restarts
+            self._report.restarts += pool._recovery.workers.num_restarts
             self._read_capsules()
 
     # ---- driving ------------------------------------------------------------------------------------------------

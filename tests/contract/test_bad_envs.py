@@ -38,7 +38,7 @@ def test_a_keyboard_interrupt_passes_through_the_serial_backend():
     states = [state.name for state in pool.states]
     assert states[0] == "READY"
     assert states[1] == "FAULTED"
-    assert 0 in pool.recv_ready().env_id.tolist()
+    assert 0 in pool.recv(min_envs=0).env_id.tolist()
     pool.reset(seed=0)
     assert pool.step([1, 2, 3]).reward.tolist() == [1.0, 2.0, 3.0]
     pool.close()

@@ -122,7 +122,7 @@ def test_nothing_waits_for_a_pool_that_is_exhausted(pool_of):
         pool.recv()
     with pytest.raises(stepmill.UsageError, match="have played"):
         pool.step([1, 1])
-    assert pool.recv_ready().num_rows == 0
+    assert pool.recv(min_envs=0).num_rows == 0
 
 
 def test_a_reset_gives_an_exhausted_env_as_many_episodes_again(pool_of):

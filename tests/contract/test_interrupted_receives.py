@@ -68,7 +68,7 @@ def _recv_ready(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
     pool.send(ACTIONS)
     while len(pool.ready_ids) < NUM_ENVS and pool.options.backend == "process":
         pass
-    return _of_batch(pool.recv_ready())
+    return _of_batch(pool.recv(min_envs=0))
 
 
 def _step_async(pool: stepmill.Pool) -> tuple[Any, Any, Any]:
@@ -95,7 +95,7 @@ STEPS: dict[str, Operation] = {
     "step_wait": _step_async,
     "recv": _send_recv,
     "recv(env_ids)": _send_recv_ids,
-    "recv_ready": _recv_ready,
+    "recv(min_envs=0)": _recv_ready,
 }
 RESETS: dict[str, Operation] = {
     "reset": lambda pool: _of_batch(pool.reset(env_ids=[0, 2])),

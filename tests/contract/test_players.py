@@ -142,7 +142,7 @@ def test_a_batch_without_agents_has_no_rows(pool_of):
     for _ in range(3):
         batch = pool.step(np.ones((2, 3), int))
     assert batch.players.terminated.tolist() == [True, True]
-    assert len(pool.recv_ready().players) == 0
+    assert len(pool.recv(min_envs=0).players) == 0
 
 
 def test_a_free_slot_goes_to_the_next_agent_that_comes():

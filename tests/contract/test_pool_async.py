@@ -146,13 +146,13 @@ def test_min_and_max_take_what_is_ready_between_them(pool_of, gate):
 
 
 @PARALLEL
-def test_recv_ready_takes_what_is_there_and_does_not_wait(pool_of, gate):
+def test_recv_of_at_least_none_takes_what_is_there_and_does_not_wait(pool_of, gate):
     pool = _gated(pool_of, gate, 3)
     pool.reset(seed=0)
     pool.send([1, GATED_ACTION, 2])
     for env_id in (0, 2):
         pool.get_attr("num_steps", env_ids=[env_id])
-    assert pool.recv_ready().env_id.tolist() == [0, 2]
+    assert pool.recv(min_envs=0).env_id.tolist() == [0, 2]
     gate.open()
     assert pool.recv(1, timeout_s=30).env_id.tolist() == [1]
 

@@ -354,7 +354,7 @@ def test_a_call_between_episodes_comes_before_the_next_though_that_has_begun_ahe
             batch = pool.step([1] * 4)
         assert batch.truncated.tolist() == [True] * 4
         while pool.stats().resets < 8:  # each has begun its next episode
-            pool.recv_ready()
+            pool.recv(min_envs=0)
 
         pool.call("amplify", 2.0)
 

@@ -193,7 +193,7 @@ class Commands:
         elif how == "at once":
             arguments["timeout_s"] = 0
         if how == "ready":
-            batch = self.calls.make("pool.recv_ready()", self.pool.recv_ready)
+            batch = self.calls.make("pool.recv(min_envs=0)", lambda: self.pool.recv(min_envs=0))
         else:
             text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
             batch = self.calls.make(f"pool.recv({text})", lambda: self.pool.recv(**arguments), None, refusal)

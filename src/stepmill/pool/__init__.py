@@ -4,6 +4,7 @@ pool           the public Pool
 arguments      checks of arguments
 start          from env functions to a running pool
 spinning       how long workers and the pool's thread spin before they sleep
+pump           the loop in which the pool's thread waits
 receiving      sends commands, waits, and receives results
 resets         seeds, options and masks of a reset become commands
 requests       calls, attributes, properties and rendering of envs, and their futures

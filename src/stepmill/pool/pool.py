@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from stepmill import _native, timers
 from stepmill.pool.arguments import check_leaves, checked_batch_size, checked_fns, checked_num_envs
-from stepmill.pool.receiving import PoolWait, Receiver
+from stepmill.pool.receiving import EnvIds, PoolWait, Receiver
 from stepmill.pool.requests import EnvRequests, PoolFuture, PoolProperties
 from stepmill.pool.resets import Options, ResetPlanner, Seed
-from stepmill.pool.revival import Revival
 from stepmill.pool.settings import Name
 from stepmill.pool.snapshots import PoolSnapshot, Snapshots
 from stepmill.pool.start import PoolResources, has_seeds, start_pool
@@ -27,6 +26,7 @@ from stepmill.spec.batch import Batch
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import EnvState, OptionKeywords, PoolOptions, merge_options
+from stepmill.spec.received import Received
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Node, program
 from stepmill.worker.calls import call_payload
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from stepmill.observe.monitor import Monitor
     from stepmill.observe.trace import Recorder
 
-EnvIds = Sequence[int] | NDArray[np.integer[Any]]
 StepTuple = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
@@ -86,11 +85,11 @@ class Pool:
             self.num_workers = len(self._runtime.plans)
             self._state = self._runtime.state
             self._unclaimed = self._state.unclaimed
-            self._recovery = self._runtime.recovery
-            self._revival = Revival(self._recovery)
-            self._waits = PoolWait(self._state, self._recovery, self._revival, self.options)
+            self._revival = self._runtime.revival
+            self._recovery = self._revival.recovery
+            self._waits = PoolWait(self._state, self._revival, self.options)
             self._requests = EnvRequests(self._runtime, self.options, num_envs=self.num_envs)
-            self._receiver = Receiver(self._state, self._waits, self.num_envs, self.batch_size)
+            self._receiver = Receiver(self._state, self._waits, self._recovery, self.num_envs, self.batch_size)
             self._resets = ResetPlanner(
                 self.num_envs, self.spec.batch_size, is_seeded=has_seeds(self.options), num_spares=self._num_spares
             )
@@ -227,22 +226,27 @@ class Pool:
 
         Args:
             batch_size: how many envs; None is the `batch_size` of the pool, or else all that are pending.
-            min_envs, max_envs: instead of batch_size: return as soon as min_envs are ready, with at most max_envs.
+            min_envs, max_envs: instead of batch_size: return as soon as min_envs are ready, with at most max_envs. min_envs=0
+                returns the envs that are ready now, which may be none (B = 0).
             env_ids: instead of a number: exactly these envs, by ascending id. All of them must have a command.
             timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
             out: arrays in the structure of the observation, [B, ...] each, that are written instead of new ones.
         Raises:
             EnvError, BadOutput, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
-            RecvTimeout: too slow. Nothing is lost; call recv() again.
-            KeyboardInterrupt: nothing is lost; call recv() again.
+            RecvTimeout, KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are requested than are pending.
         """
         return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, out)
 
-    def recv_ready(self) -> Batch:
-        """Return the envs that are ready now, which may be none (B = 0)."""
-        self._waits.poll()
-        return self._receiver.collect(0, self.num_envs)
+    def receive(self, min_envs: int = 1, max_envs: int | None = None, *, timeout_s: float | None = None) -> Received:
+        """Return the results of envs that finished, and the faults of those that failed, without raising them.
+
+        Args:
+            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait.
+            max_envs: return at most this many results; None is all that are ready.
+            timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
+        """
+        return self._receiver.receive(min_envs, max_envs, timeout_s)
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -288,13 +292,11 @@ class Pool:
 
         Args:
             env_ids: which envs; None is all.
-            wait: False does not wait for workers to start. A reset may be sent at once: `recv` returns its result, or raises
-                the reason why the worker could not be started.
+            wait: False does not wait for workers to start. A reset may be sent at once; `recv` raises if a start failed.
             restart_living: also end and restart workers that are alive; only on the process backend.
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be restarted.
-            WorkerDied: a worker has died, this was not reported yet, and another of its envs was in the middle of an
-                episode. Revive all envs that the error names.
+            WorkerDied: a worker has died unnoticed, and another env has lost its episode. Revive all envs that the error names.
         """
         ids = self._requests.checked_ids(env_ids)
         self._revival.revive(ids, wait=wait, restart_living=restart_living)
@@ -308,8 +310,7 @@ class Pool:
         """Call a method of envs, through wrappers, and return one result per env. If it is an attribute, return its value.
 
         Args:
-            name: of the method; or a function, which is called in the worker with the env (the outermost wrapper) as its first
-                argument.
+            name: of the method; or a function, called in the worker with the env (the outermost wrapper) before `args`.
             *args, **kwargs: the same for every env; sent by cloudpickle.
             env_ids: which envs; None is all.
         """
@@ -496,5 +497,4 @@ class Pool:
         self.close()
 
     def __repr__(self) -> str:
-        state = ", closed" if self._resources.is_closed else ""
-        return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{state})"
+        return f"Pool(num_envs={self.num_envs}, num_workers={self.num_workers}{', closed' * self._resources.is_closed})"

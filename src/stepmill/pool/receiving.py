@@ -1,13 +1,12 @@
 """Sending, waiting and receiving of a pool's thread.
 
-`PoolWait` sends commands and waits for results; it lets the fault handler deal with faults meanwhile. `Receiver` decides which
-envs a `recv` returns, and keeps results that an interrupted call could not return.
+`PoolWait` sends commands and waits for results; it lets `Recovery` handle faults meanwhile. `Receiver` decides which
+envs a `recv` or `receive` returns, and keeps results that an interrupted call could not return.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +16,7 @@ from stepmill import _native
 from stepmill.pool.arguments import check_timeout, checked_ids
 from stepmill.pool.events import EnvFailed
 from stepmill.pool.faults import describe_fault
+from stepmill.pool.pump import FAULT, READY
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.resets import ResetPlan
 from stepmill.pool.revival import Revival
@@ -24,26 +24,22 @@ from stepmill.spec.batch import Batch
 from stepmill.spec.errors import RecvTimeout, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import EnvState, PoolOptions
+from stepmill.spec.received import EnvFault, Received, faults_by_env
 from stepmill.worker.signals import defer_signals
 
 EnvIds = Sequence[int] | NDArray[np.integer[Any]]
-
-SLOW_S = 30.0  # a wait without a result for this long warns, once per pool
-MAX_LATE_ROUNDS = 2  # rounds of faults that a wait handles after its deadline, because the result may be ready then
-_READY, _FAULT, _TIMED_OUT = 0, 1, 2  # what a wait of the pool state returns; anything else is an event
 
 
 class PoolWait:
     """Sends commands and waits for results. Faults are handled meanwhile, with signals deferred."""
 
-    def __init__(self, state: _native.PoolState, recovery: Recovery, revival: Revival, options: PoolOptions) -> None:
+    def __init__(self, state: _native.PoolState, revival: Revival, options: PoolOptions) -> None:
         self._state = state
-        self._recovery = recovery
+        self._recovery = revival.recovery
         self._revival = revival
+        self._pump = revival.pump
         self._linger_s = options.linger_s
         self._has_spares = options.spare_envs > 0
-        has_deadlines = options.step_timeout_s is not None and options.reset_timeout_s is not None
-        self._slow_s: float | None = None if has_deadlines else SLOW_S
 
     def send(self, command: Callable[[], object]) -> None:
         """Call a command of the pool state; if it finds dead workers, handle their deaths and repeat it.
@@ -67,76 +63,78 @@ class PoolWait:
             return False
         return True
 
-    def handle(self) -> None:
-        """Handle faults and events, and raise the errors that the policies return."""
-        with defer_signals():
-            self._recovery.handle()
-        self._recovery.raise_errors()
+    def _raise_errors(self) -> None:
+        self._recovery.raise_errors(is_receiving=True)
 
-    def wait(self, wait: Callable[[float | None], int], timeout_s: float | None) -> None:
-        """Wait until `wait(seconds)` of the pool state returns READY.
+    def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
+        """Wait for these envs.
 
         Raises:
             RecvTimeout: the deadline is over.
         """
-        self._recovery.raise_errors()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        num_late_rounds = 0
-        while num_late_rounds <= MAX_LATE_ROUNDS:
-            slice_s = self._slow_s if deadline is None else max(deadline - time.monotonic(), 0.0)
-            outcome = wait(slice_s)
-            if outcome == _READY:
-                return
-            if outcome != _TIMED_OUT:
-                self.handle()
-                num_late_rounds += slice_s == 0.0
-            elif deadline is not None:
-                self._raise_timeout(timeout_s)
-            else:
-                self._warn_slow()
-        self._raise_timeout(timeout_s)
-
-    def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
-        """Wait for these envs."""
-        self.wait(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s)
+        self._recovery.raise_errors(is_receiving=True)
+        if not self._pump.run(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s, self._raise_errors):
+            self._raise_timeout(timeout_s)
 
     def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
-        """Wait for this many of the pending envs."""
-        self.wait(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s)
+        """Wait for this many of the pending envs.
+
+        Raises:
+            RecvTimeout: the deadline is over.
+        """
+        self._recovery.raise_errors(is_receiving=True)
+        if not self._pump.run(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s, self._raise_errors):
+            self._raise_timeout(timeout_s)
 
     def linger(self, num_envs: int) -> None:
         """Wait up to `linger_s` for this many of the pending envs."""
-        if not self._linger_s:
-            return
-        deadline = time.monotonic() + self._linger_s
-        while True:
-            num_wanted = min(num_envs, self._state.num_pending())
-            outcome = self._state.wait(num_wanted, max(0.0, deadline - time.monotonic()))
-            if outcome in (_READY, _TIMED_OUT):
-                return
-            self.handle()
+        if self._linger_s:
+            self._pump.run(lambda slice_s: self._wait_at_most(num_envs, slice_s), self._linger_s, self._raise_errors)
 
     def poll(self) -> None:
         """Handle faults and events that have arrived. Does not wait."""
-        while self._state.num_pending():
-            if self._state.wait(self._state.num_pending(), 0.0) in (_READY, _TIMED_OUT):
-                return
-            self.handle()
+        self._pump.run(lambda slice_s: self._wait_at_most(self._state.num_pending(), slice_s), 0.0, self._raise_errors)
+
+    def wait_for_news(self, least: int, most: int, timeout_s: float | None) -> None:
+        """Wait until `least` envs have a result or a fault, or until the deadline, then up to `linger_s` for `most`.
+
+        Raises no faults. If `least` is 0, this handles what has arrived.
+        """
+        warn_user = self._recovery.warn
+        warn_user()
+
+        def wait(slice_s: float | None) -> int:
+            num_left = least - len(self.known_faults()) if least else self._state.num_pending()
+            return self._wait_at_most(num_left, slice_s) if num_left > 0 else READY
+
+        is_there = self._pump.run(wait, timeout_s if least else 0.0, warn_user)
+        if is_there and 0 < least < most and self._linger_s and not self.known_faults():
+            self._pump.run(lambda slice_s: self._wait_at_most(most, slice_s), self._linger_s, warn_user)
+
+    def known_faults(self) -> Mapping[int, EnvFault]:
+        """Return the faults that `receive` has to return, by env."""
+        return (
+            faults_by_env(self._recovery.raised, self._recovery.faults)
+            if self._recovery.faults
+            else self._recovery.raised
+        )
+
+    def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
+        num_wanted = min(num_envs, self._state.num_pending())
+        return self._state.wait(num_wanted, slice_s) if num_wanted else READY
 
     def drain(self, env_ids: Sequence[int]) -> None:
         """Wait for these envs, and drop their results and faults: they are about to be reset."""
-        while True:
-            outcome = self._state.wait_for(env_ids, None)
-            for fault in self._state.drain(acknowledge=False) if outcome == _FAULT else ():
+
+        def wait_and_drop(slice_s: float | None) -> int:
+            outcome = self._state.wait_for(env_ids, slice_s)
+            for fault in self._state.drain(acknowledge=False) if outcome == FAULT else ():
                 if isinstance(fault, EnvFailed) and fault.env_id in env_ids:
                     warn(f"{describe_fault(fault)}; this reset drops its result")
             self._state.discard_results(env_ids)
-            if outcome == _READY:
-                return
-            if outcome != _FAULT:
-                with defer_signals():
-                    self._recovery.handle(has_faults=False)
-                self._recovery.raise_errors()
+            return outcome
+
+        self._pump.run(wait_and_drop, None, self._recovery.raise_errors, has_faults=False)
 
     def prepare_reset(self, plan: ResetPlan) -> None:
         """Wait for the envs of a reset, drop their results, and restart the workers of those that are lost."""
@@ -153,18 +151,8 @@ class PoolWait:
         self._revival.prepare_reset(plan.env_ids_to_reset, wait=not plan.is_whole)
         self._recovery.raise_errors()
 
-    def _warn_slow(self) -> None:
-        self._slow_s = None
-        warn(
-            f"envs {self._busy()} have not answered for {SLOW_S:g} s, and the pool still waits for them; set step_timeout_s and "
-            "reset_timeout_s to end envs that hang"
-        )
-
-    def _busy(self) -> list[int]:
-        return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.BUSY]
-
     def _raise_timeout(self, timeout_s: float | None) -> NoReturn:
-        busy = self._busy()
+        busy = self._pump.busy_envs()
         raise RecvTimeout(
             f"envs {busy} were not ready within {timeout_s} s; nothing is lost: call recv() again",
             env_ids=busy,
@@ -175,9 +163,12 @@ class PoolWait:
 class Receiver:
     """Receives batches from the pool state. Used by the pool's thread."""
 
-    def __init__(self, state: _native.PoolState, waits: PoolWait, num_envs: int, batch_size: int | None) -> None:
+    def __init__(
+        self, state: _native.PoolState, waits: PoolWait, recovery: Recovery, num_envs: int, batch_size: int | None
+    ) -> None:
         self._state = state
         self._waits = waits
+        self._recovery = recovery
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._unclaimed = state.unclaimed
@@ -203,16 +194,52 @@ class Receiver:
             return self.collect(len(ids), len(ids), out, ids, timeout_s)
         least, most = self._bounds(batch_size, min_envs, max_envs)
         self._set_eager(least < self._num_envs)
-        self._waits.wait_any(least, timeout_s)
-        if most > least:
+        if least:
+            self._waits.wait_any(least, timeout_s)
+        else:
+            self._waits.poll()
+        if most > least > 0:
             self._waits.linger(most)
         return self.collect(least, most, out, None, timeout_s)
+
+    def receive(self, min_envs: int, max_envs: int | None, timeout_s: float | None) -> Received:
+        """Implement `Pool.receive`."""
+        check_timeout(timeout_s)
+        most = self._num_envs if max_envs is None else max_envs
+        num_there = self._state.num_pending() + len(self._waits.known_faults())
+        if not 0 <= min_envs <= min(most, num_there):
+            over = "; all envs are exhausted" if self._are_exhausted() else ""
+            raise UsageError(
+                f"receive() cannot wait for {min_envs} to {most} envs: {num_there} are stepping or have a fault{over}; "
+                "call send() or reset_async() first"
+            )
+        self._set_eager(min_envs < self._num_envs)
+        self._waits.wait_for_news(min_envs, most, timeout_s)
+        return self._collect_with_faults(most)
+
+    def _collect_with_faults(self, most: int) -> Received:
+        """Do as `collect`; results and faults that do not reach the caller are returned by the next call."""
+        fields = None
+        faults = self._recovery.faults, self._recovery.raised
+        try:
+            while (fields := self._state.collect(most, None, None)) is None:
+                self._waits.wait_for_news(0, most, 0.0)
+                faults = self._recovery.faults, self._recovery.raised
+            batch = Batch(*fields)
+            received = Received(batch if batch.num_rows else None, dict(self._waits.known_faults()))
+            self._unclaimed[0] = False
+            self._recovery.faults, self._recovery.raised = [], {}
+            return received
+        except BaseException:
+            self.restore_unclaimed(fields)
+            self._recovery.faults, self._recovery.raised = faults
+            raise
 
     def _bounds(self, batch_size: int | None, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         if batch_size is not None and (min_envs is not None or max_envs is not None):
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
         pending = self._state.num_pending()
-        if pending == 0:
+        if pending == 0 and min_envs != 0:
             over = "; all envs are exhausted" if self._are_exhausted() else ""
             raise UsageError(
                 f"recv() with nothing pending would wait forever; call send() or reset_async() first{over}"
@@ -224,7 +251,7 @@ class Receiver:
             least = most = batch_size
         else:
             least = most = self._batch_size or pending
-        if not 1 <= least <= most:
+        if not 1 <= least <= most and not (min_envs == 0 <= most):
             asked = f"{least}" if least == most else f"{least} to {most}"
             raise UsageError(f"recv() cannot return {asked} envs; ask for 1 to {self._num_envs}")
         return least, most

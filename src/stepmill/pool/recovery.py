@@ -9,7 +9,6 @@ Per `handle` there is one `drain` and one `apply`. Only counts, errors and recor
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -37,7 +36,6 @@ from stepmill.spec.notices import warn
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
 from stepmill.worker.messages import WorkerPlan
-from stepmill.worker.signals import defer_signals
 
 logger = logging.getLogger("stepmill")
 
@@ -54,7 +52,7 @@ class Recovery:
     """Handles the faults of a pool's envs and workers. Used by the pool's thread.
 
     Faults and warnings for the user are stored in `faults` and `notices`, so that an interrupt between a fault and its
-    error loses nothing. Only `wait_for_rebuild` waits.
+    error loses nothing. No method waits.
     """
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
@@ -372,46 +370,3 @@ class Recovery:
         self.workers.mark_reported(worker)
         self.carry_out([decision])
         self.raise_errors()
-
-    def wait_until_rebuilt(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        """Before a call, wait until replays have rebuilt the envs of these workers.
-
-        Raises:
-            EnvTimeout: the envs were not rebuilt within `timeout_s`.
-        """
-        if self.replays is None:
-            return
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for worker in sorted(set(workers)):
-            while not self._is_rebuilt(worker) and not self.faults:
-                self._wait_for_rebuild(worker, deadline, timeout_s)
-
-    def _is_rebuilt(self, worker: int) -> bool:
-        if isinstance(self.policy, ReplayPolicy):
-            dead = (WorkerState.DEAD_UNREPORTED, WorkerState.RESTARTING)
-            if self.workers.check_process(worker).state in dead:
-                return False
-        return not any(view.is_suspended for view in self.workers.views_of(worker))
-
-    def _wait_for_rebuild(self, worker: int, deadline: float | None, timeout_s: float | None) -> None:
-        """Handle the death of a worker, or wait for the next event of its restart or replay."""
-        if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
-            with defer_signals():
-                self.handle()
-                if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
-                    self.handle_death(worker)
-            return
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        self.wait_event(left_s)
-        if deadline is not None and time.monotonic() >= deadline:
-            raise EnvTimeout(
-                f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; try again",
-                phase="call",
-                timeout_s=timeout_s or 0.0,
-            )
-
-    def wait_event(self, timeout_s: float | None) -> None:
-        """Wait for the next event of a restart or replay, and handle it."""
-        self._state.wait_event(timeout_s)
-        with defer_signals():
-            self.handle(has_faults=False)

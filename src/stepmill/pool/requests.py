@@ -138,7 +138,8 @@ class EnvRequests:
     def __init__(self, runtime: PoolRuntime, options: PoolOptions, *, num_envs: int) -> None:
         self.ids = itertools.count(1)
         self._backend = runtime.backend
-        self._recovery = runtime.recovery
+        self._revival = runtime.revival
+        self._recovery = runtime.revival.recovery
         self._server_locations = runtime.server_locations
         self._num_envs = num_envs
         self._num_spares = options.spare_envs
@@ -198,7 +199,7 @@ class EnvRequests:
         return PoolFuture(self, call, self._post(call, range(len(ids))))
 
     def _wait_ready(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        self._recovery.wait_until_rebuilt(workers, timeout_s)
+        self._revival.wait_until_rebuilt(workers, timeout_s)
         self._recovery.raise_errors()
 
     def _post(self, call: EnvCall, places: Iterable[int]) -> list[SentPart]:

@@ -1,23 +1,28 @@
-"""What a reset and `revive` do about envs that are FAULTED and workers that are dead."""
+"""What a reset and `revive` do about envs that are FAULTED and workers that are dead, and what a call waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 from stepmill import _native
 from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkFaulted, MarkNew
+from stepmill.pool.policies import ReplayPolicy
+from stepmill.pool.pump import Pump
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.workers import DEAD, WorkerState
-from stepmill.spec.options import EnvState
+from stepmill.spec.errors import EnvTimeout
+from stepmill.spec.options import EnvState, PoolOptions
 from stepmill.worker.signals import defer_signals
 
 
 class Revival:
-    """Restarts workers for the user, and waits for them. Used by the pool's thread."""
+    """Restarts workers for the user, and waits for restarts and replays. Used by the pool's thread."""
 
-    def __init__(self, recovery: Recovery) -> None:
+    def __init__(self, recovery: Recovery, options: PoolOptions) -> None:
+        self.recovery = recovery
         self.workers = recovery.workers
-        self._recovery = recovery
+        self.pump = Pump(recovery, options)
 
     @property
     def _state(self) -> _native.PoolState:
@@ -35,8 +40,8 @@ class Revival:
         for worker in range(workers.num_workers):
             if workers.check_process(worker).state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
                 with defer_signals():
-                    self._recovery.handle_death(worker)
-            self._recovery.raise_errors()
+                    self.recovery.handle_death(worker)
+            self.recovery.raise_errors()
             if workers.state_of(worker) is WorkerState.DEAD_REPORTED:
                 with defer_signals():
                     self._fail_and_restart(worker, workers.envs_of(worker))
@@ -52,7 +57,7 @@ class Revival:
         Raises:
             EnvError, EnvTimeout, WorkerDied: a worker could not be started.
         """
-        workers, recovery = self.workers, self._recovery
+        workers, recovery = self.workers, self.recovery
         workers.record_deaths()
         states = self._state.states()
         state_of = {env_id: workers.state_of(workers.worker_of(env_id)) for env_id in env_ids}
@@ -105,7 +110,7 @@ class Revival:
                     self._wait_restart(worker)
         states = state.states()
         state.apply([MarkNew(env_id) for env_id in env_ids if states[env_id] == EnvState.FAULTED])
-        recovery = self._recovery
+        recovery = self.recovery
         recovery.raised = {env_id: fault for env_id, fault in recovery.raised.items() if env_id not in env_ids}
 
     def _report_losses(self, dead: Sequence[int], env_ids: Sequence[int]) -> bool:
@@ -113,12 +118,12 @@ class Revival:
 
         Return whether the policy reports one of them as an error.
         """
-        num_faults = len(self._recovery.faults)
+        num_faults = len(self.recovery.faults)
         for worker in dead:
             if self._lost_neighbours(worker, env_ids):
                 with defer_signals():
-                    self._recovery.handle_death(worker)
-        return len(self._recovery.faults) > num_faults
+                    self.recovery.handle_death(worker)
+        return len(self.recovery.faults) > num_faults
 
     def _lost_neighbours(self, worker: int, env_ids: Sequence[int]) -> list[int]:
         """Return the other envs of a worker that have lost their episodes in a death that was not reported yet."""
@@ -133,7 +138,7 @@ class Revival:
 
         Faults of envs that are not in `env_ids` are raised later, by the call that waits for them. No env goes on before a reset.
         """
-        workers, replays = self.workers, self._recovery.replays
+        workers, replays = self.workers, self.recovery.replays
         workers.check_restartable(worker)
         generation = workers.record_of(worker).generation
         faults = [event for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
@@ -145,9 +150,45 @@ class Revival:
             replays.restart_log(worker)
         restart = BeginRestart(worker, generation, False, None)
         workers.plan_restart(restart, is_retried=False)
-        self._recovery.carry_out([*marks, FailWorker(worker, generation), restart])
+        self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
 
     def _wait_restart(self, worker: int) -> None:
-        while self.workers.state_of(worker) is WorkerState.RESTARTING:
-            self._recovery.wait_event(None)
-        self._recovery.report_failed_restart(worker)
+        self.pump.run_until(lambda: self.workers.state_of(worker) is not WorkerState.RESTARTING)
+        self.recovery.report_failed_restart(worker)
+
+    # ---- before a call ------------------------------------------------------------------------------------------------
+
+    def wait_until_rebuilt(self, workers: Iterable[int], timeout_s: float | None) -> None:
+        """Wait until replays have rebuilt the envs of these workers.
+
+        Raises:
+            EnvTimeout: the envs were not rebuilt within `timeout_s`.
+        """
+        if self.recovery.replays is None:
+            return
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for worker in sorted(set(workers)):
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self.pump.run_until(lambda worker=worker: self._is_rebuilt(worker), left_s):  # type: ignore[misc]
+                raise EnvTimeout(
+                    f"the envs of worker {worker} were not rebuilt within {timeout_s:g} s, so the call was not sent to them; "
+                    "try again",
+                    phase="call",
+                    timeout_s=timeout_s or 0.0,
+                )
+
+    def _is_rebuilt(self, worker: int) -> bool:
+        """Whether calls can be sent to a worker, or there is an error to raise. A death that is found is handled."""
+        recovery, workers = self.recovery, self.workers
+        has_died = (
+            isinstance(recovery.policy, ReplayPolicy)
+            and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED
+        )
+        if has_died:
+            with defer_signals():
+                recovery.handle()
+                if workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+                    recovery.handle_death(worker)
+        is_restarting = isinstance(recovery.policy, ReplayPolicy) and workers.state_of(worker) is WorkerState.RESTARTING
+        is_suspended = any(view.is_suspended for view in workers.views_of(worker))
+        return bool(recovery.faults) or not (is_restarting or is_suspended)

@@ -25,6 +25,7 @@ from stepmill.pool import events
 from stepmill.pool.cost_model import auto_backend
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.recovery import Recovery
+from stepmill.pool.revival import Revival
 from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
@@ -134,7 +135,7 @@ class PoolRuntime:
     slab: SharedSlab
     state: _native.PoolState
     server_locations: tuple[ServerLocation, ...]
-    recovery: Recovery
+    revival: Revival
 
 
 def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolResources) -> PoolRuntime:
@@ -228,7 +229,7 @@ def _start(
     backend.attach(slab, state.post_request)
     for name, what in traits_of(backend).driver.items():
         getattr(state, f"attach_{name}")(what)
-    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), recovery)
+    return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), Revival(recovery, options))
 
 
 def _make_reaper(slab: SharedSlab, traits: BackendTraits, options: PoolOptions) -> _native.Reaper:

@@ -25,7 +25,7 @@ def read_stats(runtime: PoolRuntime) -> PoolStats:
     nodes = traits_of(runtime.backend).nodes
     return runtime.slab.read_stats(
         leased_slots=runtime.state.num_held(),
-        replay_log_bytes=runtime.state.log_bytes() + runtime.recovery.call_log_bytes,
+        replay_log_bytes=runtime.state.log_bytes() + runtime.revival.recovery.call_log_bytes,
         nodes=() if nodes is None else nodes.node_stats(),
     )
 

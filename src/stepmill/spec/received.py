@@ -40,7 +40,8 @@ class Received:
 
     Attributes:
         batch: the results; None if there are none.
-        faults: by env_id, faults that were not returned before.
+        faults: by env_id, what `recv` would raise, and what `send`, `reset_async` or `revive` has raised since the last `receive`,
+            except for envs that were revived meanwhile. What the fault policy handles is in infos only.
     """
 
     batch: Batch | None

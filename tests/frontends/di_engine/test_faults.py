@@ -188,6 +188,18 @@ def test_a_death_between_two_steps_is_found_by_the_next(make_manager: MakeManage
     assert timesteps[1].obs.tolist() == [1, 0, 1]
 
 
+def test_two_deaths_between_two_steps_cost_their_envs_only(make_manager: MakeManager) -> None:
+    manager = launched(make_manager, SyncSubprocessEnvManager, 3)
+    victims = [psutil.Process(pid) for pid in (manager.pid[0], manager.pid[1])]
+    for victim in victims:
+        victim.kill()
+    psutil.wait_procs(victims, timeout=30)
+    timesteps = manager.step({0: 1, 1: 1, 2: 1})
+    assert [timesteps[env_id].info.get("fault") for env_id in range(3)] == ["WorkerDied", "WorkerDied", None]
+    manager.reset({0: None, 1: None})
+    assert list(manager.ready_obs) == [0, 1, 2]
+
+
 @pytest.mark.covers("D-B5")
 def test_envs_that_share_a_process_are_lost_together_and_come_back(make_manager: MakeManager) -> None:
     manager = launched(make_manager, SyncSubprocessEnvManager, 4, num_workers=2)

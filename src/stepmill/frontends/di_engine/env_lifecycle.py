@@ -132,10 +132,7 @@ class EnvLifecycle:
         self._offered_ids = None
         self._results.pop(env_id, None)
         self._retry_at.pop(env_id, None)
-        send = client.send_renewal if env_id in self._needs_renewal else client.send_reset
-        reply = send(env_id, request)
-        if reply is not None:
-            self._handle_reply(reply)
+        client.send_reset(env_id, request, is_renewal=env_id in self._needs_renewal)
 
     def _handle_reset_failure(self, env_id: int, error: StepmillError) -> None:
         attempts = self._attempts[env_id] = self._attempts.get(env_id, 0) + 1

@@ -336,7 +336,7 @@ class Manager(EnvLifecycle, EnvCalls):
         return {*self._results, *(env_id for env_id, kind in pending if kind is ReplyKind.STEP)}
 
     def _begin_steps(self, actions: Mapping[int, Any]) -> list[int]:
-        """Send the actions, and handle the replies that come at once. Return the envs that step.
+        """Handle the replies that are there, and send the actions. Return the envs that step.
 
         Raises:
             AssertionError: the manager is closed, or an env does not need an action.
@@ -346,8 +346,7 @@ class Manager(EnvLifecycle, EnvCalls):
         self._offered_ids = None
         env_ids = list(actions)
         self._check_ready(env_ids)
-        for reply in self._open_client().send_steps(actions):
-            self._handle_reply(reply)
+        self._open_client().send_steps(actions)
         return env_ids
 
     def _check_ready(self, env_ids: Sequence[int]) -> None:

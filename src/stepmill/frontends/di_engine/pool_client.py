@@ -20,16 +20,7 @@ from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import (
-    BadOutput,
-    EngineBug,
-    EnvError,
-    EnvTimeout,
-    RecvTimeout,
-    StepmillError,
-    UsageError,
-    WorkerDied,
-)
+from stepmill.spec.errors import BadOutput, EngineBug, EnvError, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, EnvState, PoolOptions
 
 
@@ -111,7 +102,7 @@ class PoolClient:
         self.pending: dict[int, ReplyKind] = {}
         self._has_own_process = settings.backend is BackendName.PROCESS and self.pool.num_workers == self.pool.num_envs
         self._decoder = TimestepDecoder(self.pool.spec.observation)
-        self._lost_envs: dict[int, StepmillError] = {}  # by idle env whose worker has died: the error
+        self._lost_envs: dict[int, StepmillError] = {}  # by env without a command: why it needs a reset
         self._unreadable: Exception | None = None
 
     def close(self) -> None:
@@ -121,88 +112,81 @@ class PoolClient:
 
     # ---- commands ----------------------------------------------------------------------------------------------------
 
-    def send_steps(self, actions: Mapping[int, Any]) -> list[EnvReply]:
-        """Send each env its action; return the replies of envs whose worker has died already."""
-        replies: list[EnvReply] = []
-        wanted = dict(actions)
-        while True:
-            for env_id in [env_id for env_id in wanted if env_id in self._lost_envs]:
-                replies.append(EnvReply(env_id, ReplyKind.FAULT, self._lost_envs[env_id], ReplyKind.STEP))
-                del wanted[env_id]
-            if not wanted:
-                return replies
+    def send_steps(self, actions: Mapping[int, Any]) -> None:
+        """Send each env its action. Envs whose worker has died get none: `receive` returns their faults."""
+        wanted = {env_id: action for env_id, action in actions.items() if env_id not in self._lost_envs}
+        while wanted:
             try:
                 if len(wanted) == self.pool.num_envs:  # without a list of ids, the pool uses its fastest path
                     self.pool.send([wanted[env_id] for env_id in range(len(wanted))])
                 else:
                     self.pool.send(list(wanted.values()), list(wanted))
-            except WorkerDied as died:  # found dead before anything was sent
-                self._lost_envs.update(dict.fromkeys(died.env_ids, died))
-                continue
-            self.pending.update(dict.fromkeys(wanted, ReplyKind.STEP))
-            return replies
+                break
+            except UsageError:
+                raise
+            except StepmillError:  # found dead before anything was sent
+                states = self.pool.states
+                wanted = {env_id: wanted[env_id] for env_id in wanted if states[env_id] is not EnvState.FAULTED}
+        self.pending.update(dict.fromkeys(actions, ReplyKind.STEP))
 
-    def send_reset(self, env_id: int, request: dict[str, Any]) -> EnvReply | None:
-        """Begin to reset an env; the result of an earlier command is dropped. Return a reply if the env cannot be repaired.
+    def send_reset(self, env_id: int, request: dict[str, Any], *, is_renewal: bool = False) -> None:
+        """Begin to reset an env; the result of an earlier command is dropped.
 
         Args:
             env_id: the env.
             request: the options of `ManagedEnv.reset`.
+            is_renewal: replace the env by a new one first; its process too, unless other envs share that.
         """
+        renews_process = is_renewal and self._has_own_process
+        if is_renewal and not renews_process:
+            request = {**request, "renew": True}
         self.pending.pop(env_id, None)
-        try:
-            if self.pool.states[env_id] is EnvState.FAULTED:
-                self.pool.revive([env_id], wait=False)  # its worker starts while the other envs run
-        except StepmillError as error:  # it cannot be replaced, for example a thread that hangs
-            return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
-        try:
-            self.pool.reset_async(env_ids=[env_id], options=request)
-        except UsageError:
-            raise
-        except StepmillError as error:
-            return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
         self._lost_envs.pop(env_id, None)
-        self.pending[env_id] = ReplyKind.RESET
-        return None
-
-    def send_renewal(self, env_id: int, request: dict[str, Any]) -> EnvReply | None:
-        """As `send_reset`, but replace the env by a new one first; its process too, unless other envs share that."""
-        if not self._has_own_process:
-            return self.send_reset(env_id, {**request, "renew": True})
         try:
-            self.pool.revive([env_id], wait=False, restart_living=True)
-        except StepmillError as error:
-            return EnvReply(env_id, ReplyKind.FAULT, error, ReplyKind.RESET)
-        return self.send_reset(env_id, request)
+            if renews_process or self.pool.states[env_id] is EnvState.FAULTED:
+                # Its worker starts while the other envs run.
+                self.pool.revive([env_id], wait=False, restart_living=renews_process)
+        except StepmillError as error:  # it cannot be replaced, for example a thread that hangs
+            self._lost_envs[env_id] = error
+        else:
+            try:
+                self.pool.reset_async(env_ids=[env_id], options=request)
+            except UsageError:
+                raise
+            except StepmillError as error:
+                self._lost_envs[env_id] = error
+        self.pending[env_id] = ReplyKind.RESET
 
     # ---- replies -----------------------------------------------------------------------------------------------------
 
     def receive(self, least: int, timeout_s: float | None) -> list[EnvReply]:
         """Wait for replies, and return all that have arrived.
 
-        Faults are returned without the replies that have arrived beside them; the next call returns those.
-
         Args:
             least: how many replies to wait for.
             timeout_s: seconds, after which the result is empty; 0 does not wait; None waits without limit.
         """
+        lost = [(env_id, self._lost_envs[env_id]) for env_id in self.pending if env_id in self._lost_envs]
+        if lost:
+            return [EnvReply(env_id, ReplyKind.FAULT, error, self.pending.pop(env_id)) for env_id, error in lost]
         try:
-            batch = self.pool.recv_ready() if timeout_s == 0 else self.pool.recv(min_envs=least, timeout_s=timeout_s)
-        except RecvTimeout:
-            return []
+            received = self.pool.receive(0 if timeout_s == 0 else least, timeout_s=timeout_s)
         except UsageError:
             raise
-        except StepmillError as error:
-            errors = [error, *error.others]
-            error.others = ()  # each error becomes a reply of its own, and the manager joins those that it raises
-            return self._read_faults(errors)
-        except Exception as exc:  # an observation that cannot be loaded: the pool's next recv raises the fault
+        except Exception as exc:  # an observation that cannot be loaded: the pool's next receive returns the fault
             self._unreadable = exc
             return []
         except BaseException:
             self._drop_interrupted()
             raise
-        return self._read_replies(batch)
+        replies = [] if received.batch is None else self._read_replies(received.batch)
+        for env_id, fault in received.faults.items():
+            command = self.pending.pop(env_id, None)
+            if command is None:
+                self._lost_envs[env_id] = fault.error
+            else:
+                replies.append(EnvReply(env_id, ReplyKind.FAULT, self._as_torn_error(fault.error, env_id), command))
+        return replies
 
     def _read_replies(self, batch: Batch) -> list[EnvReply]:
         kinds = [self.pending.pop(env_id, ReplyKind.STEP) for env_id in batch.env_id.tolist()]
@@ -217,20 +201,6 @@ class PoolClient:
             for env_id, kind, value in zip(batch.env_id.tolist(), kinds, values, strict=True)
         ]
 
-    def _read_faults(self, errors: Sequence[StepmillError]) -> list[EnvReply]:
-        replies: list[EnvReply] = []
-        states = self.pool.states
-        for error in errors:
-            for env_id in self._affected_envs(error):
-                if states[env_id] is EnvState.READY:
-                    continue  # its result was published before its worker died
-                command = self.pending.pop(env_id, None)
-                if command is not None:
-                    replies.append(EnvReply(env_id, ReplyKind.FAULT, self._as_torn_error(error, env_id), command))
-                elif isinstance(error, (WorkerDied, EnvTimeout)):
-                    self._lost_envs[env_id] = error
-        return replies
-
     def _as_torn_error(self, error: StepmillError, env_id: int) -> StepmillError:
         """Return a TornError if the env's observation could not be loaded, else the error itself."""
         cause, self._unreadable = self._unreadable, None
@@ -239,17 +209,6 @@ class PoolClient:
         torn = TornError(error.message, env_id=env_id, leaf="observation", phase="step")
         torn.__cause__ = cause
         return torn
-
-    def _affected_envs(self, error: StepmillError) -> list[int]:
-        if isinstance(error, WorkerDied):
-            return list(error.env_ids)
-        env_id: int | None = getattr(error, "env_id", None)
-        if env_id is None:
-            return list(self.pending)
-        if isinstance(error, EnvTimeout):  # its worker was killed, and with it the envs that share it
-            worker_of = self.pool.worker_of
-            return [other for other in range(self.pool.num_envs) if worker_of[other] == worker_of[env_id]]
-        return [env_id]
 
     def _drop_interrupted(self) -> None:
         """After Ctrl-C, drop the pending commands of envs that run in the caller's thread: these envs have a fault now."""

@@ -70,8 +70,7 @@ class _CommandQueues(EnvCalls):
             payload = queue.popleft()
             if payload.method == "step":
                 self._running_commands[env_id] = payload
-                for reply in self._open_client().send_steps({env_id: payload.args[0]}):
-                    self._handle_reply(reply)
+                self._open_client().send_steps({env_id: payload.args[0]})
             elif payload.method == "reset":
                 self._running_commands[env_id] = payload
                 self._send_reset(env_id, payload)
@@ -84,9 +83,7 @@ class _CommandQueues(EnvCalls):
         if seed is not None and (env_id not in self._env_states or env_id in self._attempts):
             request["seed"] = (seed, self._env_dynamic_seed)
         client = self._open_client()
-        send = client.send_renewal if env_id in self._needs_renewal else client.send_reset
-        if (reply := send(env_id, request)) is not None:
-            self._handle_reply(reply)
+        client.send_reset(env_id, request, is_renewal=env_id in self._needs_renewal)
 
     def _do_call(self, payload: SendPayload) -> RecvPayload:
         name = str(payload.method)

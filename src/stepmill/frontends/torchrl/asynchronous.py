@@ -198,7 +198,7 @@ class AsyncStepmillEnv(StepmillEnv):
         if max_get is not None and max_get < least:
             raise UsageError(f"max_get={max_get} is below min_get={least}")
         self._wait_for(task, lambda: self._num_done(task) >= least, least, deadline)
-        self._handle_batch(self._engine.pool.recv_ready())
+        self._handle_batch(self._engine.pool.recv(min_envs=0))
         return self._pop_results(task, self._num_done(task) if max_get is None else max_get)
 
     def _wait_for(
