@@ -17,7 +17,6 @@ from stepmill.spec.ray_options import RayOptions
 CONTROLS = 8  # starts, restarts and ends of workers at the same time
 WARN_S = 5.0  # how long a successor of a lost node waits for a machine before the first warning
 CHECK_S = 0.5  # between two calls of `PlaceSearch.shared_machines`
-REQUESTS = 32  # calls of a node whose replies are waited for at the same time; each may go to all of its workers
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ def _has_room(machine: Machine, demand: Mapping[str, float]) -> bool:
 
 def make_actor(ray: Any, placing: Mapping[str, Any]) -> Any:
     """Start the actor of one node, with options of `placed`; return its handle at once."""
-    groups = {"requests": REQUESTS, "ping": 1}
-    actor = ray.remote(concurrency_groups=groups)(NodeHost)
+    actor = ray.remote(concurrency_groups={"ping": 1})(NodeHost)
     return actor.options(**placing, max_restarts=0, max_task_retries=0, max_concurrency=CONTROLS).remote()
 
 

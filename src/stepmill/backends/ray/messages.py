@@ -50,6 +50,10 @@ class NodeStarted:
     node_id: str
 
 
+Replies = Mapping[int, "Reply | StepmillError"]
+"""By worker of the node, the reply to a request, or why there is none; under -1 why no request was sent."""
+
+
 @dataclass(frozen=True)
 class NodeCall:
     """Requests to workers of a node, by worker of the node. `number` is unique within the pool."""
@@ -63,7 +67,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         number: from 1 on, in the order in which they are sent. The node answers one that comes twice as it did first.
-        call: requests that come after these commands, and before those of the next exchange; `fetch` returns the replies.
+        call: requests that come after these commands, and before those of the next exchange; an answer has the replies.
         acknowledged: the pool has the answers of all exchanges up to this number.
         is_for_all: wait, for a short time, until all commands are done.
     """
@@ -81,11 +85,13 @@ class Answer(NamedTuple):
         number: of the exchange.
         exit_codes: by dead worker of the node, its exit code or the negative number of a signal, or None.
         error: why the node is of no more use, or None.
+        replies: to calls, by their number. The results have all that the workers did before them.
     """
 
     number: int
     exit_codes: Mapping[int, int | None]
     error: str | None
+    replies: Mapping[int, Replies]
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,3 @@ class Raised:
     """An error of stepmill that a method of a node raised. As a value, because Ray wraps exceptions."""
 
     error: StepmillError
-
-
-Replies = Mapping[int, "Reply | StepmillError"]
-"""By worker of the node, the reply to a request, or why there is none; under -1 why no request was sent."""

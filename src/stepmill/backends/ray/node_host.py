@@ -18,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future as Slot
 from typing import Any, TypeVar
 
 from stepmill import _native
@@ -57,7 +56,7 @@ class NodeHost:
         self._newest = 0  # number of the newest exchange; they arrive in this order
         self._unanswered: deque[Exchange] = deque()
         self._answers: dict[int, tuple[Answer, Bytes]] = {}  # by number of the exchange, until the pool has them
-        self._calls: dict[int, Slot[list[Future] | StepmillError]] = {}  # by number of the call
+        self._replies: dict[int, Replies] = {}  # by number of the call, until an answer has them
         self._failure: str | None = None  # why the node is of no more use
         self._is_closed = False
 
@@ -156,30 +155,35 @@ class NodeHost:
                 answer = self._answer(exchange)
             except Exception as exc:
                 self._failure = f"failed ({type(exc).__name__}: {exc})"
-                answer = Answer(exchange.number, {}, self._failure), EMPTY
+                answer = Answer(exchange.number, {}, self._failure, {}), EMPTY
             with self._lock:
                 self._answers[exchange.number] = answer
             self._require(self._stream).send(*answer)
 
     def _answer(self, exchange: Exchange) -> tuple[Answer, Bytes]:
-        """Wait until there are results, a later exchange has arrived, or LONG_POLL_S seconds have passed."""
+        """Wait until there are results or replies, a later exchange has arrived, or LONG_POLL_S seconds have passed."""
         number, relay = exchange.number, self._require(self._relay)
         deadline = time.monotonic() + LONG_POLL_S
         is_done = (
-            self._newest == number and exchange.is_for_all and self._wait(number, is_for_all=True, timeout_s=GATHER_S)
+            exchange.is_for_all and self._waits(number) and self._wait(number, is_for_all=True, timeout_s=GATHER_S)
         )
-        while not is_done and self._newest == number and time.monotonic() < deadline:
+        while not is_done and self._waits(number) and time.monotonic() < deadline:
             is_done = self._wait(number, is_for_all=False, timeout_s=LONG_POLL_S)
         with self._lock:
+            replies, self._replies = self._replies, {}
             results = relay.collect_results()
-        return Answer(number, self._exit_codes(), self._failure), results
+        return Answer(number, self._exit_codes(), self._failure, replies), results
+
+    def _waits(self, number: int) -> bool:
+        """Whether the answer to an exchange waits: there is no later exchange, and no reply to a call."""
+        return self._newest == number and not self._replies
 
     def _wait(self, number: int, *, is_for_all: bool, timeout_s: float) -> bool:
-        """Wait for results as `NodeRelay.wait`, unless there is a later exchange than this one."""
+        """Wait for results as `NodeRelay.wait`, while this exchange waits."""
         relay, backend = self._require(self._relay), self._backend
         if not isinstance(backend, NodeKernelBackend):
             return bool(relay.wait(is_for_all, timeout_s))
-        return backend.run(relay, lambda: self._newest == number, is_for_all=is_for_all, timeout_s=timeout_s)
+        return backend.run(relay, lambda: self._waits(number), is_for_all=is_for_all, timeout_s=timeout_s)
 
     def _exit_codes(self) -> dict[int, int | None]:
         slab, backend = self._require(self._slab), self._require(self._backend)
@@ -189,27 +193,19 @@ class NodeHost:
     # ---- slow requests ----------------------------------------------------------------------------------------------
 
     def _post(self, call: NodeCall) -> None:
-        """Send requests to workers. Called in the order of the exchanges."""
-        slot = self._calls.setdefault(call.number, Slot())
+        """Send requests to workers. Called in the order of the exchanges, with the lock."""
         try:
             requests = {worker: self._translate(worker, each) for worker, each in call.requests.items()}
-            slot.set_result(self._require(self._backend).call(requests))
+            futures = self._require(self._backend).call(requests)
         except StepmillError as error:
-            slot.set_result(error)
+            self._replies[call.number] = {-1: error}
+            return
+        arguments = call.number, futures
+        threading.Thread(target=self._await_replies, args=arguments, name="stepmill-replies", daemon=True).start()
 
-    def fetch(self, number: int, acknowledged: int) -> Replies:
-        """Wait for the replies to a call, which comes with an exchange; return them by worker.
-
-        The pool has the replies to all calls up to the number `acknowledged`.
-        """
-        with self._lock:
-            slot = self._calls.setdefault(number, Slot())
-            for old in [old for old in self._calls if old <= acknowledged]:
-                del self._calls[old]
-        futures = slot.result()
+    def _await_replies(self, number: int, futures: Sequence[Future]) -> None:
+        """Wait for the replies to a call; the next answer has them."""
         replies: dict[int, Reply | StepmillError] = {}
-        if isinstance(futures, StepmillError):
-            return {-1: futures}
         for future in futures:
             try:
                 outcomes = future.result(NO_TIMEOUT_S)
@@ -217,7 +213,9 @@ class NodeHost:
                 replies[future.worker] = Reply(future.request.id, tuple(packed))
             except StepmillError as error:
                 replies[future.worker] = error
-        return replies
+        with self._lock:
+            self._replies[number] = replies
+        self._require(self._relay).wake()
 
     def _translate(self, worker: int, request: Request) -> Request:
         """Return a request whose tickets are those of the node's slab."""

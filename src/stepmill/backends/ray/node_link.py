@@ -82,7 +82,7 @@ class NodeLink:
         self._queue: deque[tuple[Any, NodeCall | None]] = deque()  # commands and calls, to be sent in this order
         self._in_flight: dict[int, tuple[Any, NodeCall | None]] = {}  # by number: what was sent
         self._futures: set[Future] = set()
-        self._calls: set[int] = set()  # numbers of those whose replies have not come
+        self._calls: dict[int, Mapping[int, Future]] = {}  # by number: those whose replies have not come
         self._replies: deque[tuple[Future, Any]] = deque()  # Reply or error, until all results before it are published
         self._waits_for_all = True  # exchanges return when all commands of the node are done, and not after each
         self._answered_at = time.monotonic()
@@ -162,7 +162,8 @@ class NodeLink:
                     self._queue.append((commands, None))
         while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
             self._begin_exchange(*self._queue.popleft())
-        if not self._in_flight and (now - self._answered_at >= IDLE_S or self.relay.has_outstanding()):
+        is_awaited = bool(self._calls) or self.relay.has_outstanding()
+        if not self._in_flight and (is_awaited or now - self._answered_at >= IDLE_S):
             self._begin_exchange(None, None)
         self._check_connection(now, timeout_s)
         if self._has_ping and now - self._pinged_at > timeout_s:
@@ -214,7 +215,7 @@ class NodeLink:
         error = done.exception()
         if error is None and done.result() is not None:
             self.mark_lost(f"was ended, because its env {done.result()} has not returned within step_timeout_s")
-        elif error is not None and not self._is_temporary(error):
+        elif error is not None and not isinstance(error, self._ray.exceptions.ActorUnavailableError):
             self.mark_lost(_first_line(error))
 
     def receive(self) -> None:
@@ -238,6 +239,10 @@ class NodeLink:
         del self._in_flight[answer.number]
         self.counts["received_bytes"] += results.nbytes
         self.on_results(answer, results)
+        for number, replies in answer.replies.items():
+            with self._lock:
+                futures = self._calls.pop(number, {})
+            self._replies.extend((future, replies.get(local) or replies[-1]) for local, future in futures.items())
 
     def on_results(self, answer: Answer, results: Bytes) -> None:
         """Handle the answer to an exchange. Set by the backend."""
@@ -296,10 +301,6 @@ class NodeLink:
         for number in sorted(self._in_flight):
             self._send_exchange(number)
 
-    def _is_temporary(self, error: BaseException | None) -> bool:
-        """Whether a call has failed although the actor lives."""
-        return isinstance(error, self._ray.exceptions.ActorUnavailableError)
-
     # ---- slow requests ----------------------------------------------------------------------------------------------
 
     def call(self, number: int, requests: Mapping[int, Request], futures: Mapping[int, Future]) -> None:
@@ -311,6 +312,7 @@ class NodeLink:
             is_lost = self.state is not NodeState.SERVING or self.relay is None
             if not is_lost and self.relay is not None:
                 self._futures.update(futures.values())
+                self._calls[number] = futures
                 # Here, since later commands must come after the requests.
                 self._queue.append((self.relay.collect_commands(), NodeCall(number, requests)))
         if is_lost:
@@ -318,29 +320,6 @@ class NodeLink:
                 future.fail(self.lost_error(future.worker))
             return
         self._post(lambda: None)  # wakes the backend's thread
-        self._fetch(number, futures)
-
-    def _fetch(self, number: int, futures: Mapping[int, Future]) -> None:
-        """Ask the node for the replies to a call. It keeps them until it hears that they have arrived."""
-        with self._lock:
-            if self.state is not NodeState.SERVING:
-                return
-            self._calls.add(number)
-            acknowledged = min(self._calls) - 1
-        ref = self.actor.fetch.options(concurrency_group="requests").remote(number, acknowledged)
-        self._handle_when_done(ref, lambda done: self._on_replies(number, futures, done))
-
-    def _on_replies(self, number: int, futures: Mapping[int, Future], done: Any) -> None:
-        error = done.exception()
-        if error is not None and self._is_temporary(error):
-            threading.Timer(RETRY_S, lambda: self._fetch(number, futures)).start()
-        elif error is not None:
-            self.mark_lost(_first_line(error))
-        else:
-            with self._lock:
-                self._calls.discard(number)
-            replies = done.result()
-            self._replies.extend((future, replies.get(local) or replies[-1]) for local, future in futures.items())
 
     def _finish_calls(self) -> None:
         """Finish calls whose replies have come, and the results of all commands before them: those may take longer."""
