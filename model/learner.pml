@@ -188,7 +188,7 @@ inline look_for_events() {
 #endif
 }
 #endif
-/* C++: wait_until_done (wait.cpp), wait_event (wait.cpp) */
+/* C++: wait_until_done (wait.cpp), wait_for_event (wait.cpp) */
 inline wait_until_done() {
 	do
 	::

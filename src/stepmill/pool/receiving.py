@@ -98,11 +98,11 @@ class PoolWait:
 
     def wait_for(self, env_ids: Sequence[int], timeout_s: float | None) -> None:
         """Wait for these envs."""
-        self.wait(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s)
+        self.wait(lambda slice_s: self._state.wait(slice_s, env_ids=env_ids), timeout_s)
 
     def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
         """Wait for this many of the pending envs."""
-        self.wait(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s)
+        self.wait(lambda slice_s: self._state.wait(slice_s, num_envs=num_envs), timeout_s)
 
     def linger(self, num_envs: int) -> None:
         """Wait up to `linger_s` for this many of the pending envs."""
@@ -111,22 +111,22 @@ class PoolWait:
         deadline = time.monotonic() + self._linger_s
         while True:
             num_wanted = min(num_envs, self._state.num_pending())
-            outcome = self._state.wait(num_wanted, max(0.0, deadline - time.monotonic()))
+            outcome = self._state.wait(max(0.0, deadline - time.monotonic()), num_envs=num_wanted)
             if outcome in (_READY, _TIMED_OUT):
                 return
             self.handle()
 
     def poll(self) -> None:
         """Handle faults and events that have arrived. Does not wait."""
-        while self._state.num_pending():
-            if self._state.wait(self._state.num_pending(), 0.0) in (_READY, _TIMED_OUT):
+        while num_pending := self._state.num_pending():
+            if self._state.wait(0.0, num_envs=num_pending) in (_READY, _TIMED_OUT):
                 return
             self.handle()
 
     def drain(self, env_ids: Sequence[int]) -> None:
         """Wait for these envs, and drop their results and faults: they are about to be reset."""
         while True:
-            outcome = self._state.wait_for(env_ids, None)
+            outcome = self._state.wait(None, env_ids=env_ids)
             for fault in self._state.drain(acknowledge=False) if outcome == _FAULT else ():
                 if isinstance(fault, EnvFailed) and fault.env_id in env_ids:
                     warn(f"{describe_fault(fault)}; this reset drops its result")
@@ -181,7 +181,6 @@ class Receiver:
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._unclaimed = state.unclaimed
-        self._is_eager = False
 
     def recv(
         self,
@@ -198,11 +197,9 @@ class Receiver:
             if (batch_size, min_envs, max_envs) != (None, None, None):
                 raise UsageError("recv() takes env_ids or a number of envs, not both")
             ids = self._pending(env_ids)
-            self._set_eager(len(ids) < self._num_envs)
             self._waits.wait_for(ids, timeout_s)
             return self.collect(len(ids), len(ids), out, ids, timeout_s)
         least, most = self._bounds(batch_size, min_envs, max_envs)
-        self._set_eager(least < self._num_envs)
         self._waits.wait_any(least, timeout_s)
         if most > least:
             self._waits.linger(most)
@@ -245,11 +242,6 @@ class Receiver:
 
     def _are_exhausted(self) -> bool:
         return all(state == EnvState.EXHAUSTED for state in self._state.states())
-
-    def _set_eager(self, is_eager: bool) -> None:
-        if is_eager is not self._is_eager:
-            self._is_eager = is_eager
-            self._state.set_eager(is_eager)
 
     def collect(
         self,

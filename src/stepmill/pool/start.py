@@ -218,21 +218,22 @@ def _start(
     )
     set_spinning(slab, options, len(plans))
     settings = _state_settings(specs, options, backend, len(plans))
+    settings["pids"] = {report.worker: report.pid for report in reports}
     resources.state = state = _native.PoolState(slab.native, settings)
     if isinstance(backend, MonitoredBackend):
         resources.reaper = _make_reaper(slab, backend, options)
-        state.attach_reaper(resources.reaper)
+        state.attach(reaper=resources.reaper)
     recovery.workers.attach(state, reports, resources.reaper)
     recovery.crash_reporter.attach(state, specs[0], recovery.workers.settings_of)
     if isinstance(backend, RemoteBackend):
-        state.attach_outbox(backend.outbox_fd)
+        state.attach(outbox_fd=backend.outbox_fd)
     backend.attach(slab, state.post_request)
     if isinstance(backend, SerialBackend):
-        state.attach_inline(backend.loop)
+        state.attach(loop=backend.loop)
     if isinstance(backend, InlineForeignBackend):
-        state.attach_advance(backend.advance)
+        state.attach(advance=backend.advance)
     if isinstance(backend, KernelBackend):
-        state.attach_kernel(backend.loop)
+        state.attach(kernel=backend.loop)
     return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), recovery)
 
 

@@ -216,7 +216,6 @@ class WorkerSupervisor:
         self._reaper = reaper
         for report in reports:
             self._records[report.worker].pid = report.pid
-            state.set_pid(report.worker, report.pid)
 
     @property
     def state(self) -> _native.PoolState:
@@ -280,8 +279,8 @@ class WorkerSupervisor:
         backend = self._backend
         if self.state_of(worker) is WorkerState.SERVING and isinstance(backend, MonitoredBackend):
             pidfd = backend.pidfds.get(worker)
-            if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
-                self.state.declare_dead(worker)
+            if self._reaper is not None and pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
+                self._reaper.declare_dead(worker)
             self.record_deaths()
         return self._records[worker]
 
@@ -418,7 +417,6 @@ class WorkerSupervisor:
                 decisions += self._retry(record, task)
                 continue
             record.pid, record.task = task.report.pid, None
-            self.state.set_pid(record.plan.worker, record.pid)
             built.append(record)
         return built, decisions
 
@@ -428,7 +426,7 @@ class WorkerSupervisor:
         self._move(record, WorkerState.SERVING)
         pidfd = backend.pidfds[worker] if isinstance(backend, MonitoredBackend) else -1
         record.generation += 1
-        return ServeWorker(worker, record.generation - 1, pidfd)
+        return ServeWorker(worker, record.generation - 1, pidfd, record.pid)
 
     def _retry(self, record: WorkerRecord, task: RestartTask) -> list[Decision]:
         worker = record.plan.worker
