@@ -158,7 +158,7 @@ inline rest() {
 #define NUM_MISSING num_needed - num_ready
 #endif
 
-/* Ctrl-C ends the wait and changes nothing else. Python: handle (pool/receiving.py) follows a wait, and may be skipped. */
+/* Ctrl-C ends the wait and changes nothing else. Python: run (pool/pump.py) follows a wait, and may be skipped. */
 #if INTERRUPTS
 #define MAY_LEAVE if :: interrupts -> interrupts--; is_left = true; break :: true fi
 #define LEAVE_BEFORE_HANDLING if :: interrupts && (is_fault || is_event) -> interrupts--; is_left = true :: true fi
@@ -184,7 +184,7 @@ inline look_for_events() {
 #endif
 }
 #endif
-/* C++: wait_until_done (wait.cpp), wait_event (wait.cpp) */
+/* C++: wait_until_done (wait.cpp), wait_for_event (wait.cpp) */
 inline wait_until_done() {
 	do
 	::

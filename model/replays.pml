@@ -331,7 +331,7 @@ active proctype Pool() {
 	do
 	::
 #if AWAITS
-		/* Python: wait_until_rebuilt (pool/recovery.py). Until the envs are in the state that the user expects. */
+		/* Python: wait_until_rebuilt (pool/revival.py). Until the envs are in the state that the user expects. */
 		if
 		:: awaits -> awaits--; is_for_event = true
 		:: true

@@ -94,7 +94,7 @@ inline swap_in_spare() {
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */
 
-/* C++: use_staged (pool_state.cpp), claim_staged (pool_state.cpp). Nothing is written. */
+/* C++: use_staged (pool_state.cpp), release_staged (pool_state.cpp). Nothing is written. */
 #define TAKE_STAGED is_taking[e] = true; must_begin_episode[e] = false; move_env(e, PENDING); num_pending++
 
 /* C++: dispatch (send.cpp), send_reset (send.cpp). The command words come before the ticket. */

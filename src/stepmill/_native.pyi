@@ -156,20 +156,9 @@ class PoolState:
 
     def __init__(self, slab: Slab, settings: dict) -> None: ...
 
-    def attach_inline(self, loop: object) -> None:
-        """Run commands in the calling thread, with this loop (serial backend)."""
-
-    def attach_kernel(self, loop: object) -> None:
-        """Use the loop of a kernel, which runs all envs."""
-
-    def attach_outbox(self, eventfd: int) -> None:
+    def attach(self, *, loop: Loop | None = None, kernel: KernelLoop | None = None, advance: Callable[[bool], bool] | None = None, outbox_fd: int | None = None, reaper: Reaper | None = None) -> None:
         """
-        Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.
-        """
-
-    def attach_advance(self, advance: object) -> None:
-        """
-        Run a foreign pool in the calling thread: advance(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.
+        Connect parts. loop: the calling thread runs commands with it (serial backend). kernel: runs all envs. advance: runs a foreign pool in the calling thread; advance(is_waiting) starts new commands and, if is_waiting, fetches results. outbox_fd: an eventfd to add to after each delivery of commands, for the thread that sends them to other machines. reaper: watches the workers.
         """
 
     def step(self, actions: object) -> tuple[Any, ...] | None:
@@ -193,19 +182,15 @@ class PoolState:
         Send a step to all envs except exhausted ones, whose rows will be empty.
         """
 
-    def send_reset(self, env_ids: object | None, seeds: object, blobs: object) -> None:
-        """Send resets, with a seed and a blob, or None, per env."""
-
-    def wait(self, min_envs: int, timeout_s: object | None = None) -> int:
+    def send_reset(self, env_ids: object | None, seeds: object, blobs: object, spare_seeds: object | None = None) -> None:
         """
-        Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().
+        Send resets, with a seed and a blob, or None, per env. spare_seeds: also reset all spares in the queue, with a seed or None for each.
         """
 
-    def wait_for(self, env_ids: object | None, timeout_s: object | None = None) -> int:
-        """Wait for those of these envs that are busy. Return as wait()."""
-
-    def wait_event(self, timeout_s: object | None = None) -> int:
-        """Wait until drain() returns something new. Return as wait()."""
+    def wait(self, timeout_s: object | None, *, num_envs: int | None = None, env_ids: object | None = None) -> int:
+        """
+        Wait until num_envs of the pending envs are ready, or those of env_ids that are busy; without either, until drain() returns something new. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().
+        """
 
     def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[Any, ...] | None:
         """
@@ -259,37 +244,13 @@ class PoolState:
         Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.
         """
 
-    def set_pid(self, worker: int, pid: int) -> None:
-        """
-        Write the pid of a worker's newest process to the slab, for statistics.
-        """
-
-    def count_death(self, worker: int) -> None:
-        """Count a death of a worker, for statistics."""
-
-    def attach_reaper(self, reaper: object) -> None:
-        """Set the reaper that watches the workers."""
-
-    def declare_dead(self, worker: int) -> None:
-        """
-        Mark a worker dead whose process is gone, in case the reaper has not noticed.
-        """
-
     def notify(self) -> None:
         """
         Make the current or next wait of the pool's thread return 3. From any thread.
         """
 
-    def died_in_request(self, worker: int) -> bool:
-        """
-        Return whether a dead worker died during a slow request and not during a command.
-        """
-
     def limit_logs(self, size_bytes: int) -> None:
         """Limit the memory of all episode logs."""
-
-    def log_bytes(self) -> int:
-        """Return the memory of all episode logs in bytes."""
 
     def episode_log(self, env_id: int) -> dict[str, Any]:
         """
@@ -301,11 +262,18 @@ class PoolState:
         Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.
         """
 
-    def running_env(self, worker: int) -> int:
-        """Return the env whose command a worker ran last, or -1."""
+    def view_worker(self, worker: int) -> Any:
+        """Return what a worker did last, a WorkerView of pool/events.py."""
 
-    def ready_ids(self) -> list[int]:
-        """Return the envs whose result can be received."""
+    def usage(self) -> tuple[int, int]:
+        """
+        Return how many result slots are leased, and the bytes of all episode logs.
+        """
+
+    def release_staged(self, env_ids: object | None, *, is_whole: bool) -> None:
+        """
+        Before a reset: make the staged episodes of these envs their next results. is_whole: first assign each env to the server of its number, and queue the spares.
+        """
 
     def states(self) -> list[int]:
         """Return per env the number of its EnvState."""
@@ -316,28 +284,13 @@ class PoolState:
     def num_pending(self) -> int:
         """Return how many envs have a command whose result was not received."""
 
-    def num_held(self) -> int:
-        """Return how many result slots are leased."""
-
     def server_of(self, env_id: int) -> int:
         """
         Return the server of the env; numbers from num_envs on: the servers in the queue.
         """
 
-    def reset_server_order(self) -> None:
-        """Assign each env to the server of its number, and queue the spares."""
-
-    def claim_staged(self, env_ids: object | None) -> None:
-        """Make the staged episodes of these envs their next results."""
-
-    def stage_spares(self, seeds: object) -> None:
-        """Reset all spares in the queue, with a seed or None for each."""
-
     def post_request(self, worker: int) -> None:
         """Notify a worker of a slow request in its mailbox."""
-
-    def set_eager(self, is_eager: bool) -> None:
-        """Set whether workers report each result at once, or a group at a time."""
 
     def close(self) -> None:
         """

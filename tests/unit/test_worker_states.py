@@ -37,9 +37,6 @@ class FakeState:
     def notify(self) -> None:
         self.notified.set()
 
-    def set_pid(self, worker: int, pid: int) -> None:
-        """Used by statistics only."""
-
     def apply(self, decisions: Iterable[Decision]) -> int:
         for decision in decisions:
             if isinstance(decision, BeginRestart):

@@ -4,6 +4,7 @@
 #include "foreign.hpp"
 #include "pool_state.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -168,10 +169,9 @@ void bind_loop(nb::module_& module) {
 void bind_pool_state(nb::module_& module) {
     nb::class_<PoolState>(module, "PoolState", nb::type_slots(collector_slots<PoolState>()), "The state of a pool and its hot path.")
         .def(nb::init<std::shared_ptr<Slab>, nb::dict>(), "slab"_a, "settings"_a)
-        .def("attach_inline", &PoolState::attach_inline, "loop"_a, "Run commands in the calling thread, with this loop (serial backend).")
-        .def("attach_kernel", &PoolState::attach_kernel, "loop"_a, "Use the loop of a kernel, which runs all envs.")
-        .def("attach_outbox", &PoolState::attach_outbox, "eventfd"_a, "Add to an eventfd after each delivery of commands, for the thread that sends them to other machines.")
-        .def("attach_advance", &PoolState::attach_advance, "advance"_a, "Run a foreign pool in the calling thread: advance(is_waiting) -> bool starts new commands and, if is_waiting, fetches results.")
+        .def("attach", &PoolState::attach, nb::kw_only(), "loop"_a.none() = nb::none(), "kernel"_a.none() = nb::none(), "advance"_a.none() = nb::none(), "outbox_fd"_a.none() = nb::none(), "reaper"_a.none() = nb::none(),
+             nb::sig("def attach(self, *, loop: Loop | None = None, kernel: KernelLoop | None = None, advance: collections.abc.Callable[[bool], bool] | None = None, outbox_fd: int | None = None, reaper: Reaper | None = None) -> None"),
+             "Connect parts. loop: the calling thread runs commands with it (serial backend). kernel: runs all envs. advance: runs a foreign pool in the calling thread; advance(is_waiting) starts new commands and, if is_waiting, fetches results. outbox_fd: an eventfd to add to after each delivery of commands, for the thread that sends them to other machines. reaper: watches the workers.")
         .def("step", &PoolState::step, "actions"_a.none(), nb::sig("def step(self, actions: object) -> tuple[typing.Any, ...] | None"), "Step all envs. Return Gymnasium's five values, or None if there is a fault.")
         .def("step_obs", &PoolState::step_obs, "actions"_a.none(), nb::sig("def step_obs(self, actions: object) -> typing.Any | None"), "Step all envs. Return the observations, or None if there is a fault.")
         .def("set_observation_format", &PoolState::set_observation_format, "program"_a, "wrap"_a.none(), "given"_a,
@@ -179,10 +179,10 @@ void bind_pool_state(nb::module_& module) {
              "Set the form of observations in batches: a program with other factories, a function that wraps each array, and leaves whose values are given.")
         .def("send", &PoolState::send, "actions"_a.none(), "env_ids"_a.none() = nb::none(), "Send a step to some or all envs.")
         .def("send_all", &PoolState::send_all, "actions"_a.none(), "Send a step to all envs except exhausted ones, whose rows will be empty.")
-        .def("send_reset", &PoolState::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "Send resets, with a seed and a blob, or None, per env.")
-        .def("wait", &PoolState::wait, "min_envs"_a, "timeout_s"_a.none() = nb::none(), "Wait until min_envs envs are ready. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().")
-        .def("wait_for", &PoolState::wait_for, "env_ids"_a.none(), "timeout_s"_a.none() = nb::none(), "Wait for those of these envs that are busy. Return as wait().")
-        .def("wait_event", &PoolState::wait_event, "timeout_s"_a.none() = nb::none(), "Wait until drain() returns something new. Return as wait().")
+        .def("send_reset", &PoolState::send_reset, "env_ids"_a.none(), "seeds"_a, "blobs"_a, "spare_seeds"_a.none() = nb::none(),
+             "Send resets, with a seed and a blob, or None, per env. spare_seeds: also reset all spares in the queue, with a seed or None for each.")
+        .def("wait", &PoolState::wait, "timeout_s"_a.none(), nb::kw_only(), "num_envs"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
+             "Wait until num_envs of the pending envs are ready, or those of env_ids that are busy; without either, until drain() returns something new. Return 0: ready, 1: there is a fault, 2: timed out, 3: call drain().")
         .def("collect", &PoolState::collect, "max_envs"_a, "out"_a.none() = nb::none(), "env_ids"_a.none() = nb::none(),
              nb::sig("def collect(self, max_envs: int, out: object | None = None, env_ids: object | None = None) -> tuple[typing.Any, ...] | None"), "Receive ready envs, longest-waiting first. Return the fields of a Batch, or None if a result cannot be read; its env then has a fault.")
         .def("collect_rows", &PoolState::collect_rows, "env_ids"_a, nb::sig("def collect_rows(self, env_ids: object) -> tuple[typing.Any, dict[str, typing.Any]] | None"),
@@ -198,28 +198,19 @@ void bind_pool_state(nb::module_& module) {
         .def("discard_results", &PoolState::discard_results, "env_ids"_a.none(), "Drop the ready results of these envs.")
         .def("view", &PoolState::view, "servers"_a, nb::sig("def view(self, servers: collections.abc.Sequence[int]) -> list[typing.Any]"), "Return what is known of env objects, a ServerView of pool/events.py for each.")
         .def("clear_dead_worker", &PoolState::clear_dead_worker, "worker"_a, "Abort the commands of a worker that does not run any more. Call it before the successor starts, from any thread.")
-        .def("set_pid", &PoolState::set_pid, "worker"_a, "pid"_a, "Write the pid of a worker's newest process to the slab, for statistics.")
-        .def("count_death", &PoolState::count_death, "worker"_a, "Count a death of a worker, for statistics.")
-        .def("attach_reaper", &PoolState::attach_reaper, "reaper"_a, "Set the reaper that watches the workers.")
-        .def("declare_dead", &PoolState::declare_dead, "worker"_a, "Mark a worker dead whose process is gone, in case the reaper has not noticed.")
         .def("notify", &PoolState::notify, "Make the current or next wait of the pool's thread return 3. From any thread.")
-        .def("died_in_request", &PoolState::died_in_request, "worker"_a, "Return whether a dead worker died during a slow request and not during a command.")
         .def("limit_logs", &PoolState::limit_logs, "size_bytes"_a, "Limit the memory of all episode logs.")
-        .def("log_bytes", &PoolState::log_bytes, "Return the memory of all episode logs in bytes.")
         .def("episode_log", &PoolState::episode_log, "env_id"_a, nb::sig("def episode_log(self, env_id: int) -> dict[str, typing.Any]"), "Return what a crash capsule contains about an env's episode and its outstanding command.")
         .def("newest_outcome", &PoolState::newest_outcome, "env_id"_a, nb::sig("def newest_outcome(self, env_id: int) -> tuple[float, int, int]"), "Return reward, flags (1 terminated, 2 truncated) and observation hash of an env's newest result.")
-        .def("running_env", &PoolState::running_env, "worker"_a, "Return the env whose command a worker ran last, or -1.")
-        .def("ready_ids", &PoolState::ready_ids, nb::sig("def ready_ids(self) -> list[int]"), "Return the envs whose result can be received.")
+        .def("view_worker", &PoolState::view_worker, "worker"_a, nb::sig("def view_worker(self, worker: int) -> typing.Any"), "Return what a worker did last, a WorkerView of pool/events.py.")
+        .def("usage", &PoolState::usage, nb::sig("def usage(self) -> tuple[int, int]"), "Return how many result slots are leased, and the bytes of all episode logs.")
+        .def("release_staged", &PoolState::release_staged, "env_ids"_a.none(), nb::kw_only(), "is_whole"_a,
+             "Before a reset: make the staged episodes of these envs their next results. is_whole: first assign each env to the server of its number, and queue the spares.")
         .def("states", &PoolState::states, nb::sig("def states(self) -> list[int]"), "Return per env the number of its EnvState.")
         .def("num_ended", &PoolState::num_ended, nb::sig("def num_ended(self) -> list[int]"), "Return per env how many episodes of its budget have ended.")
         .def("num_pending", &PoolState::num_pending, "Return how many envs have a command whose result was not received.")
-        .def("num_held", &PoolState::num_held, "Return how many result slots are leased.")
         .def("server_of", &PoolState::server_of, "env_id"_a, "Return the server of the env; numbers from num_envs on: the servers in the queue.")
-        .def("reset_server_order", &PoolState::reset_server_order, "Assign each env to the server of its number, and queue the spares.")
-        .def("claim_staged", &PoolState::claim_staged, "env_ids"_a.none(), "Make the staged episodes of these envs their next results.")
-        .def("stage_spares", &PoolState::stage_spares, "seeds"_a, "Reset all spares in the queue, with a seed or None for each.")
         .def("post_request", &PoolState::post_request, "worker"_a, "Notify a worker of a slow request in its mailbox.")
-        .def("set_eager", &PoolState::set_eager, "is_eager"_a, "Set whether workers report each result at once, or a group at a time.")
         .def("close", &PoolState::close, "Stop the workers, wake a waiter, and refuse further use. From any thread.")
         .def("release", &PoolState::release, "Drop all references to Python objects.");
 }

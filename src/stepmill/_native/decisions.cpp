@@ -56,12 +56,15 @@ Decision PoolState::prepare(nb::handle object) {
         }
         case Decision::Kind::SUSPEND: decision.replays.push_back(make_replay(decision.id)); break;
         case Decision::Kind::BEGIN_RESTART:
+            decision.is_death = nb::cast<bool>(object.attr("is_death"));
             decision.is_replayed = nb::cast<bool>(object.attr("is_replayed"));
             decision.info = object.attr("info");
             if (decision.info.is_none()) decision.info.reset();
             for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.is_replayed ? make_replay(id) : nullptr);
             break;
+        case Decision::Kind::FAIL_WORKER: decision.is_death = nb::cast<bool>(object.attr("is_death")); break;
         case Decision::Kind::SERVE_WORKER:
+            decision.pid = number("pid");
             if (reaper_ != nullptr) reaper_->watch(decision.id, nb::cast<int>(object.attr("pidfd")));
             break;
         default: break;

@@ -31,8 +31,8 @@ struct Decision {
     std::vector<std::uint32_t> ids;                // the worker's envs, or this env
     std::vector<std::unique_ptr<Replay>> replays;  // for `ids`
     std::vector<std::uint32_t> places;             // of a replay
-    bool is_replayed = false, is_finished_here = false;
-    int pidfd = -1;
+    bool is_replayed = false, is_finished_here = false, is_death = false;
+    std::uint32_t pid = 0;
 };
 
 }  // namespace stepmill

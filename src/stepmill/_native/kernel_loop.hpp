@@ -18,7 +18,7 @@ class KernelLoop {
    public:
     KernelLoop(std::shared_ptr<Slab> slab, nb::dict settings);
 
-    bool advance(bool is_waiting);                     // for PoolState::attach_advance: begins commands; if is_waiting, runs envs or waits for one
+    bool advance(bool is_waiting);                     // for PoolState::attach: begins commands; if is_waiting, runs envs or waits for one
     // Steps all envs without commands. All must be idle and write to the same slot. False: an env has a fault; the caller must then write
     // the commands and call finish_all().
     bool step_all(std::uint32_t slot);

@@ -2,6 +2,7 @@
 #include "pool_state.hpp"
 #include "finalization.hpp"
 #include "forks.hpp"
+#include "reaper.hpp"
 
 #include <algorithm>
 
@@ -74,17 +75,29 @@ PoolState::PoolState(std::shared_ptr<Slab> slab, nb::dict settings)
     format_ = {obs_.root, nb::object(), std::vector<std::vector<std::byte>>(obs_.leaves.size())};
     for (const char* name : EVENT_NAMES) event_types_.push_back(settings["event_types"].attr(name));
     for (const char* name : Decision::NAMES) decision_types_.push_back(settings["event_types"].attr(name));
-    view_type_ = settings["event_types"].attr("ServerView");
+    view_type_ = settings["event_types"].attr("ServerView"), worker_view_type_ = settings["event_types"].attr("WorkerView");
+    for (const auto& [worker, pid] : nb::dict(settings["pids"])) slab_->workers.at(nb::cast<std::size_t>(worker))->pid.store(nb::cast<std::uint32_t>(pid));
     envs_.resize(num_envs_);
     ended_.resize(std::size_t{num_envs_} * batch_size_);
     was_alive_.resize(ended_.size() * slab_->plan.outcome.alive.row_bytes);
     for (std::uint32_t i = 0; i < num_envs_; ++i) {
         all_.push_back(i);
-        attach(i, i);
+        assign_server(i, i);
     }
     slab_->pool->hashing.store(log_.is_on(), std::memory_order_relaxed);
     leases_->pin(0, num_envs_);
     pending_.reserve(num_envs_), suspended_.reserve(num_envs_);
+}
+
+// Connects the parts that exist only once the workers run. Null: unchanged.
+void PoolState::attach(nb::object loop, nb::object kernel, nb::object advance, std::optional<int> outbox_fd, nb::object reaper) {
+    if (!loop.is_none()) commands_.attach_loop(std::move(loop));
+    if (!kernel.is_none()) attach_kernel(std::move(kernel));
+    if (!advance.is_none()) commands_.attach_advance(std::move(advance));
+    if (outbox_fd) commands_.attach_outbox(*outbox_fd);
+    if (reaper.is_none()) return;
+    reaper_ = nb::cast<Reaper*>(reaper);
+    reaper_object_ = std::move(reaper);
 }
 
 void PoolState::release() {
@@ -137,11 +150,6 @@ void PoolState::close() {
     ring_pool(*slab_->pool);
 }
 
-void PoolState::set_eager(bool is_eager) {
-    const InUse in_use(*this);
-    slab_->pool->eager.store(is_eager, std::memory_order_relaxed);
-}
-
 void PoolState::post_request(std::uint32_t worker) {
     if (is_closed_.load(std::memory_order_acquire)) raise(errors().closed, "the pool is closed; make a new one");
     commands_.post_request(worker);
@@ -174,7 +182,7 @@ const PoolState::Ids& PoolState::parse_ids(nb::handle env_ids, Ids& storage) con
 // ---- spares -----------------------------------------------------------------------------------------------------
 
 // Makes `server` serve this env from now on. The phase of the previous env object is forgotten.
-void PoolState::attach(std::uint32_t id, std::uint32_t server) {
+void PoolState::assign_server(std::uint32_t id, std::uint32_t server) {
     EnvRecord& env = envs_[id];
     const ServerLocation location = slab_->server_locations.at(server);
     env.server = server;
@@ -186,13 +194,13 @@ void PoolState::attach(std::uint32_t id, std::uint32_t server) {
     env.lost_info.reset();
 }
 
+// Every env is served by the server of its number again.
 void PoolState::reset_server_order() {
-    const InUse in_use(*this);
     spares_.reset_server_order();
     for (const std::uint32_t id : all_) {
         const bool is_same = envs_[id].server == id;
         const bool begins_episode_next = envs_[id].begins_episode_next();
-        attach(id, id);
+        assign_server(id, id);
         if (is_same && begins_episode_next) envs_.move(id, ObjectPhase::RENEWED);
         if (!is_same && envs_[id].phase() == EnvPhase::IDLE) envs_.move(id, EnvPhase::NEW);  // in case its reset is not sent: the new server is in another episode
     }
@@ -207,7 +215,7 @@ bool PoolState::is_over(std::uint32_t id) const {
 // Replaces the server of an env whose last result ended its episode.
 void PoolState::swap_in_spare(std::uint32_t id) {
     flush_deferred_resets();
-    attach(id, spares_.swap_in(envs_[id].server));
+    assign_server(id, spares_.swap_in(envs_[id].server));
 }
 
 void PoolState::flush_deferred_resets() {
@@ -234,8 +242,9 @@ void PoolState::discard_staged(std::uint32_t id) {
     spares_.discard_staged(envs_[id].server);
 }
 
-void PoolState::claim_staged(nb::handle env_ids) {
+void PoolState::release_staged(nb::handle env_ids, bool is_whole) {
     const InUse in_use(*this);
+    if (is_whole) reset_server_order();
     flush_deferred_resets();
     Ids storage, ids;
     for (const std::uint32_t id : parse_ids(env_ids, storage)) {
@@ -244,11 +253,6 @@ void PoolState::claim_staged(nb::handle env_ids) {
         ids.push_back(id);
     }
     dispatch(ids, Command::RESET);
-}
-
-void PoolState::stage_spares(nb::handle seeds) {
-    const InUse in_use(*this);
-    spares_.stage_all(seeds);
 }
 
 }  // namespace stepmill

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -43,18 +44,13 @@ class PoolState {
    public:
     PoolState(std::shared_ptr<Slab> slab, nb::dict settings);
 
-    void attach_inline(nb::object loop) { commands_.attach_loop(std::move(loop)); }
-    void attach_outbox(int eventfd) { commands_.attach_outbox(eventfd); }
-    void attach_advance(nb::object advance) { commands_.attach_advance(std::move(advance)); }
-    void attach_kernel(nb::object loop);                          // a KernelLoop
+    void attach(nb::object loop, nb::object kernel, nb::object advance, std::optional<int> outbox_fd, nb::object reaper);
     nb::object step(nb::handle actions);                          // None: there is a fault
     nb::object step_obs(nb::handle actions);                      // the same, but only the observation
     void send(nb::handle actions, nb::handle env_ids);
     void send_all(nb::handle actions);                            // skips exhausted envs
-    void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs);
-    int wait(std::uint32_t min_envs, nb::handle timeout_s);       // returns a WaitResult; for all pending envs
-    int wait_for(nb::handle env_ids, nb::handle timeout_s);
-    int wait_event(nb::handle timeout_s);                         // waits only for an event
+    void send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs, nb::handle spare_seeds);
+    int wait(nb::handle timeout_s, std::optional<std::uint32_t> num_envs, nb::handle env_ids);  // returns a WaitResult
     // The next three return None if a result cannot be read; its env then has a fault.
     nb::object collect(std::uint32_t max_envs, nb::handle out, nb::handle env_ids);  // the fields of a Batch, longest-waiting envs first
     nb::object collect_rows(nb::handle env_ids);                  // newest observations of all envs, and infos of the given envs at their rows
@@ -67,29 +63,19 @@ class PoolState {
     nb::list drain(bool acknowledge);
     std::uint32_t apply(nb::handle decisions);                    // returns how many were stale
     void clear_dead_worker(std::uint32_t worker);                 // the worker does not run any more: aborts its commands. Any thread that holds the GIL
-    void set_pid(std::uint32_t worker, std::uint32_t pid) const { if (slab_) slab_->workers.at(worker)->pid.store(pid); }
-    void count_death(std::uint32_t worker) const { if (slab_) ++slab_->workers.at(worker)->num_deaths; }
-    void attach_reaper(nb::object reaper);
-    void declare_dead(std::uint32_t worker);                      // its process is gone; the reaper may not have noticed yet
     void notify();                                                // ends a wait of the pool's thread with EVENT; from any thread
     nb::list view(const std::vector<std::uint32_t>& servers);     // a ServerView of pool/events.py for each
-    bool died_in_request(std::uint32_t worker) const;
+    nb::object view_worker(std::uint32_t worker) const;           // a WorkerView of pool/events.py
     void limit_logs(std::uint64_t size_bytes);
-    std::uint64_t log_bytes() const { return log_.size_bytes(); }
     nb::dict episode_log(std::uint32_t env_id);                   // for a crash capsule
     nb::tuple newest_outcome(std::uint32_t env_id) const;         // (reward, flags, hash of the observation)
-    int running_env(std::uint32_t worker) const;                  // the env whose command a worker ran last, or -1
-    std::vector<std::uint32_t> ready_ids();
     std::vector<int> states();                                            // an EnvState per env
     std::vector<std::uint64_t> num_ended();
     std::uint32_t num_pending();
-    std::uint32_t num_held() const { return leases_ ? leases_->num_held() : 0; }
+    nb::tuple usage() const { return nb::make_tuple(leases_ ? leases_->num_held() : 0, log_.size_bytes()); }  // leased slots, bytes of logs
     std::uint32_t server_of(std::uint32_t env_id) const;
-    void reset_server_order();                                    // every env is served by the server of its number again
-    void claim_staged(nb::handle env_ids);                        // makes the staged episodes of these envs their next results
-    void stage_spares(nb::handle seeds);                          // resets all spares; one seed or None per spare
+    void release_staged(nb::handle env_ids, bool is_whole);       // before a reset: makes staged episodes of these envs their next results
     void post_request(std::uint32_t worker);
-    void set_eager(bool is_eager);
     void close();                                                 // from any thread: wakes a waiter and refuses further use
     void release();                                               // drops the slab and all Python objects as soon as no call runs
     int traverse(visitproc visit, void* arg) const;
@@ -122,6 +108,10 @@ class PoolState {
     bool is_done(std::uint32_t env_id) const { return envs_[env_id].done->load(std::memory_order_acquire) == *envs_[env_id].ticket; }
     bool has_fault(std::uint32_t env_id) const { return envs_[env_id].fault->load(std::memory_order_relaxed) != 0; }
     std::uint32_t scan(const Ids& ids, std::uint32_t num_needed, bool& is_fault);
+    void attach_kernel(nb::object loop);
+    void reset_server_order();
+    bool is_busy(std::uint32_t id) const;
+    WaitResult wait_for_event(nb::handle timeout_s);
     // Waits until num_needed of these envs are done, or until there is a fault or an event. By backend: workers, envs in this thread,
     // a foreign pool or kernel in this thread.
     WaitResult wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s);
@@ -218,7 +208,7 @@ class PoolState {
     std::uint32_t result_row(std::uint32_t id) const { return envs_[id].uses_staged() ? (num_envs_ + envs_[id].server) * batch_size_ : row_of(id); }
     bool is_over(std::uint32_t id) const;
     void swap_in_spare(std::uint32_t id);
-    void attach(std::uint32_t id, std::uint32_t server);
+    void assign_server(std::uint32_t id, std::uint32_t server);
     void use_staged(std::uint32_t id);
     void discard_staged(std::uint32_t id);
     void flush_deferred_resets();
@@ -238,8 +228,8 @@ class PoolState {
     EpisodeLog log_;
     UnclaimedResults unclaimed_;
     Ids suspended_;                          // by env id
-    bool has_news_ = false;                  // since the last drain(true), a replay has paused, or ended during wait_event()
-    bool waits_for_replays_ = false;         // wait_event() runs
+    bool has_news_ = false;                  // since the last drain(true), a replay has paused, or ended during wait_for_event()
+    bool waits_for_replays_ = false;         // wait_for_event() runs
     Ids all_, pending_;  // pending: in the order of send, then by env id
     std::uint32_t scanned_ = 0;              // this many of the first pending envs are ready without a fault
     std::vector<std::uint8_t> ended_;        // by row, of batched envs and under SAME_STEP: the newest result received ended an episode
@@ -256,7 +246,7 @@ class PoolState {
     CallSampler send_sampler_, run_sampler_, gather_sampler_;
     UnclaimedTime unclaimed_time_;
     std::vector<nb::object> event_types_, decision_types_;  // by Event, by Decision::Kind
-    nb::object view_type_;
+    nb::object view_type_, worker_view_type_;
     nb::object make_info_, describe_unreadable_, unpickler_, reaper_object_;
     Reaper* reaper_ = nullptr;
     static constexpr int NO_SLOT = -1;

@@ -93,11 +93,15 @@ bool PoolState::was_at_reset(std::uint32_t env_id) const {
     return get_command(slab_->words[location.worker], location.local) == Command::RESET;
 }
 
-// The reaper may not have noticed the death yet.
-bool PoolState::died_in_request(std::uint32_t worker) const {
-    if (!slab_) return true;  // the pool was closed meanwhile
+// What a worker did last, also of one whose death the reaper has not noticed. If the pool was closed meanwhile, nothing is known.
+nb::object PoolState::view_worker(std::uint32_t worker) const {
+    if (!slab_) return worker_view_type_(nb::none(), true);
     const WorkerControl& control = *slab_->workers.at(worker);
-    return control.serving.load(std::memory_order_acquire) != 0 && control.current.load(std::memory_order_acquire) == NO_SERVER;
+    const std::vector<std::uint32_t>& servers = slab_->plan.servers[worker];
+    const std::uint32_t local = control.current.load(std::memory_order_acquire);
+    const std::uint32_t id = local < servers.size() ? spares_.env_of(servers[local]) : NO_ENV;
+    const bool is_in_request = control.serving.load(std::memory_order_acquire) != 0 && local == NO_SERVER;
+    return worker_view_type_(id == NO_ENV ? nb::none() : nb::object(nb::int_(id)), is_in_request);
 }
 
 // ---- ends of episodes -------------------------------------------------------------------------------------------
@@ -285,19 +289,10 @@ void PoolState::mark_lost_late(const Ids& ids) {
 
 // ---- restarts of workers -----------------------------------------------------------------------------------------
 
-void PoolState::attach_reaper(nb::object reaper) {
-    reaper_ = nb::cast<Reaper*>(reaper);
-    reaper_object_ = std::move(reaper);
-}
-
-void PoolState::declare_dead(std::uint32_t worker) {
-    const InUse in_use(*this);
-    if (reaper_ != nullptr) reaper_->declare_dead(worker);
-}
-
 // Commands wait until finish_restart(): the old worker may still live, the successor may fail although it serves, and repeated calls
 // come first.
 void PoolState::begin_restart(Decision& decision) {
+    slab_->workers[decision.id]->num_deaths += decision.is_death;
     if (decision.info) mark_lost(decision.ids, decision.info);
     commands_.begin_restart(decision.id);
     for (const std::uint32_t server : slab_->plan.servers[decision.id]) {
@@ -329,6 +324,7 @@ void PoolState::finish_restart(Decision& decision) {
     commands_.end_restart(decision.id);
     commands_.check_deaths_of(decision.id);
     ++slab_->workers[decision.id]->num_restarts;
+    slab_->workers[decision.id]->pid.store(decision.pid);
 }
 
 // There is no successor: pending commands become faults.
@@ -343,6 +339,7 @@ void PoolState::cancel_restart(Decision& decision) {
 // The worker stays dead, or is restarted for other envs: its idle envs are FAULTED until a reset or revive() restores them, and so are
 // those with a result, once it is received.
 void PoolState::fail_worker(Decision& decision) {
+    slab_->workers[decision.id]->num_deaths += decision.is_death;
     cancel_restart(decision);
     for (const std::uint32_t id : decision.ids) {
         const EnvRecord& env = envs_[id];

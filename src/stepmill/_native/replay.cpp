@@ -118,15 +118,6 @@ nb::tuple PoolState::newest_outcome(std::uint32_t env_id) const {
     return nb::make_tuple(outcome.reward, static_cast<int>(outcome.flags), outcome.hash);
 }
 
-// Returns the env whose command the worker ran last, or -1.
-int PoolState::running_env(std::uint32_t worker) const {
-    if (!slab_) return -1;
-    const std::uint32_t local = slab_->workers.at(worker)->current.load(std::memory_order_acquire);
-    if (local >= slab_->plan.servers[worker].size()) return -1;
-    const std::uint32_t id = spares_.env_of(slab_->plan.servers[worker][local]);
-    return id == NO_ENV ? -1 : static_cast<int>(id);
-}
-
 // ---- results beside the observation -----------------------------------------------------------------------------
 
 // Copies return and length of the episode of each row of an env.

@@ -142,6 +142,7 @@ void PoolState::send_steps(nb::handle actions, const Ids& ids, CommandKind kind)
 // Steps all envs and waits; returns false if there is a fault. The caller holds InUse.
 bool PoolState::step_all(nb::handle actions) {
     send_steps(actions, all_, CommandKind::STEP_ALL);
+    slab_->pool->eager.store(0, std::memory_order_relaxed);
     return wait_until_done(pending_, num_envs_, nb::handle()) == WaitResult::READY;
 }
 
@@ -180,7 +181,8 @@ void PoolState::send_all(nb::handle actions) {
 }
 
 // seeds: a list of int | None per env; blobs: a list of (seed, options, None) | None per env.
-void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs) {
+// spare_seeds: a list of int | None per spare; None: the spares are not reset.
+void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blobs, nb::handle spare_seeds) {
     const InUse in_use(*this);
     Ids storage;
     const Ids& ids = parse_ids(env_ids, storage);
@@ -203,6 +205,7 @@ void PoolState::send_reset(nb::handle env_ids, nb::handle seeds, nb::handle blob
         if (spares_.has_spares()) spares_.record_explicit_reset(env.server, ids.size() == num_envs_ && ids[i] == 0, !env.has_blob_seed());
     }
     dispatch(ids, Command::RESET);
+    if (!spare_seeds.is_none()) spares_.stage_all(spare_seeds);
 }
 
 // Writes the seed of an explicit reset. Without a given seed the worker derives it, unless its env object is new.

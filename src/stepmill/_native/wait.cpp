@@ -47,33 +47,34 @@ std::uint32_t PoolState::scan(const Ids& ids, std::uint32_t num_needed, bool& is
     return num_ready;
 }
 
-int PoolState::wait(std::uint32_t min_envs, nb::handle timeout_s) {
+// For num_envs of the pending envs, for those of env_ids that are busy, or else for an event. A wait for some envs lets workers report each
+// result at once, in place of a group at a time.
+int PoolState::wait(nb::handle timeout_s, std::optional<std::uint32_t> num_envs, nb::handle env_ids) {
     const InUse in_use(*this);
-    if (min_envs > pending_.size() + unclaimed_.ids().size()) {
-        raise(errors().usage, "cannot wait for " + std::to_string(min_envs) + " envs: only " + std::to_string(pending_.size() + unclaimed_.ids().size()) + " are stepping; send() actions to more envs first");
+    if (!num_envs && env_ids.is_none()) return static_cast<int>(wait_for_event(timeout_s));
+    Ids storage, busy;
+    const std::size_t num_pending = pending_.size() + unclaimed_.ids().size(), num_wanted = num_envs ? *num_envs : parse_ids(env_ids, storage).size();
+    if (num_envs && num_wanted > num_pending) {
+        raise(errors().usage, "cannot wait for " + std::to_string(num_wanted) + " envs: only " + std::to_string(num_pending) + " are stepping; send() actions to more envs first");
     }
-    return static_cast<int>(wait_until_done(pending_, min_envs - std::min(min_envs, num_unclaimed_ready()), timeout_s));
+    slab_->pool->eager.store(num_wanted < num_envs_, std::memory_order_relaxed);
+    if (num_envs) return static_cast<int>(wait_until_done(pending_, *num_envs - std::min(*num_envs, num_unclaimed_ready()), timeout_s));
+    std::ranges::copy_if(storage, std::back_inserter(busy), [&](std::uint32_t id) { return is_busy(id); });
+    return static_cast<int>(wait_until_done(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
 }
+
+// Also a suspended env without a command.
+bool PoolState::is_busy(std::uint32_t id) const { return envs_[id].phase() == EnvPhase::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server)); }
 
 // Returns how many unclaimed results have rows that no replay uses.
 std::uint32_t PoolState::num_unclaimed_ready() const {
     return static_cast<std::uint32_t>(std::ranges::count_if(unclaimed_.ids(), [&](std::uint32_t id) { return !envs_[id].is_suspended(); }));
 }
 
-int PoolState::wait_for(nb::handle env_ids, nb::handle timeout_s) {
-    const InUse in_use(*this);
-    Ids storage, busy;
-    for (const std::uint32_t id : parse_ids(env_ids, storage)) {
-        if (envs_[id].phase() == EnvPhase::PENDING || (!is_done(id) && !spares_.is_staged(envs_[id].server))) busy.push_back(id);  // also a suspended env without a command
-    }
-    return static_cast<int>(wait_until_done(busy, static_cast<std::uint32_t>(busy.size()), timeout_s));
-}
-
-int PoolState::wait_event(nb::handle timeout_s) {
-    const InUse in_use(*this);
+WaitResult PoolState::wait_for_event(nb::handle timeout_s) {
     const Ids ids = commands_.has_workers() ? Ids() : suspended_;
     const Restored waiting(waits_for_replays_, true);
-    return static_cast<int>(wait_until_done(ids, commands_.has_workers() ? 1 : static_cast<std::uint32_t>(ids.size()), timeout_s));
+    return wait_until_done(ids, commands_.has_workers() ? 1 : static_cast<std::uint32_t>(ids.size()), timeout_s);
 }
 
 WaitResult PoolState::wait_until_done(const Ids& ids, std::uint32_t num_needed, nb::handle timeout_s) {
@@ -203,13 +204,6 @@ WaitResult PoolState::wait_by_advancing(const Ids& ids, std::uint32_t num_needed
 std::uint32_t PoolState::num_pending() {
     const InUse in_use(*this);
     return static_cast<std::uint32_t>(pending_.size() + unclaimed_.ids().size());
-}
-
-std::vector<std::uint32_t> PoolState::ready_ids() {
-    const InUse in_use(*this);
-    Ids ids = unclaimed_.ids();
-    std::ranges::copy_if(pending_, std::back_inserter(ids), [&](std::uint32_t id) { return is_done(id) && !has_fault(id); });
-    return ids;
 }
 
 std::vector<int> PoolState::states() {

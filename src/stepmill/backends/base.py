@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from stepmill import _native
 from stepmill.slab.memory import SharedSlab
@@ -113,7 +113,7 @@ class BackendTraits:
         monitor: reports and ends workers that can die on their own; None: they live as long as the pool.
         nodes: names the machines of the workers; None: all run on this one.
         traces: returns the tracebacks of workers that crashed or hung; None: there are none.
-        driver: how the pool's thread drives the envs, once the slab is attached: "inline", "advance", "kernel" or "outbox" with
+        driver: how the pool's thread drives the envs, once the slab is attached: "loop", "advance", "kernel" or "outbox_fd" with
             what `PoolState.attach` takes for it. Empty: the workers run on their own.
         can_restart_living: whether a worker that runs can be ended and restarted.
         has_processes: whether envs run in processes, so that the pool's thread may keep the GIL while it spins.
@@ -124,7 +124,7 @@ class BackendTraits:
     monitor: MonitoredBackend | None = None
     nodes: RemoteBackend | None = None
     traces: TracedBackend | None = None
-    driver: Mapping[str, object] = field(default_factory=dict)
+    driver: Mapping[str, Any] = field(default_factory=dict)
     can_restart_living: bool = False
     has_processes: bool = False
     has_own_timers: bool = True

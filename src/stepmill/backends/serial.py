@@ -37,7 +37,7 @@ class SerialBackend:
 
     @property
     def traits(self) -> BackendTraits:
-        driver = {} if self._loop is None else {"inline": self._loop}
+        driver = {} if self._loop is None else {"loop": self._loop}
         return BackendTraits(driver=driver, has_own_timers=False, is_inline=True)
 
     @property

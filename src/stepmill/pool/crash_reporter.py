@@ -101,12 +101,12 @@ class CrashReporter:
         """Write a capsule of a worker's death. It is of the env that the worker ran; `env_ids` were pending."""
         if self._folder is None:
             return error
-        running = self._state.running_env(worker) if self._state is not None else -1
+        running = self._state.view_worker(worker).running_env if self._state is not None else None
         views = self._state.view(self._plans[worker].env_ids) if self._state is not None else ()
         served = sorted(view.env_id for view in views if view.env_id is not None)
         guess = next(iter((*env_ids, *served, *self._plans[worker].env_ids)))
         own = error.env_id if isinstance(error, (EnvError, EnvTimeout)) else None
-        env_id = own if own is not None else running if running >= 0 else guess
+        env_id = own if own is not None else guess if running is None else running
         kind = None if isinstance(error, EnvError) else FaultKind.DIED if own is None else FaultKind.TIMED_OUT
         return self.report_fault(error, env_id, kind)
 

@@ -167,25 +167,34 @@ class BeginRestart(WorkerDecision):
     Attributes:
         is_replayed: the envs are suspended until their episodes were replayed.
         info: the `info["fault"]` of idle envs, whose next step is cut short; None: no idle env loses its episode.
+        is_death: counts as a death of the worker.
     """
 
     is_replayed: bool
     info: Mapping[str, str] | None
+    is_death: bool = False
 
 
 @dataclass(frozen=True)
 class ServeWorker(WorkerDecision):
-    """The successor carries out the commands that waited for it. `pidfd`: of its process, to be watched, or -1."""
+    """The successor carries out the commands that waited for it. `pid`, `pidfd`: of its process, which is watched unless `pidfd` is -1."""
 
     pidfd: int
+    pid: int
 
 
 class CancelRestart(WorkerDecision):
     """There is no successor: commands that wait for it become faults."""
 
 
+@dataclass(frozen=True)
 class FailWorker(WorkerDecision):
-    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received."""
+    """The worker stays dead: as CancelRestart, and its envs are FAULTED, those with a result once it is received.
+
+    `is_death`: counts as a death of the worker.
+    """
+
+    is_death: bool = False
 
 
 Decision = EnvDecision | MarkNew | WorkerDecision
@@ -242,3 +251,15 @@ class ServerView(NamedTuple):
     def is_reset_ahead(self) -> bool:
         """Whether a reset is pending or staged: placed calls come after it."""
         return self.is_between and (self.is_pending or self.is_staged)
+
+
+class WorkerView(NamedTuple):
+    """What the core knows of a worker that may be dead.
+
+    Attributes:
+        running_env: the env whose command it ran last; None: a spare, or no command.
+        is_in_request: whether it was in a slow request and not in a command, or the pool is closed.
+    """
+
+    running_env: int | None
+    is_in_request: bool

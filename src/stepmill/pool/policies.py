@@ -155,7 +155,7 @@ class ReplayPolicy:
         return self.restart(death) if death.is_allowed else _fail(death)
 
     def restart(self, death: Death) -> list[Decision]:
-        return [BeginRestart(death.worker, death.generation, True, None)]
+        return [BeginRestart(death.worker, death.generation, True, None, death.is_dead)]
 
 
 def _mark_faulted(faults: Sequence[EnvFailed]) -> list[Decision]:
@@ -164,13 +164,13 @@ def _mark_faulted(faults: Sequence[EnvFailed]) -> list[Decision]:
 
 def _fail(death: Death) -> list[Decision]:
     """The envs are FAULTED until reset() or revive(): those of the lost commands, and all if the worker stays dead."""
-    worker: list[Decision] = [FailWorker(death.worker, death.generation)] if death.is_dead else []
+    worker: list[Decision] = [FailWorker(death.worker, death.generation, death.is_new)] if death.is_dead else []
     return [*worker, *_mark_faulted(death.faults)]
 
 
 def _restart_and_truncate(death: Death) -> list[Decision]:
     info = fault_info("neighbour", death.error)
-    return [BeginRestart(death.worker, death.generation, False, info), *_end_episodes(death)]
+    return [BeginRestart(death.worker, death.generation, False, info, death.is_dead), *_end_episodes(death)]
 
 
 def _end_episodes(death: Death) -> list[Decision]:

@@ -192,11 +192,11 @@ class Pool:
         if is_wanted and plan.options:
             options_of = plan.options_with_spares(self._num_spares)
             self._requests.set(RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of))
-        while not self._waits.try_send(lambda: self._state.send_reset(plan.env_ids, plan.words, plan.blobs)):
+        spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None
+        command = partial(self._state.send_reset, plan.env_ids, plan.words, plan.blobs, spare_seeds)
+        while not self._waits.try_send(command):
             self._waits.prepare_reset(plan)  # a worker has died meanwhile
         self._resets.record_sent(plan)
-        if self._num_spares and plan.is_whole:
-            self._state.stage_spares(plan.spare_seeds)
         self._last_reset = plan.env_ids
         return plan.env_ids
 
@@ -370,7 +370,7 @@ class Pool:
     @property
     def ready_ids(self) -> list[int]:
         """The envs whose results can be received now."""
-        return self._state.ready_ids()
+        return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.READY]
 
     @property
     def has_results_of_all(self) -> bool:

@@ -68,7 +68,7 @@ class Pump:
         def wait(slice_s: float | None) -> int:
             if is_over():
                 return READY
-            return TIMED_OUT if self._state.wait_event(slice_s) == TIMED_OUT else EVENT
+            return TIMED_OUT if self._state.wait(slice_s) == TIMED_OUT else EVENT
 
         return self.run(wait, timeout_s, lambda: None, has_faults=False)
 

@@ -73,7 +73,9 @@ class PoolWait:
             RecvTimeout: the deadline is over.
         """
         self._recovery.raise_errors(is_receiving=True)
-        if not self._pump.run(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s, self._raise_errors):
+        if not self._pump.run(
+            lambda slice_s: self._state.wait(slice_s, env_ids=env_ids), timeout_s, self._raise_errors
+        ):
             self._raise_timeout(timeout_s)
 
     def wait_any(self, num_envs: int, timeout_s: float | None) -> None:
@@ -83,7 +85,9 @@ class PoolWait:
             RecvTimeout: the deadline is over.
         """
         self._recovery.raise_errors(is_receiving=True)
-        if not self._pump.run(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s, self._raise_errors):
+        if not self._pump.run(
+            lambda slice_s: self._state.wait(slice_s, num_envs=num_envs), timeout_s, self._raise_errors
+        ):
             self._raise_timeout(timeout_s)
 
     def linger(self, num_envs: int) -> None:
@@ -121,13 +125,13 @@ class PoolWait:
 
     def _wait_at_most(self, num_envs: int, slice_s: float | None) -> int:
         num_wanted = min(num_envs, self._state.num_pending())
-        return self._state.wait(num_wanted, slice_s) if num_wanted else READY
+        return self._state.wait(slice_s, num_envs=num_wanted) if num_wanted else READY
 
     def drain(self, env_ids: Sequence[int]) -> None:
         """Wait for these envs, and drop their results and faults: they are about to be reset."""
 
         def wait_and_drop(slice_s: float | None) -> int:
-            outcome = self._state.wait_for(env_ids, slice_s)
+            outcome = self._state.wait(slice_s, env_ids=env_ids)
             for fault in self._state.drain(acknowledge=False) if outcome == FAULT else ():
                 if isinstance(fault, EnvFailed) and fault.env_id in env_ids:
                     warn(f"{describe_fault(fault)}; this reset drops its result")
@@ -172,7 +176,6 @@ class Receiver:
         self._num_envs = num_envs
         self._batch_size = batch_size
         self._unclaimed = state.unclaimed
-        self._is_eager = False
 
     def recv(
         self,
@@ -189,11 +192,9 @@ class Receiver:
             if (batch_size, min_envs, max_envs) != (None, None, None):
                 raise UsageError("recv() takes env_ids or a number of envs, not both")
             ids = self._pending(env_ids)
-            self._set_eager(len(ids) < self._num_envs)
             self._waits.wait_for(ids, timeout_s)
             return self.collect(len(ids), len(ids), out, ids, timeout_s)
         least, most = self._bounds(batch_size, min_envs, max_envs)
-        self._set_eager(least < self._num_envs)
         if least:
             self._waits.wait_any(least, timeout_s)
         else:
@@ -213,7 +214,6 @@ class Receiver:
                 f"receive() cannot wait for {min_envs} to {most} envs: {num_there} are stepping or have a fault{over}; "
                 "call send() or reset_async() first"
             )
-        self._set_eager(min_envs < self._num_envs)
         self._waits.wait_for_news(min_envs, most, timeout_s)
         return self._collect_with_faults(most)
 
@@ -272,11 +272,6 @@ class Receiver:
 
     def _are_exhausted(self) -> bool:
         return all(state == EnvState.EXHAUSTED for state in self._state.states())
-
-    def _set_eager(self, is_eager: bool) -> None:
-        if is_eager is not self._is_eager:
-            self._is_eager = is_eager
-            self._state.set_eager(is_eager)
 
     def collect(
         self,

@@ -200,7 +200,6 @@ class Recovery:
         is_known = record.error is not None and (record.state is WorkerState.FAILED or not is_new)
         error = record.error if is_known and record.error is not None else self._death_error(worker, faults)
         if is_new:
-            self._state.count_death(worker)
             error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
             self.workers.record_cause(worker, error)
         delay_s = self.workers.count_restart(worker) if is_new and self.policy.is_limited else None
@@ -237,10 +236,10 @@ class Recovery:
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
-        env_id = self._state.running_env(worker)
+        env_id = self._state.view_worker(worker).running_env
         # A worker that was stopped took no command: the env that it ran is not known.
         is_known = error.env_id == env_id if isinstance(error, EnvTimeout) else isinstance(error, WorkerDied)
-        if is_known and env_id >= 0 and self.replays is not None:
+        if is_known and env_id is not None and self.replays is not None:
             self.replays.record_failure(self.workers.view_of(env_id), error)
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:

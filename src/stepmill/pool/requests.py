@@ -10,6 +10,7 @@ from typing import Any
 from stepmill.backends.base import Future
 from stepmill.pool.arguments import checked_ids
 from stepmill.pool.crash_reporter import PositionedCall
+from stepmill.pool.events import WorkerView
 from stepmill.pool.settings import Name
 from stepmill.pool.start import PoolRuntime
 from stepmill.pool.workers import WorkerState
@@ -259,9 +260,10 @@ class EnvRequests:
     def died_in_request(self, worker: int) -> bool:
         """Whether a dead worker may have begun a request before it died; True if the pool is closed."""
         try:
-            return self._recovery.workers.state.died_in_request(worker)
+            view: WorkerView = self._recovery.workers.state.view_worker(worker)
         except ClosedPoolError:
             return True
+        return view.is_in_request
 
     def repeat(self, call: EnvCall, part: SentPart, timeout_s: float | None) -> list[SentPart]:
         """Wait for the successor of a dead worker, and send it a part again."""

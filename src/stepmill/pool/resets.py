@@ -51,9 +51,7 @@ class ResetPlan:
 
     def release_staged(self, state: _native.PoolState) -> None:
         """Before a reset of all, give each env its own object again; unusable staged episodes become results to be dropped."""
-        if self.is_whole:
-            state.reset_server_order()
-        state.claim_staged(self.env_ids_to_reset)
+        state.release_staged(self.env_ids_to_reset, is_whole=self.is_whole)
 
 
 class ResetPlanner:

@@ -219,16 +219,16 @@ def _start(
     )
     set_spinning(slab, options, len(plans))
     settings = _state_settings(specs, options, backend, len(plans))
+    settings["pids"] = {report.worker: report.pid for report in reports}
     resources.state = state = _native.PoolState(slab.native, settings)
     traits = traits_of(backend)
     if traits.monitor is not None:
         resources.reaper = _make_reaper(slab, traits, options)
-        state.attach_reaper(resources.reaper)
+        state.attach(reaper=resources.reaper)
     recovery.workers.attach(state, reports, resources.reaper)
     recovery.crash_reporter.attach(state, specs[0], recovery.workers.settings_of)
     backend.attach(slab, state.post_request)
-    for name, what in traits_of(backend).driver.items():
-        getattr(state, f"attach_{name}")(what)
+    state.attach(**traits_of(backend).driver)
     return PoolRuntime(backend, tuple(plans), specs, slab, state, server_locations(plans), Revival(recovery, options))
 
 

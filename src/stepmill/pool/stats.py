@@ -23,9 +23,10 @@ def read_outcome(runtime: PoolRuntime, env_id: int) -> tuple[float, int, int]:
 def read_stats(runtime: PoolRuntime) -> PoolStats:
     """Return the current counters."""
     nodes = traits_of(runtime.backend).nodes
+    leased_slots, log_bytes = runtime.state.usage()
     return runtime.slab.read_stats(
-        leased_slots=runtime.state.num_held(),
-        replay_log_bytes=runtime.state.log_bytes() + runtime.revival.recovery.call_log_bytes,
+        leased_slots=leased_slots,
+        replay_log_bytes=log_bytes + runtime.revival.recovery.call_log_bytes,
         nodes=() if nodes is None else nodes.node_stats(),
     )
 

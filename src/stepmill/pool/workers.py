@@ -215,7 +215,6 @@ class WorkerSupervisor:
         self._reaper = reaper
         for report in reports:
             self._records[report.worker].pid = report.pid
-            state.set_pid(report.worker, report.pid)
 
     @property
     def state(self) -> _native.PoolState:
@@ -279,8 +278,8 @@ class WorkerSupervisor:
         monitor = self._traits.monitor
         if self.state_of(worker) is WorkerState.SERVING and monitor is not None:
             pidfd = monitor.pidfds.get(worker)
-            if pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
-                self.state.declare_dead(worker)
+            if self._reaper is not None and pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
+                self._reaper.declare_dead(worker)
             self.record_deaths()
         return self._records[worker]
 
@@ -422,7 +421,6 @@ class WorkerSupervisor:
                 decisions += self._retry(record, task)
                 continue
             record.pid, record.task = task.report.pid, None
-            self.state.set_pid(record.plan.worker, record.pid)
             built.append(record)
         return built, decisions
 
@@ -432,7 +430,7 @@ class WorkerSupervisor:
         self._move(record, WorkerState.SERVING)
         pidfd = -1 if monitor is None else monitor.pidfds[worker]
         record.generation += 1
-        return ServeWorker(worker, record.generation - 1, pidfd)
+        return ServeWorker(worker, record.generation - 1, pidfd, record.pid)
 
     def _retry(self, record: WorkerRecord, task: RestartTask) -> list[Decision]:
         worker = record.plan.worker

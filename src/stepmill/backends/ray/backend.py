@@ -96,7 +96,7 @@ class RayBackend:
 
     @property
     def traits(self) -> BackendTraits:
-        driver = {"outbox": self._wake.fileno()}
+        driver = {"outbox_fd": self._wake.fileno()}
         return BackendTraits(
             monitor=self, nodes=self, driver=driver, can_restart_living=self._options.host == "process"
         )
