@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 import cloudpickle
 
+from stepmill.spec.choices import AutoresetMode, Context, Seeding
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.options import AutoresetMode, Context, Seeding
 from stepmill.worker.module_contents import Contents
 from stepmill.worker.program_state import ProgramState
 
@@ -187,7 +187,7 @@ class Attach:
     """Serve this slab.
 
     Attributes:
-        plan: of the slab's layout. The descriptors of the slab and of this worker's two memory files come with the message.
+        plan: of the slab's layout, for this worker. The descriptors of the slab and of this worker's two memory files come with the message.
         num_workers: of the pool.
         num_requests: how many requests were posted to this worker's predecessors.
         settings_requests: requests to do before the worker serves.
