@@ -79,11 +79,12 @@ def build_envs(
     """
     built = BuiltEnvs()
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    allowed_signals = allow_signals()
     for env_id, env_fn in zip(env_ids, env_fns, strict=True):
         made: list[object] = []
         try:
             on_begin(env_id)
-            with allow_signals():
+            with allowed_signals:
                 _native.append_result(made, env_fn)  # atomic: no Ctrl-C between building the env and storing it
                 spec = adapters.describe(made[0], built.specs[-1] if built.specs else None)
                 env = adapters.adapt(made[0])
