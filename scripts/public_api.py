@@ -1,7 +1,7 @@
 """Compare the public names with tests/unit/public_api.txt: `public_api.py`, or `public_api.py --write` after a change.
 
-The file has one line for each public class, function, method and attribute: its signature and the first line of its docstring.
-The names are read from the sources, so no optional library is needed. `--write` refuses names that were added, changed or
+The file has one line for each public class, function and module: its name and those of its members, each with a checksum of its
+signature, which the sources show. They are read without an import, so no optional library is needed. `--write` refuses names that were added, changed or
 removed unless the newest section of CHANGELOG.md names them.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import ast
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -150,11 +151,6 @@ def all_names() -> Iterator[PublicName]:
             yield PublicName(module, name, *find_definition(module, name))
 
 
-def _first_line(node: ast.AST) -> str:
-    text = ast.get_docstring(node) if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)) else None
-    return text.partition("\n")[0] if text else ""
-
-
 def _signature(node: ast.FunctionDef) -> str:
     returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     return f"({ast.unparse(node.args)}){returned}"
@@ -170,9 +166,9 @@ def _is_setter(node: ast.FunctionDef) -> bool:
     )
 
 
-def members(home: str, node: ast.ClassDef) -> Mapping[str, tuple[str, str]]:
-    """Return the public members of a class, and of its bases in stepmill: name to (signature or type, first line)."""
-    found: dict[str, tuple[str, str]] = {}
+def members(home: str, node: ast.ClassDef) -> Mapping[str, str]:
+    """Return the public members of a class, and of its bases in stepmill: name to signature, type or value."""
+    found: dict[str, str] = {}
     for base in node.bases:
         name = ast.unparse(base).partition("[")[0]
         try:
@@ -183,46 +179,39 @@ def members(home: str, node: ast.ClassDef) -> Mapping[str, tuple[str, str]]:
             found.update(members(base_home, base_node))
     for statement in node.body:
         names = [name for name in _names_of(statement) if not name.startswith("_") or name == "__init__"]
-        shown = _member(statement) if names else None
-        if shown is not None:
-            found.update(dict.fromkeys(names, shown))
+        shape = _member_shape(statement) if names else None
+        if shape is not None:
+            found.update(dict.fromkeys(names, shape))
     return found
 
 
-def _member(statement: ast.stmt) -> tuple[str, str] | None:
-    """Return the signature, type or value of a member, and the first line of its docstring; None for setters and overloads."""
+def _member_shape(statement: ast.stmt) -> str | None:
+    """Return the signature, type or value of a member; None for setters and overloads."""
     if isinstance(statement, ast.FunctionDef):
-        shown = _signature(statement)
-        is_hidden = _is_setter(statement)
-        first = f": {shown.partition(' -> ')[2]}" if _is_property(statement) else shown
-        return None if is_hidden else (first, _first_line(statement))
+        shape = _signature(statement)
+        return None if _is_setter(statement) else shape.partition(" -> ")[2] if _is_property(statement) else shape
     if isinstance(statement, ast.AnnAssign):
-        return (
-            f": {ast.unparse(statement.annotation)}{f' = {ast.unparse(statement.value)}' if statement.value else ''}",
-            "",
-        )
-    return (f" = {ast.unparse(statement.value)}", "") if isinstance(statement, ast.Assign) else None
+        return f"{ast.unparse(statement.annotation)} = {ast.unparse(statement.value) if statement.value else ''}"
+    return ast.unparse(statement.value) if isinstance(statement, ast.Assign) else None
 
 
-def describe(public: PublicName) -> Iterator[str]:
-    """Yield the lines of one public name: its own, and one for each member of a class."""
+def describe(public: PublicName) -> str:
+    """Return the line of one public name: itself and the members of a class, each with a checksum of its signature."""
     node = public.node
-    if node is None:
-        yield f"{public.path}: a module"
-    elif isinstance(node, ast.ClassDef):
-        bases = ", ".join(ast.unparse(base) for base in node.bases)
-        yield f"class {public.path}({bases})  # {_first_line(node)}"
-        for name, (shape, line) in sorted(members(public.home, node).items()):
-            yield f"    {name}{shape}{f'  # {line}' if line else ''}"
+    own, inner = "", dict[str, str]()
+    if isinstance(node, ast.ClassDef):
+        own, inner = ", ".join(ast.unparse(base) for base in node.bases), dict(members(public.home, node))
     elif isinstance(node, ast.FunctionDef):
-        yield f"{public.path}{_signature(node)}  # {_first_line(node)}"
-    else:
-        yield f"{public.path} = {ast.unparse(node.value) if node.value else '...'}"
+        own = _signature(node)
+    elif node is not None and node.value is not None:
+        own = ast.unparse(node.value)
+    shapes = [(public.path, own), *sorted(inner.items())]
+    return " ".join(f"{name}:{zlib.crc32(shape.encode()):08x}" for name, shape in shapes)
 
 
 def current() -> str:
     """Return the text that the snapshot should have."""
-    return "\n".join(line for public in all_names() for line in describe(public)) + "\n"
+    return "".join(f"{describe(public)}\n" for public in all_names())
 
 
 def undocumented() -> list[str]:
@@ -230,27 +219,22 @@ def undocumented() -> list[str]:
     return [
         public.path
         for public in all_names()
-        if isinstance(public.node, (ast.ClassDef, ast.FunctionDef)) and not _first_line(public.node)
+        if isinstance(public.node, (ast.ClassDef, ast.FunctionDef)) and not ast.get_docstring(public.node)
     ]
 
 
 def changed_names(before: str, after: str) -> list[str]:
-    """Return the names whose lines differ, without their docstrings: `Pool`, or `Pool.recv` for a member."""
-    old, new = _entries(before), _entries(after)
+    """Return the names whose signatures differ: `Pool`, or `Pool.recv` for a member."""
+    old, new = _checksums(before), _checksums(after)
     return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
 
 
-def _entries(text: str) -> dict[str, str]:
-    entries, owner = {}, ""
+def _checksums(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
     for line in text.splitlines():
-        shape = line.partition("  # ")[0]
-        name = re.split(r"[(:= ]", shape.removeprefix("class ").strip())[0]
-        if line.startswith("    "):
-            entries[f"{owner}.{name}"] = shape
-        else:
-            owner = name
-            entries[name] = shape
-    return entries
+        (owner, own), *inner = (word.split(":") for word in line.split())
+        found |= {owner: own, **{f"{owner}.{name}": checksum for name, checksum in inner}}
+    return found
 
 
 def missing_from_changelog(names: Sequence[str], changelog: str) -> list[str]:
@@ -271,7 +255,7 @@ def main() -> int:
     changed = changed_names(before, after)
     if not options.write:
         if before != after:
-            print(f"the public API has changed: {', '.join(changed) or 'docstrings only'}")
+            print(f"the public API has changed: {', '.join(changed)}")
             print("describe it in CHANGELOG.md, then run: python scripts/public_api.py --write")
         return int(before != after)
     missing = missing_from_changelog(changed, CHANGELOG.read_text(encoding="utf-8")) if before else []

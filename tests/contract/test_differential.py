@@ -21,7 +21,6 @@ from tests.harness.effort import examples
 from tests.harness.pools import BACKENDS, make_vector_env
 from tests.harness.trace import MASK, RESET, STEP, Story, compare_with_gymnasium, stories
 
-FIXED = stories(spaces.fixed_spaces(), spaces.fixed_spaces())
 ANY = stories(spaces.any_spaces(), spaces.any_spaces())
 LARGE = stories(spaces.large_spaces(), spaces.fixed_spaces(), max_acts=20)
 VARIABLE = [
@@ -38,12 +37,6 @@ ACTS = (
     + [(RESET, 9, None)]
     + [(STEP, 0, None)] * 3
 )
-
-
-@settings(max_examples=examples(60))
-@given(FIXED)
-def test_serial_equals_gymnasium_for_spaces_of_fixed_size(story):
-    compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
 @pytest.mark.covers("X-15")
@@ -85,8 +78,14 @@ def test_forked_processes_equal_gymnasium_for_observations_that_are_lent(story):
 
 
 @pytest.mark.covers("G-11")
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize(("where", "num_workers"), [("thread", 3), ("fork", 2)])  # 5 envs: shares of two sizes
+@pytest.mark.parametrize(
+    ("where", "num_workers", "mode"),  # 5 envs: shares of two sizes
+    [
+        ("thread", 3, AutoresetMode.SAME_STEP),
+        ("fork", 2, AutoresetMode.NEXT_STEP),
+        ("fork", 2, AutoresetMode.DISABLED),
+    ],
+)
 def test_every_leaf_kind_equals_gymnasium_on_any_number_of_workers(where, num_workers, mode):
     space = gs.Dict({"fixed": all_leaves_space(), "variable": gs.Tuple(VARIABLE)})
     story = Story(space, space, num_envs=5, mode=mode, seed=3, acts=ACTS)
@@ -127,7 +126,7 @@ def _trace(where: str, mode: AutoresetMode, num_workers: int) -> list[Any]:
     envs = make_vector_env(where, env_fns, autoreset_mode=mode, num_workers=num_workers)
     envs.action_space.seed(1)
     results: list[Any] = [copy.deepcopy(envs.reset(seed=5))]
-    for _ in range(20):
+    for _ in range(10):
         results.append(copy.deepcopy(envs.step(envs.action_space.sample())))
         over = np.logical_or(*results[-1][2:4])
         if mode is AutoresetMode.DISABLED and over.any():
@@ -141,7 +140,7 @@ def _trace(where: str, mode: AutoresetMode, num_workers: int) -> list[Any]:
 def test_backends_and_numbers_of_workers_agree_bit_for_bit(mode):
     reference = _trace("serial", mode, 1)
     for where in ("thread", "fork"):
-        for num_workers in (1, 2, 3):
+        for num_workers in (1, 3):
             trace = _trace(where, mode, num_workers)
             assert not find_difference(trace, reference, f"{where} with {num_workers} workers")
 

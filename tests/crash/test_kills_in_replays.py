@@ -155,7 +155,7 @@ CONFIGURATIONS = [
 def test_every_result_is_right_while_workers_are_killed_at_random(
     envs_per_worker: int, has_calls: bool, tmp_path: Path
 ) -> None:
-    counts, wrong = kill_at_random(tmp_path, 60, 1, envs_per_worker=envs_per_worker, has_calls=has_calls)
+    counts, wrong = kill_at_random(tmp_path, 30, 1, envs_per_worker=envs_per_worker, has_calls=has_calls)
 
     assert wrong == []
     assert counts["next"] > 10 * counts["cut"], counts

@@ -17,7 +17,7 @@ import pytest
 
 import stepmill
 from stepmill.backends.process import ProcessBackend
-from stepmill.backends.starter_client import STARTERS
+from stepmill.backends.starter_client import STARTERS, ProgramInputs
 from stepmill.testing.envs import CountingEnv
 from stepmill.worker.channel import Channel
 from stepmill.worker.messages import StartLauncher
@@ -154,16 +154,32 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Path], None]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_workers_have_the_state_of_the_program_when_their_pool_is_made(
+def test_a_starter_serves_no_pool_of_a_program_that_has_changed(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_a_program_of_its_own() -> None:
+        before, found = ProgramInputs.read(os.environ), PROBES[what]()
+        CHANGES[what](monkeypatch, tmp_path)
+        assert PROBES[what]() != found
+        assert ProgramInputs.read(os.environ) != before
+
+    run_forked(in_a_program_of_its_own)
+
+
+def test_workers_have_the_state_of_the_program_when_their_pool_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_a_program_of_its_own() -> None:
+        def read(pool: stepmill.Pool) -> dict[str, object]:
+            return {what: pool.call("read", what)[0] for what in CHANGES}
+
         with stepmill.Pool([ProbeEnv], backend="process", context="forkserver") as pool:
-            before = pool.call("read", what)[0]
-            CHANGES[what](monkeypatch, tmp_path)
+            before = read(pool)
+            for change in CHANGES.values():
+                change(monkeypatch, tmp_path)
             with stepmill.Pool([ProbeEnv], backend="process", context="forkserver") as changed:
-                assert changed.call("read", what)[0] == PROBES[what]() != before
-            assert pool.call("read", what)[0] == before
+                assert read(changed) == {what: PROBES[what]() for what in CHANGES}
+            assert read(pool) == before
 
     run_forked(in_a_program_of_its_own)
 

@@ -109,8 +109,9 @@ def read_until(stream, wanted: str) -> str:
     raise AssertionError(f"{wanted!r} never came; there was: {text}")
 
 
-@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
-@pytest.mark.parametrize("batch_size", ["4", "2"])
+@pytest.mark.parametrize(
+    ("backend", "batch_size"), [("serial", "4"), ("thread", "2"), ("process", "4"), ("process", "2")]
+)
 def test_a_run_tells_what_it_did(backend, batch_size):
     found = summary_of(
         *("CartPole-v1", "--num-envs", "4", "--batch-size", batch_size, "--backend", backend),
@@ -263,14 +264,14 @@ def test_arguments_of_the_env_come_as_json(here):
     assert json.loads(done.stdout)["episodes"]["length_mean"] == 3
 
 
-@pytest.mark.parametrize("batch_size", ["2", "1"])
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "expected", "batch_size"),
     [
-        (["my_envs:Broken-v0"], "a deliberate failure"),
-        (["my_envs:Raising-v0"], "a deliberate failure"),
-        (["my_envs:Dying-v0", "--backend", "process"], "SIGKILL"),
-        (["CartPole-v1", "--policy", "my_policies:broken"], "the policy raised ValueError: no idea"),
+        (["my_envs:Broken-v0"], "a deliberate failure", "2"),
+        (["my_envs:Raising-v0"], "a deliberate failure", "2"),
+        (["my_envs:Raising-v0"], "a deliberate failure", "1"),
+        (["my_envs:Dying-v0", "--backend", "process"], "SIGKILL", "1"),
+        (["CartPole-v1", "--policy", "my_policies:broken"], "the policy raised ValueError: no idea", "1"),
     ],
 )
 def test_what_fails_while_it_runs_is_said_in_one_line(here, arguments, expected, batch_size):

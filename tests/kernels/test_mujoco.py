@@ -166,6 +166,7 @@ with stepmill.make_vec("HalfCheetah-v5", 2, backend="kernel", ctrl_cost_weight=0
 """
 
 
+@pytest.mark.slow
 def test_mujoco_says_once_what_is_deprecated_in_a_model(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", _THREE_KERNELS], cwd=tmp_path, capture_output=True, text=True, timeout=300

@@ -112,10 +112,10 @@ def test_a_snapshot_of_another_task_is_refused() -> None:
 
 
 def test_a_damaged_snapshot_changes_no_env() -> None:
-    with _pool("Hopper-v5") as pool:
+    with _pool("HalfCheetah-v5") as pool:
         pool.reset(seed=0)
         snapshot = pool.snapshot()
-        _play(pool, _actions("Hopper-v5", 5))
+        _play(pool, _actions("HalfCheetah-v5", 5))
         kept = pool.snapshot()
         for cut in (b"", snapshot.memory[3][:10], snapshot.memory[3][:-8]):
             damaged = dataclasses.replace(snapshot, memory=(*snapshot.memory[:3], cut))
@@ -149,7 +149,7 @@ def test_a_model_whose_memory_mujoco_does_not_save_has_no_snapshots(tmp_path: Pa
     xml = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "hopper.xml"
     asleep = tmp_path / "asleep.xml"
     asleep.write_text(xml.read_text().replace("<option ", '<option><flag sleep="enable"/></option>\n  <option ', 1))
-    with stepmill.Pool([stepmill.kernels.find("Hopper-v5", xml_file=asleep)], backend="kernel") as pool:
+    with stepmill.Pool([stepmill.kernels.find("HalfCheetah-v5", xml_file=asleep)], backend="kernel") as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError, match="models that enable sleep or ipc have no snapshots"):
             pool.snapshot()

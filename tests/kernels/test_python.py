@@ -212,6 +212,7 @@ def test_kernels_that_other_processes_have_compiled_are_not_mixed_up(tmp_path: P
     assert rewards_of("3", "2", "1") == "[3.0, 2.0, 1.0]\n"
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     example = Path(__file__).parents[2] / "examples" / "kernels" / "pursuit.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=100)

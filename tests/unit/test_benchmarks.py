@@ -100,6 +100,7 @@ for size in (20, 20, 1020):
 """
 
 
+@pytest.mark.slow
 def test_instructions_between_marks_are_counted():
     with subprocess.Popen([sys.executable, "-c", MARKED], env={**os.environ, "PYTHONPATH": str(ROOT)}) as traced:
         _, small, large = count_parts(traced.pid)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stepmill import _native
+from tests.harness.effort import examples
 
 SCALAR_TYPES = [
     np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.longlong, np.ulonglong,
@@ -122,7 +123,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 def test_every_value_comes_back_with_its_exact_types_and_unpickled(value: object) -> None:
     assert is_same(native_round_trip(value), value)
 
@@ -340,19 +341,19 @@ def test_a_payload_that_goes_on_is_refused() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=examples(200))
 def test_random_bytes_do_no_harm(data: bytes) -> None:
     decode_or_refuse(data)
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(b"NFTiIfcskbgadltp")), st.binary(max_size=6)), max_size=30))
-@settings(max_examples=500)
+@settings(max_examples=examples(200))
 def test_random_tags_do_no_harm(parts: list[tuple[int, bytes]]) -> None:
     decode_or_refuse(b"".join(bytes([tag]) + rest for tag, rest in parts))
 
 
 @given(VALUES, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=500)
+@settings(max_examples=examples(200))
 def test_overwritten_bytes_do_no_harm(value: object, changes: list[tuple[int, int]]) -> None:
     data = bytearray(_native.encode(value, no_pickle))
     for place, byte in changes:

@@ -7,13 +7,14 @@ import pickle
 import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepmill.pool.infos import LazyInfo, merge, rows_of
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import BadOutput
 from stepmill.testing import CountingEnv
+from tests.harness.effort import examples
 
 ints = st.integers(-(2**31), 2**31)
 floats = st.floats(allow_nan=False)
@@ -69,12 +70,14 @@ def same(ours, theirs):
     return True
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(infos, min_size=1, max_size=5))
 def test_infos_merge_as_gymnasium_merges_them(rows):
     payloads = list(enumerate(rows))
     assert same(merge(payloads, len(rows)), gymnasium_merge(payloads, len(rows)))
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(infos, st.none() | infos), min_size=1, max_size=4), st.integers(0, 2))
 def test_final_infos_and_missing_rows_merge_as_gymnasium_merges_them(rows, num_missing):
     payloads = []
@@ -91,6 +94,7 @@ BATCHED = {name: KINDS[name] for name in ("int", "float", "bool", "f32", "u8", "
 batched_infos = st.fixed_dictionaries(BATCHED, optional={"inner": st.fixed_dictionaries(BATCHED)})
 
 
+@settings(max_examples=examples(50))
 @given(
     st.integers(1, 3).flatmap(
         lambda k: st.lists(st.lists(batched_infos, min_size=k, max_size=k), min_size=1, max_size=3)
@@ -127,6 +131,7 @@ def test_last_observations_of_a_batched_env_that_are_not_one_per_row_are_its_bad
     assert (caught.value.env_id, caught.value.phase) == (5, "info")
 
 
+@settings(max_examples=examples(50))
 @given(
     st.lists(infos, min_size=1, max_size=4), st.lists(st.sampled_from(["_int", "_inner", "_7", "_text"]), max_size=3)
 )

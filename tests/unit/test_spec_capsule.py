@@ -22,6 +22,7 @@ from stepmill.observe.replay_command import facts as facts_of
 from stepmill.spec import capsule as capsules
 from stepmill.spec.capsule import Capsule, read_capsule, write_capsule
 from stepmill.spec.plain import calls_in, modules_in, to_plain
+from tests.harness.effort import examples
 
 FACTS: dict[str, Any] = {
     "made": "2026-01-01T00:00:00Z",
@@ -103,14 +104,14 @@ def test_a_capsule_comes_back_as_it_was_written(tmp_path: Path):
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=200)
+@settings(max_examples=examples(100))
 def test_any_bytes_are_refused(path: Path, data: bytes):
     path.write_bytes(data)
     assert _read_or_refuse(path) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 def test_any_changes_of_bytes_are_read_or_refused(path: Path, changes: list[tuple[int, int]]):
     _write(path, _members(), zipfile.ZIP_STORED)  # so that changes reach the members' bytes
     data = bytearray(path.read_bytes())
@@ -134,7 +135,7 @@ HEADERS = st.one_of(
 
 
 @given(HEADERS, st.sampled_from([(1, 0), (2, 0), (3, 0), (9, 9)]), st.binary(max_size=30))
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 def test_any_header_of_an_array_is_read_or_refused(path: Path, header: str, version: tuple[int, int], body: bytes):
     text = header.encode()
     length = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
@@ -161,7 +162,7 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from([*FACTS, "format", "other"]), JSON, max_size=4),
     st.sets(st.sampled_from(list(FACTS)), max_size=1),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 def test_any_facts_are_read_or_refused(path: Path, changes: dict[str, Any], missing: set[str]):
     facts = {"format": capsules.FORMAT, **FACTS, **changes}
     _write(

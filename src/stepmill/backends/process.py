@@ -172,7 +172,9 @@ class ProcessBackend:
             raise EngineBug("workers cannot attach before there is a slab")
         for link in links:
             link.setup_result = None
-            message = Attach(dict(slab.plan), slab.num_workers, link.num_posted, tuple(settings_requests))
+            message = Attach(
+                slab.plan_for(link.plan.worker), slab.num_workers, link.num_posted, tuple(settings_requests)
+            )
             link.send(dump(message), slab.fds_of(link.plan.worker))
         wait_setup(links, launcher, self._settings.start_timeout_s)
         for link in links:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -14,10 +14,8 @@ from stepmill import _native
 from stepmill._native import OwnedFd
 from stepmill.slab.counters import CounterReader, Description
 from stepmill.slab.layout import Layout, WritableParts
-from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
+from stepmill.spec.errors import ClosedPoolError
 from stepmill.spec.stats import NodeStats, PoolStats
-
-_native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
 
 class SharedSlab:
@@ -66,6 +64,10 @@ class SharedSlab:
         """Return the memfds that one worker needs: of the slab, of its commands and of its results."""
         return (self._memory.fileno(), *self.native.fds_of(worker))
 
+    def plan_for(self, worker: int) -> Mapping[str, object]:
+        """Return the plan for one worker process. "writable" are the ranges of bytes that it may write."""
+        return {**self.plan, "writable": cast("WritableParts", self.plan["writable"]).ranges(worker)}
+
     def read_stats(self, *, leased_slots: int, replay_log_bytes: int, nodes: tuple[NodeStats, ...] = ()) -> PoolStats:
         """Return the statistics of now."""
         with self.view() as memory:
@@ -85,31 +87,6 @@ class SharedSlab:
         """Release the memory. It stays mapped until the last array that uses it is freed."""
         self._mapping = None
         self._memory.close()
-
-
-def attach(plan: Mapping[str, object], fds: Sequence[int]) -> _native.Slab:
-    """Map a slab from its descriptors, with the right to write all of it.
-
-    Raises:
-        RuntimeError: the memory is not a slab of this version.
-    """
-    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), _whole_range(plan))
-
-
-def attach_worker(plan: Mapping[str, object], fds: Sequence[int], worker: int, *, is_protected: bool) -> _native.Slab:
-    """Map a slab for one worker, which uses its own words and rows only.
-
-    Args:
-        plan: of the slab.
-        fds: see `SharedSlab.fds`; -1 for those of other workers.
-        worker: the worker that uses the mapping.
-        is_protected: whether memory that other processes write is mapped read-only.
-
-    Raises:
-        RuntimeError: the memory is not a slab of this version.
-    """
-    writable = cast("WritableParts", plan["writable"]).ranges(worker) if is_protected else _whole_range(plan)
-    return _native.Slab(fds[0], dict(plan), list(fds[1::2]), list(fds[2::2]), writable, worker)
 
 
 def _whole_range(plan: Mapping[str, object]) -> list[tuple[int, int]]:

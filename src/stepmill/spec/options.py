@@ -1,4 +1,4 @@
-"""The options of a pool: `PoolOptions` and the enums of its fields."""
+"""The options of a pool: `PoolOptions`, and the enums of its fields from `choices.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar
 
+from stepmill.spec.choices import AutoresetMode as AutoresetMode
+from stepmill.spec.choices import BackendName as BackendName
+from stepmill.spec.choices import Context as Context
+from stepmill.spec.choices import EnvState as EnvState
+from stepmill.spec.choices import OnFault as OnFault
+from stepmill.spec.choices import RetryIn as RetryIn
+from stepmill.spec.choices import Seeding as Seeding
 from stepmill.spec.errors import UsageError
 from stepmill.spec.option_values import checked_cores, checked_environment, checked_folder
 from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
@@ -20,68 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from stepmill.backends.base import Backend
-
-
-class AutoresetMode(str, Enum):
-    """When an env is reset after the end of an episode. Names and values are Gymnasium's."""
-
-    NEXT_STEP = "NextStep"
-    SAME_STEP = "SameStep"
-    DISABLED = "Disabled"
-
-
-class Seeding(str, Enum):
-    """Where the seeds of automatic resets come from."""
-
-    CONTINUE = "continue"  # no seed: the env's own random generator continues
-    PER_EPISODE = "per_episode"  # a seed derived from (seed, env_id, episode)
-    FIXED = "fixed"  # the same seed each episode
-
-
-class OnFault(str, Enum):
-    """What happens to an env that raised, hung, crashed or returned a bad value."""
-
-    RAISE = "raise"
-    TRUNCATE = "truncate"
-    REPLAY = "replay"
-
-
-class Context(str, Enum):
-    """How worker processes are started."""
-
-    FORKSERVER = "forkserver"
-    FORK = "fork"
-    SPAWN = "spawn"
-
-
-class RetryIn(str, Enum):
-    """Where a failed reset is tried again."""
-
-    SAME = "same"
-    NEW = "new"  # in a new process
-
-
-class BackendName(str, Enum):
-    """Where envs run."""
-
-    AUTO = "auto"
-    SERIAL = "serial"
-    THREAD = "thread"
-    PROCESS = "process"
-    ENVPOOL = "envpool"
-    KERNEL = "kernel"
-    RAY = "ray"
-
-
-class EnvState(IntEnum):
-    """The state of an env for the user of a pool. Native code uses the same numbers."""
-
-    IDLE = 0  # waits for a command
-    BUSY = 1  # steps or resets
-    READY = 2  # its result can be received
-    FAULTED = 3  # its fault was raised; it is usable again after a reset or revive()
-    EXHAUSTED = 4  # it has finished num_episodes episodes; a reset allows as many again
-    NEEDS_RESET = 5  # it was never reset, or was restarted since
 
 
 _Choice = TypeVar("_Choice", bound=Enum)

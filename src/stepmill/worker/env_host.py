@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from stepmill import _native
-from stepmill.slab.memory import attach_worker
 from stepmill.spec.env import EnvSpec
+from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
 from stepmill.worker import calls
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
@@ -29,6 +29,8 @@ from stepmill.worker.signals import allow_signals
 
 Fault = tuple[int | None, ErrorRecord]  # env_id, or None for the whole worker, and the error
 
+
+_native.register_errors(UsageError, BusyEnvError, ClosedPoolError, EngineBug)
 
 EXIT_STRAY_COPY = 67  # of a copy that an env forked; must match the value in _native/forks.hpp
 REQUEST_COUNTER_MASK = 0xFFFFFFFF  # the slab's counter of requests has 32 bits
@@ -77,11 +79,12 @@ def build_envs(
     """
     built = BuiltEnvs()
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
+    allowed_signals = allow_signals()
     for env_id, env_fn in zip(env_ids, env_fns, strict=True):
         made: list[object] = []
         try:
             on_begin(env_id)
-            with allow_signals():
+            with allowed_signals:
                 _native.append_result(made, env_fn)  # atomic: no Ctrl-C between building the env and storing it
                 spec = adapters.describe(made[0], built.specs[-1] if built.specs else None)
                 env = adapters.adapt(made[0])
@@ -98,23 +101,24 @@ def build_envs(
     return built
 
 
-def map_slab(
-    plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int], *, is_process: bool = False
-) -> _native.Slab:
-    """Map a slab for one worker, without the memory files of the other workers.
+def map_slab(plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int]) -> _native.Slab:
+    """Map a slab in a worker process, which uses its own words and rows only, without the memory files of other workers.
+
+    The memory of other workers is read-only: an env that writes to it ends this process by SIGSEGV.
 
     Args:
-        plan: the layout of the slab.
+        plan: the layout of the slab, with the ranges of bytes that the worker may write.
         num_workers: the number of workers in the pool.
         worker: the worker that uses the mapping.
         fds: three descriptors: the slab, this worker's commands, its results. They may be closed afterwards.
-        is_process: whether the worker is a process. Then the memory of other workers is read-only, and an env that writes
-            to it ends this process by SIGSEGV. A thread is not protected, since such a signal would end the learner.
+
+    Raises:
+        RuntimeError: the memory is not a slab of this version.
     """
-    slab_fd, commands_fd, results_fd = fds
-    all_fds = [slab_fd] + [NO_FD] * (2 * num_workers)
-    all_fds[1 + 2 * worker], all_fds[2 + 2 * worker] = commands_fd, results_fd
-    return attach_worker(plan, all_fds, worker, is_protected=is_process)
+    commands, results = [NO_FD] * num_workers, [NO_FD] * num_workers
+    commands[worker], results[worker] = fds[1:]
+    writable = cast("list[tuple[int, int]]", plan["writable"])
+    return _native.Slab(fds[0], dict(plan), commands, results, writable, worker)
 
 
 def make_loop(

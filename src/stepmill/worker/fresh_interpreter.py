@@ -7,6 +7,7 @@ built into the interpreter, so that a file `socket.py` in the working directory 
 from __future__ import annotations
 
 import contextlib
+import gc
 import marshal
 import os
 import subprocess
@@ -21,7 +22,8 @@ from stepmill.worker.module_contents import names_of
 from stepmill.worker.process_setup import block_signals
 
 _CODE = """\
-import sys, os, marshal
+import sys, os, gc, marshal
+gc.disable()
 with os.fdopen({pipe}, "rb") as pipe:
     boot = marshal.loads(pipe.read())
 sys.path[:], sys.argv[:] = boot["path"], boot["argv"]
@@ -118,4 +120,7 @@ def _import_folder(name: str, file: object) -> str:
 def run_entry(boot: Mapping[str, object]) -> None:
     """Call the entry function. Runs in the fresh interpreter."""
     module, _, name = str(boot["entry"]).partition(":")
-    getattr(import_module(module), name)(boot["fd"], boot["arguments"])
+    entry = getattr(import_module(module), name)
+    gc.freeze()  # modules stay; to search them for garbage would take a twentieth of the time of the imports
+    gc.enable()
+    entry(boot["fd"], boot["arguments"])

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepmill._native import OwnedFd
-from stepmill.spec.options import Context
+from stepmill.spec.choices import Context
 from stepmill.worker import process_setup
 from stepmill.worker.channel import Channel
 from stepmill.worker.child_server import Child, ChildServer

@@ -136,9 +136,7 @@ class _Worker:
         try:
             if not fds:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            slab = map_slab(
-                message.plan, message.num_workers, build_message.worker, [fd.fileno() for fd in fds], is_process=True
-            )
+            slab = map_slab(message.plan, message.num_workers, build_message.worker, [fd.fileno() for fd in fds])
             for fd in fds:  # so that an env that writes to a closed descriptor of its own cannot write into the slab
                 fd.close()
             loop = make_loop(slab, build_message.worker, built, build_message.settings, is_inline=False)

@@ -1,4 +1,6 @@
-"""The messages between a pool, its launcher and its workers: frozen dataclasses, sent as cloudpickle bytes.
+"""The messages between a pool, its launcher and its workers, sent as cloudpickle bytes.
+
+They are named tuples, since each program waits for the starter to make these classes: those of dataclasses take five times as long.
 
 learner ──► starter    StartLauncher (+ the launcher's socket, stdout and stderr)
 learner ──► launcher   LaunchWorker (+ the worker's socket) · Quit
@@ -16,8 +18,8 @@ from typing import NamedTuple, TypeAlias
 
 import cloudpickle
 
+from stepmill.spec.choices import AutoresetMode, Context, Seeding
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.options import AutoresetMode, Context, Seeding
 from stepmill.worker.module_contents import Contents
 from stepmill.worker.program_state import ProgramState
 
@@ -155,8 +157,7 @@ Outcome: TypeAlias = "Value | ErrorRecord"
 """The outcome of a request for one env: a value, or the record of what the env raised."""
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """The reply to a request, with one outcome per env of the request."""
 
     id: int
@@ -166,8 +167,7 @@ class Reply:
 # ---- learner to worker ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(NamedTuple):
     """Build these envs. The descriptor of the pool's `BuildProgress` comes first with the message.
 
     Attributes:
@@ -182,12 +182,12 @@ class Build:
     program: ProgramState | None
 
 
-@dataclass(frozen=True)
-class Attach:
+class Attach(NamedTuple):
     """Serve this slab.
 
     Attributes:
-        plan: of the slab's layout. The descriptors of the slab and of this worker's two memory files come with the message.
+        plan: of the slab's layout, for this worker. The descriptors of the slab and of the worker's two memory files come with
+            the message.
         num_workers: of the pool.
         num_requests: how many requests were posted to this worker's predecessors.
         settings_requests: requests to do before the worker serves.
@@ -202,8 +202,7 @@ class Attach:
 # ---- worker to learner ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """All envs are built. Env i has the spec `distinct_specs[spec_indices[i]]`; specs are bytes made by `dump`.
 
     `modules` is the content of the user's modules that the worker has imported; empty in a fork of the learner.
@@ -215,20 +214,17 @@ class Ready:
     modules: Contents
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """The worker cannot serve: (env_id, record) for each env that failed; env_id is None if the reason is not an env."""
 
     faults: tuple[tuple[int | None, ErrorRecord], ...]
 
 
-@dataclass(frozen=True)
 class Attached:
     """The worker serves the slab."""
 
 
-@dataclass(frozen=True)
-class Closed:
+class Closed(NamedTuple):
     """The worker has closed its envs and ends now: (env_id, record) for each env that raised in close()."""
 
     faults: tuple[tuple[int | None, ErrorRecord], ...]
@@ -237,15 +233,13 @@ class Closed:
 # ---- learner, starter and launcher ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LaunchWorker:
+class LaunchWorker(NamedTuple):
     """Start a process for the worker of this number. The socket of its channel comes with the message."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class StartLauncher:
+class StartLauncher(NamedTuple):
     """Start a launcher. The socket of its channel and the learner's open files of `stdio` come with the message.
 
     Attributes:
@@ -262,29 +256,25 @@ class StartLauncher:
     stdio: tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class Quit:
     """Kill the remaining workers, and end."""
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     """The process with this number has been started. Its pidfd comes with the message."""
 
     number: int
     pid: int
 
 
-@dataclass(frozen=True)
-class LaunchFailed:
+class LaunchFailed(NamedTuple):
     """The process with this number could not be started."""
 
     number: int
     reason: str
 
 
-@dataclass(frozen=True)
-class Exited:
+class Exited(NamedTuple):
     """A process has ended. `code` is its exit status, or the negative number of the signal that ended it."""
 
     number: int

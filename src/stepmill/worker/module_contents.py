@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import pathlib
+import os
 import site
 import sys
-import sysconfig
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,11 @@ MAX_ENTRIES = 600  # names compared per worker, in at most 2 ms
 _MAX_TEXT = 60
 _MAX_ITEMS = 100  # longer containers are not compared, nor those within others that have more than a tenth of it
 _MAX_LENGTH = 10_000  # of strings and bytes
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, pathlib.PosixPath, pathlib.PurePosixPath)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_PATHS = (
+    "PosixPath",
+    "PurePosixPath",
+)  # by name: an env may need no pathlib, whose import takes 2 % of the start of a starter
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _FUNCTIONS = (FunctionType, classmethod, staticmethod)
 _OWN_PACKAGE = __name__.partition(".")[0]
@@ -121,10 +124,9 @@ def _is_users(name: str, names: Mapping[str, object]) -> bool:
 
 @functools.cache
 def _installed_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*getattr(site, "getsitepackages", list)(), "<"]
-    return tuple(folders)
+    # Without sysconfig, whose tables take each worker milliseconds to load.
+    extensions = [entry for entry in sys.path if type(entry) is str and entry.endswith("lib-dynload")]
+    return (os.path.dirname(os.__file__), *extensions, *getattr(site, "getsitepackages", list)(), "<")
 
 
 def _entries(names: Mapping[str, Any], limit: int) -> Iterator[tuple[str, Entry | None]]:
@@ -156,15 +158,19 @@ def _plain_entry(value: object) -> Entry | None:
     text = _plain_text(value)
     if text is None:
         return None
-    shown = text if type(value) in _PLAIN else repr(value)
+    shown = text if _is_plain(type(value)) else repr(value)
     shown = shown if len(shown) <= _MAX_TEXT else shown[: _MAX_TEXT - 4] + " ..."
     return Entry(zlib.crc32(text.encode("utf-8", "surrogatepass")), shown)
+
+
+def _is_plain(kind: type) -> bool:
+    return kind in _PLAIN or (kind.__name__ in _PATHS and kind.__module__.partition(".")[0] == "pathlib")
 
 
 def _plain_text(value: object, max_items: int = _MAX_ITEMS) -> str | None:
     """Return a text that is equal for equal plain values in all processes, or None if the value is not plain."""
     kind = type(value)
-    if kind in _PLAIN:
+    if _is_plain(kind):
         is_long = isinstance(value, (str, bytes)) and len(value) > _MAX_LENGTH
         return None if is_long else repr(value)
     if kind not in _CONTAINERS or not 0 < len(value) <= max_items:  # type: ignore[arg-type]

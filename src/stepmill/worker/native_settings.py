@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stepmill.spec.choices import AutoresetMode, Seeding
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.options import AutoresetMode, Seeding
 from stepmill.spec.tree import Node, leaves, program
 from stepmill.worker.messages import dump, load
 
