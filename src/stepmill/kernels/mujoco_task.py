@@ -160,7 +160,7 @@ class MujocoKernel(PythonKernel):
         self.identity = _digest(self._model)
 
     def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
-        return super().__reduce__() if self.origin is not None else (MujocoKernel, (self.task,))
+        return super().__reduce__() if self.find_again is not None else (MujocoKernel, (self.task,))
 
     def __call__(self, *, compiled: bool = True) -> KernelEnv:
         """Return one env, for any backend but "kernel"; it is always compiled."""
