@@ -13,8 +13,9 @@ unity    Unity envs that follow a script
 Names are loaded on first use, because the toy envs need Gymnasium and not every importer has it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from stepmill._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stepmill.testing.check import CheckFailed as CheckFailed
@@ -36,48 +37,4 @@ if TYPE_CHECKING:
     from stepmill.testing.sampled import SampledEnv as SampledEnv
     from stepmill.testing.vector import check_frontend as check_frontend
 
-_NAMES_IN = {
-    "check": ("CheckFailed", "check_backend", "check_env"),
-    "vector": ("check_frontend",),
-    "envs": ("BatchedCountingEnv", "CountingEnv", "ImageEnv", "SeedRecorder", "SlowEnv"),
-    "faulty": ("BadOutputEnv", "DyingEnv", "OddRewardEnv", "RaisingEnv"),
-    "gates": ("Gate", "GateEnv"),
-    "leaves": ("DisguiseEnv", "ScalarDisguiseEnv"),
-    "sampled": ("SampledEnv",),
-}
-_MODULE_OF = {name: f"stepmill.testing.{module}" for module, names in _NAMES_IN.items() for name in names}
-
-__all__ = [
-    "BadOutputEnv",
-    "BatchedCountingEnv",
-    "CheckFailed",
-    "CountingEnv",
-    "DisguiseEnv",
-    "DyingEnv",
-    "Gate",
-    "GateEnv",
-    "ImageEnv",
-    "OddRewardEnv",
-    "RaisingEnv",
-    "SampledEnv",
-    "ScalarDisguiseEnv",
-    "SeedRecorder",
-    "SlowEnv",
-    "check_backend",
-    "check_env",
-    "check_frontend",
-]
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module, once."""
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'stepmill.testing' has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__)
