@@ -194,16 +194,6 @@ def test_what_is_known_after_an_interrupt_is_a_result():
     assert json.loads(json.dumps(result.to_dict()))["interrupted"] is True
 
 
-def test_every_configuration_is_measured_if_asked_for():
-    result, arena = run_tuner(threads_win, is_exhaustive=True)
-    every = {each.configuration for each in result.exhaustive}
-    assert {SERIAL, PROCESSES} < every
-    assert len(every) > len(result.trials)
-    assert all(arena.turns.count(each) >= 6 for each in every)
-    assert result.share_of_best == 1.0
-    assert "the choice reaches 100% of the best" in str(result)
-
-
 def test_a_turn_covers_episodes_if_resets_are_slow():
     env = EnvProfile(step_s=1e-4, reset_s=0.05, episode_steps=49, cpu_share=0.1)
     tuner, arena = make_tuner(threads_win, profile=env)

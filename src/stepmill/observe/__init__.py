@@ -24,8 +24,7 @@ tune            `stepmill.tune`: the search for how to run an env
 tune_choice     which configurations are compared, and which is chosen
 tune_measure    measures one env alone, and pools by turns
 tune_result     the result; tune_code: the program that it prints; tune_command: `stepmill tune`
-compare         measures engines in turn, for `bench` and `demo`
+compare         measures engines in turn, for `bench`
 video           grids of frames, and videos (ffmpeg)
 plots           timelines and bar charts (matplotlib)
-demo            what `make run` shows: live runs and a comparison with Gymnasium's vector envs
 """

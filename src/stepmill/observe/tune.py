@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from statistics import median
@@ -24,13 +24,11 @@ from stepmill.observe.tune_choice import (
     EnvProfile,
     Limits,
     choose,
-    every_configuration,
     explain,
     is_settled,
     keep_better_half,
     medians,
     neighbours,
-    paired_rates,
     paired_scores,
     starts,
 )
@@ -55,7 +53,6 @@ ROUNDS_PER_RUNG = 5
 MAX_FINAL_ROUNDS = 30
 RACE_SHARE = 0.5  # of the time that is left, which one race may take
 MAX_RACES = 5
-EXHAUSTIVE_ROUNDS = 6
 MAX_RUNGS = 3
 STEPS_PER_TURN = 4  # of all envs, at least
 
@@ -66,7 +63,6 @@ class Phase(Enum):
     PROFILE = "one env alone"
     COMPARE = "configurations by turns"
     REFINE = "neighbours of the best"
-    EXHAUSTIVE = "every configuration"
 
 
 OnProgress = Callable[[Phase, float], None]  # with the seconds since the start
@@ -81,8 +77,8 @@ class TuneRequest:
         subject: how to build the env, and how it is measured.
         source: how a program makes the env.
         baseline: what backend="auto" runs.
-        budget_s: seconds for everything, without the exhaustive comparison.
-        is_async, is_exhaustive: see `tune`.
+        budget_s: seconds for everything.
+        is_async: see `tune`.
     """
 
     name: str
@@ -91,7 +87,6 @@ class TuneRequest:
     baseline: Configuration
     budget_s: float = BUDGET_S
     is_async: bool | None = None
-    is_exhaustive: bool = False
 
 
 def tune(
@@ -102,7 +97,6 @@ def tune(
     is_async: bool | None = None,
     learner_s: float = LEARNER_S,
     step_timeout_s: float = TIME_LIMIT_S,
-    is_exhaustive: bool = False,
 ) -> TuneResult:
     """Find how to run an env on this machine: backend, workers, batch size and other options.
 
@@ -116,7 +110,6 @@ def tune(
         is_async: True for `recv` of some envs, False for steps of all envs; None tries both, and takes batches if they are 15 % faster.
         learner_s: seconds that the program computes between two batches, with the GIL; the default is that of a small policy.
         step_timeout_s: time limit of a step and of a reset.
-        is_exhaustive: then also measure every configuration, for as long as that takes.
     Raises:
         UsageError: there is no such env, or a number is out of range.
         StepmillError: the env raised, hung or crashed.
@@ -124,7 +117,7 @@ def tune(
     request = make_request(
         env, num_envs, budget_s=budget_s, is_async=is_async, learner_s=learner_s, step_timeout_s=step_timeout_s
     )
-    with Tuner(replace(request, is_exhaustive=is_exhaustive)) as tuner:
+    with Tuner(request) as tuner:
         tuner.run()
         return tuner.result()
 
@@ -203,7 +196,6 @@ class Tuner:
 
     rounds: list[dict[Configuration, float]] = field(default_factory=list, init=False)
     failures: dict[Configuration, StepmillError] = field(default_factory=dict, init=False)
-    exhaustive: list[dict[Configuration, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._begun_s = self.clock()
@@ -248,8 +240,6 @@ class Tuner:
             best, previous = self._race(Phase.REFINE, [best, *others]), best
             if best == previous:
                 break
-        if self.request.is_exhaustive:
-            self._measure_all(best)
 
     def _is_possible(self, configuration: Configuration) -> bool:
         return self.request.subject.can_pickle or configuration.backend is not BackendName.PROCESS
@@ -290,19 +280,6 @@ class Tuner:
         scores = paired_scores(self.rounds[first_round:], alive)
         self._choice = choose(scores) if scores else alive[0]
         return self._choice
-
-    def _measure_all(self, choice: Configuration) -> None:
-        """Measure every configuration beside the choice, in turns of the two, for as long as it takes."""
-        listed = [self.request.baseline, *every_configuration(self._known, self._limits)]
-        for each in dict.fromkeys(listed):
-            if each == choice or each in self.failures or not self._is_possible(each):
-                continue
-            self._arena.keep_only([choice])
-            for number in range(EXHAUSTIVE_ROUNDS):
-                rates: dict[Configuration, float] = {}
-                self.exhaustive.append(rates)
-                for one in (each, choice) if number % 2 else (choice, each):
-                    self._take_turn(Phase.EXHAUSTIVE, one, self._wanted_turn_s(), rates)
 
     def _play(self, phase: Phase, alive: list[Configuration], num_rounds: int, turn_s: float, until_s: float) -> bool:
         """Measure rounds of turns. Return False if the time was over before their end."""
@@ -388,7 +365,6 @@ class Tuner:
             alternative_code=None
             if alternative is None
             else code_text(request.source, alternative, request.subject.num_envs),
-            exhaustive=tuple(self._exhaustive_trials(choice)),
             elapsed_s=self.clock() - self._begun_s,
             is_interrupted=self.is_interrupted,
         )
@@ -407,10 +383,6 @@ class Tuner:
         """Return how many times as fast as another a configuration is, from rounds in which both were measured."""
         ratios = [each[one] / max(each[other], 1e-9) for each in self.rounds if one in each and other in each]
         return median(ratios) if ratios else None
-
-    def _exhaustive_trials(self, choice: Configuration) -> list[Trial]:
-        rates = paired_rates(self.exhaustive, choice)
-        return [self._trial(each, rates) for each in sorted(rates, key=lambda each: -rates[each])]
 
     def _notes(self) -> list[str]:
         notes = []

@@ -203,14 +203,6 @@ def neighbours(one: Configuration, profile: EnvProfile, limits: Limits) -> list[
     return sorted({each for each in found if each != one}, key=lambda each: each.complexity)
 
 
-def every_configuration(profile: EnvProfile, limits: Limits) -> list[Configuration]:
-    """Return all that can be reached from the starts."""
-    found = starts(profile, limits)
-    for one in found:
-        found += [each for each in neighbours(one, profile, limits) if each not in found]
-    return found
-
-
 def paired_scores(
     rounds: Sequence[Mapping[Configuration, float]], alive: Iterable[Configuration]
 ) -> dict[Configuration, float]:
@@ -239,20 +231,6 @@ def medians(rounds: Iterable[Mapping[Configuration, float]]) -> dict[Configurati
         for configuration, rate in each.items():
             found.setdefault(configuration, []).append(rate)
     return {configuration: median(rates) for configuration, rates in found.items()}
-
-
-def paired_rates(rounds: Sequence[Mapping[Configuration, float]], anchor: Configuration) -> dict[Configuration, float]:
-    """Return rows per second by configuration, corrected for rounds in which the machine was busy.
-
-    Each rate is the median of its ratios to the rate of `anchor` in the same rounds, times the median rate of `anchor`. Without a
-    round in which both were measured it is a plain median.
-    """
-    found = medians(rounds)
-    level = found.get(anchor, 1.0)
-    for key in found:
-        ratios = [each[key] / max(each[anchor], 1e-9) for each in rounds if key in each and anchor in each]
-        found[key] = level * median(ratios) if ratios else found[key]
-    return found
 
 
 def compare(

@@ -52,7 +52,6 @@ class TuneResult:
         notes: what could not be measured, and why.
         code: a program that makes the envs in this way.
         alternative, alternative_code: if the choice has a batch size, the best configuration for steps of all envs.
-        exhaustive: every configuration, the fastest first; empty unless asked for.
         elapsed_s: how long the search took.
         is_interrupted: whether it was ended early.
     """
@@ -71,7 +70,6 @@ class TuneResult:
     code: str
     alternative: Trial | None
     alternative_code: str | None
-    exhaustive: tuple[Trial, ...]
     elapsed_s: float
     is_interrupted: bool
 
@@ -89,13 +87,6 @@ class TuneResult:
     def batch_size(self) -> int | None:
         """The number of envs that `Pool.recv` waits for; None steps all envs together."""
         return self.choice.configuration.batch_size
-
-    @property
-    def share_of_best(self) -> float | None:
-        """The rate of the choice divided by the best rate of the exhaustive search; None without one."""
-        rates = {each.configuration: each.steps_per_s or 0.0 for each in self.exhaustive}
-        own = rates.get(self.choice.configuration)
-        return None if own is None else own / max(rates.values())
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers, strings, lists and dicts, which JSON can hold."""
@@ -117,8 +108,6 @@ class TuneResult:
             "alternative": None if self.alternative is None else self.alternative.to_dict(),
             "alternative_code": self.alternative_code,
             "trials": [each.to_dict() for each in self.trials],
-            "exhaustive": [each.to_dict() for each in self.exhaustive],
-            "share_of_best": self.share_of_best,
             "elapsed_s": self.elapsed_s,
             "interrupted": self.is_interrupted,
         }
@@ -138,10 +127,7 @@ class TuneResult:
             *(f"    {reason}" for reason in self.reasons),
             *(f"  note: {note}" for note in self.notes),
         ]
-        lines += [*self._table(self.trials, "measured by turns"), f"  {self._gain_text()}", ""]
-        if self.exhaustive:
-            lines += [*self._table(self.exhaustive, "every configuration"), self._share_text(), ""]
-        lines.append(self.code)
+        lines += [*self._table(), f"  {self._gain_text()}", "", self.code]
         if self.alternative is not None and self.alternative_code is not None:
             lines += ["", f"# or, for steps of all envs: {self.alternative.configuration}", self.alternative_code]
         return "\n".join(lines)
@@ -160,10 +146,10 @@ class TuneResult:
             f"  reset    {duration_text(profile.reset_s)}; {rest}",
         ]
 
-    def _table(self, trials: tuple[Trial, ...], title: str) -> list[str]:
-        longest = max(len(str(each.configuration)) for each in trials)
-        lines = [f"  {title:<{longest + 4}} env-steps/s"]
-        for each in trials:
+    def _table(self) -> list[str]:
+        longest = max(len(str(each.configuration)) for each in self.trials)
+        lines = [f"  {'measured by turns':<{longest + 4}} env-steps/s"]
+        for each in self.trials:
             mark = "->" if each.configuration == self.choice.configuration else "  "
             measured = "failed" if each.failure else "-"
             if each.steps_per_s is not None and not each.failure:
@@ -177,11 +163,3 @@ class TuneResult:
         if self.choice.configuration == self.baseline.configuration:
             return 'gain     none: this is what backend="auto" does'
         return "gain     not measured" if self.gain is None else f'gain     {self.gain:.2f} times backend="auto"'
-
-    def _share_text(self) -> str:
-        share = self.share_of_best
-        return (
-            ""
-            if share is None
-            else f"  the choice reaches {share:.0%} of the best of {len(self.exhaustive)} configurations"
-        )
