@@ -6,9 +6,7 @@ compare  strict comparison of nested data
 envs     toy envs with predictable results
 faulty   envs that fail on purpose
 gates    envs that wait until a test lets them continue
-leaves   envs with every dtype and memory layout
 sampled  an env of any space, with random data
-unity    Unity envs that follow a script
 
 Names are loaded on first use, because the toy envs need Gymnasium and not every importer has it.
 """
@@ -26,14 +24,10 @@ if TYPE_CHECKING:
     from stepmill.testing.envs import ImageEnv as ImageEnv
     from stepmill.testing.envs import SeedRecorder as SeedRecorder
     from stepmill.testing.envs import SlowEnv as SlowEnv
-    from stepmill.testing.faulty import BadOutputEnv as BadOutputEnv
     from stepmill.testing.faulty import DyingEnv as DyingEnv
-    from stepmill.testing.faulty import OddRewardEnv as OddRewardEnv
     from stepmill.testing.faulty import RaisingEnv as RaisingEnv
     from stepmill.testing.gates import Gate as Gate
     from stepmill.testing.gates import GateEnv as GateEnv
-    from stepmill.testing.leaves import DisguiseEnv as DisguiseEnv
-    from stepmill.testing.leaves import ScalarDisguiseEnv as ScalarDisguiseEnv
     from stepmill.testing.sampled import SampledEnv as SampledEnv
     from stepmill.testing.vector import check_frontend as check_frontend
 
