@@ -28,7 +28,7 @@ from gymnasium import spaces
 
 from stepmill.kernels.env import KernelEnv
 from stepmill.kernels.python import PythonKernel
-from stepmill.kernels.rows import check_infos
+from stepmill.kernels.row_layouts import check_infos
 from stepmill.spec.errors import MissingExtraError, UsageError
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Space
 
 from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls, python_calls
-from stepmill.kernels.rows import check_infos, describe_spaces, row_layout
+from stepmill.kernels.row_layouts import check_infos, describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.kernel import KernelProgram

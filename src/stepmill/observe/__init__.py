@@ -17,7 +17,7 @@ monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, 
 trace           records what the threads of a pool do: `pool.trace()`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
-doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`; own_process: what they ask the system
+doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`; process_usage: what they ask the system
 compared_runs   the checks of runs that must be equal
 bench           `stepmill bench`
 tune            `stepmill.tune`: the search for how to run an env

@@ -26,7 +26,7 @@ import numpy as np
 
 from stepmill.backends.starter_client import STARTERS
 from stepmill.observe.compared_runs import Emit, EnvFn, check_seeds, is_equal
-from stepmill.observe.own_process import children, num_fds, resident_bytes, thread_seconds, wait_for_end
+from stepmill.observe.process_usage import children, num_fds, resident_bytes, thread_seconds, wait_for_end
 
 NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
 NUM_STEPS_OF_POOLS = 50

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepmill.observe.catalog import batch_actions
-from stepmill.observe.own_process import scheduled_seconds
+from stepmill.observe.process_usage import scheduled_seconds
 from stepmill.observe.tune_choice import Configuration, EnvProfile
 from stepmill.pool.pool import Pool, StepTuple
 from stepmill.spec.env import EnvSpec
