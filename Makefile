@@ -33,7 +33,9 @@ build: venv  ## build the extension in place; fast if little has changed
 	@$(PY) scripts/build_editable.py
 
 run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
-	$(PY) -m stepmill.observe.demo
+	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --seconds 4 --seed 0
+	$(BIN)/stepmill bench CartPole-v1 --num-envs 64
+	-$(BIN)/stepmill run ALE/Pong-v5 --num-envs 8 --seconds 6 --seed 0 && $(BIN)/stepmill bench ALE/Pong-v5 --num-envs 8
 
 test: build  ## all tests but the long ones, in four processes
 	$(PY) -m pytest -n 4 --dist worksteal -m "not soak and not slow" --covers=build/covers/main.json $(PYTEST_ARGS)

@@ -1,8 +1,13 @@
-"""The tables in docs/performance.md: a line per cell, with stepmill, Gymnasium and the best other engine; and all engines on the no-op env."""
+"""The tables in docs/performance.md: a line per cell, with stepmill, Gymnasium and the best other engine; and all engines on the no-op env.
+
+`python -m benchmarks.readme RESULTS.json [MORE.json]` writes them.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +15,12 @@ from typing import Any
 
 from benchmarks.engines import ENGINES
 from benchmarks.paths import OURS, PEERS, ROOT
-from benchmarks.report import OURS_TITLE, Cells, show_value
+from benchmarks.report import OURS_TITLE, Cells, merge, show_value
 from benchmarks.targets import TARGETS
 
 PAGE = ROOT / "docs" / "performance.md"
 MARKS = "<!-- {}:begin -->", "<!-- {}:end -->"
-COMMAND = "`make bench-setup bench`, then `python -m benchmarks.report --docs benchmarks/results/FILE.json`"
+COMMAND = "`make bench-setup bench`, then `python -m benchmarks.readme benchmarks/results/FILE.json`"
 _SECTIONS = {1: "no-op env", 2: "images", 3: "efficiency", 4: "", 5: ""}
 FRONTENDS_SECTION = 7
 NOOP_SECTION = 1
@@ -167,3 +172,7 @@ def _versions(versions: dict[str, dict[str, str]]) -> str:
         known.update((name, version) for name, version in versions.get(venv, {}).items() if version != "missing")
     names = ("python", "numpy", *(name for spec in ENGINES.values() for name in spec.packages))
     return ", ".join(f"{name} {known[name]}" for name in dict.fromkeys(names) if name in known)
+
+
+if __name__ == "__main__":
+    write(merge([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))

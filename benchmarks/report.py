@@ -136,15 +136,7 @@ def main() -> None:
     """Print the tables of one or more raw results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description="Tables from raw results.")
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--docs", action="store_true", help="write the short tables into docs/performance.md instead")
-    options = parser.parse_args()
-    results = merge([json.loads(path.read_text()) for path in options.results])
-    if options.docs:
-        from benchmarks import readme  # it imports this module
-
-        readme.write(results)
-    else:
-        print(to_markdown(results), end="")
+    print(to_markdown(merge([json.loads(path.read_text()) for path in parser.parse_args().results])), end="")
 
 
 if __name__ == "__main__":

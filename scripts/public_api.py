@@ -48,7 +48,6 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "stepmill.frontends.tianshou": (),
     "stepmill.frontends.torchrl": (),
 }
-_HOMES = ("_MODULE_OF", "_HOME_OF")
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
 
@@ -122,7 +121,7 @@ def _reexported(tree: ast.Module) -> list[str]:
 
 
 def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
-    """Return the module that defines a name, and its definition. Follows imports and tables of lazily loaded names.
+    """Return the module that defines a name, and its definition. Follows imports.
 
     Raises:
         LookupError: the module has no such name.
@@ -136,11 +135,6 @@ def find_definition(module: str, name: str) -> tuple[str, Definition | None]:
         if (alias.asname or alias.name) == name and source.startswith("stepmill"):
             is_module = source == module  # `from stepmill import testing` in stepmill itself
             return (f"{module}.{name}", None) if is_module else find_definition(source, alias.name)
-    for table in _HOMES:
-        homes = _constant(tree, table)
-        if isinstance(homes, dict) and name in homes:
-            home = homes[name] if str(homes[name]).startswith("stepmill") else f"{module}.{homes[name]}"
-            return (home, None) if home == f"{module}.{name}" else find_definition(home, name)
     raise LookupError(f"{module} has no {name}")
 
 

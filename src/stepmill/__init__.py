@@ -12,9 +12,9 @@ tensors. All errors are subclasses of `StepmillError`, and say what to do.
 """
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from stepmill._lazy_names import lazy_names
 from stepmill._version import __version__
 
 if not sys.platform.startswith("linux"):
@@ -61,96 +61,5 @@ if TYPE_CHECKING:
     from stepmill.spec.received import EnvFault as EnvFault
     from stepmill.spec.received import Received as Received
 
-_MODULE_OF = {
-    "VectorEnv": "stepmill.frontends.gymnasium",
-    "make_vec": "stepmill.frontends.gymnasium",
-    "Rollout": "stepmill.frontends.rollout",
-    "RolloutBatch": "stepmill.frontends.rollout",
-    "get_include": "stepmill.kernels",
-    "kernel": "stepmill.kernels",
-    "kernels": "stepmill.kernels",
-    "testing": "stepmill.testing",
-    "timers": "stepmill.timers",
-    "TuneResult": "stepmill.observe.tune_result",
-    "tune": "stepmill.observe.tune",
-    "Pool": "stepmill.pool.pool",
-    "Batch": "stepmill.spec.batch",
-    "EnvSpec": "stepmill.spec.env",
-    "AutoresetMode": "stepmill.spec.options",
-    "Context": "stepmill.spec.options",
-    "EnvState": "stepmill.spec.options",
-    "OnFault": "stepmill.spec.options",
-    "PoolOptions": "stepmill.spec.options",
-    "RetryIn": "stepmill.spec.options",
-    "RayOptions": "stepmill.spec.ray_options",
-    "EnvFault": "stepmill.spec.received",
-    "Received": "stepmill.spec.received",
-    "Seeding": "stepmill.spec.options",
-    "BadOutput": "stepmill.spec.errors",
-    "BusyEnvError": "stepmill.spec.errors",
-    "ClosedPoolError": "stepmill.spec.errors",
-    "EngineBug": "stepmill.spec.errors",
-    "EnvError": "stepmill.spec.errors",
-    "EnvTimeout": "stepmill.spec.errors",
-    "LauncherDied": "stepmill.spec.errors",
-    "MissingExtraError": "stepmill.spec.errors",
-    "RecvTimeout": "stepmill.spec.errors",
-    "StepmillError": "stepmill.spec.errors",
-    "UsageError": "stepmill.spec.errors",
-    "WorkerDied": "stepmill.spec.errors",
-}
-
-__all__ = [
-    "AutoresetMode",
-    "BadOutput",
-    "Batch",
-    "BusyEnvError",
-    "ClosedPoolError",
-    "Context",
-    "EngineBug",
-    "EnvError",
-    "EnvFault",
-    "EnvSpec",
-    "EnvState",
-    "EnvTimeout",
-    "LauncherDied",
-    "MissingExtraError",
-    "OnFault",
-    "Pool",
-    "PoolOptions",
-    "RayOptions",
-    "Received",
-    "RecvTimeout",
-    "RetryIn",
-    "Rollout",
-    "RolloutBatch",
-    "Seeding",
-    "StepmillError",
-    "TuneResult",
-    "UsageError",
-    "VectorEnv",
-    "WorkerDied",
-    "__version__",
-    "get_include",
-    "kernel",
-    "kernels",
-    "make_vec",
-    "testing",
-    "timers",
-    "tune",
-]
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module, once."""
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'stepmill' has no attribute {name!r}")
-    home = import_module(module)
-    value: object = home if module == f"{__name__}.{name}" else getattr(home, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, _names = lazy_names(__name__)
+__all__ = [*_names, "__version__"]  # noqa: PLE0604 - made of the imports above

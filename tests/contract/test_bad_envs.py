@@ -13,9 +13,10 @@ from gymnasium import spaces
 
 import stepmill
 from stepmill.testing.envs import CountingEnv, SlowEnv
-from stepmill.testing.faulty import ERRORS, BadOutputEnv, RaisingEnv
+from stepmill.testing.faulty import ERRORS, RaisingEnv
 from stepmill.testing.gates import Gate, wait_at
 from tests.harness.gym_envs import SampleEnv
+from tests.harness.odd_outputs import BadOutputEnv
 from tests.harness.pools import counting_envs
 
 # ---------------------------------------------------------------- envs that raise

@@ -14,8 +14,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 
 from stepmill.testing.compare import find_difference
-from stepmill.testing.leaves import all_leaves_space
-from stepmill.testing.sampled import SampledEnv
+from stepmill.testing.sampled import SampledEnv, all_leaves_space
 from tests.harness import spaces
 from tests.harness.effort import examples
 from tests.harness.pools import BACKENDS, make_vector_env

@@ -12,8 +12,7 @@ import stepmill
 from stepmill.envs.opaque import OpaqueEnvMaker
 from stepmill.testing.check import check_backend
 from stepmill.testing.envs import CountingEnv, ImageEnv, SeedRecorder
-from stepmill.testing.faulty import OddRewardEnv
-from stepmill.testing.leaves import DisguiseEnv, ScalarDisguiseEnv
+from tests.harness.odd_outputs import DisguiseEnv, OddRewardEnv, ScalarDisguiseEnv
 from tests.harness.plain_envs import OldEnv
 from tests.harness.pools import BACKENDS, counting_envs, make_pool
 

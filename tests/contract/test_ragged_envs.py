@@ -11,7 +11,7 @@ import pytest
 
 import stepmill
 from stepmill.envs.unity import UnityEnv, players
-from stepmill.testing.unity import ScriptedBehaviors, ScriptedGroups
+from tests.harness.unity_envs import ScriptedBehaviors, ScriptedGroups
 
 IMAGE = (84, 84, 3)
 

@@ -9,8 +9,8 @@ import pytest
 from stepmill.frontends.di_engine import AsyncSubprocessEnvManager, BaseEnvManager, EnvSupervisor
 from stepmill.frontends.mlagents import ManagerOptions, OnCrash, SubprocessEnvManager
 from stepmill.spec.errors import UsageError
-from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.di_engine.envs import ding_envs
+from tests.harness.unity_envs import ScriptedBehaviors
 
 
 def script(worker_id: int, channels: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from hypothesis import strategies as st
 
-from stepmill.testing.leaves import DTYPES
+from stepmill.testing.sampled import DTYPES
 
 INTEGERS = tuple(dtype for dtype in DTYPES if np.issubdtype(dtype, np.integer))
 FLOATS = tuple(dtype for dtype in DTYPES if np.issubdtype(dtype, np.floating))

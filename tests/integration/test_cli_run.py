@@ -25,7 +25,7 @@ import threading
 
 import gymnasium
 from gymnasium.error import DependencyNotInstalled
-from stepmill.testing import BadOutputEnv, CountingEnv, DyingEnv, RaisingEnv
+from stepmill.testing import CountingEnv, DyingEnv, RaisingEnv
 
 class Needy(CountingEnv):
     def __init__(self):

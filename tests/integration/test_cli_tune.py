@@ -86,7 +86,7 @@ def test_an_env_that_raises_or_hangs_is_an_error():
 def test_ctrl_c_prints_what_is_known_and_leaves_nothing():
     from stepmill.observe.attach import find_pools
 
-    command = [*COMMAND, "CartPole-v1", "--num-envs", "4", "--budget-s", "600", "--exhaustive", "--no-async"]
+    command = [*COMMAND, "CartPole-v1", "--num-envs", "4", "--budget-s", "600", "--no-async"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         while len(find_pools(running.pid)) < 2:  # several pools: the comparison has begun
             os.sched_yield()

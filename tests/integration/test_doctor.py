@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,9 +16,23 @@ import pytest
 from stepmill.observe.catalog import find_env
 from stepmill.observe.doctor import GROUPS, Severity, diagnose
 from stepmill.spec.errors import UsageError
+from stepmill.testing import CheckFailed, CountingEnv, check_env
 from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.scripts import ROOT
-from tests.harness.sick_envs import SICK, Hanging, Healthy, LeavingChildren, Rounded
+from tests.harness.sick_envs import (
+    SICK,
+    Clocked,
+    FourValues,
+    GlobalGenerator,
+    Hanging,
+    Healthy,
+    LeavingChildren,
+    Remembering,
+    Rounded,
+    SharedState,
+    SlowReset,
+    WrongShape,
+)
 
 GROUP_OF = {
     "global-generator": "seeds",
@@ -128,3 +143,28 @@ def test_nothing_is_found_in_envs_that_come_with_gymnasium(env_id):
         env_id = env_id[:-1] + str(int(env_id[-1]) - 1)
     found = diagnose(find_env(env_id).make, name=env_id)
     assert found.findings == []
+
+
+@pytest.mark.parametrize("env", [WrongShape, FourValues, GlobalGenerator, SharedState, Clocked, Remembering])
+def test_check_env_raises_what_doctor_finds(env):
+    with pytest.raises(CheckFailed, match=rf"^{env.check}: "):
+        check_env(env, num_steps=50)
+
+
+@pytest.mark.parametrize("env", [Healthy, Rounded, SlowReset, CountingEnv])
+def test_check_env_accepts_sound_envs_and_ignores_warnings(env):
+    check_env(env, seed=3, num_steps=50)
+
+
+def test_check_env_compares_infos_unless_they_are_ignored():
+    with pytest.raises(CheckFailed, match="non-deterministic"):
+        check_env(TimedInfo, num_steps=5)
+    check_env(TimedInfo, num_steps=5, ignore_info=["time"])
+
+
+class TimedInfo(Healthy):
+    clock = itertools.count()
+
+    def step(self, action):
+        *data, info = super().step(action)
+        return (*data, {**info, "time": next(self.clock)})

@@ -21,6 +21,7 @@ from stepmill.kernels.rng import Rng, seed_words
 pytest.importorskip("numba")
 
 import numba
+from numba.core.bytecode import FunctionIdentity
 from numba.core.errors import NumbaWarning
 
 from tests.kernels.kernels import parts, walk
@@ -228,3 +229,12 @@ def test_a_kernel_that_numba_may_not_compile_is_refused_by_the_setting_that_forb
         stepmill.UsageError, match=r"NUMBA_DISABLE_JIT is set; unset it, or run walk as Python with .*compiled=False"
     ):
         walk.with_limit(7).compile()
+
+
+def test_numba_numbers_functions_of_others_as_if_no_kernel_was_compiled() -> None:
+    def step(state: Any, action: Any, rng: Any, obs: Any) -> Any:
+        return 1.0, False, False
+
+    numbers = FunctionIdentity._unique_ids
+    _make(_reset, step).compile()
+    assert FunctionIdentity._unique_ids is numbers

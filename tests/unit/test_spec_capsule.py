@@ -21,7 +21,7 @@ from stepmill.observe.replay_command import describe_capsule
 from stepmill.observe.replay_command import facts as facts_of
 from stepmill.spec import capsule as capsules
 from stepmill.spec.capsule import Capsule, read_capsule, write_capsule
-from stepmill.spec.plain import calls_in, modules_in, to_plain
+from stepmill.spec.json_values import calls_in, modules_in, to_plain
 from tests.harness.effort import examples
 
 FACTS: dict[str, Any] = {

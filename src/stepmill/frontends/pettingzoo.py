@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stepmill.envs.agent_stacking import zeros
 from stepmill.envs.pettingzoo import StackedAgents
-from stepmill.frontends.rows import stack_rows, view_row
+from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool

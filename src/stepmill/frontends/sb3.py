@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from stepmill.frontends.batch_rows import stack_rows
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
-from stepmill.frontends.rows import stack_rows
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError

@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
-from stepmill.frontends.rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool

@@ -6,7 +6,7 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -81,8 +81,17 @@ def _make(id: str, given: tuple[tuple[str, object], ...], limit: int | None) -> 
     else:
         made = _maker(id)(**dict(given))
     arguments = dict(given) if limit is None else {**dict(given), _LIMIT: limit or -1}
-    made.origin = (id, arguments)
+    made.find_again = partial(_find_again, id, arguments)
     return made
+
+
+def _find_again(id: str, arguments: dict[str, object], identity: str) -> PythonKernel:  # noqa: A002
+    found = find(id, **arguments)
+    if found.identity != identity:
+        raise UsageError(
+            f"the model of {id} {arguments} is another one than that of the pool's program; make a new pool"
+        )
+    return found
 
 
 def _maker(id: str) -> Callable[..., PythonKernel]:  # noqa: A002

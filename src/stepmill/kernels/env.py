@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.kernels.rng import WORDS, Rng, seed_words
-from stepmill.kernels.rows import copy_value, make_row, read_row, row_argument, write_row
+from stepmill.kernels.row_layouts import copy_value, make_row, read_row, row_argument, write_row
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.kernel import KernelCall, KernelProgram, RowLayout, memory_of

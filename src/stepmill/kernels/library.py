@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from stepmill import _native
 from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls
-from stepmill.kernels.rows import describe_spaces, row_layout
+from stepmill.kernels.row_layouts import describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import UsageError
 from stepmill.spec.kernel import KernelCall, KernelProgram

@@ -28,7 +28,7 @@ from gymnasium import spaces
 
 from stepmill.kernels.env import KernelEnv
 from stepmill.kernels.python import PythonKernel
-from stepmill.kernels.rows import check_infos
+from stepmill.kernels.row_layouts import check_infos
 from stepmill.spec.errors import MissingExtraError, UsageError
 
 _FUNCTIONS = ("mj_resetData", "mj_forward", "mj_step", "mj_rnePostConstraint")
@@ -160,7 +160,7 @@ class MujocoKernel(PythonKernel):
         self.identity = _digest(self._model)
 
     def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
-        return super().__reduce__() if self.origin is not None else (MujocoKernel, (self.task,))
+        return super().__reduce__() if self.find_again is not None else (MujocoKernel, (self.task,))
 
     def __call__(self, *, compiled: bool = True) -> KernelEnv:
         """Return one env, for any backend but "kernel"; it is always compiled."""

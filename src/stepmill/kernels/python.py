@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Space
 
 from stepmill.kernels.env import KernelEnv, KernelMemory, native_calls, python_calls
-from stepmill.kernels.rows import check_infos, describe_spaces, row_layout
+from stepmill.kernels.row_layouts import check_infos, describe_spaces, row_layout
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import MissingExtraError, UsageError
 from stepmill.spec.kernel import KernelProgram
@@ -86,11 +86,11 @@ class PythonKernel:
         methods: the other functions of the class, by name.
         saved_bytes: how many bytes of the state belong to a snapshot, from its beginning.
         identity: tells it from other kernels with the same name and rows.
-        origin: id and arguments of a kernel that comes with stepmill; None for others.
+        find_again: finds a kernel that comes with stepmill by its identity, in another process; None for others.
     """
 
     identity = ""
-    origin: tuple[str, dict[str, object]] | None = None
+    find_again: Callable[[str], PythonKernel] | None = None
 
     def __init__(
         self,
@@ -166,8 +166,8 @@ class PythonKernel:
 
     def __reduce__(self) -> tuple[Callable[..., PythonKernel], tuple[Any, ...]]:
         """Pickle a kernel that comes with stepmill as its id. Leave the program behind: its addresses are of this process."""
-        if self.origin is not None:
-            return _find_again, (*self.origin, self.identity)
+        if self.find_again is not None:
+            return self.find_again, (self.identity,)
         return _make_again, (type(self), {**self.__dict__, "_program": None})
 
 
@@ -178,15 +178,6 @@ def _make_again(kind: type[_Kernel], fields: dict[str, Any]) -> _Kernel:
     made = kind.__new__(kind)
     made.__dict__.update(fields)
     return made
-
-
-def _find_again(id: str, arguments: dict[str, object], identity: str) -> PythonKernel:  # noqa: A002
-    found: PythonKernel = import_module("stepmill.kernels.catalog").find(id, **arguments)
-    if found.identity != identity:
-        raise UsageError(
-            f"the model of {id} {arguments} is another one than that of the pool's program; make a new pool"
-        )
-    return found
 
 
 def import_numba() -> None:

@@ -17,14 +17,14 @@ monitor         draws where a pool's time goes: `stepmill top`, `stepmill run`, 
 trace           records what the threads of a pool do: `pool.trace()`
 trace_command   `stepmill trace`
 doctor          `stepmill doctor`: findings about an env
-doctor_probe    its checks, in a child process; own_process: what it asks the system
+doctor_probe    checks of envs, in a child process for doctor, or in the caller's for `stepmill.testing.check_env`; process_usage: what they ask the system
+compared_runs   the checks of runs that must be equal
 bench           `stepmill bench`
 tune            `stepmill.tune`: the search for how to run an env
 tune_choice     which configurations are compared, and which is chosen
 tune_measure    measures one env alone, and pools by turns
 tune_result     the result; tune_code: the program that it prints; tune_command: `stepmill tune`
-compare         measures engines in turn, for `bench` and `demo`
+compare         measures engines in turn, for `bench`
 video           grids of frames, and videos (ffmpeg)
 plots           timelines and bar charts (matplotlib)
-demo            what `make run` shows: live runs and a comparison with Gymnasium's vector envs
 """

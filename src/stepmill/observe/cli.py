@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn, cast
 
@@ -22,24 +22,18 @@ MISSING_LIBRARY = frozenset({"DependencyNotInstalled", "ImportError", "ModuleNot
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `stepmill` with the given arguments, by default those of the process, and return its exit status."""
+    """Run `stepmill` with the given arguments, by default those of the process, and return its exit status.
 
-    def run_command() -> int:
-        from stepmill.observe.commands import dispatch
-
-        return dispatch(sys.argv[1:] if arguments is None else list(arguments))
-
-    return guard(run_command)
-
-
-def guard(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status. An exception becomes a status and one line on stderr."""
+    An exception becomes a status and one line on stderr.
+    """
     before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
     show_warning = warnings.showwarning
     try:
         warnings.showwarning = cast("Any", _show_warning)
         _report_log()
-        status = command()
+        from stepmill.observe.commands import dispatch  # loads click
+
+        status = dispatch(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""The checks of `stepmill doctor`, in a child process: `python -m stepmill.observe.doctor_probe FD`.
+"""The checks of envs. `stepmill doctor` makes all in child processes, `stepmill.testing.check_env` the first two in the caller's.
 
-Reads two pickles from stdin, the settings and the env function, and writes one JSON object per finding to the descriptor FD.
+The child of doctor, `python -m stepmill.observe.doctor_probe FD`, reads two pickles from stdin, the settings and the env function, and writes one JSON object per finding to the descriptor FD.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import itertools
 import json
 import os
 import pickle
-import random
 import signal
 import statistics
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from stepmill.backends.starter_client import STARTERS
-from stepmill.observe.own_process import children, num_fds, resident_bytes, thread_seconds, wait_for_end
+from stepmill.observe.compared_runs import Emit, EnvFn, check_seeds, is_equal
+from stepmill.observe.process_usage import children, num_fds, resident_bytes, thread_seconds, wait_for_end
 
 NUM_CHECKED = 300  # steps whose results are checked; the other steps only look for leaks
-NUM_COMPARED = 150
 NUM_STEPS_OF_POOLS = 50
 HUGE_INFO_BYTES = 64 * 1024
 SLOW_RESET_S = 0.02
@@ -42,16 +42,12 @@ LEAKED_FDS = 8
 ROUNDING = 1e-6  # of bounds, relative and absolute
 FORK_LIMIT_S = 20.0
 
-EnvFn = Callable[[], Any]
-Emit = Callable[[str, str, str, str, str], None]  # check, severity, what, where, cure
-
 
 def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> None:
     """Step one env many times, and check its results, spaces, durations, threads, leaks and child processes."""
     before = children()
-    env = env_fn()
-    _LongRun(env, emit, num_steps, budget_s).run()
-    env.close()
+    with closing(env_fn()) as env:
+        _LongRun(env, emit, num_steps, budget_s).run()
     left = wait_for_end(children() - before)
     if left:
         emit(
@@ -94,9 +90,15 @@ class _LongRun:
             time.sleep(0.001)
 
     def run(self) -> None:
-        env = self._env
-        env.action_space.seed(0)
+        self._env.action_space.seed(0)
         self._ticker.start()
+        try:
+            self._step_all()
+        finally:
+            self._is_ticking = False
+            self._ticker.join()
+
+    def _step_all(self) -> None:
         self._reset(0)
         sizes: list[tuple[int, int]] = []
         threads_s = thread_seconds()
@@ -112,8 +114,6 @@ class _LongRun:
                 sizes.append((resident_bytes(), num_fds()))
             if time.monotonic() > self._until_s:
                 break
-        self._is_ticking = False
-        self._ticker.join()
         self._check_durations()
         self._check_leaks(sizes, interval)
 
@@ -174,7 +174,7 @@ class _LongRun:
             self._emit("observation-space", "warning", what, where, "return the dtype of the space")
         if self._last is not None:
             last, copied = self._last
-            if not _is_equal(last, copied):
+            if not is_equal(last, copied):
                 self._emit(
                     "observation-aliases",
                     "warning",
@@ -252,46 +252,6 @@ class _LongRun:
             self._emit("descriptor-leak", "error", what, f"{num_steps:,} steps", "close files and sockets")
 
 
-def check_seeds(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
-    """Compare runs with the same seed and the same actions: alone, again, and beside another env."""
-    first, second = env_fn(), env_fn()
-    actions = _sample_actions(first.action_space)
-    states = _global_generators()
-    alone = _play(first, actions)
-    if _global_generators() != states:
-        emit(
-            "global-generator",
-            "error",
-            "reset() or step() uses a random generator of the whole process (np.random or random)",
-            "reset(), step()",
-            "use self.np_random, which reset(seed=...) seeds; then check again",
-        )
-    elif (step := _first_difference(alone, _play(second, actions))) is not None:
-        emit(
-            "non-deterministic",
-            "error",
-            "two envs with the same seed and the same actions return different data",
-            f"step {step}",
-            "draw all random numbers from self.np_random; do not use the clock, the order of sets, or a space that was not seeded",
-        )
-    elif (step := _first_difference(alone, _play(first, actions))) is not None:
-        emit(
-            "state-survives-reset",
-            "error",
-            "an env that was used before returns other data after reset(seed=...)",
-            f"step {step} after the second reset",
-            "set all state in reset()",
-        )
-    elif (step := _first_difference(alone, _play_beside(env_fn(), env_fn(), actions))) is not None:
-        emit(
-            "shared-state",
-            "error",
-            "an env returns other data while another env runs in the same process",
-            f"step {step}",
-            "keep state in self, not in the class or module; until then, use envs_per_worker=1",
-        )
-
-
 def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float) -> None:
     """Run two envs on each backend, and compare what they return."""
     from stepmill.spec.errors import BadOutput, StepmillError
@@ -305,7 +265,7 @@ def check_backends(env_fn: EnvFn, emit: Emit, _num_steps: int, _budget_s: float)
         except StepmillError as error:
             emit("raises", "error", error.message, f"backend {backend!r}", "correct the env")
     for backend in ("thread", "process"):
-        if "serial" in runs and backend in runs and not _is_equal(runs["serial"], runs[backend]):
+        if "serial" in runs and backend in runs and not is_equal(runs["serial"], runs[backend]):
             emit(
                 "backend-differs",
                 "error",
@@ -368,52 +328,7 @@ def _play_in_pool(env_fn: EnvFn, backend: str) -> list[Any]:
     return results
 
 
-# ---- runs and comparisons ---------------------------------------------------------------------------------------------
-
-
-def _global_generators() -> tuple[bytes, object]:
-    """Return the state of the generators of the process."""
-    return pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002  it is what is checked
-
-
-def _sample_actions(space: Any, count: int = NUM_COMPARED) -> list[Any]:
-    space = copy.deepcopy(space)
-    space.seed(0)
-    return [space.sample() for _ in range(count)]
-
-
-def _play(env: Any, actions: Sequence[Any], seed: int = 0) -> list[Any]:
-    return [copy.deepcopy(env.reset(seed=seed)[0]), *(_advance(env, action) for action in actions)]
-
-
-def _play_beside(env: Any, other: Any, actions: Sequence[Any]) -> list[Any]:
-    """Play `env`, and between its steps another env with another seed."""
-    results = [copy.deepcopy(env.reset(seed=0)[0])]
-    other.reset(seed=1)
-    for action in actions:
-        _advance(other, action)
-        results.append(_advance(env, action))
-    return results
-
-
-def _advance(env: Any, action: Any) -> Any:
-    obs, reward, terminated, truncated, _ = env.step(copy.deepcopy(action))
-    result = copy.deepcopy((obs, reward, terminated, truncated))
-    return (result, copy.deepcopy(env.reset()[0])) if terminated or truncated else result
-
-
-def _first_difference(left: Sequence[Any], right: Sequence[Any]) -> int | None:
-    return next((i for i, pair in enumerate(zip(left, right, strict=True)) if not _is_equal(*pair)), None)
-
-
-def _is_equal(left: Any, right: Any) -> bool:
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_is_equal(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(map(_is_equal, left, right))
-    left, right = np.asarray(left), np.asarray(right)
-    is_float = left.dtype.kind in "fc" and right.dtype.kind in "fc"
-    return bool(np.array_equal(left, right, equal_nan=is_float))
+# ---- spaces ---------------------------------------------------------------------------------------------------------
 
 
 def _space_problem(space: Any, observation: Any) -> str:

@@ -145,7 +145,7 @@ def bench(**arguments: object) -> None:
     "--async/--no-async",
     "is_async",
     default=None,
-    help="Batches of the envs that are ready, or steps of all envs.  [default: both, if durations vary]",
+    help="Batches of the envs that are ready, or steps of all envs.  [default: both]",
 )
 @click.option(
     "--learner-ms",
@@ -160,21 +160,15 @@ def bench(**arguments: object) -> None:
 )
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @click.option("--atari/--no-atari", default=None, help="Standard Atari preprocessing.  [default: for ids of ale_py]")
-@click.option(
-    "--exhaustive",
-    "is_exhaustive",
-    is_flag=True,
-    help="Then also measure every configuration, for as long as it takes.",
-)
 @json_option("result")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def tune(**arguments: object) -> None:
     """Find how to run ENV on this machine, and print the line of Python that does it.
 
-    ENV is a Gymnasium id, or module:Id. One env is measured alone, with random actions. A model predicts the speed of each
-    backend, number of workers and batch size; the best few are measured by turns, so that a busy machine affects all alike,
-    and the slower half is dropped until two are left. Of equally fast configurations (within 5 %) the simplest is chosen:
-    serial before thread before process, and fewer workers.
+    ENV is a Gymnasium id, or module:Id. Each backend steps it with random actions, by turns, so that a busy machine affects
+    all alike, and the slower half is dropped until two are left. What differs from the best by one option is compared in the
+    same way, until nothing is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial before thread
+    before process, and fewer workers. Batches of some envs are chosen if they are 15 % faster.
 
     Gains are relative to backend="auto". A learner computes between two batches, for 0.3 ms unless --learner-ms is given: a
     small policy. What a faster engine gains is less if the learner takes longer.

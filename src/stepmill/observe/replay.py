@@ -19,8 +19,8 @@ from stepmill.pool.pool import Pool
 from stepmill.pool.stats import read_outcome
 from stepmill.spec.capsule import Capsule
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.json_values import calls_in, from_plain, modules_in
 from stepmill.spec.options import AutoresetMode, BackendName, Context, OnFault, PoolOptions, Seeding
-from stepmill.spec.plain import calls_in, from_plain, modules_in
 from stepmill.spec.tree import leaves, unflatten
 
 EnvFn = Callable[[], object]

@@ -1,6 +1,6 @@
 """Which configurations `stepmill tune` compares, and which of them it chooses. Nothing is measured here.
 
-candidates(profile) ──► all that may be useful ──► shortlist(predictions) ──► measured by turns ──► choose(rates)
+starts() ──► measured by turns ──► the best ──► its neighbours() ──► measured by turns ──► the best ──► ... until none is faster
 """
 
 from __future__ import annotations
@@ -10,22 +10,130 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, stdev
 
-from stepmill.pool.cost_model import Configuration, EnvProfile, Machine, predict
 from stepmill.slab.layout import LEASE_BYTES
 from stepmill.spec.options import BackendName
 from stepmill.spec.stats_text import duration_text
 
 TIE = 0.05  # rates that differ by less are equal, and the simpler configuration is chosen
+WORTH_BATCHES = 0.15  # batches of some envs are chosen if they are faster by this: a program has to be written for them
 DROP = 0.1  # configurations that are this much worse than the better half are dropped
 MIN_ROUNDS = 6
 ERROR_OF_MEDIAN = 1.25  # the standard error of a median divided by that of a mean
-MAX_MEASURED = 6
-MAX_OF_A_KIND = 2  # of one backend, in step or not
-HOPELESS = 0.4  # of the best prediction: below this nothing is measured
 WAITING_SHARE = 0.9  # envs that use a core for less of their time may need more workers than cores
-UNEVEN = 0.15  # of the time is spent waiting for the slowest env, from which on batches of some envs are tried
 SLOW_RESET_SHARE = 0.05  # of the time of an env, from which on resets in advance are tried
 MAX_WORKERS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvProfile:
+    """What one env costs, measured alone.
+
+    Attributes:
+        step_s, step_p50_s, step_p99_s: mean and percentiles of the durations of steps.
+        reset_s: mean duration of a reset.
+        episode_steps: mean number of steps per episode; infinity if no episode ended.
+        obs_bytes: size of an observation, of all rows if the env is batched.
+        cpu_share: the part of these durations in which the env uses a core, 0 to 1. The rest is spent waiting.
+        num_rows: how many envs a batched env has.
+        start_s: how long it takes to build it in a worker.
+    """
+
+    step_s: float
+    step_p50_s: float = 0.0
+    step_p99_s: float = 0.0
+    reset_s: float = 0.0
+    episode_steps: float = math.inf
+    obs_bytes: int = 0
+    cpu_share: float = 1.0
+    num_rows: int = 1
+    start_s: float = 0.0
+
+    @property
+    def reset_chance(self) -> float:
+        """The part of the rows of a pool that are resets: an episode of T steps has one (NEXT_STEP)."""
+        return 1 / (self.episode_steps + 1)
+
+    @property
+    def row_s(self) -> float:
+        """The mean duration of what a row of a batch takes, a step or a reset."""
+        return (1 - self.reset_chance) * self.step_s + self.reset_chance * self.reset_s
+
+    @property
+    def reset_share(self) -> float:
+        """The part of the env's time that resets take, 0 to 1."""
+        return self.reset_chance * self.reset_s / max(self.row_s, 1e-9)
+
+    @property
+    def has_slow_resets(self) -> bool:
+        """Whether resets take a considerable part of the env's time."""
+        return self.reset_share > SLOW_RESET_SHARE
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the env waits for something, so that more workers than cores may pay."""
+        return self.cpu_share < WAITING_SHARE or self.has_slow_resets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """How the envs are run. The defaults are those of PoolOptions.
+
+    Attributes:
+        batch_size: `recv` waits for this number of envs; None steps all envs together.
+    """
+
+    backend: BackendName
+    num_workers: int = 1
+    batch_size: int | None = None
+    spin_us: float | None = None
+    copy: bool = False
+    spare_envs: int = 0
+    overlap_resets: bool = False
+
+    def keywords(self) -> dict[str, object]:
+        """Return what differs from the defaults, as keywords of `make_vec`, `VectorEnv` and `Pool`."""
+        found: dict[str, object] = {"backend": self.backend.value}
+        if self.backend is not BackendName.SERIAL:
+            found["num_workers"] = self.num_workers
+        if self.spin_us is not None:
+            found["spin_us"] = self.spin_us
+        if self.copy:
+            found["copy"] = True
+        if self.spare_envs:
+            found["spare_envs"] = self.spare_envs
+        if self.overlap_resets:
+            found["overlap_resets"] = True
+        return found
+
+    @property
+    def complexity(self) -> tuple[int, ...]:
+        """A key that sorts simpler configurations first."""
+        extras = (self.spare_envs > 0) + self.overlap_resets + (self.spin_us is not None) + self.copy
+        return (self.batch_size is not None, _RANKS[self.backend], extras, self.num_workers, self.spare_envs)
+
+    def __str__(self) -> str:
+        parts = [self.backend.value]
+        if self.backend is not BackendName.SERIAL:
+            what = "thread" if self.backend in (BackendName.THREAD, BackendName.KERNEL) else "worker"
+            parts.append(f"{self.num_workers} {what}{'s' if self.num_workers > 1 else ''}")
+        if self.batch_size is not None:
+            parts.append(f"batches of {self.batch_size}")
+        if self.spare_envs:
+            parts.append(f"{self.spare_envs} spare{'s' if self.spare_envs > 1 else ''}")
+        if self.overlap_resets:
+            parts.append("overlap_resets")
+        if self.spin_us is not None:
+            parts.append(f"spin_us={self.spin_us:g}")
+        if self.copy:
+            parts.append("copy=True")
+        return ", ".join(parts)
+
+
+_RANKS = {
+    backend: rank
+    for rank, backend in enumerate((BackendName.SERIAL, BackendName.THREAD, BackendName.PROCESS, BackendName.KERNEL))
+}
+
 
 SERIAL = Configuration(backend=BackendName.SERIAL)
 
@@ -36,124 +144,63 @@ class Limits:
 
     Attributes:
         num_envs: N.
-        is_async: True for batches of some envs, False for all envs together; None for both if rows differ in duration.
+        cores: usable cores.
+        is_async: True for batches of some envs, False for all envs together; None for both.
         can_pickle: whether worker processes can get the env function.
-        is_exhaustive: take all configurations, not only those that may be useful.
+        has_kernel: whether the env exists as a kernel.
     """
 
     num_envs: int
+    cores: int
     is_async: bool | None = None
     can_pickle: bool = True
-    is_exhaustive: bool = False
+    has_kernel: bool = False
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """How many envs `recv` may wait for."""
+        if self.is_async is False or (self.num_envs == 1 and not self.is_async):
+            return []
+        return sorted({self.num_envs // 2, self.num_envs // 4} - {0, self.num_envs} or {1})
 
 
-def candidates(profile: EnvProfile, machine: Machine, limits: Limits) -> list[Configuration]:
-    """Return the configurations that may be useful, simplest first."""
-    found: list[Configuration] = []
-    if limits.is_async is not True:
-        found.append(SERIAL)
-    is_uneven = straggler_loss(profile, machine, limits.num_envs) > UNEVEN
-    has_batches = is_uneven if limits.is_async is None else limits.is_async
-    for backend in _worker_backends(limits):
-        for num_workers in _worker_counts(profile, machine, limits):
-            base = Configuration(backend=backend, num_workers=num_workers)
-            found += _in_step(base, profile, limits) + (_in_batches(base, limits) if has_batches else [])
-    if profile.kernel_step_s is not None and limits.is_async is not True:
-        counts = {1, 2, machine.cores} if machine.cores > 1 else {1}
-        found += [Configuration(backend=BackendName.KERNEL, num_workers=each) for each in sorted(counts)]
-    if limits.is_exhaustive:
-        found += [variant for each in found for variant in variants(each, profile, limits.num_envs)]
-    return sorted(dict.fromkeys(found), key=lambda each: each.complexity)
-
-
-def _worker_backends(limits: Limits) -> list[BackendName]:
-    if limits.num_envs == 1 and limits.is_async is not True and not limits.is_exhaustive:
-        return []
-    return [BackendName.THREAD, BackendName.PROCESS] if limits.can_pickle else [BackendName.THREAD]
-
-
-def _worker_counts(profile: EnvProfile, machine: Machine, limits: Limits) -> list[int]:
-    """Return the numbers of workers: powers of 2 up to the cores, and more if the envs wait for something."""
-    most = min(limits.num_envs, machine.cores)
-    needs_more = profile.cpu_share < WAITING_SHARE or has_slow_resets(profile)
-    if needs_more or limits.is_exhaustive:
-        most = min(limits.num_envs, MAX_WORKERS)
-    counts = {min(machine.cores, limits.num_envs), most, *(2**power for power in range(most.bit_length()))}
-    smallest = 1 if limits.is_exhaustive or limits.is_async or most == 1 else 2
-    return sorted(each for each in counts if smallest <= each <= most)
-
-
-def _in_step(base: Configuration, profile: EnvProfile, limits: Limits) -> list[Configuration]:
-    """Return the configurations of a backend and a number of workers that step all envs together."""
-    if limits.is_async is True:
-        return []
-    found = [base]
-    if has_slow_resets(profile):
-        found.append(replace(base, overlap_resets=True))
-        if base.num_workers == limits.num_envs:
-            num_spares = _num_spares(profile, limits.num_envs)
-            found.append(replace(base, num_workers=limits.num_envs + num_spares, spare_envs=num_spares))
+def starts(profile: EnvProfile, limits: Limits) -> list[Configuration]:
+    """Return the configurations that are compared first: each backend with a worker per core, and with one per env if envs wait."""
+    batch_size = limits.batch_sizes[-1] if limits.is_async else None
+    found = [] if limits.is_async else [SERIAL]
+    if limits.has_kernel and not limits.is_async:
+        found += [Configuration(backend=BackendName.KERNEL, num_workers=each) for each in sorted({1, limits.cores})]
+    if limits.num_envs == 1 and not limits.is_async:
+        return found
+    counts = {min(limits.cores, limits.num_envs)} | (
+        {min(limits.num_envs, MAX_WORKERS)} if profile.is_waiting else set()
+    )
+    for backend in (BackendName.THREAD, *([BackendName.PROCESS] if limits.can_pickle else [])):
+        found += [Configuration(backend=backend, num_workers=each, batch_size=batch_size) for each in sorted(counts)]
     return found
 
 
-def _in_batches(base: Configuration, limits: Limits) -> list[Configuration]:
-    """Return the configurations of a backend and a number of workers that receive some envs at a time."""
-    sizes = {limits.num_envs // 2, limits.num_envs // 4} - {0, limits.num_envs}
-    return [replace(base, batch_size=size) for size in sorted(sizes or {1})]
-
-
-def straggler_loss(profile: EnvProfile, machine: Machine, num_envs: int) -> float:
-    """Return the part of the time of steps of all envs that is lost because durations differ, 0 to 1."""
-    even = EnvProfile(steps_s=(profile.row_s,), cpu_share=profile.cpu_share)
-    num_workers = num_envs if profile.cpu_share < WAITING_SHARE else min(num_envs, machine.cores)
-    base = Configuration(backend=BackendName.PROCESS, num_workers=num_workers)
-    alone = Machine(machine.cores)
-    return 1 - predict(replace(profile, num_rows=1), alone, base, num_envs) / predict(even, alone, base, num_envs)
-
-
-def has_slow_resets(profile: EnvProfile) -> bool:
-    """Whether resets take a considerable part of the time of an env."""
-    return profile.reset_chance * profile.reset_s > SLOW_RESET_SHARE * profile.row_s
-
-
-def _num_spares(profile: EnvProfile, num_envs: int) -> int:
-    """Return how many envs are in a reset at a time, on average, and one more; all of them if they are reset together."""
-    if profile.is_length_fixed:
-        return num_envs
-    resetting = profile.reset_chance * profile.reset_s / max(profile.row_s, 1e-9)
-    return min(num_envs, 1 + math.ceil(num_envs * resetting / 2))
-
-
-def variants(configuration: Configuration, profile: EnvProfile, num_envs: int) -> list[Configuration]:
-    """Return the same configuration with other values of spin_us and copy, where they make a difference."""
-    found = []
-    if configuration.backend in (BackendName.THREAD, BackendName.PROCESS):
-        found.append(replace(configuration, spin_us=0.0))
-    is_lent = configuration.batch_size is None and configuration.backend is not BackendName.SERIAL
-    if is_lent and num_envs * profile.num_rows * profile.obs_bytes >= LEASE_BYTES:
-        found.append(replace(configuration, copy=True))
-    return found
-
-
-def shortlist(
-    predicted: Mapping[Configuration, float], required: Iterable[Configuration], most: int = MAX_MEASURED
-) -> list[Configuration]:
-    """Return the few configurations that are worth measuring, the best prediction first.
-
-    Args:
-        predicted: rows per second.
-        required: these are always measured, if they are possible.
-        most: how many, without those that are required.
-    """
-    best = max(predicted.values())
-    chosen: list[Configuration] = []
-    kinds: dict[tuple[object, ...], int] = {}
-    for each in sorted(predicted, key=lambda each: (-predicted[each], each.complexity)):
-        kind = (each.backend, each.batch_size is not None, each.spare_envs > 0 or each.overlap_resets)
-        kinds[kind] = kinds.get(kind, 0) + 1
-        if len(chosen) < most and kinds[kind] <= MAX_OF_A_KIND and predicted[each] >= HOPELESS * best:
-            chosen.append(each)
-    return [*chosen, *(each for each in dict.fromkeys(required) if each in predicted and each not in chosen)]
+def neighbours(one: Configuration, profile: EnvProfile, limits: Limits) -> list[Configuration]:
+    """Return the configurations that differ from `one` in one option."""
+    if one.backend in (BackendName.SERIAL, BackendName.KERNEL) or one.spin_us is not None or one.copy:
+        return []
+    found = [replace(one, spin_us=0.0)]
+    if one.batch_size is None and limits.num_envs * profile.obs_bytes >= LEASE_BYTES:
+        found.append(replace(one, copy=True))
+    if one.spare_envs or one.overlap_resets:
+        return found
+    most = min(limits.num_envs, MAX_WORKERS)
+    found += [
+        replace(one, num_workers=each) for each in {one.num_workers // 2, min(2 * one.num_workers, most)} if each > 1
+    ]
+    found += [replace(one, batch_size=each) for each in limits.batch_sizes]
+    if profile.has_slow_resets and one.batch_size is None:
+        # A worker that resets a spare cannot step its other envs, so spares help if each env object has its own worker: as many
+        # as are in a reset at a time and one more, or one for each env, if all are reset together.
+        few = min(limits.num_envs, 1 + math.ceil(limits.num_envs * profile.reset_share / 2))
+        found.append(replace(one, overlap_resets=True))
+        found += [replace(one, num_workers=limits.num_envs + each, spare_envs=each) for each in {few, limits.num_envs}]
+    return sorted({each for each in found if each != one}, key=lambda each: each.complexity)
 
 
 def paired_scores(
@@ -186,20 +233,6 @@ def medians(rounds: Iterable[Mapping[Configuration, float]]) -> dict[Configurati
     return {configuration: median(rates) for configuration, rates in found.items()}
 
 
-def paired_rates(rounds: Sequence[Mapping[Configuration, float]], anchor: Configuration) -> dict[Configuration, float]:
-    """Return rows per second by configuration, corrected for rounds in which the machine was busy.
-
-    Each rate is the median of its ratios to the rate of `anchor` in the same rounds, times the median rate of `anchor`. Without a
-    round in which both were measured it is a plain median.
-    """
-    found = medians(rounds)
-    level = found.get(anchor, 1.0)
-    for key in found:
-        ratios = [each[key] / max(each[anchor], 1e-9) for each in rounds if key in each and anchor in each]
-        found[key] = level * median(ratios) if ratios else found[key]
-    return found
-
-
 def compare(
     rounds: Sequence[Mapping[Configuration, float]], one: Configuration, other: Configuration
 ) -> tuple[float, float] | None:
@@ -216,18 +249,11 @@ def is_settled(rounds: Sequence[Mapping[Configuration, float]], one: Configurati
     return found is not None and (found[1] < TIE / 2 or abs(found[0]) - TIE > 2 * found[1])
 
 
-def is_clearly_faster(
-    rounds: Sequence[Mapping[Configuration, float]], one: Configuration, other: Configuration
-) -> bool:
-    """Whether `one` is faster than `other` by more than a tie and more than noise."""
-    found = compare(rounds, one, other)
-    return found is not None and found[0] - 2 * found[1] > TIE
-
-
-def choose(scores: Mapping[Configuration, float], tie: float = TIE) -> Configuration:
-    """Return the configuration to use: the simplest of those that are as fast as the fastest, within `tie`."""
-    best = max(scores.values())
-    return min((each for each in scores if scores[each] >= best * (1 - tie)), key=lambda each: each.complexity)
+def choose(scores: Mapping[Configuration, float]) -> Configuration:
+    """Return the configuration to use: the simplest of those that are as fast as the fastest, within TIE."""
+    merits = {each: score * (1 - WORTH_BATCHES if each.batch_size else 1.0) for each, score in scores.items()}
+    best = max(merits.values())
+    return min((each for each in merits if merits[each] >= best * (1 - TIE)), key=lambda each: each.complexity)
 
 
 def keep_better_half(scores: Mapping[Configuration, float]) -> list[Configuration]:
@@ -241,11 +267,7 @@ def keep_better_half(scores: Mapping[Configuration, float]) -> list[Configuratio
 
 
 def explain(
-    choice: Configuration,
-    profile: EnvProfile,
-    machine: Machine,
-    num_envs: int,
-    times_of: Callable[[Configuration], float | None],
+    choice: Configuration, profile: EnvProfile, limits: Limits, times_of: Callable[[Configuration], float | None]
 ) -> list[str]:
     """Return a reason for each part of the choice.
 
@@ -253,78 +275,60 @@ def explain(
         choice: the configuration.
         times_of: how many times as fast as another configuration the choice is, or None if that was not measured.
     """
-    expected = {each: predict(profile, machine, each, num_envs) for each in (SERIAL, choice)}
-    reasons = [_backend_reason(choice, profile, machine, num_envs, expected)]
+    reasons = [_backend_reason(choice, profile, limits, times_of(SERIAL))]
     if choice.backend is not BackendName.SERIAL:
-        reasons.append(_workers_reason(choice, profile, machine, num_envs))
-    if choice.batch_size is not None:
-        reasons.append(
-            f"batch_size={choice.batch_size}: durations differ; in steps of all envs "
-            f"{max(0.0, straggler_loss(profile, machine, num_envs)):.0%} of the time would be spent waiting for the slowest"
-        )
+        reasons.append(_workers_reason(choice, profile, limits))
     if choice.spare_envs or choice.overlap_resets:
-        share = profile.reset_chance * profile.reset_s / profile.row_s
         how = f"spare_envs={choice.spare_envs}" if choice.spare_envs else "overlap_resets=True"
         reasons.append(
-            f"{how}: resets take {share:.0%} of an env's time, and are made in advance; between episodes call() and render() then "
-            "see the next episode"
+            f"{how}: resets take {profile.reset_share:.0%} of an env's time, and are made in advance; between episodes call() and "
+            "render() then see the next episode"
         )
-    spinning = replace(choice, spin_us=None if choice.spin_us == 0 else 0.0)
-    if (times := times_of(spinning)) is not None:
-        reasons.append(_times_text("spin_us", choice.spin_us, spinning.spin_us, times))
-    copying = replace(choice, copy=not choice.copy)
-    if (times := times_of(copying)) is not None:
-        reasons.append(_times_text("copy", choice.copy, copying.copy, times))
+    if choice.batch_size is not None:
+        reasons.append(f"batch_size={choice.batch_size}: the envs that are ready go on, while others take longer")
+    for name, other in (
+        ("batch_size", None),
+        ("spin_us", None if choice.spin_us == 0 else 0.0),
+        ("copy", not choice.copy),
+    ):
+        value = getattr(choice, name)
+        times = None if value == other else times_of(replace(choice, **{name: other}))  # type: ignore[arg-type]  # its values
+        if times is not None:
+            is_tie = abs(times - 1) <= TIE
+            much = (
+                f"{name}={other!r} is as fast" if is_tie else f"measured {times:.2f} times as fast as {name}={other!r}"
+            )
+            reasons.append(f"{name}={value!r}: {much}")
     return reasons
 
 
-def _times_text(name: str, value: object, other: object, times: float) -> str:
-    if abs(times - 1) <= TIE:
-        return f"{name}={value!r}: {name}={other!r} is as fast"
-    doubt = (
-        "" if times > 1 else "; the measurements vary too much to choose it: run tune again when no other program runs"
-    )
-    return f"{name}={value!r}: measured {times:.2f} times as fast as {name}={other!r}{doubt}"
-
-
-def _backend_reason(
-    choice: Configuration, profile: EnvProfile, machine: Machine, num_envs: int, expected: Mapping[Configuration, float]
-) -> str:
-    name = choice.backend.value
+def _backend_reason(choice: Configuration, profile: EnvProfile, limits: Limits, times: float | None) -> str:
+    name, num_envs = choice.backend.value, limits.num_envs
     if choice.backend is BackendName.KERNEL:
-        return (
-            "kernel: this env is compiled in stepmill.kernels; a step takes "
-            f"{duration_text(profile.kernel_step_s or 0.0)}, not {duration_text(profile.step_s)} (other random numbers than Gymnasium's)"
-        )
+        return "kernel: this env is compiled in stepmill.kernels (other random numbers than Gymnasium's)"
+    in_turn = f"{num_envs} rows of {duration_text(profile.row_s)}, one after the other, take {duration_text(num_envs * profile.row_s)}"
     if choice.backend is BackendName.SERIAL:
         if num_envs == 1:
             return "serial: one env has nothing to run beside"
-        if machine.cores == 1 and profile.cpu_share >= WAITING_SHARE:
-            return "serial: there is one usable core, and the envs compute all the time"
-        total_s = num_envs * profile.row_s
-        return f"serial: all {num_envs} envs take {duration_text(total_s)} together; to divide them among workers gains less than it costs"
-    times = expected[choice] / expected[SERIAL]
+        return f"serial: {in_turn}; to divide them among workers gains less than it costs"
+    measured = "" if times is None else f" (measured {times:.1f} times as fast as serial)"
     if choice.backend is BackendName.THREAD:
-        why = "the envs wait" if profile.cpu_share < WAITING_SHARE else "the envs release the GIL"
-        return f"{name}: {why}, so threads run them side by side, without processes ({times:.1f} times serial expected)"
-    why = (
-        f"{num_envs} steps of {duration_text(profile.row_s)} one after the other take {duration_text(num_envs * profile.row_s)}; "
-        "processes run side by side, and a crash ends only one of them"
-    )
-    return f"{name}: {why} ({times:.1f} times serial expected)"
+        why = "the envs wait" if profile.is_waiting else "the envs release the GIL"
+        return f"{name}: {why}, so threads run them side by side, without processes{measured}"
+    return f"{name}: {in_turn}; processes run side by side, and a crash ends only one of them{measured}"
 
 
-def _workers_reason(choice: Configuration, profile: EnvProfile, machine: Machine, num_envs: int) -> str:
-    count = choice.num_workers
-    per_worker = -(-(num_envs + choice.spare_envs) // count)
-    text = f"num_workers={count}: {per_worker} env{'s' if per_worker > 1 else ''} per worker, "
-    if choice.backend is BackendName.KERNEL:
-        text = f"num_workers={count}: "
-    if count > machine.cores:
+def _workers_reason(choice: Configuration, profile: EnvProfile, limits: Limits) -> str:
+    count, cores = choice.num_workers, limits.cores
+    per_worker = -(-(limits.num_envs + choice.spare_envs) // count)
+    text = f"num_workers={count}: "
+    if choice.backend is not BackendName.KERNEL:
+        text += f"{per_worker} env{'s' if per_worker > 1 else ''} per worker, "
+    if count > cores:
         return (
             text
-            + f"more than the {machine.cores} usable cores, because the envs use a core for {profile.cpu_share:.0%} of their time"
+            + f"more than the {cores} usable cores, because the envs use a core for {profile.cpu_share:.0%} of their time"
         )
-    if count == machine.cores:
-        return text + f"one for each of the {machine.cores} usable cores"
-    return text + f"more would not pay on {machine.cores} usable cores"
+    if count == cores:
+        return text + f"one for each of the {cores} usable cores"
+    return text + f"more would not pay on {cores} usable cores"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepmill.observe.catalog import ATARI_MODULE, FRAME_SKIP, SCREEN_SIZE_PX, STACK_SIZE, EnvChoice
-from stepmill.pool.cost_model import Configuration
+from stepmill.observe.tune_choice import Configuration
 from stepmill.spec.options import BackendName
 
 _PREPROCESSING = f"""def preprocess(env):

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepmill.observe.policy import search_current_directory
 from stepmill.observe.tune import BUDGET_S, LEARNER_S, TIME_LIMIT_S, OnProgress, Phase, Tuner, make_request
@@ -24,7 +24,6 @@ class TuneArguments:
     step_timeout: float = TIME_LIMIT_S
     env_kwargs: dict[str, object] | None = None
     atari: bool | None = None
-    is_exhaustive: bool = False
     is_json: bool = False
     quiet: bool = False
 
@@ -47,7 +46,6 @@ def run_tune(arguments: TuneArguments) -> None:
         env_kwargs=arguments.env_kwargs,
         atari=arguments.atari,
     )
-    request = replace(request, is_exhaustive=arguments.is_exhaustive)
     with Tuner(request) as tuner:
         try:
             with _progress(request.name, request.budget_s, is_quiet=arguments.quiet) as tuner.on_progress:
@@ -65,7 +63,7 @@ def run_tune(arguments: TuneArguments) -> None:
 
 @contextmanager
 def _progress(name: str, budget_s: float, *, is_quiet: bool) -> Iterator[OnProgress]:
-    """Show a bar of the budget on a terminal. The exhaustive comparison has no known end."""
+    """Show a bar of the budget on a terminal."""
     from stepmill.observe.progress import (
         BarColumn,
         TextColumn,
@@ -79,7 +77,6 @@ def _progress(name: str, budget_s: float, *, is_quiet: bool) -> Iterator[OnProgr
         task = progress.add_task(name, total=budget_s)
 
         def show(phase: Phase, elapsed_s: float) -> None:
-            total = None if phase is Phase.EXHAUSTIVE else budget_s
-            progress.update(task, description=f"{name}: {phase.value}", completed=elapsed_s, total=total)
+            progress.update(task, description=f"{name}: {phase.value}", completed=elapsed_s)
 
         yield show

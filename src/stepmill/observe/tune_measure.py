@@ -9,27 +9,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stepmill import _native
 from stepmill.observe.catalog import batch_actions
-from stepmill.observe.own_process import scheduled_seconds
-from stepmill.pool.cost_model import Configuration, EnvProfile
+from stepmill.observe.process_usage import scheduled_seconds
+from stepmill.observe.tune_choice import Configuration, EnvProfile
 from stepmill.pool.pool import Pool, StepTuple
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import BackendName, PoolOptions
-from stepmill.spec.stats import Durations, PoolStats
+from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import leaves
 
-NUM_QUANTILES = 64
 NUM_DRAWS = 64
 WARM_UP_S = 0.1
-THREADS_PROBE_S = 0.3
 MIN_STEPS = 3
-MIN_EPISODES = 3
-FREE_OF_GIL = 1.15  # durations of steps in threads, relative to one alone, that show that the GIL delays none
 MAX_OPEN = 8  # pools at a time
 
 EnvFn = Callable[[], object]
@@ -57,18 +49,13 @@ class Subject:
 
 
 class PoolRunner:
-    """A pool of one configuration, which is driven with random actions that were drawn before.
-
-    Attributes:
-        explained_s: how much longer than others a batch may take because of the envs themselves.
-    """
+    """A pool of one configuration, which is driven with random actions that were drawn before."""
 
     def __init__(self, subject: Subject, configuration: Configuration, num_envs: int) -> None:
         make = subject.kernel if configuration.backend is BackendName.KERNEL else subject.make
         if make is None:
             raise ValueError("a kernel is to be measured, and the env has none")
         self._learner_s = subject.learner_s
-        self.explained_s = math.inf
         self._batch_size = configuration.batch_size
         self.pool = Pool([make] * (num_envs + configuration.spare_envs), options=_options(configuration, subject))
         try:
@@ -90,11 +77,12 @@ class PoolRunner:
             # All envs have finished since the last turn. Give them commands, so that the turn begins as it goes on.
             for _ in range(self.pool.num_envs // self._batch_size):
                 self._advance()
-        ends_s = [time.perf_counter()]
-        while ends_s[-1] - ends_s[0] < seconds or len(ends_s) == 1:
+        begun_s, num_batches, elapsed_s = time.perf_counter(), 0, 0.0
+        while elapsed_s < seconds or not num_batches:
             self._advance()
-            ends_s.append(time.perf_counter())
-        return self._num_rows / mean_period(np.diff(ends_s), self.explained_s)
+            num_batches += 1
+            elapsed_s = time.perf_counter() - begun_s
+        return num_batches * self._num_rows / elapsed_s
 
     def _advance(self) -> None:
         if self._batch_size is None:
@@ -126,22 +114,6 @@ class PoolRunner:
         self.pool.close()
 
 
-def mean_period(periods_s: NDArray[np.float64], explained_s: float) -> float:
-    """Return the mean duration of a batch on a machine that runs nothing else.
-
-    A batch that took longer than twice the median and what the envs explain was delayed by another program, which had the core.
-    It counts as a median one.
-    """
-    median_s = float(np.median(periods_s))
-    return float(np.where(periods_s > 2 * median_s + explained_s, median_s, periods_s).mean())
-
-
-def explained_delay(profile: EnvProfile, envs_per_worker: float) -> float:
-    """Return how much longer than others a batch may take because of slow steps and resets."""
-    slowest_s = max(profile.steps_s[-1], profile.reset_s if profile.reset_chance else 0.0)
-    return 1.5 * max(1.0, envs_per_worker) * slowest_s  # all envs of a worker may be reset together
-
-
 def _options(configuration: Configuration, subject: Subject) -> PoolOptions:
     limit_s = subject.time_limit_s if configuration.backend in (BackendName.THREAD, BackendName.PROCESS) else None
     limits: dict[str, Any] = {"step_timeout_s": limit_s, "reset_timeout_s": limit_s}
@@ -154,7 +126,6 @@ class Arena:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self.profile: EnvProfile | None = None  # of one env alone, as soon as it is known
         self._open: dict[Configuration, PoolRunner] = {}
 
     def measure(self, configuration: Configuration, seconds: float) -> float:
@@ -186,8 +157,6 @@ class Arena:
             runner = PoolRunner(self._subject, configuration, self._subject.num_envs)
             self._open[configuration] = runner
             runner.run(WARM_UP_S)
-            if self.profile is not None:
-                runner.explained_s = explained_delay(self.profile, self._subject.num_envs / configuration.num_workers)
         return self._open[configuration]
 
     def _close(self, configuration: Configuration) -> None:
@@ -196,24 +165,15 @@ class Arena:
             runner.close()
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What one env alone has shown: what it costs, and how many seconds it takes to build it in a worker."""
-
-    profile: EnvProfile
-    start_s: float
-
-
-def profile_env(subject: Subject, seconds: float) -> Probe:
+def profile_env(subject: Subject, seconds: float) -> EnvProfile:
     """Run one env alone, in a worker process if possible, and measure its steps and resets.
 
     Raises:
         StepmillError: the env raised, hung or crashed.
     """
     backend = BackendName.PROCESS if subject.can_pickle else BackendName.THREAD
-    alone = replace(subject, learner_s=0.0)
     begun_s = time.perf_counter()
-    runner = PoolRunner(alone, Configuration(backend=backend, spin_us=0.0), 1)
+    runner = PoolRunner(replace(subject, learner_s=0.0), Configuration(backend=backend, spin_us=0.0), 1)
     start_s = time.perf_counter() - begun_s
     try:
         runner.run(WARM_UP_S)
@@ -221,19 +181,18 @@ def profile_env(subject: Subject, seconds: float) -> Probe:
         spec = runner.pool.spec
     finally:
         runner.close()
-    profile = EnvProfile(
-        steps_s=without_delays(quantiles_of(stats.step), waited_s / max(stats.steps, 1)),
+    busy_s = stats.workers[0].busy_s - waited_s
+    return EnvProfile(
+        step_s=stats.step.mean_s,
+        step_p50_s=stats.step.percentile(50),
+        step_p99_s=stats.step.percentile(99),
         reset_s=stats.reset.mean_s,
         episode_steps=sum(lengths) / len(lengths) if lengths else math.inf,
-        is_length_fixed=len(lengths) >= MIN_EPISODES and min(lengths) == max(lengths),
         obs_bytes=_bytes_of(spec),
-        cpu_share=min(1.0, cpu_s / max(stats.workers[0].busy_s - waited_s, 1e-9))
-        if waited_s < stats.workers[0].busy_s
-        else 1.0,
+        cpu_share=min(1.0, cpu_s / busy_s) if busy_s > 0 else 1.0,
         num_rows=spec.batch_size,
+        start_s=start_s,
     )
-    profile = replace(profile, gil_share=_gil_share(alone, profile), kernel_step_s=_kernel_step_s(alone))
-    return Probe(profile, start_s)
 
 
 def _bytes_of(spec: EnvSpec) -> int:
@@ -265,66 +224,3 @@ def _run_alone(runner: PoolRunner, seconds: float) -> tuple[PoolStats, float, fl
         runner.pool.reset()
         stats = replace(stats, reset=(runner.pool.stats() - before).reset)
     return stats, used_s - used_before_s, waited_s - waited_before_s, lengths[1:] or lengths
-
-
-def quantiles_of(durations: Durations) -> tuple[float, ...]:
-    """Return durations that are equally frequent, in ascending order, with the mean of all."""
-    found = [durations.percentile(100 * (index + 0.5) / NUM_QUANTILES) for index in range(NUM_QUANTILES)]
-    total = sum(found)
-    if total == 0:
-        return (0.0,)
-    # Percentiles are rounded up, by as much as 25 %.
-    factor = durations.mean_s * NUM_QUANTILES / total
-    return tuple(factor * each for each in found)
-
-
-def without_delays(steps_s: tuple[float, ...], delay_s: float) -> tuple[float, ...]:
-    """Return durations without those delays of other programs that can explain their tail.
-
-    Args:
-        steps_s: ascending.
-        delay_s: how long a step has waited for a core, on average.
-    """
-    found, left_s = list(steps_s), delay_s * len(steps_s)
-    median_s = found[len(found) // 2]
-    for index in reversed(range(len(found) // 2, len(found))):
-        removed_s = min(found[index] - median_s, left_s)
-        found[index] -= removed_s
-        left_s -= removed_s
-    return tuple(sorted(found))
-
-
-def _gil_share(subject: Subject, profile: EnvProfile) -> float:
-    """Return the part of the time on a core in which an env holds the GIL, from a run of one env in each of some threads."""
-    num_threads = min(_native.usable_cores(), subject.num_envs)
-    if num_threads < 2:
-        return 1.0
-    configuration = Configuration(backend=BackendName.THREAD, num_workers=num_threads)
-    try:
-        runner = PoolRunner(subject, configuration, num_threads)
-    except StepmillError:
-        return 1.0  # the turns of the threads report the reason
-    try:
-        runner.run(WARM_UP_S)
-        period_s = num_threads * profile.num_rows / runner.run(THREADS_PROBE_S)
-    except StepmillError:
-        return 1.0
-    finally:
-        runner.close()
-    if period_s < FREE_OF_GIL * profile.row_s:
-        return 1 / num_threads
-    return min(1.0, period_s / (num_threads * max(profile.cpu_share * profile.row_s, 1e-9)))
-
-
-def _kernel_step_s(subject: Subject) -> float | None:
-    if subject.kernel is None:
-        return None
-    try:
-        runner = PoolRunner(subject, Configuration(backend=BackendName.KERNEL), subject.num_envs)
-    except StepmillError:
-        return None  # Numba, or what the kernel needs, is not installed
-    try:
-        runner.run(WARM_UP_S)
-        return 1 / runner.run(THREADS_PROBE_S)
-    finally:
-        runner.close()

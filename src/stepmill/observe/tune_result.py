@@ -6,23 +6,21 @@ import math
 from dataclasses import asdict, dataclass
 
 from stepmill.observe.report import per_second
-from stepmill.pool.cost_model import Configuration, EnvProfile
+from stepmill.observe.tune_choice import Configuration, EnvProfile
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.stats_text import duration_text
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration: its predicted and its measured rate.
+    """One configuration, and its measured rate.
 
     Attributes:
-        predicted_steps_per_s: env-steps per second, automatic resets included.
-        steps_per_s: the median of its turns; None if it was not measured.
+        steps_per_s: env-steps per second, automatic resets included, the median of its turns; None if it was not measured.
         failure: why its envs failed; empty if they did not.
     """
 
     configuration: Configuration
-    predicted_steps_per_s: float
     steps_per_s: float | None
     failure: str = ""
 
@@ -31,7 +29,6 @@ class Trial:
         return {
             **self.configuration.keywords(),
             "batch_size": self.configuration.batch_size,
-            "predicted_steps_per_s": self.predicted_steps_per_s,
             "steps_per_s": self.steps_per_s,
             "failure": self.failure or None,
         }
@@ -55,7 +52,6 @@ class TuneResult:
         notes: what could not be measured, and why.
         code: a program that makes the envs in this way.
         alternative, alternative_code: if the choice has a batch size, the best configuration for steps of all envs.
-        exhaustive: every configuration, the fastest first; empty unless asked for.
         elapsed_s: how long the search took.
         is_interrupted: whether it was ended early.
     """
@@ -74,7 +70,6 @@ class TuneResult:
     code: str
     alternative: Trial | None
     alternative_code: str | None
-    exhaustive: tuple[Trial, ...]
     elapsed_s: float
     is_interrupted: bool
 
@@ -93,24 +88,11 @@ class TuneResult:
         """The number of envs that `Pool.recv` waits for; None steps all envs together."""
         return self.choice.configuration.batch_size
 
-    @property
-    def predicted_gain(self) -> float:
-        """How many times as fast as the baseline the choice was expected to be."""
-        return self.choice.predicted_steps_per_s / max(self.baseline.predicted_steps_per_s, 1e-9)
-
-    @property
-    def share_of_best(self) -> float | None:
-        """The rate of the choice divided by the best rate of the exhaustive search; None without one."""
-        rates = {each.configuration: each.steps_per_s or 0.0 for each in self.exhaustive}
-        own = rates.get(self.choice.configuration)
-        return None if own is None else own / max(rates.values())
-
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers, strings, lists and dicts, which JSON can hold."""
         profile = asdict(self.profile)
         if math.isinf(self.profile.episode_steps):
             profile["episode_steps"] = None
-        profile["step_s"] = self.profile.step_s
         return {
             "env": self.env,
             "num_envs": self.num_envs,
@@ -119,7 +101,6 @@ class TuneResult:
             "profile": profile,
             "choice": self.choice.to_dict(),
             "baseline": self.baseline.to_dict(),
-            "predicted_gain": self.predicted_gain,
             "gain": self.gain,
             "reasons": list(self.reasons),
             "notes": list(self.notes),
@@ -127,8 +108,6 @@ class TuneResult:
             "alternative": None if self.alternative is None else self.alternative.to_dict(),
             "alternative_code": self.alternative_code,
             "trials": [each.to_dict() for each in self.trials],
-            "exhaustive": [each.to_dict() for each in self.exhaustive],
-            "share_of_best": self.share_of_best,
             "elapsed_s": self.elapsed_s,
             "interrupted": self.is_interrupted,
         }
@@ -148,53 +127,39 @@ class TuneResult:
             *(f"    {reason}" for reason in self.reasons),
             *(f"  note: {note}" for note in self.notes),
         ]
-        lines += [*self._table(self.trials, "measured by turns"), f"  {self._gain_text()}", ""]
-        if self.exhaustive:
-            lines += [*self._table(self.exhaustive, "every configuration"), self._share_text(), ""]
-        lines.append(self.code)
+        lines += [*self._table(), f"  {self._gain_text()}", "", self.code]
         if self.alternative is not None and self.alternative_code is not None:
             lines += ["", f"# or, for steps of all envs: {self.alternative.configuration}", self.alternative_code]
         return "\n".join(lines)
 
     def _profile_lines(self) -> list[str]:
         profile = self.profile
-        p50, p99 = (profile.steps_s[int(len(profile.steps_s) * part)] for part in (0.5, 0.99))
         episodes = (
             "no episode ended"
             if math.isinf(profile.episode_steps)
             else f"episodes of {profile.episode_steps:.0f} steps"
         )
+        percentiles = f"p50 {duration_text(profile.step_p50_s)}, p99 {duration_text(profile.step_p99_s)}"
         rest = f"{episodes}, observations of {profile.obs_bytes:,} bytes"
-        waiting = f"the env uses a core for {profile.cpu_share:.0%} of its time"
         return [
-            f"  step     {duration_text(profile.step_s)} (p50 {duration_text(p50)}, p99 {duration_text(p99)}); {waiting}",
+            f"  step     {duration_text(profile.step_s)} ({percentiles}); the env uses a core for {profile.cpu_share:.0%} of its time",
             f"  reset    {duration_text(profile.reset_s)}; {rest}",
         ]
 
-    def _table(self, trials: tuple[Trial, ...], title: str) -> list[str]:
-        longest = max(len(str(each.configuration)) for each in trials)
-        lines = [f"  {title:<{longest + 4}} predicted    measured  env-steps/s"]
-        for each in trials:
+    def _table(self) -> list[str]:
+        longest = max(len(str(each.configuration)) for each in self.trials)
+        lines = [f"  {'measured by turns':<{longest + 4}} env-steps/s"]
+        for each in self.trials:
             mark = "->" if each.configuration == self.choice.configuration else "  "
             measured = "failed" if each.failure else "-"
             if each.steps_per_s is not None and not each.failure:
                 measured = per_second(each.steps_per_s)
             is_baseline = each.configuration == self.baseline.configuration
             about = '  backend="auto"' if is_baseline else ""
-            predicted = per_second(each.predicted_steps_per_s)
-            lines.append(f"  {mark}  {each.configuration!s:<{longest}} {predicted:>9} {measured:>11}{about}")
+            lines.append(f"  {mark}  {each.configuration!s:<{longest}} {measured:>11}{about}")
         return lines
 
     def _gain_text(self) -> str:
         if self.choice.configuration == self.baseline.configuration:
             return 'gain     none: this is what backend="auto" does'
-        measured = "not measured" if self.gain is None else f"{self.gain:.2f} measured"
-        return f'gain     {self.predicted_gain:.2f} times backend="auto" predicted, {measured}'
-
-    def _share_text(self) -> str:
-        share = self.share_of_best
-        return (
-            ""
-            if share is None
-            else f"  the choice reaches {share:.0%} of the best of {len(self.exhaustive)} configurations"
-        )
+        return "gain     not measured" if self.gain is None else f'gain     {self.gain:.2f} times backend="auto"'

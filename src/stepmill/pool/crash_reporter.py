@@ -26,8 +26,8 @@ from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.json_values import NotPlain, to_plain
 from stepmill.spec.options import BackendName, PoolOptions
-from stepmill.spec.plain import NotPlain, to_plain
 from stepmill.spec.tree import Node, leaves, opaques
 from stepmill.worker.messages import RequestKind, WorkerPlan
 

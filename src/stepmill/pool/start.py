@@ -22,7 +22,7 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.serial import SerialBackend
 from stepmill.backends.thread import ThreadBackend
 from stepmill.pool import events
-from stepmill.pool.cost_model import auto_backend
+from stepmill.pool.auto_backend import auto_backend
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.revival import Revival

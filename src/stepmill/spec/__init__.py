@@ -7,5 +7,5 @@ options  PoolOptions and its enums
 errors   all exceptions
 notices  warnings that point to the user's line
 capsule  the file format of crash capsules
-plain    values and constructors as JSON
+json_values  values and constructors as JSON
 """

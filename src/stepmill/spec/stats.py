@@ -6,7 +6,7 @@ Letters in shapes: N envs, S env objects (N and the spares), K kinds of faults, 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # By number of a fault in native code.
 FAULT_KINDS = ("none", "raised", "bad_output", "bad_action", "died", "timed_out", "neighbour", "interrupted")
 NS = 1e-9
+
+_Stats = TypeVar("_Stats", bound="WorkerStats | LearnerStats | NodeStats | PoolStats")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +80,11 @@ class Durations:
         }
 
 
+def _since(now: _Stats, earlier: _Stats, counts: str) -> _Stats:
+    """Return the same statistics with the fields `counts` as differences to earlier ones."""
+    return replace(now, **{name: getattr(now, name) - getattr(earlier, name) for name in counts.split()})
+
+
 @dataclass(frozen=True)
 class WorkerStats:
     """One worker since the start of the pool. On the serial backend the worker is the caller.
@@ -116,18 +123,8 @@ class WorkerStats:
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
         """Return the counts since an earlier state of the same worker."""
-        return replace(
-            self,
-            step_s=self.step_s - earlier.step_s,
-            reset_s=self.reset_s - earlier.reset_s,
-            publish_s=max(0.0, self.publish_s - earlier.publish_s),
-            wait_s=self.wait_s - earlier.wait_s,
-            steps=self.steps - earlier.steps,
-            resets=self.resets - earlier.resets,
-            reset_retries=self.reset_retries - earlier.reset_retries,
-            restarts=self.restarts - earlier.restarts,
-            deaths=self.deaths - earlier.deaths,
-        )
+        found = _since(self, earlier, "step_s reset_s publish_s wait_s steps resets reset_retries restarts deaths")
+        return replace(found, publish_s=max(0.0, found.publish_s))
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,7 @@ class LearnerStats:
 
     def __sub__(self, earlier: LearnerStats) -> LearnerStats:
         """Return the counts since an earlier state."""
-        old = asdict(earlier)
-        return LearnerStats(**{name: value - old[name] for name, value in asdict(self).items()})
+        return _since(self, earlier, "send_s wait_s gather_s elsewhere_s sends batches")
 
 
 @dataclass(frozen=True)
@@ -180,13 +176,7 @@ class NodeStats:
 
     def __sub__(self, earlier: NodeStats) -> NodeStats:
         """Return the counts since an earlier state of the same node."""
-        return replace(
-            self,
-            messages=self.messages - earlier.messages,
-            sent_bytes=self.sent_bytes - earlier.sent_bytes,
-            received_bytes=self.received_bytes - earlier.received_bytes,
-            restarts=self.restarts - earlier.restarts,
-        )
+        return _since(self, earlier, "messages sent_bytes received_bytes restarts")
 
 
 @dataclass(frozen=True)
@@ -256,19 +246,10 @@ class PoolStats:
 
     def __sub__(self, earlier: PoolStats) -> PoolStats:
         """Return what happened since earlier statistics of the same pool; states are those of now."""
+        counts = "elapsed_s learner step reset faults spilled spares spares_used spares_waited lease_copies"
         return replace(
-            self,
-            elapsed_s=self.elapsed_s - earlier.elapsed_s,
+            _since(self, earlier, counts),
             workers=tuple(now - old for now, old in zip(self.workers, earlier.workers, strict=True)),
-            learner=self.learner - earlier.learner,
-            step=self.step - earlier.step,
-            reset=self.reset - earlier.reset,
-            faults=self.faults - earlier.faults,
-            spilled=self.spilled - earlier.spilled,
-            spares=self.spares - earlier.spares,
-            spares_used=self.spares_used - earlier.spares_used,
-            spares_waited=self.spares_waited - earlier.spares_waited,
-            lease_copies=self.lease_copies - earlier.lease_copies,
             nodes=tuple(now - old for now, old in zip(self.nodes, earlier.nodes, strict=True)),
         )
 

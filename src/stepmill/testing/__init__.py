@@ -6,15 +6,14 @@ compare  strict comparison of nested data
 envs     toy envs with predictable results
 faulty   envs that fail on purpose
 gates    envs that wait until a test lets them continue
-leaves   envs with every dtype and memory layout
 sampled  an env of any space, with random data
-unity    Unity envs that follow a script
 
 Names are loaded on first use, because the toy envs need Gymnasium and not every importer has it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from stepmill._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stepmill.testing.check import CheckFailed as CheckFailed
@@ -25,59 +24,11 @@ if TYPE_CHECKING:
     from stepmill.testing.envs import ImageEnv as ImageEnv
     from stepmill.testing.envs import SeedRecorder as SeedRecorder
     from stepmill.testing.envs import SlowEnv as SlowEnv
-    from stepmill.testing.faulty import BadOutputEnv as BadOutputEnv
     from stepmill.testing.faulty import DyingEnv as DyingEnv
-    from stepmill.testing.faulty import OddRewardEnv as OddRewardEnv
     from stepmill.testing.faulty import RaisingEnv as RaisingEnv
     from stepmill.testing.gates import Gate as Gate
     from stepmill.testing.gates import GateEnv as GateEnv
-    from stepmill.testing.leaves import DisguiseEnv as DisguiseEnv
-    from stepmill.testing.leaves import ScalarDisguiseEnv as ScalarDisguiseEnv
     from stepmill.testing.sampled import SampledEnv as SampledEnv
     from stepmill.testing.vector import check_frontend as check_frontend
 
-_NAMES_IN = {
-    "check": ("CheckFailed", "check_backend", "check_env"),
-    "vector": ("check_frontend",),
-    "envs": ("BatchedCountingEnv", "CountingEnv", "ImageEnv", "SeedRecorder", "SlowEnv"),
-    "faulty": ("BadOutputEnv", "DyingEnv", "OddRewardEnv", "RaisingEnv"),
-    "gates": ("Gate", "GateEnv"),
-    "leaves": ("DisguiseEnv", "ScalarDisguiseEnv"),
-    "sampled": ("SampledEnv",),
-}
-_MODULE_OF = {name: f"stepmill.testing.{module}" for module, names in _NAMES_IN.items() for name in names}
-
-__all__ = [
-    "BadOutputEnv",
-    "BatchedCountingEnv",
-    "CheckFailed",
-    "CountingEnv",
-    "DisguiseEnv",
-    "DyingEnv",
-    "Gate",
-    "GateEnv",
-    "ImageEnv",
-    "OddRewardEnv",
-    "RaisingEnv",
-    "SampledEnv",
-    "ScalarDisguiseEnv",
-    "SeedRecorder",
-    "SlowEnv",
-    "check_backend",
-    "check_env",
-    "check_frontend",
-]
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module, once."""
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'stepmill.testing' has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -6,6 +6,7 @@ Each check raises `CheckFailed` or returns None.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
+from stepmill.observe.compared_runs import compare_runs
+from stepmill.observe.doctor_probe import check_steps
 from stepmill.testing.compare import find_difference
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import RaisingEnv
@@ -31,34 +34,26 @@ class CheckFailed(AssertionError):
 
 
 def check_env(env_fn: EnvFn, *, seed: int = 0, num_steps: int = 200, ignore_info: Collection[str] = ()) -> None:
-    """Check that an env's data depend only on its seed and its actions, as replay and seeded runs require.
+    """Check that an env's data fit its spaces and depend only on its seed and its actions, as replay and seeded runs require.
 
-    Two envs run alternately with the same seed and actions, which detects a random generator that they share. Then the first
-    env is reset with the same seed and must return the same data again. Results must match the spaces in shape and dtype.
+    The checks are those of `stepmill doctor`, which makes more of them in processes of their own. Its warnings are no failures here.
 
     Args:
-        env_fn: builds the env; called twice.
-        seed: the seed of the resets and of the random actions.
+        env_fn: builds the env; called a few times.
+        seed: the seed of the compared runs and of their random actions.
         num_steps: the number of steps in each run.
         ignore_info: info keys that may differ, such as wall-clock times.
 
     Raises:
-        CheckFailed: the env is not deterministic, or violates the Gymnasium step API.
+        CheckFailed: the env is not deterministic, leaves something behind, or violates the Gymnasium step API.
     """
-    first, second = env_fn(), env_fn()
-    try:
-        actions = draw_actions(first.action_space, num_steps, seed)
-        runs = [_Run(env, seed, ignore_info) for env in (first, second)]
-        _compare_alternately(runs, actions, "two envs with the same seed and actions")
-        again = [_Run(first, seed, ignore_info)]
-        for index, action in enumerate([None, *actions]):
-            fail_if(
-                find_difference(again[0].advance(action), runs[0].history[index], f"step {index}"),
-                "an env that is reset with the same seed after use returns different data",
-            )
-    finally:
-        first.close()
-        second.close()
+
+    def emit(check: str, severity: str, what: str, where: str, cure: str) -> None:
+        if severity == "error":
+            raise CheckFailed(f"{check}: {what} ({where}); {cure}")
+
+    check_steps(env_fn, emit, num_steps, math.inf)
+    compare_runs(env_fn, emit, num_steps, seed, ignore_info)
 
 
 def check_backend(make_pool: MakePool) -> None:
@@ -73,51 +68,6 @@ def check_backend(make_pool: MakePool) -> None:
     _check_data(make_pool)
     _check_calls(make_pool)
     _check_raising_env(make_pool)
-
-
-class _Run:
-    """Drives one env and records its results in `history`."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any], seed: int, ignore_info: Collection[str]) -> None:
-        self._env = env
-        self._seed: int | None = seed
-        self._ignore_info = ignore_info
-        self._is_over = True
-        self.history: list[object] = []
-
-    def advance(self, action: object) -> object:
-        """Step with the action, or reset if the episode is over; return a deep copy of the result."""
-        if self._is_over:
-            result: tuple[Any, ...] = self._env.reset(seed=self._seed)
-            self._seed = None
-            fail_if(None if _is_tuple(result, 2) else f"{result!r}", "reset must return (observation, info)")
-            self._is_over = False
-        else:
-            result = self._env.step(copy.deepcopy(action))
-            is_step = _is_tuple(result, 5)
-            fail_if(
-                None if is_step else f"{result!r}",
-                "step must return (observation, reward, terminated, truncated, info)",
-            )
-            self._is_over = bool(result[2]) or bool(result[3])
-        space = self._env.observation_space
-        fail_if(
-            None if space.contains(result[0]) else f"{result[0]!r} is not in {space}",
-            "an observation is outside its space",
-        )
-        info = {key: value for key, value in result[-1].items() if key not in self._ignore_info}
-        self.history.append(copy.deepcopy((*result[:-1], info)))
-        return self.history[-1]
-
-
-def _is_tuple(result: object, length: int) -> bool:
-    return isinstance(result, tuple) and len(result) == length and isinstance(result[-1], dict)
-
-
-def _compare_alternately(runs: Sequence[_Run], actions: Sequence[object], subject: str) -> None:
-    for index, action in enumerate([None, *actions]):
-        left, right = (run.advance(action) for run in runs)
-        fail_if(find_difference(left, right, f"step {index}"), f"{subject} return different data")
 
 
 def draw_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:

@@ -13,10 +13,56 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from stepmill.testing.envs import Info, Options
 
+DTYPES: tuple[type[np.generic], ...] = (
+    np.bool_,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.float16,
+    np.float32,
+    np.float64,
+)
+"""Every dtype that a Box may have."""
+
 Draw = Callable[[np.random.Generator], object]
+
+
+def box(dtype: type[np.generic], shape: tuple[int, ...]) -> spaces.Box:
+    """Return a Box of `shape` with bounds 0 and 100, or 0 and 1 if the dtype is bool."""
+    high = 1 if dtype is np.bool_ else 100
+    return spaces.Box(0, high, shape, dtype)  # type: ignore[arg-type]
+
+
+def all_leaves_space() -> spaces.Dict:
+    """Return a nested space with a Box of every dtype, with and without dimensions, and each kind of discrete space."""
+    return spaces.Dict(
+        {
+            "boxes": spaces.Dict({np.dtype(dtype).name: box(dtype, (2, 3)) for dtype in DTYPES}),
+            "scalars": spaces.Tuple([box(dtype, ()) for dtype in DTYPES]),
+            "empty": spaces.Box(0, 1, (0, 3), np.float32),
+            "discrete": spaces.Tuple(
+                [
+                    spaces.Discrete(5),
+                    spaces.Discrete(3, start=-7),
+                    spaces.Discrete(2000, start=10),
+                    spaces.MultiDiscrete([3, 4, 5]),
+                    spaces.MultiDiscrete(np.array([[3, 4], [5, 6]]), dtype=np.int32),
+                    spaces.MultiBinary(4),
+                    spaces.MultiBinary((2, 2)),
+                ]
+            ),
+            "deep": spaces.Tuple([spaces.Dict({"a": spaces.Tuple([spaces.Dict({"b": box(np.float32, (1,))})])})]),
+        }
+    )
 
 
 def describe(value: object) -> str:

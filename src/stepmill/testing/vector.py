@@ -13,8 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from stepmill.testing.check import NUM_STEPS, draw_actions, fail_if
 from stepmill.testing.compare import find_difference
-from stepmill.testing.leaves import all_leaves_space
-from stepmill.testing.sampled import SampledEnv, describe
+from stepmill.testing.sampled import SampledEnv, all_leaves_space, describe
 
 _DIFFERS = "the front-end differs from gymnasium.vector.SyncVectorEnv"
 _ATTRIBUTES = ("num_envs", "observation_space", "single_observation_space", "action_space", "single_action_space")

@@ -9,7 +9,7 @@ import pytest
 
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
 from stepmill.testing.gates import Gate
-from stepmill.testing.unity import ScriptedBehaviors, ScriptedGroups
+from tests.harness.unity_envs import ScriptedBehaviors, ScriptedGroups
 
 GENERATIONS = {"behaviors": ScriptedBehaviors, "groups": ScriptedGroups}
 

@@ -15,7 +15,7 @@ import numpy as np
 from stepmill.envs.unity import ActionTuple
 from stepmill.frontends.mlagents import ActionInfo, EnvironmentStep
 from stepmill.testing.gates import wait_at
-from stepmill.testing.unity import ScriptedGroups
+from tests.harness.unity_envs import ScriptedGroups
 
 
 class Policy:

@@ -30,7 +30,7 @@ from stepmill.frontends.mlagents import (
     aggregate_stats,
 )
 from stepmill.frontends.mlagents.settings import ConstantSettings
-from stepmill.testing.unity import ScriptedBehaviors
+from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1], [1], [1]]}
 OWN_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")

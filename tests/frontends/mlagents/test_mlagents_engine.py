@@ -13,8 +13,8 @@ import pytest
 from stepmill import timers
 from stepmill.frontends.mlagents import join_steps, split_info
 from stepmill.frontends.mlagents.steps import DecisionSteps
-from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.mlagents.parts import BatchPolicy, Policy, decide, decided, wait
+from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
 

@@ -22,9 +22,9 @@ from stepmill.frontends.mlagents import (
 )
 from stepmill.frontends.mlagents.failures import UnityStuckError
 from stepmill.testing.faulty import OddSignatureError, UnpicklableError
-from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.mlagents.parts import AgentManager, Policy, deciding, die, ended, once, raise_, wait
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
 MANY = RestartLimits(-1, -1)

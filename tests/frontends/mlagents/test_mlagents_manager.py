@@ -12,7 +12,6 @@ import pytest
 import stepmill
 from stepmill.frontends.mlagents import EnvironmentStep, SimpleEnvManager, optional_imports
 from stepmill.frontends.mlagents.channels import EnvironmentParametersChannel, FloatPropertiesChannel
-from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.mlagents.parts import (
     AgentManager,
     Policy,
@@ -22,6 +21,7 @@ from tests.frontends.mlagents.parts import (
     given_action,
     wait,
 )
+from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
 

@@ -30,9 +30,9 @@ from stepmill.frontends.mlagents import (
 from stepmill.frontends.mlagents.channels import EngineConfig, EngineConfigurationChannel, RawBytesChannel
 from stepmill.frontends.mlagents.optional_imports import load
 from stepmill.spec.errors import UsageError
-from stepmill.testing.unity import ScriptedBehaviors, ScriptedGroups
 from tests.frontends.mlagents import protocol
 from tests.frontends.mlagents.parts import Policy, deciding, ended
+from tests.harness.unity_envs import ScriptedBehaviors, ScriptedGroups
 
 # UnityEnvironment kills a player that does not end, and does not wait for it.
 pytestmark = [pytest.mark.mlagents, pytest.mark.orphans, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

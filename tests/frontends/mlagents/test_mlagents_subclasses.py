@@ -27,8 +27,8 @@ from stepmill.frontends.mlagents import (
     UnityTimeOutException,
     worker,
 )
-from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.mlagents.parts import Policy, decided, deciding, die, once, raise_, wait
+from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
 FORK = multiprocessing.get_context("fork")

@@ -13,8 +13,8 @@ import pytest
 
 from stepmill.frontends import mlagents as front_end
 from stepmill.frontends.mlagents import DecisionSteps, StatsSideChannel
-from stepmill.testing.unity import ScriptedBehaviors
 from tests.frontends.mlagents.parts import AgentManager, Policy
+from tests.harness.unity_envs import ScriptedBehaviors
 from tests.originals.rows import OURS
 
 MARKS = [

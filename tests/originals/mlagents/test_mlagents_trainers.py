@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepmill.frontends.mlagents import ManagerOptions, SubprocessEnvManager
-from stepmill.testing.unity import ScriptedBehaviors
+from tests.harness.unity_envs import ScriptedBehaviors
 from tests.originals.mlagents.sides import MARKS, class_of
 from tests.originals.pages import run_page
 from tests.originals.rows import ORIGINAL

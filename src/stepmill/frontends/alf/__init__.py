@@ -16,27 +16,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stepmill._lazy_names import lazy_names
+
 if TYPE_CHECKING:
-    from stepmill.envs.alf_batch import BatchEnvironmentWrapper
-    from stepmill.frontends.alf.parallel import FastParallelEnvironment
-    from stepmill.frontends.alf.process import ProcessEnvironment
+    from stepmill.envs.alf_batch import BatchEnvironmentWrapper as BatchEnvironmentWrapper
+    from stepmill.frontends.alf.parallel import FastParallelEnvironment as FastParallelEnvironment
+    from stepmill.frontends.alf.process import ProcessEnvironment as ProcessEnvironment
 
-__all__ = ["BatchEnvironmentWrapper", "FastParallelEnvironment", "ProcessEnvironment"]
-
-_HOME_OF = {
-    "BatchEnvironmentWrapper": "stepmill.envs.alf_batch",
-    "FastParallelEnvironment": "stepmill.frontends.alf.parallel",
-    "ProcessEnvironment": "stepmill.frontends.alf.process",
-}
+_load, __dir__, __all__ = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its module, once. Where ALF is installed, FastParallelEnvironment is made a subclass of its class."""
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'stepmill.frontends.alf' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = _load(name)
     if name == "FastParallelEnvironment":
         value = import_module("stepmill.frontends.alf.configuration").join_to_alf(value, __name__)
-    globals()[name] = value
+        globals()[name] = value
     return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from stepmill.frontends.alf import nests
@@ -35,81 +36,6 @@ class Promise(Generic[Value]):
             raise as_runtime_error(error) from error
 
 
-class EnvHandle(HasSpecs):
-    """The env of a slot, with the methods of ALF's ProcessEnvironment. With spares it is the env in the slot at the time of the
-    call (A-B6).
-
-    `step` and `reset` run this env alone, and return TimeSteps of NumPy arrays without a batch dimension. The parallel
-    environment's own `step` is refused (BusyEnvError) until the promise of such a step is called. Other attributes are read
-    from the env in its process.
-    """
-
-    def __init__(self, pool: Pool, env_id: int, specs: AlfSpecs) -> None:
-        """Created by the parallel environment."""
-        self._pool = pool
-        self._env_id = env_id
-        self._specs = specs
-
-    def step(self, action: Any, blocking: bool = True) -> Any:
-        """Step this env; return its TimeStep, or a promise of it if not `blocking`.
-
-        Raises:
-            EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
-            BusyEnvError: the result of its last step was not received.
-        """
-        as_array = nests.to_array if self._specs.batched else lambda value: nests.to_array(value)[None]
-        batch = converter(self._pool.spec.action, as_array)(action)
-        self._begin(lambda: self._pool.send(batch, env_ids=[self._env_id]))
-        return self._promised(blocking)
-
-    def reset(self, blocking: bool = True) -> Any:
-        """Reset this env; return its TimeStep, or a promise of it if not `blocking`."""
-        self._begin(lambda: self._pool.reset_async(env_ids=[self._env_id]))
-        return self._promised(blocking)
-
-    def close(self) -> None:
-        """Close this env. Its process lives until the parallel environment is closed."""
-        Promise(self._pool.call_async(_close, env_ids=[self._env_id]).result)()
-
-    def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Promise[Any]:
-        """Start a call of a method of the env, or of a function that takes the env; return a promise of its result."""
-        if name in ("step", "reset"):
-            promise: Promise[Any] = getattr(self, name)(*args, blocking=False, **kwargs)
-            return promise
-        return call_one(self._pool, self._env_id, _close if name == "close" else name, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return get_one(self._pool, self._env_id, name)
-
-    def _env_specs(self) -> AlfSpecs:
-        return self._specs
-
-    def render(self, mode: str = "human") -> Any:
-        """Render the env and wait for the frame."""
-        return self.call("render", mode)()
-
-    def _begin(self, command: Callable[[], object]) -> None:
-        try:
-            command()
-        except StepmillError as error:
-            raise as_runtime_error(error) from error
-
-    def _promised(self, blocking: bool) -> Any:
-        promise = Promise(Once(self._fetch))
-        return promise() if blocking else promise
-
-    def _fetch(self) -> Any:
-        node = self._pool.spec.observation
-        time_step = self._pool.recv(env_ids=[self._env_id]).obs
-        as_value = nests.to_array if self._specs.batched else lambda value: nests.to_array(value)[0]
-        return converter(node, as_value)(time_step)
-
-    def __repr__(self) -> str:
-        return f"EnvHandle(env_id={self._env_id})"
-
-
 class Once(Generic[Value]):
     """Calls a function on its first call, and returns its result, or raises its error, on every call."""
 
@@ -131,6 +57,110 @@ class Once(Generic[Value]):
         return self._value
 
 
+class EnvMethods(HasSpecs):
+    """The methods of ALF's ProcessEnvironment for one env of a pool. Other attributes are read from the env in its process."""
+
+    _env_id = 0
+    _fields: Sequence[str] = ()  # of a TimeStep, for errors
+
+    def _running_pool(self) -> Pool:
+        """Return the pool, when the env may be used."""
+        raise NotImplementedError
+
+    def step(self, action: Any, blocking: bool = True) -> Any:
+        """Step this env; return its TimeStep, or a promise of it if not `blocking`.
+
+        Raises:
+            EnvError, WorkerDied, EnvTimeout: the env failed; also a RuntimeError.
+            BusyEnvError: the result of its last step was not received.
+        """
+        pool = self._idle_pool()
+        to_batch = self._converters[0]
+        return self._promised(lambda: pool.send(to_batch(action), env_ids=[self._env_id]), blocking)
+
+    def reset(self, blocking: bool = True) -> Any:
+        """Reset this env; return its TimeStep, or a promise of it if not `blocking`."""
+        pool = self._idle_pool()
+        return self._promised(lambda: pool.reset_async(env_ids=[self._env_id]), blocking)
+
+    def call(self, name: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Promise[Any]:
+        """Start a call of a method of the env, or of a function that takes the env; return a promise of its result (A-B3)."""
+        if name in ("step", "reset"):
+            promise: Promise[Any] = getattr(self, str(name))(*args, blocking=False, **kwargs)
+            return promise
+        return call_one(self._running_pool(), self._env_id, _close if name == "close" else name, *args, **kwargs)
+
+    def render(self, mode: str = "human") -> Any:
+        """Render the env and wait for the frame."""
+        return self.call("render", mode)()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pool = self._running_pool()
+        try:
+            return pool.get_attr(name, env_ids=[self._env_id])[0]
+        except StepmillError as error:
+            if getattr(error, "error_type", "").rpartition(".")[2] == "AttributeError":
+                raise AttributeError(str(error)) from error
+            raise as_runtime_error(error) from error
+
+    def _idle_pool(self) -> Pool:
+        """Return the pool, when a step may begin."""
+        return self._running_pool()
+
+    def _promised(self, command: Callable[[], object], blocking: bool) -> Any:
+        try:
+            command()
+        except StepmillError as error:
+            raise as_runtime_error(error, self._fields) from error
+        promise = Promise(Once(self._fetch))
+        return promise() if blocking else promise
+
+    def _fetch(self) -> Any:
+        pool = self._running_pool()
+        try:
+            time_step = pool.recv(env_ids=[self._env_id]).obs
+        except StepmillError as error:
+            raise as_runtime_error(error, self._fields) from error
+        return self._converters[1](time_step)
+
+    @cached_property
+    def _converters(self) -> tuple[nests.Convert, nests.Convert]:
+        """The functions that make a batch of an action, and a TimeStep of a batch."""
+        spec, is_batched = self._running_pool().spec, self._env_specs().batched
+        to_batch = nests.to_array if is_batched else lambda value: nests.to_array(value)[None]
+        to_one = nests.to_array if is_batched else lambda value: nests.to_array(value)[0]
+        return converter(spec.action, to_batch), converter(spec.observation, to_one)
+
+
+class EnvHandle(EnvMethods):
+    """The env of a slot of a parallel environment. With spares it is the env in the slot at the time of the call (A-B6).
+
+    `step` and `reset` run this env alone, and return TimeSteps of NumPy arrays without a batch dimension. The parallel
+    environment's own `step` is refused (BusyEnvError) until the promise of such a step is called.
+    """
+
+    def __init__(self, pool: Pool, env_id: int, specs: AlfSpecs) -> None:
+        """Created by the parallel environment."""
+        self._pool = pool
+        self._env_id = env_id
+        self._specs = specs
+
+    def close(self) -> None:
+        """Close this env. Its process lives until the parallel environment is closed."""
+        self.call("close")()
+
+    def _running_pool(self) -> Pool:
+        return self._pool
+
+    def _env_specs(self) -> AlfSpecs:
+        return self._specs
+
+    def __repr__(self) -> str:
+        return f"EnvHandle(env_id={self._env_id})"
+
+
 def _close(env: Any) -> None:
     env.close()
 
@@ -139,18 +169,3 @@ def call_one(pool: Pool, env_id: int, name: str | Callable[..., Any], *args: Any
     """Start a call of a method of one env."""
     future = pool.call_async(name, *args, env_ids=[env_id], **kwargs)
     return Promise(lambda: future.result()[0])
-
-
-def get_one(pool: Pool, env_id: int, name: str) -> Any:
-    """Return an attribute of one env.
-
-    Raises:
-        AttributeError: the env has no such attribute.
-        EnvError: its getter raised, or the value cannot be pickled.
-    """
-    try:
-        return pool.get_attr(name, env_ids=[env_id])[0]
-    except StepmillError as error:
-        if getattr(error, "error_type", "").rpartition(".")[2] == "AttributeError":
-            raise AttributeError(str(error)) from error
-        raise as_runtime_error(error) from error

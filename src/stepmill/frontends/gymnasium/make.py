@@ -22,7 +22,7 @@ from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
 from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
-from stepmill.pool.cost_model import auto_backend
+from stepmill.pool.auto_backend import auto_backend
 from stepmill.spec.errors import EnvError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, nearest_option

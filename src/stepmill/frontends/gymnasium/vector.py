@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from stepmill.frontends.batch_rows import select_rows
 from stepmill.frontends.gymnasium.arguments import VectorKeywords, check_positions, read_keywords, read_options
 from stepmill.frontends.gymnasium.errors import (
     ArgumentTypeError,
@@ -26,7 +27,6 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.frontends.rows import select_rows
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
 from stepmill.spec.env import EnvSpec

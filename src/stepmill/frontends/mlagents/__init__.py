@@ -18,8 +18,9 @@ The names are loaded on first use: a worker imports this package, too.
     optional_imports     the only import of mlagents_envs
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from stepmill._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stepmill.envs.unity import ActionTuple as ActionTuple
@@ -70,47 +71,4 @@ if TYPE_CHECKING:
     from stepmill.frontends.mlagents.workers import StepResponse as StepResponse
     from stepmill.frontends.mlagents.workers import UnityEnvWorker as UnityEnvWorker
 
-_NAMES_IN = {
-    "stepmill.envs.unity": ("ActionTuple",),
-    f"{__name__}.channels": (
-        *("EngineConfig", "EngineConfigurationChannel", "EnvironmentParametersChannel", "FloatPropertiesChannel"),
-        *("IncomingMessage", "OutgoingMessage", "RawBytesChannel", "SideChannel", "SideChannelManager"),
-        *("StatsAggregationMethod", "StatsSideChannel", "aggregate_stats"),
-    ),
-    f"{__name__}.failures": (
-        *("UnityCommunicationException", "UnityCommunicatorStoppedException", "UnityEnvironmentException"),
-        *("UnityException", "UnitySideChannelException", "UnityTimeOutException"),
-    ),
-    f"{__name__}.manager": ("EnvManager", "SimpleEnvManager"),
-    f"{__name__}.pipe_workers": ("worker",),
-    f"{__name__}.settings": (
-        *("ConstantSettings", "GaussianSettings", "ManagerOptions", "MultiRangeUniformSettings", "OnCrash"),
-        *("RestartLimits", "UniformSettings"),
-    ),
-    f"{__name__}.specs": ("BrainParameters", "CameraResolution"),
-    f"{__name__}.steps": (
-        *("ActionInfo", "AllStepResult", "BatchedStepResult", "DecisionSteps", "EnvironmentStep", "TerminalSteps"),
-        *("join_steps", "split_info"),
-    ),
-    f"{__name__}.subprocess_manager": ("SubprocessEnvManager",),
-    f"{__name__}.workers": (
-        *("EnvironmentCommand", "EnvironmentRequest", "EnvironmentResponse", "StepResponse", "UnityEnvWorker"),
-    ),
-}
-_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
-
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - made of the table above
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from its module, once."""
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__)

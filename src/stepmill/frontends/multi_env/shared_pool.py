@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pickle
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stepmill.backends.process import ProcessBackend
 from stepmill.envs.opaque import OpaqueEnvMaker
+from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
 from stepmill.pool.requests import PoolFuture
-from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
+from stepmill.pool.start import CLOSE_TIMEOUT_S
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import EngineBug, StepmillError, WorkerDied
+from stepmill.spec.errors import StepmillError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
 
@@ -49,53 +48,24 @@ class SharedPool:
         """
         self.lock = threading.RLock()
         self.num_envs = len(env_fns)
-        self._makers = [OpaqueEnvMaker(env_fn) for env_fn in env_fns]
-        self._options = _with_defaults(options)
-        self._backend: ProcessBackend | None = None
-        self._pool: Pool | None = None
-        self._failure: StepmillError | None = None
+        chosen = _with_defaults(options)
+        makers = [OpaqueEnvMaker(env_fn) for env_fn in env_fns]
+        self._starting = StartingPool(makers, chosen, num_retries=chosen.max_restarts)
         self._open_ids = set(range(len(env_fns)))
-        self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, _do_nothing)
 
     def launch(self) -> None:
         """Start the workers, which build their envs, and return without waiting. Idempotent."""
-        if self._backend is not None or self._options.backend is not BackendName.PROCESS:
-            return
-        self._backend = ProcessBackend(worker_settings(self._options))
-        self._backend.begin(plan_workers(self._makers, self._options))
-        self._finalizer = weakref.finalize(self, self._backend.close, CLOSE_TIMEOUT_S)
+        self._starting.launch()
 
     @property
     def pool(self) -> Pool:
-        """The pool; the first use waits until all envs are built.
+        """The pool; the first use waits until all envs are built. If a process dies meanwhile, all are built again, `max_restarts` times.
 
         Raises:
             EnvError, EnvTimeout, WorkerDied: an env could not be built.
         """
         with self.lock:
-            if self._failure is not None:
-                raise self._failure
-            if self._pool is None:
-                try:
-                    self._pool = self._build_pool()
-                except StepmillError as failure:
-                    self._failure = failure
-                    raise
-            return self._pool
-
-    def _build_pool(self) -> Pool:
-        """Return the pool. If a process dies while envs are built, all are built again, at most `max_restarts` times."""
-        for num_left in range(self._options.max_restarts, -1, -1):
-            self.launch()
-            self._finalizer.detach()  # from here on the pool closes the backend
-            options = self._options if self._backend is None else replace(self._options, backend=self._backend)
-            try:
-                return Pool(self._makers, options=options)
-            except WorkerDied:
-                self._backend = None
-                if not num_left:
-                    raise
-        raise EngineBug("max_restarts is negative; please report this")
+            return self._starting.pool
 
     def spaces(self, index: int) -> tuple[object, object]:
         """Return an env's observation space and action space; None in place of one that it does not have."""
@@ -149,15 +119,13 @@ class SharedPool:
             self._open_ids -= set(leaving)
             if not self._open_ids:
                 self.close()
-            elif leaving and self._pool is not None:
-                _warn_of_errors(self._pool.call_async("close_env", env_ids=leaving))
+            elif leaving and self._starting.made is not None:
+                _warn_of_errors(self._starting.made.call_async("close_env", env_ids=leaving))
 
     def close(self) -> None:
         """Close all envs and end their processes. Idempotent."""
         self._open_ids.clear()
-        if self._pool is not None:
-            self._pool.close()
-        self._finalizer()
+        self._starting.close()
 
 
 def _warn_of_errors(closing: PoolFuture) -> None:
@@ -193,7 +161,3 @@ def _faults_of(batch: Batch, env_ids: Sequence[int]) -> dict[int, Mapping[str, s
     rows = batch.truncated.nonzero()[0].tolist() if columns else []
     faults = {env_ids[row]: {key: column[row] for key, column in columns.items()} for row in rows}
     return {env_id: fault for env_id, fault in faults.items() if fault.get("kind") is not None}
-
-
-def _do_nothing() -> None:
-    """Finalizer of a pool whose backend has not been started."""

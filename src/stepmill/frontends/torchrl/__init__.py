@@ -24,9 +24,9 @@ The names are loaded on first use, which raises `MissingExtraError` without Torc
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from stepmill._lazy_names import lazy_names
 from stepmill.spec.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -36,29 +36,15 @@ if TYPE_CHECKING:
     from stepmill.frontends.torchrl.threaded import MultiThreadedEnv as MultiThreadedEnv
     from stepmill.frontends.torchrl.threaded import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
 
-_HOME_OF = {
-    "AsyncStepmillEnv": "asynchronous",
-    "MultiThreadedEnv": "threaded",
-    "MultiThreadedEnvWrapper": "threaded",
-    "ParallelEnv": "parallel",
-    "StepmillEnv": "env",
-}
-
-__all__ = ["AsyncStepmillEnv", "MultiThreadedEnv", "MultiThreadedEnvWrapper", "ParallelEnv", "StepmillEnv"]
+_load, __dir__, __all__ = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> object:
     """Load a public name, once."""
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'stepmill.frontends.torchrl' has no attribute {name!r}")
     try:
-        module = import_module(f"stepmill.frontends.torchrl.{home}")
+        return _load(name)
     except ModuleNotFoundError as exc:
         missing = (exc.name or "").partition(".")[0]
         if missing in ("torch", "torchrl", "tensordict"):
             raise MissingExtraError(module=missing, extra="torchrl") from exc
         raise
-    value: object = getattr(module, name)
-    globals()[name] = value
-    return value

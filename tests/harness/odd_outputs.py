@@ -1,4 +1,4 @@
-"""Envs whose observations have every dtype and every memory layout that NumPy allows."""
+"""Envs whose results are invalid, unusual, or have every memory layout that NumPy allows."""
 
 from __future__ import annotations
 
@@ -11,52 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from stepmill.testing.envs import Info, Options
-
-DTYPES: tuple[type[np.generic], ...] = (
-    np.bool_,
-    np.int8,
-    np.int16,
-    np.int32,
-    np.int64,
-    np.uint8,
-    np.uint16,
-    np.uint32,
-    np.uint64,
-    np.float16,
-    np.float32,
-    np.float64,
-)
-"""Every dtype that a Box may have."""
-
-
-def box(dtype: type[np.generic], shape: tuple[int, ...]) -> spaces.Box:
-    """Return a Box of `shape` with bounds 0 and 100, or 0 and 1 if the dtype is bool."""
-    high = 1 if dtype is np.bool_ else 100
-    return spaces.Box(0, high, shape, dtype)  # type: ignore[arg-type]
-
-
-def all_leaves_space() -> spaces.Dict:
-    """Return a nested space with a Box of every dtype, with and without dimensions, and each kind of discrete space."""
-    return spaces.Dict(
-        {
-            "boxes": spaces.Dict({np.dtype(dtype).name: box(dtype, (2, 3)) for dtype in DTYPES}),
-            "scalars": spaces.Tuple([box(dtype, ()) for dtype in DTYPES]),
-            "empty": spaces.Box(0, 1, (0, 3), np.float32),
-            "discrete": spaces.Tuple(
-                [
-                    spaces.Discrete(5),
-                    spaces.Discrete(3, start=-7),
-                    spaces.Discrete(2000, start=10),
-                    spaces.MultiDiscrete([3, 4, 5]),
-                    spaces.MultiDiscrete(np.array([[3, 4], [5, 6]]), dtype=np.int32),
-                    spaces.MultiBinary(4),
-                    spaces.MultiBinary((2, 2)),
-                ]
-            ),
-            "deep": spaces.Tuple([spaces.Dict({"a": spaces.Tuple([spaces.Dict({"b": box(np.float32, (1,))})])})]),
-        }
-    )
+from stepmill.testing.envs import CountingEnv, Info, Options
+from stepmill.testing.sampled import DTYPES, box
 
 
 class Pair(NamedTuple):
@@ -193,3 +149,86 @@ class ScalarDisguiseEnv(gymnasium.Env[Any, np.int64]):
             "d": wrap(t, np.int64),
         }
         return OrderedDict(shown) if t % 2 else shown
+
+
+class BadOutputEnv(CountingEnv):
+    """Returns an invalid value of the given kind from its `at`-th step, or its `at`-th reset for kinds named "reset ...".
+
+    `BadOutputEnv.KINDS` lists the kinds. All other results are those of a `CountingEnv`. The observation is a Dict of `count`
+    (int64 [3]) and `extra` (float32 [2]), so that its structure can be wrong, too.
+    """
+
+    Step = tuple[Any, ...]
+
+    KINDS: dict[str, Callable[[Step], object]] = {
+        "wrong shape": lambda s: ({**s[0], "count": np.zeros(4, np.int64)}, *s[1:]),
+        "wrong rank": lambda s: ({**s[0], "count": np.zeros((1, 3), np.int64)}, *s[1:]),
+        "scalar for array": lambda s: ({**s[0], "count": 5}, *s[1:]),
+        "lossy dtype": lambda s: ({**s[0], "count": np.full(3, 0.5)}, *s[1:]),
+        "text": lambda s: ({**s[0], "count": np.array(["a", "b", "c"])}, *s[1:]),
+        "object dtype": lambda s: ({**s[0], "count": np.array([None, {}, []], object)}, *s[1:]),
+        "none leaf": lambda s: ({**s[0], "count": None}, *s[1:]),
+        "missing key": lambda s: ({"count": s[0]["count"]}, *s[1:]),
+        "array for dict": lambda s: (np.zeros(3, np.int64), *s[1:]),
+        "tuple for dict": lambda s: (tuple(s[0].values()), *s[1:]),
+        "no observation": lambda s: (None, *s[1:]),
+        "four values": lambda s: (s[0], s[1], s[2], s[4]),
+        "six values": lambda s: (*s, None),
+        "nothing": lambda _: None,
+        "one number": lambda _: 1.0,
+        "text reward": lambda s: (s[0], "much", *s[2:]),
+        "none reward": lambda s: (s[0], None, *s[2:]),
+        "long reward": lambda s: (s[0], np.zeros(2), *s[2:]),
+        "array flag": lambda s: (s[0], s[1], np.array([True, False]), *s[3:]),
+        "list info": lambda s: (*s[:4], ["info"]),
+        "none info": lambda s: (*s[:4], None),
+        "reset wrong shape": lambda s: ({**s[0], "extra": np.zeros(3, np.float32)}, s[4]),
+        "reset bare observation": lambda s: s[0],
+        "reset nothing": lambda _: None,
+    }
+
+    def __init__(self, kind: str, at: int = 1, *, identity: int = 0, length: int = 5) -> None:
+        super().__init__(identity, length)
+        self._count_space = self.observation_space
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]
+            {"count": self._count_space, "extra": spaces.Box(-1, 1, (2,), np.float32)}
+        )
+        self._kind = kind
+        self._at = at
+
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Any:
+        count, info = super().reset(seed=seed, options=options)
+        whole = ({"count": count, "extra": np.zeros(2, np.float32)}, 0.0, False, False, info)
+        if self._kind.startswith("reset") and self.num_resets == self._at:
+            return self.KINDS[self._kind](whole)
+        return whole[0], info
+
+    def step(self, action: np.int64) -> Any:
+        count, *rest = super().step(action)
+        whole = ({"count": count, "extra": np.zeros(2, np.float32)}, *rest)
+        if not self._kind.startswith("reset") and self.num_steps == self._at:
+            return self.KINDS[self._kind](whole)
+        return whole
+
+
+class OddRewardEnv(CountingEnv):
+    """Returns rewards that are unusual but valid: NaN, infinities, NumPy scalars, ints, bools, 0-d and [1] arrays."""
+
+    REWARDS: tuple[object, ...] = (
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        3,
+        True,
+        np.float32(0.1),
+        np.float16(0.5),
+        np.int8(-3),
+        np.uint64(2**63),
+        np.bool_(True),
+        np.array(2.5),
+        np.array(7, np.int16),
+    )
+
+    def step(self, action: np.int64) -> Any:
+        count, _, terminated, truncated, info = super().step(action)
+        return count, self.REWARDS[int(action) % len(self.REWARDS)], np.bool_(terminated), int(truncated), info

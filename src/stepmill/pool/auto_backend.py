@@ -1,0 +1,24 @@
+"""Which backend `"auto"` is. Nothing is measured."""
+
+from __future__ import annotations
+
+from stepmill.spec.options import BackendName
+
+AUTO_WORKERS = 2
+# What two workers cost a step of all envs, if the learner computes for longer than workers spin and must wake them: decision 0019.
+WAKING_S = 68e-6
+
+
+def auto_backend(num_envs: int, *, num_workers: int | None = None, step_s: float | None = None) -> BackendName:
+    """Return the backend that "auto" is: serial or process. The result depends on the arguments alone.
+
+    Args:
+        num_envs: N.
+        num_workers: the option; 0 is serial.
+        step_s: duration of a step in seconds, if it is known. Without it, workers are the safer choice: decision 0019.
+    """
+    if num_envs == 1 or num_workers == 0:
+        return BackendName.SERIAL
+    # The number of cores is not asked for, so that a program uses the same backend on all machines; more workers also cost more to wake.
+    is_serial_faster = step_s is not None and num_envs // AUTO_WORKERS * step_s <= WAKING_S
+    return BackendName.SERIAL if is_serial_faster else BackendName.PROCESS
