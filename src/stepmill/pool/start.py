@@ -363,7 +363,8 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
         spares[worker].append(num_envs - options.spare_envs + place)
     ids = iter(range(num_envs - options.spare_envs))
     shares = [(*itertools.islice(ids, size - len(extra)), *extra) for size, extra in zip(sizes, spares, strict=True)]
-    return [WorkerPlan(worker, own, tuple(env_fns[i] for i in own)) for worker, own in enumerate(shares)]
+    init = options.worker_init
+    return [WorkerPlan(worker, own, tuple(env_fns[i] for i in own), init) for worker, own in enumerate(shares)]
 
 
 def count_threads(num_envs: int, options: PoolOptions) -> int:

@@ -127,7 +127,8 @@ class EnvError(StepmillError):
 
     Attributes:
         env_id: the env that raised; None if it is not known.
-        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close".
+        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close"; "worker_init" if the
+            function of that option raised.
         error_type: the dotted name of the class of the original exception.
         remote_traceback: the traceback where it was raised, as text; may be empty.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stepmill.spec.errors import UsageError
 
@@ -18,6 +18,15 @@ def checked_folder(value: object) -> str | None:
     if path is None or (isinstance(path, str) and path and "\0" not in path):
         return path
     raise UsageError(f"crash_dir={value!r} must be the path of a folder, or None for no crash capsules")
+
+
+def checked_function(value: object) -> Callable[[], object] | None:
+    """Return the function that workers call first, or None."""
+    if value is None or callable(value):
+        return value
+    raise UsageError(
+        f"worker_init={value!r} must be a function without arguments, or None; functools.partial(function, ...) gives it some"
+    )
 
 
 def checked_cores(value: object) -> tuple[int, ...] | None:

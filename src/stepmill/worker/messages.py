@@ -9,10 +9,11 @@ worker ──► learner     Ready · Failed · Attached · Reply · Closed
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import cloudpickle
 
@@ -80,11 +81,28 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more."""
+    """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
+
+    `init` is the option `worker_init`; None if there is none, or if it has been called.
+    """
 
     worker: int
     env_ids: tuple[int, ...]
     env_fns: tuple[EnvFn, ...]
+    init: EnvFn | None = None
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A plan for a fresh process. `env_fns` are loaded, which imports their modules, after `plan.init` was called."""
+
+    plan: WorkerPlan
+    env_fns: bytes
+
+    def unpack(self) -> WorkerPlan:
+        """Return the whole plan. Raises whatever loading raises."""
+        found = load(self.env_fns)
+        return dataclasses.replace(self.plan, env_fns=cast("tuple[EnvFn, ...]", found))
 
 
 class ServerLocation(NamedTuple):
@@ -171,7 +189,7 @@ class Build:
     """Build these envs. The descriptor of the pool's `BuildProgress` comes first with the message.
 
     Attributes:
-        plan: a WorkerPlan as bytes; None for a fork of the learner, which has inherited it.
+        plan: a PackedPlan as bytes; None for a fork of the learner, which has inherited it.
         program: the state of the learner's program; None for a fork, which has inherited it.
     """
 
