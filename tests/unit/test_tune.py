@@ -274,6 +274,9 @@ def test_the_printed_program_makes_the_env_as_it_was_measured():
     assert "Pool([lambda: preprocess(gymnasium.make(" in text_of("ALE/Pong-v5", atari, in_batches)
     spares = Configuration(backend=BackendName.PROCESS, num_workers=5, spare_envs=1)
     assert "VectorEnv([CountingEnv] * (4 + 1), " in code_text(code_of_function(CountingEnv), spares, 4)
+    own = EnvChoice("my_envs:MyEnv", CountingEnv, is_atari=False, env_kwargs=(("a", 1),), is_function=True)
+    assert text_of("my_envs:MyEnv", own).startswith("import stepmill\nfrom my_envs import MyEnv\n\n")
+    assert "VectorEnv([lambda: MyEnv(a=1)] * 4, " in text_of("my_envs:MyEnv", own)
     for configuration in (PROCESSES, in_batches, spares, SERIAL):
         for source in (code_of_id("ALE/Pong-v5", atari), code_of_function(lambda: None)):
             compile(code_text(source, configuration, 4), "printed", "exec")

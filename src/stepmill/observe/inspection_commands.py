@@ -63,7 +63,7 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 def trace(**arguments: object) -> None:
     """Step ENV with random actions, and record what each thread does, for ui.perfetto.dev.
 
-    ENV is a Gymnasium id, or module:Id. The trace has a track for the learner and one per worker, with steps, resets and
+    ENV is a Gymnasium id, module:Id, or module:Class. The trace has a track for the learner and one per worker, with steps, resets and
     waits, and arrows from the send of a command to the env's step and to the recv of its result. Nothing is uploaded: open
     https://ui.perfetto.dev and drop the file on it.
 
@@ -88,7 +88,7 @@ def doctor(
 ) -> None:
     """Check ENV for what makes it slow, wrong or fragile in a pool, and say what to do.
 
-    ENV is a Gymnasium id, or module:Id. The checks run in processes of their own, so that an env that crashes or hangs is a
+    ENV is a Gymnasium id, module:Id, or module:Class. The checks run in processes of their own, so that an env that crashes or hangs is a
     finding: results outside of the spaces, observations that change later, generators and state that envs share, data that
     depend on more than the seed, infos that are huge or cannot be pickled, slow resets, threads, leaks of memory and
     descriptors, processes that are left behind, and differences between the backends.
@@ -171,7 +171,7 @@ def bench(**arguments: object) -> None:
 def tune(**arguments: object) -> None:
     """Find how to run ENV on this machine, and print the line of Python that does it.
 
-    ENV is a Gymnasium id, or module:Id. One env is measured alone, with random actions. A model predicts the speed of each
+    ENV is a Gymnasium id, module:Id, or module:Class. One env is measured alone, with random actions. A model predicts the speed of each
     backend, number of workers and batch size; the best few are measured by turns, so that a busy machine affects all alike,
     and the slower half is dropped until two are left. Of equally fast configurations (within 5 %) the simplest is chosen:
     serial before thread before process, and fewer workers.

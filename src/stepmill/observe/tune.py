@@ -113,7 +113,7 @@ def tune(
     measured by turns. `print(result)` says what was chosen, why, and what to write; `result.keywords` are keywords of `make_vec`.
 
     Args:
-        env: an id of Gymnasium, module:Id, or a function that builds the env. Ids of ale_py get the Atari preprocessing.
+        env: an id of Gymnasium, module:Id, module:Class, or a function that builds the env. Ids of ale_py get the Atari preprocessing.
         num_envs: how many envs will run.
         budget_s: seconds that this may take.
         is_async: True for `recv` of some envs, False for steps of all envs; None tries both if durations of steps vary.
