@@ -243,7 +243,17 @@ def test_the_result_is_json_without_infinities():
     assert "no episode ended" in str(result)
 
 
-@pytest.mark.parametrize("bad", [{"num_envs": 0}, {"budget_s": 0}, {"learner_s": -1}, {"step_timeout_s": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_envs": 0},
+        {"budget_s": 0},
+        {"learner_s": -1},
+        {"learner_s": math.nan},
+        {"budget_s": math.inf},
+        {"step_timeout_s": 0},
+    ],
+)
 def test_numbers_out_of_range_are_refused(bad):
     with pytest.raises(UsageError, match="must be"):
         make_request(CountingEnv, **{"num_envs": 2, **bad})

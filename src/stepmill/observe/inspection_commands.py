@@ -7,7 +7,8 @@ import sys
 import click
 
 from stepmill.observe.exit_status import ExitStatus
-from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
+from stepmill.observe.options import COUNT, SECONDS, Arguments, Finite, json_option
+from stepmill.spec.errors import UsageError
 
 
 @click.command(short_help="Show where the pool of a running program spends its time.")
@@ -18,7 +19,8 @@ from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
 def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -> None:
     """Show where a running program's pool spends its time, from another terminal.
 
-    PID is the process that made the pool. Without it, the programs of this user that have pools are listed.
+    PID is the process that made the pool. Without it, the programs of this user that have pools are listed; with --prometheus the
+    counters of the only one are printed.
 
     The pool is only read: the program is not stopped and not slowed. If it has several pools, the oldest is shown.
     A worker that has been in one step or reset for more than 1.5 s is named with its env, and so is one that is stopped or
@@ -33,11 +35,17 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 
     if pid is None:
         pools = find_pools()
-        if not pools:
+        pids = sorted({pool.pid for pool in pools})
+        if prometheus and len(pids) != 1:
+            found = f"these have pools: {', '.join(map(str, pids))}" if pids else "no program of this user has a pool"
+            raise UsageError(f"--prometheus prints the counters of one program; give its PID ({found})")
+        if not prometheus and not pools:
             sys.stdout.write("no program of this user has a pool\n")
             return
-        list_pools(pools, Console())
-        return
+        if not prometheus:
+            list_pools(pools, Console())
+            return
+        pid = pids[0]
     with AttachedPool(only_pool(pid)) as pool:
         if prometheus:
             sys.stdout.write(pool.stats().to_prometheus())
@@ -149,7 +157,7 @@ def bench(**arguments: object) -> None:
 )
 @click.option(
     "--learner-ms",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     metavar="MS",
     default=0.3,
     show_default=True,

@@ -333,6 +333,17 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """A copy of every env's generator."""
         return self.get_attr("np_random")
 
+    if not TYPE_CHECKING:  # type checkers are to know the attributes that exist
+
+        def __getattr__(self, name: str) -> Never:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                text += (
+                    "; the envs are objects in workers: get_attr(name) and set_attr(name, values) access their attributes, "
+                    "call(name, ...) their methods"
+                )
+            raise AttributeError(text, name=name, obj=self)
+
     def stats(self) -> PoolStats:
         """Return how each worker has spent its time since the start."""
         return self._pool.stats()
