@@ -328,7 +328,7 @@ class ThreadWorker:
     def _run(self) -> None:
         is_reported = False
         try:
-            process_setup.pin_cores(self.settings.affinity)
+            process_setup.pin_cores(self.plan.affinity)
             timers.enable(self.settings.timers_every)
             self.built = self.build()
             self.is_set_up.set()

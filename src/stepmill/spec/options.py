@@ -12,7 +12,14 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar
 
 from stepmill.spec.errors import UsageError
-from stepmill.spec.option_values import checked_cores, checked_environment, checked_folder, checked_function
+from stepmill.spec.option_values import (
+    Cores,
+    Environment,
+    checked_cores,
+    checked_environment,
+    checked_folder,
+    checked_function,
+)
 from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
 
 if TYPE_CHECKING:
@@ -164,9 +171,9 @@ class EngineKeywords(TypedDict, total=False):
     replay_log_bytes: int
     crash_dir: str | os.PathLike[str] | None
     worker_init: Callable[[], object] | None
-    worker_env: Mapping[str, str]
+    worker_env: Environment
     worker_threads: int | None
-    affinity: Sequence[int] | None
+    affinity: Cores
     persist_options: bool
     timers_every: int
     ray: RayOptions | None
@@ -219,9 +226,11 @@ class PoolOptions:
         crash_dir: folder for crash capsules, one small file per fault; it is created if missing. None writes none.
         worker_init: a function that each worker calls first, before it loads and builds its envs, also when it is
             restarted. Threads call it, too, each once, and the serial backend in the calling thread.
-        worker_env: environment variables of the workers, in addition to the learner's.
+        worker_env: environment variables of the workers, in addition to the learner's: a mapping for all; or a list of mappings,
+            of which worker w has item w modulo its length; or a function of w that returns its mapping.
         worker_threads: number of torch and OpenMP threads in each worker; None does not change it.
-        affinity: numbers of the cores that the workers may use, all of them together; None is those of the learner.
+        affinity: numbers of the cores that the workers may use, all of them together; a list of such lists or a function
+            for each worker, as with worker_env; None is those of the learner.
         persist_options: the default of `Pool.reset(persist_options=...)`.
         timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
         ray: how backend="ray" uses the cluster; None is RayOptions().
@@ -260,9 +269,9 @@ class PoolOptions:
     replay_log_bytes: int = 64 * _MIB
     crash_dir: str | os.PathLike[str] | None = None
     worker_init: Callable[[], object] | None = None
-    worker_env: Mapping[str, str] = field(default_factory=dict)
+    worker_env: Environment = field(default_factory=dict)
     worker_threads: int | None = 1
-    affinity: Sequence[int] | None = None
+    affinity: Cores = None
     persist_options: bool = False
     timers_every: int = 0
     ray: RayOptions | None = None

@@ -99,7 +99,6 @@ class _Worker:
             process_setup.write_traces_to(fd.fileno())
         process_setup.seed_global_generators(build_message.settings.entropy, build_message.worker)
         process_setup.limit_threads(build_message.settings.worker_threads)
-        process_setup.pin_cores(build_message.settings.affinity)
         timers.enable(build_message.settings.timers_every)
         built, modules = _build(build_message, plan, fds[0] if fds else None)
         process_setup.limit_threads(build_message.settings.worker_threads)  # for libraries that an env has imported
@@ -193,6 +192,7 @@ def _build(message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> 
                 progress.begin(message.worker, env_id)
 
         if inherited is not None:
+            process_setup.apply_own_settings(inherited.environ, inherited.affinity)
             return build_envs(inherited, on_begin=begin), {}
         return _load_and_build(message, begin)
 
@@ -203,6 +203,7 @@ def _load_and_build(message: Build, begin: Callable[[int | None], None]) -> tupl
         packed, program = load(message.plan or b""), message.program
         if not isinstance(packed, PackedPlan) or program is None:
             raise TypeError("the worker got no plan")
+        process_setup.apply_own_settings(packed.plan.environ, packed.plan.affinity)
         phase = "unpickle"
         program.apply_filters()  # loading env_fns may import modules that warn
         before = module_contents.read_contents() if packed.plan.init is not None else {}

@@ -49,9 +49,9 @@ class WorkerSettings:
 
     Attributes:
         entropy: together with the worker's number it seeds the worker's global random generators.
-        worker_env: environment variables in addition to the learner's.
+        worker_env: environment variables of all workers in addition to the learner's.
         worker_threads: threads of numeric libraries in a worker; None does not limit them.
-        affinity: cores that the workers may use; None does not limit them.
+        affinity: cores that the threads of a kernel may use; None does not limit them.
         timers_every: measure every Nth outermost timer of `stepmill.timers`; 0 measures none.
         overlap_resets: an idle worker begins the next episode of an env whose episode is over, before it is asked to.
         start_serially: start one worker after the other.
@@ -83,13 +83,18 @@ class WorkerSettings:
 class WorkerPlan:
     """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
 
-    `init` is the option `worker_init`; None if there is none, or if it has been called.
+    Attributes:
+        init: the option `worker_init`; None if there is none, or if it has been called.
+        affinity: cores that the worker may use; None does not limit them.
+        environ: environment variables that are the worker's own. Only a process sets them.
     """
 
     worker: int
     env_ids: tuple[int, ...]
     env_fns: tuple[EnvFn, ...]
     init: EnvFn | None = None
+    affinity: tuple[int, ...] | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
