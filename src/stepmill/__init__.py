@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepmill import kernels as kernels
     from stepmill import testing as testing
     from stepmill import timers as timers
+    from stepmill.envs.registered import register_adapter as register_adapter
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout
@@ -65,6 +66,7 @@ _MODULE_OF = {
     "Rollout": "stepmill.frontends.rollout",
     "RolloutBatch": "stepmill.frontends.rollout",
     "get_include": "stepmill.kernels",
+    "register_adapter": "stepmill.envs.registered",
     "kernel": "stepmill.kernels",
     "kernels": "stepmill.kernels",
     "testing": "stepmill.testing",
@@ -129,6 +131,7 @@ __all__ = [
     "kernel",
     "kernels",
     "make_vec",
+    "register_adapter",
     "testing",
     "timers",
     "tune",
