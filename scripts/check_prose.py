@@ -1,4 +1,4 @@
-"""Check the spelling of all files, and refuse the words and phrases that scripts/prose.ini bans.
+"""Check the spelling of all files, refuse the words and phrases that scripts/prose.ini bans, and front-ends that are not described.
 
 Spelling is checked by codespell. Banned phrases are regular expressions, matched line by line without regard to case.
 """
@@ -7,13 +7,18 @@ import configparser
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "scripts" / "prose.ini"
 GENERATED = ("constraints.txt", "src/stepmill/_native.pyi", "tests/unit/public_api.txt")
+
+FRONT_ENDS = "src/stepmill/frontends/"
+PARTS_OF_FRONT_ENDS = {"__init__", "overrides", "rollout", "rows"}
+# Gymnasium is always installed; ray_rollout has the extra of the backend; the others are used with the versions that a project has.
+WITHOUT_EXTRA = {"gymnasium", "ray_rollout", "alf", "di_engine", "mlagents", "multi_env"}
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,37 @@ def misspelt(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout.splitlines()
 
 
+def undescribed(names: Sequence[str], read: Callable[[str], str]) -> list[str]:
+    """Return what front-ends lack: a page of the documents that names it, an extra, an entry of the changelog.
+
+    Args:
+        names: of all files.
+        read: returns the text of one.
+    """
+    found = {
+        name[len(FRONT_ENDS) :].partition("/")[0].removesuffix(".py") for name in names if name.startswith(FRONT_ENDS)
+    }
+    pages = [name for name in names if name.startswith("docs/") and name.endswith(".md") and "/decisions/" not in name]
+    text = "".join(read(name) for name in pages)
+    extras = read("pyproject.toml").partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    problems = []
+    for name in sorted(found - PARTS_OF_FRONT_ENDS):
+        extra = name.replace("_", "-")
+        if f"docs/switching/{name}.md" not in pages and f"stepmill.frontends.{name}" not in text:
+            problems.append(f"docs/switching/{name}.md: there is no page for the front-end {name}")
+        if name not in WITHOUT_EXTRA and f"\n{extra} = [" not in extras:
+            problems.append(f"pyproject.toml: there is no extra {extra} for the front-end {name}")
+        if not re.search(rf"\b{name}\b", read("CHANGELOG.md"), re.IGNORECASE):
+            problems.append(f"CHANGELOG.md: there is no entry for the front-end {name}")
+    return problems
+
+
 def main() -> int:
     """Print each misspelt word and each banned phrase. The exit status is 1 if there is one."""
     rules = read_rules(RULES.read_text(encoding="utf-8"))
     names = find_files()
     problems = misspelt(names, rules.accepted)
+    problems += undescribed(names, lambda name: (ROOT / name).read_text(encoding="utf-8"))
     rules_name = str(RULES.relative_to(ROOT))
     for name in names:
         if name == rules_name or is_unchecked(name, rules.unchecked):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepmill import kernels as kernels
     from stepmill import testing as testing
     from stepmill import timers as timers
+    from stepmill.envs.registered import register_adapter as register_adapter
     from stepmill.frontends.gymnasium import VectorEnv as VectorEnv
     from stepmill.frontends.gymnasium import make_vec as make_vec
     from stepmill.frontends.rollout import Rollout as Rollout

@@ -130,3 +130,26 @@ def test_a_typo_that_the_envs_accept_causes_a_warning(tolerant_id):
 def test_arguments_that_only_the_envs_know_are_no_matter(tolerant_id, recwarn):
     stepmill.make_vec(tolerant_id, 2, "sync", size=3, env_kwargs={"num_worker": 2}).close()
     assert not recwarn.list
+
+
+# ---------------------------------------------------------------- infos without content
+
+
+def _text_env():
+    return SampleEnv(spaces.Text(5), spaces.Discrete(2))  # its observation travels with the info
+
+
+def _vector_of_boxes():
+    return gymnasium.vector.SyncVectorEnv(_box_envs(BOXES[:1] * 2))
+
+
+@pytest.mark.parametrize("make_env", [_box_envs(BOXES)[0], _text_env, _vector_of_boxes], ids=["box", "text", "batched"])
+def test_infos_that_are_empty_are_plain_dicts(vector_env_of, make_env):
+    envs = vector_env_of([make_env] * 2)
+    infos = [
+        envs.reset(seed=0)[1],
+        envs.reset(options={"reset_mask": np.arange(envs.num_envs) == 0})[1],
+        *(envs.step(envs.action_space.sample())[4] for _ in range(3)),
+    ]
+    assert [type(info) for info in infos] == [dict] * len(infos)
+    assert not any(infos)

@@ -9,6 +9,7 @@ from pathlib import Path
 NEEDS = {
     "jax": "jax",
     "envpool": "envpool",
+    "mo_gymnasium": "mo_gymnasium",
     "sb3": "stable_baselines3",
     "tianshou": "tianshou",
     "torchrl": "torchrl",

@@ -237,6 +237,25 @@ class Crashing(Healthy):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
+class Leaving(Healthy):
+    check = "crashes"
+
+    def step(self, action):
+        os._exit(0)
+
+
+class ChangingActions(Healthy):
+    check = "changes-action"
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gymnasium.spaces.Box(0, 2, (2,), np.float32)
+
+    def step(self, action):
+        action -= action.mean()
+        return super().step(action[0] > 0)
+
+
 class Hanging(Healthy):
     check = "hangs"
 

@@ -73,6 +73,18 @@ def test_top_prints_the_counters_of_another_process_for_prometheus():
     assert "stepmill_resets_total" in done.stdout
 
 
+def test_the_counters_without_a_pid_are_those_of_the_only_program():
+    with make_pool("thread", counting_envs(2)) as pool:
+        pool.reset(seed=0)
+        done = run_top("--prometheus")
+    if done.returncode == 0:
+        assert "stepmill_resets_total" in done.stdout
+    else:  # there are other programs on this machine
+        assert done.returncode == 2
+        assert "give its PID" in done.stderr
+        assert str(os.getpid()) in done.stderr
+
+
 @pytest.mark.parametrize(("pid", "text"), [(1 << 22, "there is no process"), (os.getppid(), "has no pool")])
 def test_top_says_why_there_is_nothing_to_show(pid, text):
     done = run_top(pid)

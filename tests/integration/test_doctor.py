@@ -26,6 +26,7 @@ from tests.harness.sick_envs import (
     GlobalGenerator,
     Hanging,
     Healthy,
+    Leaving,
     LeavingChildren,
     Remembering,
     Rounded,
@@ -66,6 +67,11 @@ def test_an_env_that_hangs_is_found_and_ended():
     found = diagnose(Hanging, limit_s=4.0)
     assert [finding.check for finding in found.findings] == ["hangs"]
     assert found.groups == ["steps"]
+
+
+def test_an_env_that_ends_its_process_with_status_0_is_found():
+    (finding,) = diagnose(Leaving, groups=["steps"], num_steps=10).findings
+    assert (finding.check, finding.what) == ("crashes", "the env ended its process with exit status 0")
 
 
 def test_processes_that_an_env_left_behind_are_ended():

@@ -37,6 +37,22 @@ def test_unchecked_paths_are_whole_folders(check_prose, name, is_unchecked):
     assert check_prose.is_unchecked(name, check_prose.read_rules(RULES).unchecked) is is_unchecked
 
 
+def test_a_front_end_without_page_extra_or_changelog_entry_is_reported(check_prose):
+    files = {
+        "src/stepmill/frontends/rows.py": "",
+        "src/stepmill/frontends/new_lib/env.py": "",
+        "pyproject.toml": '[project.optional-dependencies]\nold = ["old"]\n[project.scripts]\n',
+        "CHANGELOG.md": "- Something else.\n",
+        "docs/guides/other.md": "`stepmill.frontends.old_lib`\n",
+    }
+    found = check_prose.undescribed([*files], files.__getitem__)
+    assert [line.partition(":")[0] for line in found] == ["docs/switching/new_lib.md", "pyproject.toml", "CHANGELOG.md"]
+    files["pyproject.toml"] = files["pyproject.toml"].replace("old =", "new-lib =")
+    files["CHANGELOG.md"] = "- The front-end `new_lib`.\n"
+    files["docs/switching/new_lib.md"] = "# New\n"
+    assert check_prose.undescribed([*files], files.__getitem__) == []
+
+
 def test_a_misspelt_word_is_reported_unless_it_is_accepted(check_prose, tmp_path):
     pytest.importorskip("codespell_lib")
     path = tmp_path / "text.md"

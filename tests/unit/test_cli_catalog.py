@@ -70,6 +70,39 @@ def test_an_unknown_id_is_answered_with_near_names(env_id, expected):
     assert "\n" not in raised.value.message
 
 
+_OWN = """
+import gymnasium
+from stepmill.testing.envs import CountingEnv
+
+class OwnEnv(CountingEnv):
+    pass
+
+def make_own(length=3):
+    return OwnEnv(7, length)
+
+gymnasium.register("Known-v0", OwnEnv)
+Known = OwnEnv
+"""
+
+
+def test_a_class_or_function_of_a_module_is_an_env(module_dir):
+    (module_dir / "own_envs.py").write_text(_OWN)
+    sys.path.insert(0, str(module_dir))
+    try:
+        choice = find_env("own_envs:OwnEnv")
+        assert (choice.env_id, choice.is_function, choice.is_atari) == ("own_envs:OwnEnv", True, False)
+        assert type(choice.make()).__name__ == "OwnEnv"
+        made = find_env("own_envs:make_own", env_kwargs={"length": 9}).make()
+        assert (made.identity, made.length) == (7, 9)
+        assert not find_env("own_envs:Known").is_function  # an id comes first
+        with pytest.raises(UsageError, match=r"unknown env id 'OwnEnw'; did you mean OwnEnv\?"):
+            find_env("own_envs:OwnEnw")
+        with pytest.raises(UsageError, match="is not an Atari env"):
+            find_env("own_envs:OwnEnv", atari=True)
+    finally:
+        gymnasium.registry.pop("Known-v0")
+
+
 def test_near_ids_puts_other_versions_and_namespaces_of_the_same_name_first():
     known = ["Bong-v5", "ALE/Pong-v5", "Pong-v0", "Pong-v4", "Walker-v1"]
     assert near_ids("pong-v5", known) == ["Pong-v4", "Pong-v0", "ALE/Pong-v5"]

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 import stepmill
+from stepmill.frontends.gymnasium import make as make_module
 from stepmill.frontends.gymnasium.errors import (
     ClosedVectorEnvError,
     MissingModuleError,
@@ -22,6 +23,7 @@ from stepmill.frontends.gymnasium.spaces import batch_observations, check_spaces
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, RecvTimeout, UsageError
 from stepmill.spec.tree import Opaque
+from stepmill.testing.envs import CountingEnv
 
 BOX, WIDE, LONG = spaces.Box(0, 1, (2,)), spaces.Box(0, 5, (2,)), spaces.Box(0, 1, (3,))
 TWO, THREE = spaces.Discrete(2), spaces.Discrete(3)
@@ -374,3 +376,19 @@ def test_batched_envs_must_reset_themselves_in_the_mode_that_was_asked_for():
         match="batched envs have autoreset_mode='NextStep', but the vector env has autoreset_mode='SameStep'",
     ):
         stepmill.VectorEnv([sync_cartpoles] * 2, backend="serial", autoreset_mode="SameStep")
+
+
+def test_an_attribute_of_envs_is_answered_with_the_methods_that_reach_them():
+    with stepmill.VectorEnv([CountingEnv] * 2, backend="serial") as envs:
+        with pytest.raises(AttributeError, match=r"no attribute 'envs'; .*get_attr\(name\).*call\(name"):
+            _ = envs.envs
+        assert not hasattr(envs, "_anything")
+
+
+def test_ids_of_ale_name_the_extra(monkeypatch):
+    monkeypatch.setattr(make_module, "find_module", lambda name: None)
+    monkeypatch.setattr(make_module, "registry", {})
+    with pytest.raises(
+        stepmill.MissingExtraError, match=r"ale_py is not installed; run: pip install 'stepmill\[atari\]'"
+    ):
+        stepmill.make_vec("ALE/Pong-v5", num_envs=2)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from stepmill.spec import errors
-from stepmill.spec.errors import EnvError, RecvTimeout, StepmillError, WorkerDied, join_errors
+from stepmill.spec.errors import BadOutput, EnvError, RecvTimeout, StepmillError, WorkerDied, join_errors
 
 
 class Plain(LookupError):
@@ -117,6 +117,21 @@ def test_equal_faults_are_shown_once():
         "traceback of env 0:\nTraceback: there\n\n"
         "traceback of env 7:\nTraceback: elsewhere"
     )
+
+
+def test_equal_outputs_are_shown_once():
+    faults = [BadOutput(f"env {i} gave a wrong output of step: the reward is text", env_id=i) for i in range(8)]
+    assert str(join_errors(faults)) == (
+        "env 0 gave a wrong output of step: the reward is text\n\nthe same happened to envs 1-7"
+    )
+
+
+def test_faults_of_workers_have_no_env_and_are_counted():
+    faults = [EnvError(f"worker {i} could not load it", remote_traceback="Traceback: there\n") for i in range(3)]
+    assert str(join_errors(faults)) == (
+        "worker 0 could not load it\n\nthe same happened 2 more times\n\ntraceback of the worker:\nTraceback: there"
+    )
+    assert "the same happened 1 more time\n" in str(join_errors(faults[:2]))
 
 
 def test_many_different_faults_are_counted():

@@ -228,7 +228,17 @@ def test_the_result_is_json_without_infinities():
     assert "no episode ended" in str(result)
 
 
-@pytest.mark.parametrize("bad", [{"num_envs": 0}, {"budget_s": 0}, {"learner_s": -1}, {"step_timeout_s": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_envs": 0},
+        {"budget_s": 0},
+        {"learner_s": -1},
+        {"learner_s": math.nan},
+        {"budget_s": math.inf},
+        {"step_timeout_s": 0},
+    ],
+)
 def test_numbers_out_of_range_are_refused(bad):
     with pytest.raises(UsageError, match="must be"):
         make_request(CountingEnv, **{"num_envs": 2, **bad})
@@ -259,6 +269,9 @@ def test_the_printed_program_makes_the_env_as_it_was_measured():
     assert "Pool([lambda: preprocess(gymnasium.make(" in text_of("ALE/Pong-v5", atari, in_batches)
     spares = Configuration(backend=BackendName.PROCESS, num_workers=5, spare_envs=1)
     assert "VectorEnv([CountingEnv] * (4 + 1), " in code_text(code_of_function(CountingEnv), spares, 4)
+    own = EnvChoice("my_envs:MyEnv", CountingEnv, is_atari=False, env_kwargs=(("a", 1),), is_function=True)
+    assert text_of("my_envs:MyEnv", own).startswith("import stepmill\nfrom my_envs import MyEnv\n\n")
+    assert "VectorEnv([lambda: MyEnv(a=1)] * 4, " in text_of("my_envs:MyEnv", own)
     for configuration in (PROCESSES, in_batches, spares, SERIAL):
         for source in (code_of_id("ALE/Pong-v5", atari), code_of_function(lambda: None)):
             compile(code_text(source, configuration, 4), "printed", "exec")

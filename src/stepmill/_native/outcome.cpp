@@ -28,11 +28,23 @@ bool read_flag(PyObject* value, const char* name, bool& flag) {
     return false;
 }
 
+// Envs that compute with arrays return a number as an array of shape (1,).
+bool is_one_number(PyObject* value) {
+    if (PyFloat_CheckExact(value) || !PyArray_Check(value)) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    return PyArray_NDIM(array) == 1 && PyArray_SIZE(array) == 1 && (PyArray_ISNUMBER(array) || PyArray_ISBOOL(array));
+}
+
 bool read_reward(PyObject* value, double& reward) {
+    if (is_one_number(value)) {
+        const nb::object item = nb::steal(PySequence_GetItem(value, 0));
+        return item && read_reward(item.ptr(), reward);
+    }
     if (read_number(value, reward)) return true;
     if (!is_refusal()) return false;
     PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R", reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    const char* hint = PyArray_Check(value) ? " (an env whose rewards are vectors has a Box as its reward_space)" : "";
+    PyErr_Format(PyExc_TypeError, "the reward must be a number, got %R%s", reinterpret_cast<PyObject*>(Py_TYPE(value)), hint);
     return false;
 }
 

@@ -16,6 +16,7 @@ from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.notices import warn
 from stepmill.spec.stats import NodeStats
+from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.calls import ServingLoop, serve_request
 from stepmill.worker.env_host import Fault
 from stepmill.worker.error_records import env_error
@@ -265,6 +266,21 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
     what = f"{record['type']}: {record['message']}"
     if record["phase"] == "launch":
         return too_many_workers_error(1, what)
+    if record["phase"] == "worker_init":
+        return EnvError(
+            f"worker_init raised {what} in worker {worker}, which has built no env; repair worker_init, or leave it out",
+            phase="worker_init",
+            error_type=record["type"],
+            remote_traceback=record["traceback"],
+        )
+    if record["phase"] == "load_init":
+        return EnvError(
+            f"worker {worker} could not load worker_init: {what}; "
+            "make it and everything that it uses importable in a fresh process, or use context='fork'",
+            phase="worker_init",
+            error_type=record["type"],
+            remote_traceback=record["traceback"],
+        )
     if record["phase"] == "unpickle":
         return EnvError(
             f"worker {worker} could not load its env_fns: {what}; "
@@ -295,21 +311,32 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
 
     Args:
         plan: of the worker.
-        building: the env_id that it is constructing, or None if not known.
+        building: the env_id that it is constructing, or IN_WORKER_INIT, or None if not known.
         timeout_s: the limit.
         pid: of its process; 0 if it has none.
     """
-    at = f"env {building}" if building is not None else f"the first of envs {list(plan.env_ids)}"
+    at = (
+        f"constructing env {building}"
+        if building is not None
+        else f"constructing the first of envs {list(plan.env_ids)}"
+    )
     hint = "make the constructor faster, or raise start_timeout_s"
+    if building == IN_WORKER_INIT:
+        building, at, hint = None, "in worker_init", "make worker_init faster, or raise start_timeout_s"
     if is_stopped(pid):
         hint = f"process {pid} is stopped, by SIGSTOP or a debugger; continue it with kill -CONT {pid}"
     return EnvTimeout(
-        f"worker {plan.worker} was still constructing {at} after {timeout_s:g} s; {hint}",
+        f"worker {plan.worker} was still {at} after {timeout_s:g} s; {hint}",
         env_id=building,
         phase="construct",
         timeout_s=timeout_s,
         env_ids=plan.env_ids,
     )
+
+
+def num_before(plan: WorkerPlan, building: int | None) -> int:
+    """Return how many envs a worker has built before the one that it constructs; see `start_timeout_error` for `building`."""
+    return plan.env_ids.index(building) if building in plan.env_ids else 0
 
 
 def is_stopped(pid: int) -> bool:

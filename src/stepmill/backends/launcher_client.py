@@ -34,6 +34,7 @@ from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, LauncherD
 from stepmill.spec.notices import warn
 from stepmill.spec.options import Context
 from stepmill.worker import launcher
+from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, wait_ready
 from stepmill.worker.child_server import load_modules
 from stepmill.worker.env_host import Fault
@@ -309,6 +310,7 @@ def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillEr
     if link.setup_result is not None:
         return []
     where = "it had built no env" if link.building is None else f"it was constructing env {link.building}"
+    where = "it was in worker_init" if link.building == IN_WORKER_INIT else where
     code = launcher.wait_exit(link, _EXIT_CODE_S)
     return [worker_died_error(link.plan.worker, link.plan.env_ids, code, hint=f"{where}; stderr may say why")]
 
@@ -357,5 +359,6 @@ def warn_of_changed_modules(links: Sequence[WorkerLink]) -> None:
         with allow_signals():  # a filter may raise the warning, or call code of the user
             warn(
                 f"what this program has changed in modules does not reach the workers, which import them themselves: {shown}{more}; "
-                "pass values to the function that makes an env, change the modules in it, or use context='fork'"
+                "pass values to the function that makes an env, make the changes in a function that workers call first "
+                "(worker_init=...), or use context='fork'"
             )

@@ -47,6 +47,7 @@ from stepmill.worker.messages import (
     Attached,
     Build,
     Outcome,
+    PackedPlan,
     Request,
     RequestKind,
     Value,
@@ -392,13 +393,24 @@ class ProcessBackend:
 
 
 def dump_plan(plan: WorkerPlan) -> bytes:
-    """Return the plan of a worker as bytes.
+    """Return the plan of a worker as the bytes of a PackedPlan.
 
     Raises:
-        UsageError: an env_fn cannot be pickled.
+        UsageError: `worker_init` or an env_fn cannot be pickled.
     """
+    env_fns = _dump_env_fns(plan)
     try:
-        return dump(plan)
+        return dump(PackedPlan(dataclasses.replace(plan, env_fns=()), env_fns))
+    except Exception as exc:
+        raise UsageError(
+            f"worker_init cannot be pickled: {type(exc).__name__}: {exc}; create what it needs inside of it, or use "
+            "context='fork'"
+        ) from exc
+
+
+def _dump_env_fns(plan: WorkerPlan) -> bytes:
+    try:
+        return dump(plan.env_fns)
     except Exception as exc:
         culprit = next(
             (env_id for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True) if not _can_travel(env_fn)), None

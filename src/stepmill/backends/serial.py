@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -10,7 +9,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepmill import _native, timers
-from stepmill.backends.base import BackendTraits, Future, serve_requests_here, warn_of_close_faults, worker_fault_error
+from stepmill.backends.base import (
+    BackendTraits,
+    Future,
+    num_before,
+    serve_requests_here,
+    warn_of_close_faults,
+    worker_fault_error,
+)
 from stepmill.backends.start_progress import StartProgress
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.errors import ClosedPoolError, EngineBug, join_errors
@@ -52,10 +58,9 @@ class SerialBackend:
             raise EngineBug(f"the serial backend has one worker, not {len(plans)}")
         self._plan = plans[0]
         progress = StartProgress(len(self._plan.env_ids), is_wanted=self._settings.show_progress)
-        num_built = itertools.count()
         try:
             with defer_signals():
-                return [self._build(lambda _env_id: progress.show(next(num_built)))]
+                return [self._build(lambda env_id: progress.show(num_before(self._plan, env_id)))]
         finally:
             progress.close()
 
@@ -107,9 +112,7 @@ class SerialBackend:
         if self._settings.timers_every:
             timers.enable(self._settings.timers_every)  # in the calling thread
         self._built = BuiltEnvs()
-        built = build_envs(
-            self._plan.env_ids, self._plan.env_fns, on_begin=on_begin, should_raise=_native.is_from_signal
-        )
+        built = build_envs(self._plan, on_begin=on_begin, should_raise=_native.is_from_signal)
         if built.faults:
             raise join_errors([worker_fault_error(fault, 0) for fault in built.faults])
         self._built = built

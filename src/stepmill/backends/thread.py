@@ -23,6 +23,7 @@ from stepmill.backends.base import (
     closed_error,
     deadline_after,
     is_refusal,
+    num_before,
     start_timeout_error,
     too_many_workers_error,
     warn_of_close_faults,
@@ -265,7 +266,7 @@ class ThreadWorker:
         """How many of its envs the thread has built."""
         if self.is_set_up.is_set():
             return len(self.plan.env_ids)
-        return 0 if self.building is None else self.plan.env_ids.index(self.building)
+        return num_before(self.plan, self.building)
 
     def wait_set_up(self, deadline: float, on_wait: Callable[[], None] = lambda: None) -> bool:
         """Wait until the thread has built its envs, or attached, or failed to; return False at the deadline.
@@ -306,12 +307,7 @@ class ThreadWorker:
 
     def build(self) -> BuiltEnvs:
         """Build the envs."""
-        return build_envs(
-            self.plan.env_ids,
-            self.plan.env_fns,
-            on_begin=self._begin_env,
-            should_raise=lambda exc: isinstance(exc, _Cancelled),
-        )
+        return build_envs(self.plan, on_begin=self._begin_env, should_raise=lambda exc: isinstance(exc, _Cancelled))
 
     def serve_slab(self, slab: _native.Slab) -> None:
         """Attach to the slab, wait for `may_serve`, and serve until the pool says stop."""
@@ -337,7 +333,7 @@ class ThreadWorker:
     def _run(self) -> None:
         is_reported = False
         try:
-            process_setup.pin_cores(self.settings.affinity)
+            process_setup.pin_cores(self.plan.affinity)
             timers.enable(self.settings.timers_every)
             self.built = self.build()
             self.is_set_up.set()

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from stepmill import _native
 from stepmill._native import OwnedFd
-from stepmill.backends.base import Future
+from stepmill.backends.base import Future, num_before
 from stepmill.spec.errors import StepmillError
-from stepmill.worker.build_progress import BuildProgress
+from stepmill.worker.build_progress import IN_WORKER_INIT, BuildProgress
 from stepmill.worker.channel import NO_FD, Channel, ChannelClosed, ChannelGarbled, Frame, wait_ready
 from stepmill.worker.env_host import Fault
 from stepmill.worker.messages import (
@@ -77,17 +77,18 @@ class WorkerLink:
 
     @property
     def building(self) -> int | None:
-        """The env_id that the worker is constructing, or constructed last."""
+        """The env_id that the worker is constructing, or constructed last; or IN_WORKER_INIT."""
         found = self._progress.read(self.plan.worker)
-        return found if found in self.plan.env_ids else None  # an env may write anywhere in its worker's memory
+        return (
+            found if found in (*self.plan.env_ids, IN_WORKER_INIT) else None
+        )  # an env may write anywhere in its worker's memory
 
     @property
     def num_built(self) -> int:
         """How many of its envs the worker has built."""
         if self.setup_result is not None:
             return len(self.plan.env_ids)
-        building = self.building
-        return 0 if building is None else self.plan.env_ids.index(building)
+        return num_before(self.plan, self.building)
 
     @property
     def build_fds(self) -> list[int]:

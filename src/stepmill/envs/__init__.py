@@ -6,6 +6,7 @@ which is loaded already if such an env exists. Of stepmill it imports only `spec
     gymnasium            Gymnasium envs
     gymnasium_vector     Gymnasium vector envs, as batched envs
     gymnasium_registry   Gymnasium's registry of envs, as bytes for fresh workers
+    registered           adapters that a program registers, also for fresh workers
     old_gym              envs of gym, the predecessor of Gymnasium
     dm_env               dm_env environments
     pettingzoo           PettingZoo's parallel envs
@@ -54,8 +55,8 @@ class Adapter(Protocol):
         """Return what the hot loop steps."""
 
 
-# Dotted name of a class → the adapter of its envs. The first match in an env's method resolution order counts.
-ADAPTERS = {
+# Dotted name of a class → the adapter of its envs, or the module that is one. The first match in an env's method resolution order counts.
+ADAPTERS: dict[str, str | Adapter] = {
     "gymnasium.core.Env": "stepmill.envs.gymnasium",
     "gymnasium.vector.vector_env.VectorEnv": "stepmill.envs.gymnasium_vector",
     "alf.environments.alf_environment.AlfEnvironment": "stepmill.envs.alf",
@@ -88,10 +89,10 @@ def adapter_of(env: object) -> Adapter:
     for cls in type(env).__mro__:
         home = ADAPTERS.get(f"{cls.__module__}.{cls.__qualname__}")
         if home is not None:
-            return cast("Adapter", import_module(home))
+            return cast("Adapter", import_module(home)) if isinstance(home, str) else home
     raise UsageError(
         f"env_fn returned a {type(env).__module__}.{type(env).__qualname__}, which is not an env that stepmill supports; "
-        f"return an instance of one of: {_ACCEPTED}"
+        f"return an instance of one of: {_ACCEPTED}; or register an adapter for it: stepmill.register_adapter"
     )
 
 

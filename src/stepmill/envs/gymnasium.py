@@ -32,6 +32,7 @@ _TINY_ENVS = frozenset(
     }
 )
 _TINY_STEP_S = 8e-6
+_WEIGHTED_SUM = "LinearReward"  # MO-Gymnasium's wrapper that makes a number of a vector
 _MAX_DIMS = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 
@@ -40,12 +41,15 @@ def describe(env: object, like: EnvSpec | None) -> EnvSpec:
     env = cast("gymnasium.Env[object, object]", env)
     observation = read_space(env, "observation_space")
     action = read_space(env, "action_space")
+    reward = _vector_reward_space(env)
     spec = EnvSpec(
         observation=tree_of(observation, "observation_space"),
         action=tree_of(action, "action_space"),
+        reward=_reward_leaf(reward),
         render_mode=env.render_mode,
         metadata=dict(env.metadata),
         spaces=pickle_spaces(observation, action, None if like is None else like.spaces),
+        reward_space=b"" if reward is None else pickle.dumps(reward, pickle.HIGHEST_PROTOCOL),
         gym_spec=_pickle_spec(env) if like is None else like.gym_spec,
     )
     return like if like is not None and is_same(spec, like) else spec
@@ -67,6 +71,27 @@ def read_space(env: object, name: str) -> spaces.Space[object]:
         found = "missing" if space is None else f"a {type(space).__name__}"
         raise UsageError(f"{name} of {env} is {found}; set it to a gymnasium.Space in the env's constructor")
     return space
+
+
+def _vector_reward_space(env: object) -> spaces.Box | None:
+    """Return the space of an env's rewards, as MO-Gymnasium's envs declare it; None if a reward is a number.
+
+    The outermost wrapper that has an attribute `reward_space` says it: None there is a number.
+    """
+    while not hasattr(env, "reward_space"):
+        if not isinstance(env, gymnasium.Wrapper) or type(env).__name__ == _WEIGHTED_SUM:
+            return None
+        env = env.env
+    space = env.reward_space
+    is_vector = isinstance(space, spaces.Box) and np.prod(space.shape) > 1
+    return cast("spaces.Box", space) if is_vector else None
+
+
+def _reward_leaf(space: spaces.Box | None) -> Leaf:
+    if space is None:
+        return Leaf(np.dtype(np.float64), ())
+    dtype = np.dtype(np.float32 if space.dtype == np.float32 else np.float64)
+    return Leaf(dtype, tuple(int(size) for size in space.shape))
 
 
 def tree_of(space: spaces.Space[object], path: str) -> Node:

@@ -73,7 +73,7 @@ class DmEnvironment(dm_env.Environment):
         self._pool = Pool([env_fn], options=chosen)
         try:
             self._spec = _checked(self._pool.spec)
-            observation, action = read_spaces([self._spec])[0]
+            observation, action = read_spaces([self._spec], allows_vectors=True)[0]
             self._observation_spec = spec_of(self._spec.observation, observation, "observation")
             self._action_spec = spec_of(self._spec.action, action, "action")
             self._own_discount = dict(self._spec.info.items).get(_DISCOUNT)

@@ -79,7 +79,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._pool = Pool(env_fns, options=chosen)
         try:
-            self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs)
+            self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs, allows_vectors=True)
             if isinstance(self._spaces[0][0], spaces.Tuple):
                 raise TypeError("Tuple observation space is not supported. Please change it to array or dict space")
             if self._pool.spec.is_batched:

@@ -210,7 +210,7 @@ def _check_allocations(kernel: KernelFunctions, function: Callable[..., Any], co
 def _allocation_error(kernel: KernelFunctions, function: str) -> UsageError:
     return UsageError(
         f"{function} of the kernel {kernel.name} allocates memory (new arrays, lists, or array expressions); "
-        "keep arrays in the state, and write to them element by element or with out[:] = ..."
+        "keep arrays in the state, and write to their elements in a loop (out[i] = a[i] + b[i]; out[:] = a + b allocates)"
     )
 
 

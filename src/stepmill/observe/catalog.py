@@ -39,6 +39,7 @@ class EnvChoice:
         is_ale: whether it is an env of ale_py.
         env_kwargs: arguments of the env's constructor that the user gave.
         known_step_s: how many seconds a step takes at most; None if that is not known before it runs.
+        is_function: whether the id names a class or function of a module, which is not registered.
     """
 
     env_id: str
@@ -47,13 +48,14 @@ class EnvChoice:
     is_ale: bool = False
     env_kwargs: tuple[tuple[str, object], ...] = ()
     known_step_s: float | None = None
+    is_function: bool = False
 
 
 def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str, object] | None = None) -> EnvChoice:
-    """Resolve a Gymnasium id.
+    """Resolve a Gymnasium id, or the name of a class or function that makes envs.
 
     Args:
-        env_id: `Id`, `namespace/Id` or `module:Id`; the module is imported first, so that it can register the id.
+        env_id: `Id`, `namespace/Id`, `module:Id` or `module:Class`; the module is imported first, so that it can register the id.
         atari: whether the env gets the standard Atari preprocessing; None means that ids of ale_py do.
         env_kwargs: arguments of the env's constructor.
 
@@ -66,11 +68,17 @@ def find_env(env_id: str, *, atari: bool | None = None, env_kwargs: Mapping[str,
     if module.endswith(".py"):
         raise UsageError(f"{env_id!r} names a file; drop the .py: {module.removesuffix('.py')}:{name}")
     imported = import_user_module(module, needed_by=env_id) if module else None
+    given = tuple((env_kwargs or {}).items())
+    own = getattr(imported, name, None)
+    if callable(own) and _registered(name) is None:
+        if atari:
+            raise UsageError(f"{env_id!r} is not an Atari env of ale_py; leave --atari out")
+        made = cast("Callable[[], gymnasium.Env[object, object]]", partial(own, **env_kwargs) if env_kwargs else own)
+        return EnvChoice(env_id, made, is_atari=False, env_kwargs=given, is_function=True)
     spec = _lookup(name, imported)
     if spec.entry_point is None:
         raise UsageError(f"{spec.id!r} exists only as a vector env, which stepmill cannot run; choose another id")
     spec = replace(spec, kwargs={**spec.kwargs, **(env_kwargs or {})})
-    given = tuple((env_kwargs or {}).items())
     is_ale = str(spec.entry_point).startswith(f"{ATARI_MODULE}.")
     if atari and not is_ale:
         raise UsageError(f"{spec.id!r} is not an Atari env of ale_py; leave --atari out")
@@ -158,15 +166,13 @@ def _lookup(name: str, module: object = None) -> GymnasiumSpec:
     spec = _registered(name)
     if spec is None and _register_ale(name):
         spec = _registered(name)
-    if spec is None and callable(getattr(module, name, None)):
-        raise UsageError(
-            f"{name!r} is in the module, but is no registered id; add gymnasium.register('{name}-v0', {name}) to the module, and "
-            f"use the id {name}-v0"
-        )
     if spec is None:
-        names = near_ids(name, gymnasium.registry)
+        own = (key for key, value in vars(module).items() if isinstance(value, type)) if module is not None else ()
+        names = near_ids(name, (*gymnasium.registry, *own))
         hint = (
-            f"did you mean {' or '.join(names)}?" if names else "use `module:Id` to import the module that registers it"
+            f"did you mean {' or '.join(names)}?"
+            if names
+            else "use `module:Id` to import the module that registers it, or `module:Class`"
         )
         raise UsageError(f"unknown env id {name!r}; {hint}")
     return spec

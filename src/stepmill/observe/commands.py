@@ -99,7 +99,8 @@ for command in (top, trace, doctor, bench, tune):
 def run(context: click.Context, /, **_: object) -> None:
     """Drive ENV with random actions or with your policy, and show its speed and where the time goes.
 
-    ENV is a Gymnasium id, such as CartPole-v1 or ALE/Pong-v5, or module:Id; the module is imported first.
+    ENV is a Gymnasium id, such as CartPole-v1 or ALE/Pong-v5, or module:Id; the module is imported first. Or it is module:Class,
+    a class or function of a module that makes envs.
 
     A policy is a function(obs, action_space) that returns one batch of actions. obs is the observation of the batch: arrays
     of shape [B, ...], in dicts and tuples where the env has them. action_space is Gymnasium's space of B actions at

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -149,7 +149,7 @@ def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> It
         try:
             with cast("IO[bytes]", child.stdin) as stdin:
                 stdin.write(cloudpickle.dumps(settings) + pickled)
-            yield from _read_findings(lines, began_s + limit_s)
+            is_whole = yield from _read_findings(lines, began_s + limit_s)
             code = child.wait(max(0.1, began_s + limit_s - time.monotonic()))
         except (subprocess.TimeoutExpired, TimeoutError):
             yield Finding(
@@ -161,8 +161,8 @@ def _run_group(group: str, pickled: bytes, num_steps: int, limit_s: float) -> It
             )
             return
         except BrokenPipeError:
-            code = child.wait()
-    if code:
+            code, is_whole = child.wait(), False
+    if code or not is_whole:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         yield Finding(
             "crashes",
@@ -202,24 +202,25 @@ def _child() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             child.stdin.close()
 
 
-def _read_findings(reader: int, until_s: float) -> Iterator[Finding]:
-    """Yield findings until the probe closes its end.
+def _read_findings(reader: int, until_s: float) -> Generator[Finding, None, bool]:
+    """Yield findings until the probe closes its end. Return whether it came to the end of its checks.
 
     Raises:
         TimeoutError: it has not in time.
     """
-    text = b""
+    text, is_whole = b"", False
     while True:
         left_s = until_s - time.monotonic()
         if left_s <= 0 or not select.select([reader], [], [], left_s)[0]:
             raise TimeoutError
         part = os.read(reader, 1 << 16)
         *lines, text = (text + part).split(b"\n")
-        for line in lines:
-            fields = json.loads(line)
-            yield Finding(**{**fields, "severity": Severity(fields["severity"])})
-        if not part or any(json.loads(line)["check"] == "hangs" for line in lines):
-            return
+        for fields in map(json.loads, lines):
+            is_whole = is_whole or not fields or fields["check"] == "hangs"
+            if fields:
+                yield Finding(**{**fields, "severity": Severity(fields["severity"])})
+        if not part or is_whole:
+            return is_whole
 
 
 def run_doctor(

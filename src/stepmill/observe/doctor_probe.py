@@ -62,6 +62,10 @@ def check_steps(env_fn: EnvFn, emit: Emit, num_steps: int, budget_s: float) -> N
         os.waitpid(pid, 0)
 
 
+class _Unusable(Exception):
+    """The env cannot be checked further; a finding has said why."""
+
+
 class _LongRun:
     """Steps one env with random actions: `num_steps` times, or until the time budget is used up."""
 
@@ -129,6 +133,7 @@ class _LongRun:
 
     def _step(self, step: int) -> None:
         action = self._env.action_space.sample()
+        given = copy.deepcopy(action) if step <= NUM_CHECKED else action
         ticks = self._ticks
         began_s = time.monotonic()
         result = self._env.step(action)
@@ -138,6 +143,11 @@ class _LongRun:
             self._num_long += 1
             self._num_silent += self._ticks <= ticks + SILENT_TICKS
         if step <= NUM_CHECKED:
+            if not is_equal(action, given):
+                cure = "copy the action in step() before you change it; in a program it is the learner's array"
+                self._emit(
+                    "changes-action", "warning", f"step has changed its action {given!r:.60}", f"step {step}", cure
+                )
             self._check_result(result, f"step {step}")
         if result[2] or result[3]:
             self._reset(step)
@@ -146,7 +156,7 @@ class _LongRun:
         if not (isinstance(result, tuple) and len(result) == 5):
             what = f"step returns {result!r:.80}"
             self._emit("bad-output", "error", what, where, "return (observation, reward, terminated, truncated, info)")
-            raise SystemExit(0)
+            raise _Unusable
         observation, reward, terminated, truncated, info = result
         self._check_observation(observation, where)
         if not isinstance(reward, (int, float, np.number, np.ndarray)) or not np.all(np.isfinite(reward)):
@@ -374,9 +384,12 @@ def main() -> None:
     try:
         env_fn = pickle.load(sys.stdin.buffer)
         CHECKS[settings["group"]](env_fn, emit, settings["num_steps"], settings["budget_s"])
+    except _Unusable:
+        pass
     except Exception as error:  # whatever the env raises
         cure = "correct the env; a pool reports it as EnvError"
         emit("raises", "error", f"{type(error).__name__}: {error}", f"group {settings['group']!r}", cure)
+    output.write("{}\n")  # the end: an env that ends this process, with any status, does not come here
     output.close()
     STARTERS.close()
     os._exit(0)  # threads and children of the env must not keep the process

@@ -7,7 +7,8 @@ import sys
 import click
 
 from stepmill.observe.exit_status import ExitStatus
-from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
+from stepmill.observe.options import COUNT, SECONDS, Arguments, Finite, json_option
+from stepmill.spec.errors import UsageError
 
 
 @click.command(short_help="Show where the pool of a running program spends its time.")
@@ -18,7 +19,8 @@ from stepmill.observe.options import COUNT, SECONDS, Arguments, json_option
 def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -> None:
     """Show where a running program's pool spends its time, from another terminal.
 
-    PID is the process that made the pool. Without it, the programs of this user that have pools are listed.
+    PID is the process that made the pool. Without it, the programs of this user that have pools are listed; with --prometheus the
+    counters of the only one are printed.
 
     The pool is only read: the program is not stopped and not slowed. If it has several pools, the oldest is shown.
     A worker that has been in one step or reset for more than 1.5 s is named with its env, and so is one that is stopped or
@@ -33,11 +35,17 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 
     if pid is None:
         pools = find_pools()
-        if not pools:
+        pids = sorted({pool.pid for pool in pools})
+        if prometheus and len(pids) != 1:
+            found = f"these have pools: {', '.join(map(str, pids))}" if pids else "no program of this user has a pool"
+            raise UsageError(f"--prometheus prints the counters of one program; give its PID ({found})")
+        if not prometheus and not pools:
             sys.stdout.write("no program of this user has a pool\n")
             return
-        list_pools(pools, Console())
-        return
+        if not prometheus:
+            list_pools(pools, Console())
+            return
+        pid = pids[0]
     with AttachedPool(only_pool(pid)) as pool:
         if prometheus:
             sys.stdout.write(pool.stats().to_prometheus())
@@ -63,7 +71,7 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 def trace(**arguments: object) -> None:
     """Step ENV with random actions, and record what each thread does, for ui.perfetto.dev.
 
-    ENV is a Gymnasium id, or module:Id. The trace has a track for the learner and one per worker, with steps, resets and
+    ENV is a Gymnasium id, module:Id, or module:Class. The trace has a track for the learner and one per worker, with steps, resets and
     waits, and arrows from the send of a command to the env's step and to the recv of its result. Nothing is uploaded: open
     https://ui.perfetto.dev and drop the file on it.
 
@@ -88,7 +96,7 @@ def doctor(
 ) -> None:
     """Check ENV for what makes it slow, wrong or fragile in a pool, and say what to do.
 
-    ENV is a Gymnasium id, or module:Id. The checks run in processes of their own, so that an env that crashes or hangs is a
+    ENV is a Gymnasium id, module:Id, or module:Class. The checks run in processes of their own, so that an env that crashes or hangs is a
     finding: results outside of the spaces, observations that change later, generators and state that envs share, data that
     depend on more than the seed, infos that are huge or cannot be pickled, slow resets, threads, leaks of memory and
     descriptors, processes that are left behind, and differences between the backends.
@@ -149,7 +157,7 @@ def bench(**arguments: object) -> None:
 )
 @click.option(
     "--learner-ms",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     metavar="MS",
     default=0.3,
     show_default=True,
@@ -165,7 +173,7 @@ def bench(**arguments: object) -> None:
 def tune(**arguments: object) -> None:
     """Find how to run ENV on this machine, and print the line of Python that does it.
 
-    ENV is a Gymnasium id, or module:Id. Each backend steps it with random actions, by turns, so that a busy machine affects
+    ENV is a Gymnasium id, or module:Id, or module:Class. Each backend steps it with random actions, by turns, so that a busy machine affects
     all alike, and the slower half is dropped until two are left. What differs from the best by one option is compared in the
     same way, until nothing is faster. Of equally fast configurations (within 5 %) the simplest is chosen: serial before thread
     before process, and fewer workers. Batches of some envs are chosen if they are 15 % faster.

@@ -15,14 +15,14 @@ DEFAULT_SECONDS = 10.0  # of a run that no option ends
 RANDOM = "random"  # the policy of a run without one
 
 
-class Seconds(click.FloatRange):
-    """A finite number of seconds above 0."""
+class Finite(click.FloatRange):
+    """A finite number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a number of seconds.", param, ctx)
-        return seconds
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Arguments(click.ParamType[dict[str, object]]):
@@ -44,7 +44,7 @@ class Arguments(click.ParamType[dict[str, object]]):
         return found
 
 
-SECONDS = Seconds(min=0, min_open=True)
+SECONDS = Finite(min=0, min_open=True)
 
 
 def choice_option(flag: str, values: Sequence[str], default: str, what: str) -> Decorator:

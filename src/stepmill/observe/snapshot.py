@@ -96,7 +96,8 @@ class EpisodeTally:
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_EPISODES))
 
     def add(self, returns: NDArray[np.float64], lengths: NDArray[np.int64]) -> None:
-        """Count episodes that ended with these returns [k] and lengths [k], k at least 1."""
+        """Count episodes that ended with these returns [k, ...] and lengths [k], k at least 1. Vectors count with their sum."""
+        returns = returns.reshape(len(returns), -1).sum(axis=1)
         self.count += len(returns)
         self.return_sum += float(returns.sum())
         self.return_min = min(self.return_min, float(returns.min()))

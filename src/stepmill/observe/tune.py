@@ -5,6 +5,7 @@ profile_env ──► race: measure some by turns, drop the slower half, again �
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -104,7 +105,7 @@ def tune(
     nothing is faster. `print(result)` says what was chosen, why, and what to write; `result.keywords` are keywords of `make_vec`.
 
     Args:
-        env: an id of Gymnasium, module:Id, or a function that builds the env. Ids of ale_py get the Atari preprocessing.
+        env: an id of Gymnasium, module:Id, module:Class, or a function that builds the env. Ids of ale_py get the Atari preprocessing.
         num_envs: how many envs will run.
         budget_s: seconds that this may take.
         is_async: True for `recv` of some envs, False for steps of all envs; None tries both, and takes batches if they are 15 % faster.
@@ -133,7 +134,8 @@ def make_request(
     **of_id: object,
 ) -> TuneRequest:
     """Find the env, and return what is to be tuned. `of_id` are arguments of `find_env`."""
-    if num_envs < 1 or budget_s <= 0 or learner_s < 0 or step_timeout_s <= 0:
+    is_positive = all(0 < amount < math.inf for amount in (budget_s, step_timeout_s))
+    if num_envs < 1 or not is_positive or not 0 <= learner_s < math.inf:
         raise UsageError(
             f"num_envs={num_envs!r} must be 1 or more, budget_s={budget_s!r} and step_timeout_s={step_timeout_s!r} more than 0, "
             f"and learner_s={learner_s!r} 0 or more"

@@ -22,19 +22,24 @@ class CodeSource:
     Attributes:
         id: the id that `make_vec` knows; None for a function.
         function: the name of the function that makes the env, if there is no id.
+        module: from which the program imports that function; empty if it has it.
         env_kwargs: arguments of the env's constructor.
         is_atari: whether it gets the Atari preprocessing.
     """
 
     id: str | None = None
     function: str = ""
+    module: str = ""
     env_kwargs: tuple[tuple[str, object], ...] = ()
     is_atari: bool = False
 
 
 def code_of_id(given_id: str, choice: EnvChoice) -> CodeSource:
     """Return how a program makes the env of an id, with the module that registers it."""
-    module = given_id.rpartition(":")[0] or (ATARI_MODULE if choice.is_ale else "")
+    module, _, name = given_id.rpartition(":")
+    if choice.is_function:
+        return CodeSource(function=name, module=module, env_kwargs=choice.env_kwargs)
+    module = module or (ATARI_MODULE if choice.is_ale else "")
     known_id = f"{module}:{choice.env_id}" if module else choice.env_id
     frame_skip = (("frameskip", 1),) if choice.is_atari else ()
     return CodeSource(known_id, env_kwargs=(*choice.env_kwargs, *frame_skip), is_atari=choice.is_atari)
@@ -63,7 +68,11 @@ def code_text(source: CodeSource, configuration: Configuration, num_envs: int) -
     if source.id is None:
         count = f"({total})" if configuration.spare_envs else total
         made = "VectorEnv" if configuration.batch_size is None else "Pool"
-        call = f"{_variable(configuration)} = stepmill.{made}([{source.function}] * {count}{batch}{keywords})"
+        if source.module:
+            imports.append(f"from {source.module} import {source.function}")
+        given = ", ".join(f"{name}={value!r}" for name, value in source.env_kwargs)
+        function = f"lambda: {source.function}({given})" if given else source.function
+        call = f"{_variable(configuration)} = stepmill.{made}([{function}] * {count}{batch}{keywords})"
     elif configuration.batch_size is None:
         call = f'envs = stepmill.make_vec("{source.id}", num_envs={num_envs}{kwargs}{wrappers}{keywords})'
     else:

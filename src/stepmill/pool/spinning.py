@@ -1,12 +1,18 @@
-"""Which threads may spin while they wait, and for how long. See decisions 0006 and 0014."""
+"""Which cores workers may use, which threads may spin while they wait, and for how long. See decisions 0006 and 0014."""
 
 from __future__ import annotations
 
+import os
 import weakref
+from collections.abc import Sequence
 
 from stepmill import _native
+from stepmill.backends.base import Backend
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.options import PoolOptions
+from stepmill.spec.errors import UsageError
+from stepmill.spec.option_values import common_cores
+from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.worker.messages import WorkerPlan
 
 # A wake-up from a futex costs about 40 µs, and more on a core that sleeps. For shorter waits, spinning is cheaper.
 SPIN_US = 200.0
@@ -18,7 +24,27 @@ _spinning: weakref.WeakSet[SharedSlab] = weakref.WeakSet()
 def worker_cores(options: PoolOptions) -> int:
     """Return how many cores the workers may use together."""
     cores = _native.usable_cores()
-    return cores if options.affinity is None else min(cores, len(options.affinity))
+    return min(cores, len(common_cores(options.affinity) or range(cores)))
+
+
+def check_affinity(choice: BackendName | Backend, options: PoolOptions, plans: Sequence[WorkerPlan]) -> None:
+    """Check the cores of the option `affinity`.
+
+    Raises:
+        UsageError: this process may not use a core, or the backend has no workers.
+    """
+    if options.affinity is None:
+        return
+    missing = sorted({core for plan in plans for core in plan.affinity or ()} - os.sched_getaffinity(0))
+    if missing:
+        usable = sorted(os.sched_getaffinity(0))
+        raise UsageError(f"affinity names the cores {missing}, which this process may not use; it may use {usable}")
+    if choice is BackendName.SERIAL:
+        raise UsageError(
+            "affinity is for workers, and the serial backend has none; pin your own process, or use another backend"
+        )
+    if choice is BackendName.KERNEL and plans[0].affinity != options.affinity:
+        raise UsageError("the threads of a kernel have their cores together; give affinity as one list of core numbers")
 
 
 def set_spinning(slab: SharedSlab, options: PoolOptions, num_workers: int) -> None:

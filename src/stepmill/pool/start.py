@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -26,12 +26,13 @@ from stepmill.pool.auto_backend import auto_backend
 from stepmill.pool.payloads import InfoMaker, describe_unreadable, reserved_keys
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.revival import Revival
-from stepmill.pool.spinning import parent_spin_ns, set_spinning, worker_cores
+from stepmill.pool.spinning import check_affinity, parent_spin_ns, set_spinning, worker_cores
 from stepmill.slab.layout import lay_out
 from stepmill.slab.memory import SharedSlab
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.notices import warn
+from stepmill.spec.option_values import common_cores, cores_of, environment_of
 from stepmill.spec.options import BackendName, OnFault, PoolOptions, RetryIn, Seeding
 from stepmill.spec.ray_options import RayOptions, hosts_kernels
 from stepmill.worker.messages import ServerLocation, WorkerPlan, WorkerReport, WorkerSettings, server_locations
@@ -143,10 +144,10 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
     choice = choose_backend(len(env_fns), options)
     _check_retries(choice, options)
     _warn_unused(choice, options)
-    check_affinity(choice, options)
     if choice is BackendName.RAY:
         options = connect_ray(options, len(env_fns))
     plans = plan_workers(env_fns, options)
+    check_affinity(choice, options, plans)
     if choice is BackendName.RAY:
         backend: Backend = ray_backend(options)
     elif choice is BackendName.ENVPOOL:
@@ -359,7 +360,22 @@ def plan_workers(env_fns: Sequence[EnvFn], options: PoolOptions) -> list[WorkerP
         spares[worker].append(num_envs - options.spare_envs + place)
     ids = iter(range(num_envs - options.spare_envs))
     shares = [(*itertools.islice(ids, size - len(extra)), *extra) for size, extra in zip(sizes, spares, strict=True)]
-    return [WorkerPlan(worker, own, tuple(env_fns[i] for i in own)) for worker, own in enumerate(shares)]
+    return [
+        WorkerPlan(
+            worker,
+            own,
+            tuple(env_fns[i] for i in own),
+            init=options.worker_init,
+            affinity=cores_of(options.affinity, worker),
+            environ={
+                **environment_of(options.worker_env, worker),
+                "STEPMILL_WORKER": str(worker),
+                "STEPMILL_NUM_WORKERS": str(num_workers),
+                "STEPMILL_ENV_IDS": ",".join(map(str, own)),
+            },
+        )
+        for worker, own in enumerate(shares)
+    ]
 
 
 def count_threads(num_envs: int, options: PoolOptions) -> int:
@@ -376,24 +392,6 @@ def _specs_in_order(plans: Sequence[WorkerPlan], reports: Sequence[WorkerReport]
     return tuple(specs[server] for server in range(len(specs)))
 
 
-def check_affinity(choice: BackendName | Backend, options: PoolOptions) -> None:
-    """Check the cores of the option `affinity`.
-
-    Raises:
-        UsageError: this process may not use a core, or the backend has no workers.
-    """
-    if options.affinity is None:
-        return
-    missing = sorted(set(options.affinity) - os.sched_getaffinity(0))
-    if missing:
-        usable = sorted(os.sched_getaffinity(0))
-        raise UsageError(f"affinity names the cores {missing}, which this process may not use; it may use {usable}")
-    if choice is BackendName.SERIAL:
-        raise UsageError(
-            "affinity is for workers, and the serial backend has none; pin your own process, or use another backend"
-        )
-
-
 def worker_settings(options: PoolOptions) -> WorkerSettings:
     """Return the options that workers need."""
     return WorkerSettings(
@@ -401,9 +399,9 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         seeding=options.seeding,
         context=options.context,
         entropy=int.from_bytes(os.urandom(8), "little"),
-        worker_env=options.worker_env,
+        worker_env=options.worker_env if isinstance(options.worker_env, Mapping) else {},
         worker_threads=options.worker_threads,
-        affinity=None if options.affinity is None else tuple(options.affinity),
+        affinity=common_cores(options.affinity),
         timers_every=options.timers_every,
         overlap_resets=options.overlap_resets and not options.spare_envs,  # with spares every reset is overlapped
         start_serially=options.start_serially,

@@ -48,6 +48,7 @@ class EnvSpec:
         render_mode: the render mode that the env was made with.
         metadata: the env's metadata. A batched env has "autoreset_mode" in it, as Gymnasium's string.
         spaces: the original spaces, pickled as (observation space, action space) of one row; opaque to the engine.
+        reward_space: the space of one row's reward, pickled, if the reward is a vector; empty if it is a number.
         gym_spec: the Gymnasium spec that the env was made from, pickled; None if it has none or it does not pickle.
         payload_bytes: bytes per row that the slab reserves for the parts of a result without a fixed size (infos, opaque
             observations). Larger payloads are transferred in a slower way. Reserved bytes that are never used cost no
@@ -66,6 +67,7 @@ class EnvSpec:
     render_mode: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     spaces: bytes = field(default=b"", repr=False)
+    reward_space: bytes = field(default=b"", repr=False)
     gym_spec: bytes | None = field(default=None, repr=False)
     payload_bytes: int = 0
 

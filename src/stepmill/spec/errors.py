@@ -21,6 +21,7 @@ pickled. `join_errors` makes one error of several faults.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from stepmill.spec.exception_classes import find_class, is_plain, mix, new_insta
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_NUMBER = re.compile(r"\b(env|worker) \d+\b ?")
 _MAX_SHOWN = 4  # different faults, besides the first, that the text of an error shows
 _MAX_RANGES = 16
 
@@ -133,7 +135,8 @@ class EnvError(StepmillError):
 
     Attributes:
         env_id: the env that raised; None if it is not known.
-        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close".
+        phase: what the env was doing: "construct", "reset", "step", "call", "render" or "close"; "worker_init" if the
+            function of that option raised.
         error_type: the dotted name of the class of the original exception.
         remote_traceback: the traceback where it was raised, as text; may be empty.
     """
@@ -162,14 +165,15 @@ class EnvError(StepmillError):
         self.remote_traceback = remote_traceback
 
     def _fault(self) -> object:
-        """Ignore the env's number: the same message and traceback in another env is the same fault."""
-        return type(self), self.message.replace(f"env {self.env_id} ", "", 1), self.remote_traceback
+        """Ignore the number of the env or worker: the same message and traceback in another one is the same fault."""
+        return type(self), _NUMBER.sub("", self.message, count=1), self.remote_traceback
 
     def details(self) -> str:
         """Return the traceback from the worker."""
         if not self.remote_traceback:
             return ""
-        return f"traceback of env {self.env_id}:\n{self.remote_traceback.rstrip()}"
+        owner = "the worker" if self.env_id is None else f"env {self.env_id}"
+        return f"traceback of {owner}:\n{self.remote_traceback.rstrip()}"
 
 
 class BadOutput(StepmillError):
@@ -186,6 +190,9 @@ class BadOutput(StepmillError):
         self.env_id = env_id
         self.leaf = leaf
         self.phase = phase
+
+    def _fault(self) -> object:
+        return type(self), _NUMBER.sub("", self.message, count=1)
 
 
 class EnvTimeout(StepmillError):
@@ -296,10 +303,12 @@ class EngineBug(StepmillError):
 
 
 def _other_envs(errors: Sequence[StepmillError]) -> list[str]:
-    """Return a line that lists the envs of all errors except the first. The errors are the same fault in several envs."""
+    """Return a line that lists the envs of all errors except the first. The errors are the same fault in several envs or workers."""
     if len(errors) == 1:
         return []
-    ids = [error.env_id for error in errors[1:] if isinstance(error, EnvError) and error.env_id is not None]
+    ids = [env_id for error in errors[1:] if (env_id := getattr(error, "env_id", None)) is not None]
+    if not ids:
+        return [f"the same happened {len(errors) - 1} more time{'s' if len(errors) > 2 else ''}"]
     return [f"the same happened to env{'s' if len(ids) > 1 else ''} {_ranges(ids)}"]
 
 

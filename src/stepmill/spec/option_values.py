@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, cast
 
 from stepmill.spec.errors import UsageError
+
+Environment: TypeAlias = "Mapping[str, str] | Sequence[Mapping[str, str]] | Callable[[int], Mapping[str, str]]"
+"""Environment variables of all workers; or a list, of which worker w has item w modulo its length; or a function of w."""
+
+Cores: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | Callable[[int], Sequence[int] | None] | None"
+"""Numbers of cores, given in the same ways."""
 
 
 def checked_folder(value: object) -> str | None:
@@ -20,24 +27,70 @@ def checked_folder(value: object) -> str | None:
     raise UsageError(f"crash_dir={value!r} must be the path of a folder, or None for no crash capsules")
 
 
-def checked_cores(value: object) -> tuple[int, ...] | None:
-    """Return the numbers of cores, or None."""
-    if value is None:
-        return None
+def checked_function(value: object) -> Callable[[], object] | None:
+    """Return the function that workers call first, or None."""
+    if value is None or callable(value):
+        return value
+    raise UsageError(
+        f"worker_init={value!r} must be a function without arguments, or None; functools.partial(function, ...) gives it some"
+    )
+
+
+def checked_cores(value: object) -> Cores:
+    """Return the numbers of cores, of all workers or of each, or the function that returns them; or None."""
+    if value is None or callable(value):
+        return value
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else []
+    if items and all(isinstance(item, Iterable) for item in items):
+        return tuple(cast("tuple[int, ...]", checked_cores(item)) for item in items)
     try:
-        cores = tuple(operator.index(core) for core in value)  # type: ignore[attr-defined]  # that is the check
+        cores = tuple(operator.index(core) for core in items)
     except TypeError:
         cores = ()
     if not cores or len(set(cores)) != len(cores) or min(cores) < 0:
-        raise UsageError(f"affinity={value!r} must be a list of different core numbers, or None for all cores")
+        raise UsageError(
+            f"affinity={value!r} must be a list of different core numbers, a list of such lists, one per worker, a function that "
+            "returns the list of a worker, or None for all cores"
+        )
     return cores
 
 
-def checked_environment(value: object) -> dict[str, str]:
-    """Return environment variables."""
+def checked_environment(value: object) -> Environment:
+    """Return environment variables, of all workers or of each, or the function that returns them."""
+    if callable(value):
+        return cast("Environment", value)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
+        return tuple(cast("dict[str, str]", checked_environment(item)) for item in value)
     is_valid = isinstance(value, Mapping) and all(
         isinstance(name, str) and name and "=" not in name and isinstance(text, str) for name, text in value.items()
     )
     if not isinstance(value, Mapping) or not is_valid:
-        raise UsageError(f"worker_env={value!r} must map names of environment variables to strings")
+        raise UsageError(
+            f"worker_env={value!r} must map names of environment variables to strings, or be a list of such mappings, one per "
+            "worker, or a function that returns that of a worker"
+        )
     return dict(value)
+
+
+def environment_of(value: Environment, worker: int) -> dict[str, str]:
+    """Return the variables that are a worker's own; those of all workers are not among them."""
+    if isinstance(value, Mapping):
+        return {}
+    own = value(worker) if callable(value) else value[worker % len(value)]
+    return cast("dict[str, str]", checked_environment(own))
+
+
+def cores_of(value: Cores, worker: int) -> tuple[int, ...] | None:
+    """Return the cores that a worker may use; None are all."""
+    if callable(value):
+        value = checked_cores(value(worker))
+    if value is None or isinstance(value[0], int):  # type: ignore[index]  # no function
+        return cast("tuple[int, ...] | None", value)
+    return cast("tuple[int, ...]", value[worker % len(value)])  # type: ignore[arg-type,index]
+
+
+def common_cores(value: Cores) -> tuple[int, ...] | None:
+    """Return the cores that all workers may use together; None if that is not known before they start."""
+    if value is None or callable(value):
+        return None
+    return tuple(dict.fromkeys(core for item in value for core in ((item,) if isinstance(item, int) else item)))

@@ -6,7 +6,7 @@ import difflib
 import math
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar
@@ -19,7 +19,14 @@ from stepmill.spec.choices import OnFault as OnFault
 from stepmill.spec.choices import RetryIn as RetryIn
 from stepmill.spec.choices import Seeding as Seeding
 from stepmill.spec.errors import UsageError
-from stepmill.spec.option_values import checked_cores, checked_environment, checked_folder
+from stepmill.spec.option_values import (
+    Cores,
+    Environment,
+    checked_cores,
+    checked_environment,
+    checked_folder,
+    checked_function,
+)
 from stepmill.spec.ray_options import RayOptions, check_ray, hosts_kernels
 
 if TYPE_CHECKING:
@@ -72,8 +79,8 @@ _AMOUNTS: dict[str, tuple[bool, bool]] = {
 _OR_NONE = ("", ", or None")  # by whether None is allowed
 _SWITCHES = ("copy", "overlap_resets", "persist_options", "show_progress", "start_serially")
 _ONLY_OF_PYTHON_ENVS = ("envs_per_worker", "reset_retries", "spare_envs", "overlap_resets")
-_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "affinity", "seeding")
-_NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "timers_every")
+_NOT_OF_ENVPOOL = (*_ONLY_OF_PYTHON_ENVS, "num_workers", "affinity", "seeding", "worker_init")
+_NOT_OF_KERNELS = (*_ONLY_OF_PYTHON_ENVS, "timers_every", "worker_init")
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -108,9 +115,10 @@ class EngineKeywords(TypedDict, total=False):
     overlap_resets: bool
     replay_log_bytes: int
     crash_dir: str | os.PathLike[str] | None
-    worker_env: Mapping[str, str]
+    worker_init: Callable[[], object] | None
+    worker_env: Environment
     worker_threads: int | None
-    affinity: Sequence[int] | None
+    affinity: Cores
     persist_options: bool
     timers_every: int
     ray: RayOptions | None
@@ -161,9 +169,13 @@ class PoolOptions:
             line). Between episodes `call` and `render` then see the next episode.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
         crash_dir: folder for crash capsules, one small file per fault; it is created if missing. None writes none.
-        worker_env: environment variables of the workers, in addition to the learner's.
+        worker_init: a function that each worker calls first, before it loads and builds its envs, also when it is
+            restarted. Threads call it, too, each once, and the serial backend in the calling thread.
+        worker_env: environment variables of the workers, in addition to the learner's: a mapping for all; or a list of mappings,
+            of which worker w has item w modulo its length; or a function of w that returns its mapping.
         worker_threads: number of torch and OpenMP threads in each worker; None does not change it.
-        affinity: numbers of the cores that the workers may use, all of them together; None is those of the learner.
+        affinity: numbers of the cores that the workers may use, all of them together; a list of such lists or a function
+            for each worker, as with worker_env; None is those of the learner.
         persist_options: the default of `Pool.reset(persist_options=...)`.
         timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
         ray: how backend="ray" uses the cluster; None is RayOptions().
@@ -201,9 +213,10 @@ class PoolOptions:
     overlap_resets: bool = False
     replay_log_bytes: int = 64 * _MIB
     crash_dir: str | os.PathLike[str] | None = None
-    worker_env: Mapping[str, str] = field(default_factory=dict)
+    worker_init: Callable[[], object] | None = None
+    worker_env: Environment = field(default_factory=dict)
     worker_threads: int | None = 1
-    affinity: Sequence[int] | None = None
+    affinity: Cores = None
     persist_options: bool = False
     timers_every: int = 0
     ray: RayOptions | None = None
@@ -233,6 +246,7 @@ class PoolOptions:
             self._set(name, _switch(name, getattr(self, name)))
         if self.episode_stats is not None:
             self._set("episode_stats", _switch("episode_stats", self.episode_stats))
+        self._set("worker_init", checked_function(self.worker_init))
         self._set("worker_env", checked_environment(self.worker_env))
         self._set("crash_dir", checked_folder(self.crash_dir))
         self._set("affinity", checked_cores(self.affinity))

@@ -14,7 +14,9 @@ from stepmill._native import OwnedFd
 
 _WORD: Literal["q"] = "q"
 _WORD_SIZE = 8
-_NONE = 0  # else env_id + 1
+_NONE = 0
+_FIRST = 2  # the word is this + env_id
+IN_WORKER_INIT = -1  # in place of an env_id, while the worker calls `worker_init`
 
 
 class BuildProgress:
@@ -38,14 +40,14 @@ class BuildProgress:
         return self._fd.fileno()
 
     def begin(self, worker: int, env_id: int | None) -> None:
-        """Write that a worker begins to construct an env, or that it has constructed none."""
-        self._words[worker] = _NONE if env_id is None else env_id + 1
+        """Write that a worker begins to construct an env, or to call `worker_init`; or that it does neither."""
+        self._words[worker] = _NONE if env_id is None else env_id + _FIRST
 
     def read(self, worker: int) -> int | None:
-        """Return the env that a worker constructs, or constructed last; None if there is none."""
+        """Return the env that a worker constructs, or constructed last; IN_WORKER_INIT; None if there is none."""
         words = self._words
         word = words[worker] if words else _NONE
-        return None if word == _NONE else word - 1
+        return None if word == _NONE else word - _FIRST
 
     def close(self) -> None:
         """Give up the memory, which is unmapped as soon as no thread reads it. Idempotent."""

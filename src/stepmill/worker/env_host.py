@@ -1,7 +1,7 @@
 """What every worker does, whether it is a process, a thread or the calling thread: build envs, run the native loop over
 them and answer its requests, close the envs.
 
-    build_envs(env_ids, env_fns)   returns BuiltEnvs: envs, specs, faults
+    build_envs(plan)               calls worker_init, returns BuiltEnvs: envs, specs, faults
     make_loop(slab, …)             returns the native loop over those envs
     apply_requests(…)              applies requests that must come before the first command; returns faults
     serve(loop, …)                 runs the loop, answers requests that it cannot handle, returns when told to stop
@@ -21,9 +21,10 @@ from stepmill import _native
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, EngineBug, UsageError
 from stepmill.worker import calls
+from stepmill.worker.build_progress import IN_WORKER_INIT
 from stepmill.worker.channel import NO_FD
 from stepmill.worker.error_records import RaisePredicate, describe_error, raise_none
-from stepmill.worker.messages import EnvFn, ErrorRecord, Reply, Request, WorkerSettings
+from stepmill.worker.messages import ErrorRecord, Reply, Request, WorkerPlan, WorkerSettings
 from stepmill.worker.native_settings import native_settings
 from stepmill.worker.signals import allow_signals
 
@@ -63,24 +64,25 @@ class BuiltEnvs:
 
 
 def build_envs(
-    env_ids: Sequence[int],
-    env_fns: Sequence[EnvFn],
+    plan: WorkerPlan,
     *,
     on_begin: Callable[[int], None] = lambda _: None,
     should_raise: RaisePredicate = raise_none,
 ) -> BuiltEnvs:
-    """Build envs one after the other. If one raises, continue with the rest, so that all faults are reported together.
+    """Call `plan.init`, then build the envs one after the other. If one raises, continue with the rest, so that all faults are
+    reported together.
 
     Args:
-        env_ids: the ids of the envs.
-        env_fns: their constructors.
-        on_begin: called with the env_id before each construction.
+        plan: of the worker.
+        on_begin: called with the env_id before each construction, and with IN_WORKER_INIT before `plan.init` is called.
         should_raise: returns True for exceptions to raise again after closing the envs; all others become faults.
     """
-    built = BuiltEnvs()
+    built = BuiltEnvs(faults=list(call_worker_init(plan, on_begin, should_raise)))
+    if built.faults:
+        return built
     adapters = cast("AdapterPackage", import_module("stepmill.envs"))
     allowed_signals = allow_signals()
-    for env_id, env_fn in zip(env_ids, env_fns, strict=True):
+    for env_id, env_fn in zip(plan.env_ids, plan.env_fns, strict=True):
         made: list[object] = []
         try:
             on_begin(env_id)
@@ -93,12 +95,29 @@ def build_envs(
         except BaseException as exc:
             close_envs((env_id,), made)
             if should_raise(exc):
-                close_envs(env_ids, built.envs)
+                close_envs(plan.env_ids, built.envs)
                 raise
             built.faults.append((env_id, describe_error(exc, "construct", should_raise=should_raise)))
     if built.faults:
-        close_envs(env_ids, built.envs)
+        close_envs(plan.env_ids, built.envs)
     return built
+
+
+def call_worker_init(
+    plan: WorkerPlan, on_begin: Callable[[int], None], should_raise: RaisePredicate = raise_none
+) -> tuple[Fault, ...]:
+    """Call the function of the option `worker_init`, if there is one; return its fault if it raised. See `build_envs`."""
+    if plan.init is None:
+        return ()
+    try:
+        on_begin(IN_WORKER_INIT)
+        with allow_signals():
+            plan.init()
+    except BaseException as exc:
+        if should_raise(exc):
+            raise
+        return ((None, describe_error(exc, "worker_init", should_raise=should_raise)),)
+    return ()
 
 
 def map_slab(plan: Mapping[str, object], num_workers: int, worker: int, fds: Sequence[int]) -> _native.Slab:

@@ -24,6 +24,7 @@ from stepmill.worker.env_host import (
     BuiltEnvs,
     apply_requests,
     build_envs,
+    call_worker_init,
     close_envs,
     make_loop,
     map_slab,
@@ -38,6 +39,7 @@ from stepmill.worker.messages import (
     Closed,
     Failed,
     Outcome,
+    PackedPlan,
     Ready,
     Reply,
     Request,
@@ -46,7 +48,7 @@ from stepmill.worker.messages import (
     dump,
     load,
 )
-from stepmill.worker.program_state import ProgramState
+from stepmill.worker.module_contents import Contents
 
 EXIT_FAILED = 1  # the worker cannot serve, and has reported the reason
 EXIT_BUG = 70  # an error in stepmill itself; its traceback is on stderr
@@ -97,36 +99,20 @@ class _Worker:
             process_setup.write_traces_to(fd.fileno())
         process_setup.seed_global_generators(build_message.settings.entropy, build_message.worker)
         process_setup.limit_threads(build_message.settings.worker_threads)
-        process_setup.pin_cores(build_message.settings.affinity)
         timers.enable(build_message.settings.timers_every)
-        try:
-            if build_message.program is not None:
-                build_message.program.apply_filters()  # loading the plan may import modules that warn
-            plan = plan if build_message.plan is None else _load_plan(build_message.plan)
-            if plan is None:
-                raise TypeError("the worker got no plan")
-            register_all = _apply_program_state(build_message.program)
-            modules = {} if build_message.program is None else module_contents.read_contents()
-        except BaseException as exc:
-            return self._fail(Failed(worker_fault(exc, "unpickle")))
-
-        built = _build(plan, register_all, fds[0] if fds else None)
+        built, modules = _build(build_message, plan, fds[0] if fds else None)
         process_setup.limit_threads(build_message.settings.worker_threads)  # for libraries that an env has imported
         if built.faults:
             return self._fail(Failed(tuple(built.faults)))
-        if (
-            build_message.program is not None
-        ):  # an env may have imported more; what it has changed itself is no difference
-            modules.update(module_contents.read_contents(modules))
-        ready_or_failed = _make_ready(plan.env_ids, built, modules)
+        ready_or_failed = _make_ready(build_message.env_ids, built, modules)
         if isinstance(ready_or_failed, Failed):
-            close_envs(plan.env_ids, built.envs)
+            close_envs(build_message.env_ids, built.envs)
             return self._fail(ready_or_failed)
         self._send(ready_or_failed)
         try:
             return self._attach_and_serve(build_message, built)
         except ChannelClosed:
-            close_envs(plan.env_ids, built.envs)
+            close_envs(build_message.env_ids, built.envs)
             raise
 
     def _attach_and_serve(self, build_message: Build, built: BuiltEnvs) -> int:
@@ -191,30 +177,54 @@ class _Worker:
         return EXIT_FAILED
 
 
-def _build(plan: WorkerPlan, register_all: Callable[[], None], fd: OwnedFd | None) -> BuiltEnvs:
-    """Build the envs. `fd` is that of the pool's BuildProgress; None if this process may open no more files."""
+def _build(message: Build, inherited: WorkerPlan | None, fd: OwnedFd | None) -> tuple[BuiltEnvs, Contents]:
+    """Build the envs; return them, and the content of the user's modules, which is empty in a fork of the learner.
+
+    `fd` is that of the pool's BuildProgress; None if this process may open no more files.
+    """
     with contextlib.ExitStack() as stack:
         progress = None if fd is None else stack.enter_context(contextlib.closing(BuildProgress(fd)))
 
-        def begin_env(env_id: int) -> None:
+        def begin(env_id: int | None) -> None:
             if progress is not None:
-                progress.begin(plan.worker, env_id)
-            register_all()
+                progress.begin(message.worker, env_id)
 
-        return build_envs(plan.env_ids, plan.env_fns, on_begin=begin_env)
-
-
-def _apply_program_state(program: ProgramState | None) -> Callable[[], None]:
-    """Apply the state of the learner's program; return a function to call before each env is built."""
-    if program is None:
-        return lambda: None
-    program.apply_filters()  # a second time, because loading the plan has imported modules that filters refer to
-    return program.load_registries()
+        if inherited is not None:
+            process_setup.apply_own_settings(inherited.environ, inherited.affinity)
+            return build_envs(inherited, on_begin=begin), {}
+        return _load_and_build(message, begin)
 
 
-def _load_plan(data: bytes) -> WorkerPlan | None:
-    plan = load(data)
-    return plan if isinstance(plan, WorkerPlan) else None
+def _load_and_build(message: Build, begin: Callable[[int | None], None]) -> tuple[BuiltEnvs, Contents]:
+    phase = "load_init"
+    try:
+        packed, program = load(message.plan or b""), message.program
+        if not isinstance(packed, PackedPlan) or program is None:
+            raise TypeError("the worker got no plan")
+        process_setup.apply_own_settings(packed.plan.environ, packed.plan.affinity)
+        phase = "unpickle"
+        program.apply_filters()  # loading env_fns may import modules that warn
+        before = module_contents.read_contents() if packed.plan.init is not None else {}
+        faults = call_worker_init(packed.plan, begin)
+        if faults:
+            return BuiltEnvs(faults=list(faults)), {}
+        begin(None)
+        plan = dataclasses.replace(packed.unpack(), init=None)
+        program.apply_filters()  # a second time, because loading them has imported modules that filters refer to
+        register_all = program.load_registries()
+        # What worker_init has changed on purpose is no difference.
+        modules = module_contents.unchanged(module_contents.read_contents(), before)
+    except BaseException as exc:
+        return BuiltEnvs(faults=list(worker_fault(exc, phase))), {}
+
+    def begin_env(env_id: int) -> None:
+        begin(env_id)
+        register_all()
+
+    built = build_envs(plan, on_begin=begin_env)
+    if not built.faults:  # an env may have imported more; what it has changed itself is no difference
+        modules.update(module_contents.read_contents(modules))
+    return built, modules
 
 
 def _make_ready(env_ids: Sequence[int], built: BuiltEnvs, modules: module_contents.Contents) -> Ready | Failed:

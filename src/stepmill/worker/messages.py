@@ -11,10 +11,11 @@ worker ──► learner     Ready · Failed · Attached · Reply · Closed
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import cloudpickle
 
@@ -50,9 +51,9 @@ class WorkerSettings:
 
     Attributes:
         entropy: together with the worker's number it seeds the worker's global random generators.
-        worker_env: environment variables in addition to the learner's.
+        worker_env: environment variables of all workers in addition to the learner's.
         worker_threads: threads of numeric libraries in a worker; None does not limit them.
-        affinity: cores that the workers may use; None does not limit them.
+        affinity: cores that the threads of a kernel may use; None does not limit them.
         timers_every: measure every Nth outermost timer of `stepmill.timers`; 0 measures none.
         overlap_resets: an idle worker begins the next episode of an env whose episode is over, before it is asked to.
         start_serially: start one worker after the other.
@@ -82,11 +83,33 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more."""
+    """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
+
+    Attributes:
+        init: the option `worker_init`; None if there is none, or if it has been called.
+        affinity: cores that the worker may use; None does not limit them.
+        environ: environment variables that are the worker's own. Only a process sets them.
+    """
 
     worker: int
     env_ids: tuple[int, ...]
     env_fns: tuple[EnvFn, ...]
+    init: EnvFn | None = None
+    affinity: tuple[int, ...] | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A plan for a fresh process. `env_fns` are loaded, which imports their modules, after `plan.init` was called."""
+
+    plan: WorkerPlan
+    env_fns: bytes
+
+    def unpack(self) -> WorkerPlan:
+        """Return the whole plan. Raises whatever loading raises."""
+        found = load(self.env_fns)
+        return dataclasses.replace(self.plan, env_fns=cast("tuple[EnvFn, ...]", found))
 
 
 class ServerLocation(NamedTuple):
@@ -171,7 +194,7 @@ class Build(NamedTuple):
     """Build these envs. The descriptor of the pool's `BuildProgress` comes first with the message.
 
     Attributes:
-        plan: a WorkerPlan as bytes; None for a fork of the learner, which has inherited it.
+        plan: a PackedPlan as bytes; None for a fork of the learner, which has inherited it.
         program: the state of the learner's program; None for a fork, which has inherited it.
     """
 

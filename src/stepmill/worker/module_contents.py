@@ -73,6 +73,14 @@ def read_contents(left_out: Collection[str] = ()) -> dict[str, dict[str, Entry]]
     return contents
 
 
+def unchanged(contents: Contents, before: Contents) -> dict[str, dict[str, Entry]]:
+    """Return `contents` without the names that had another content before."""
+    return {
+        name: {key: entry for key, entry in entries.items() if before.get(name, {}).get(key, entry) == entry}
+        for name, entries in contents.items()
+    }
+
+
 def find_differences(workers: Sequence[Contents]) -> list[Difference]:
     """Return what differs between the modules of this process and those of all workers that have imported them.
 

@@ -136,6 +136,12 @@ def limit_threads(worker_threads: int | None) -> None:
             set_threads(worker_threads)
 
 
+def apply_own_settings(environ: Mapping[str, str], affinity: Sequence[int] | None) -> None:
+    """Set the environment variables and cores of this worker process."""
+    os.environ.update(environ)
+    pin_cores(affinity)
+
+
 def pin_cores(affinity: Sequence[int] | None) -> None:
     """Restrict the calling thread, and the threads and processes that it starts, to these cores."""
     if affinity is not None:

@@ -1,4 +1,4 @@
-"""State of the learner's program that a fresh worker process does not inherit: warnings filters and registered envs.
+"""State of the learner's program that a fresh worker process does not inherit: warnings filters, registered envs and adapters.
 
     learner   ProgramState.read()  ──► Build ──►  worker   apply_filters(), load_registries()
 
@@ -18,7 +18,10 @@ from importlib import import_module
 from typing import Literal, Protocol, cast
 
 # Library with a registry of envs → the module that dumps and loads it. By name, because this package imports neither.
-_REGISTRIES = {"gymnasium": "stepmill.envs.gymnasium_registry"}
+_REGISTRIES = {
+    "gymnasium": "stepmill.envs.gymnasium_registry",
+    "stepmill.envs.registered": "stepmill.envs.registered",
+}
 
 _Action = Literal["default", "error", "ignore", "always", "module", "once"]
 

@@ -19,7 +19,7 @@ from stepmill.backends.process import ProcessBackend
 from stepmill.backends.ray.messages import NodePlan
 from stepmill.backends.thread import ThreadBackend
 from stepmill.spec.errors import UsageError
-from stepmill.worker.messages import Build, Outcome, Request, WorkerPlan, WorkerReport, load
+from stepmill.worker.messages import Build, Outcome, PackedPlan, Request, WorkerPlan, WorkerReport, load
 
 
 class NodeProcessBackend(ProcessBackend):
@@ -126,5 +126,7 @@ def make_host_backend(plan: NodePlan) -> tuple[Backend, list[WorkerPlan]]:
         return NodeProcessBackend(plan), plans
     builds = [load(data) for data in plan.builds]
     loaded = [load(build.plan) for build in builds if isinstance(build, Build) and build.plan is not None]
-    plans = [dataclasses.replace(each, worker=at) for at, each in enumerate(loaded) if isinstance(each, WorkerPlan)]
+    plans = [
+        dataclasses.replace(each.unpack(), worker=at) for at, each in enumerate(loaded) if isinstance(each, PackedPlan)
+    ]
     return NodeKernelBackend(plan) if plan.host == "kernel" else NodeThreadBackend(plan.settings), plans

@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec as find_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from gymnasium import Env, VectorizeMode, logger
 from gymnasium import spec as find_spec
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
-from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id, registry
 
 from stepmill.envs.envpool import EnvPoolTask
 from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
@@ -23,7 +24,7 @@ from stepmill.frontends.gymnasium.env_keywords import EnvKeywords
 from stepmill.frontends.gymnasium.errors import ArgumentTypeError, MissingModuleError
 from stepmill.frontends.gymnasium.vector import VectorEnv
 from stepmill.pool.auto_backend import auto_backend
-from stepmill.spec.errors import EnvError, UsageError
+from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.notices import warn
 from stepmill.spec.options import BackendName, PoolOptions, nearest_option
 
@@ -249,6 +250,10 @@ def _find(id: str | GymnasiumSpec) -> GymnasiumSpec:  # noqa: A002  Gymnasium's 
     if module:
         _import(module)
     namespace, bare_name, version = parse_env_id(name)
+    if namespace == "ALE" and name not in registry:  # as `stepmill run` does
+        if find_module("ale_py") is None:
+            raise MissingExtraError(module="ale_py", extra="atari")
+        _import("ale_py")
     latest = find_highest_version(namespace, bare_name)
     if latest is not None and version is None:
         name = get_env_id(namespace, bare_name, latest)

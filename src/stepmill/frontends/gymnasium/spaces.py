@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -17,8 +18,17 @@ from stepmill.spec.errors import UsageError
 SpacePair: TypeAlias = tuple[Space[Any], Space[Any]]
 
 
-def read_spaces(env_specs: Sequence[EnvSpec]) -> list[SpacePair]:
-    """Return (observation space, action space) of each env. Envs with equal pickled spaces share the objects."""
+def read_spaces(env_specs: Sequence[EnvSpec], *, allows_vectors: bool = False) -> list[SpacePair]:
+    """Return (observation space, action space) of each env. Envs with equal pickled spaces share the objects.
+
+    Raises:
+        UsageError: rewards are vectors, and not `allows_vectors`.
+    """
+    if env_specs[0].reward_space and not allows_vectors:
+        raise UsageError(
+            f"a reward of these envs has {math.prod(env_specs[0].reward.shape)} numbers, and this front-end needs one; wrap each "
+            "env in mo_gymnasium.wrappers.LinearReward, or use stepmill.VectorEnv or stepmill.Pool"
+        )
     known: dict[bytes, SpacePair] = {}
     for spec in env_specs:
         if spec.spaces not in known:

@@ -6,6 +6,7 @@ after a timeout the wait can be repeated; errors are both stepmill's and Gymnasi
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -123,7 +124,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self.num_envs = self._pool.num_envs * spec.batch_size
         self.metadata = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = spec.render_mode
-        pairs = read_spaces(env_specs)
+        pairs = read_spaces(env_specs, allows_vectors=True)
+        if spec.reward_space:  # named as in MO-Gymnasium, whose wrappers read it: the space of one env's reward
+            self.reward_space = pickle.loads(spec.reward_space)
         self.single_action_space = pairs[0][1]
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         observations = [pair[0] for pair in pairs for _ in range(spec.batch_size)]
@@ -143,7 +146,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
             actions: an element of `action_space`.
 
         Returns:
-            observations [N, ...], rewards [N] float64, terminations [N] bool, truncations [N] bool, infos.
+            observations [N, ...], rewards [N] float64, terminations [N] bool, truncations [N] bool, infos. If the envs have a
+            `reward_space` of k numbers, rewards are [N, k], float32 if it is.
         """
         if self._waiting is not _NOTHING:
             self._refuse("step")
@@ -328,6 +332,17 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """A copy of every env's generator."""
         return self.get_attr("np_random")
+
+    if not TYPE_CHECKING:  # type checkers are to know the attributes that exist
+
+        def __getattr__(self, name: str) -> Never:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                text += (
+                    "; the envs are objects in workers: get_attr(name) and set_attr(name, values) access their attributes, "
+                    "call(name, ...) their methods"
+                )
+            raise AttributeError(text, name=name, obj=self)
 
     def stats(self) -> PoolStats:
         """Return how each worker has spent its time since the start."""

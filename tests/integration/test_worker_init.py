@@ -1,0 +1,244 @@
+"""`worker_init`: a function that each worker calls first, also a worker that was restarted."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+import stepmill
+from stepmill.testing.envs import CountingEnv
+from stepmill.testing.gates import Gate, wait_at
+from stepmill.worker.module_contents import Entry, unchanged
+from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import kill_worker, make_pool
+from tests.harness.scripts import run_file
+
+PROCESSES = ["forkserver", "spawn", "fork"]
+_WORD = "STEPMILL_TEST_WORKER_INIT"
+
+
+class WordEnv(CountingEnv):
+    """Remembers what `worker_init` had done when it was built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = os.environ.get(_WORD)
+
+    def where(self) -> tuple[int, int]:
+        return os.getpid(), threading.get_ident()
+
+
+def _write(path: Path) -> None:
+    """Append the process and the thread to a file, and set a variable that WordEnv reads."""
+    with path.open("a") as file:
+        file.write(f"{os.getpid()} {threading.get_ident()}\n")
+    os.environ[_WORD] = "set"
+
+
+def _raise() -> None:
+    raise ValueError("no licence")
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """The file to which `_write` writes."""
+    monkeypatch.delenv(_WORD, raising=False)
+    yield tmp_path / "calls"
+    os.environ.pop(_WORD, None)
+
+
+def _read(calls: Path) -> list[tuple[int, ...]]:
+    return [tuple(map(int, line.split())) for line in calls.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("where", [*PROCESSES, "thread"])
+def test_each_worker_calls_it_once_before_it_builds_envs(calls, where):
+    with make_pool(where, [WordEnv] * 4, num_workers=2, worker_init=functools.partial(_write, calls)) as pool:
+        assert pool.get_attr("word") == ("set",) * 4
+        assert sorted(_read(calls)) == sorted(set(pool.call("where")))
+
+
+def test_the_serial_backend_calls_it_in_the_calling_thread(calls):
+    with make_pool("serial", [WordEnv] * 2, worker_init=functools.partial(_write, calls)) as pool:
+        assert pool.get_attr("word") == ("set",) * 2
+    assert _read(calls) == [(os.getpid(), threading.get_ident())]
+
+
+@pytest.mark.parametrize("where", PROCESSES)
+def test_a_worker_that_is_restarted_calls_it_again(calls, where):
+    init = functools.partial(_write, calls)
+    with make_pool(where, [WordEnv] * 2, num_workers=1, worker_init=init, on_fault="truncate") as pool:
+        pool.reset(seed=0)
+        kill_worker(pool)
+        pool.step([0, 0])
+        pool.step([0, 0])
+        assert pool.get_attr("word") == ("set",) * 2
+        assert _read(calls)[1:] == [pool.call("where")[0]]
+
+
+def test_envs_that_the_serial_backend_builds_anew_come_after_another_call(calls):
+    with make_pool("serial", [WordEnv] * 2, worker_init=functools.partial(_write, calls)) as pool:
+        pool.revive(restart_living=True)
+        assert len(_read(calls)) == 2
+
+
+def test_a_module_that_it_makes_importable_is_found_by_the_env_fns(tmp_path):
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "far_env.py").write_text(
+        "from stepmill.testing.envs import CountingEnv\nclass FarEnv(CountingEnv):\n    pass\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nimport stepmill\n"
+        f"sys.path.append({str(tmp_path / 'away')!r})\nimport far_env\nsys.path.pop()\n"
+        f"def init():\n    sys.path.append({str(tmp_path / 'away')!r})\n"
+        "options = stepmill.PoolOptions(worker_init=init)\n"
+        "with stepmill.Pool([far_env.FarEnv] * 2, backend='process', num_workers=1, options=options) as pool:\n"
+        "    print(pool.reset(seed=0).obs.shape)\n"
+    )
+    result = run_file(program)
+    assert (result.stdout.strip(), result.stderr) == ("(2, 3)", "")
+
+
+@pytest.mark.parametrize("where", [*PROCESSES, "thread", "serial"])
+def test_what_it_raises_is_an_error_that_names_the_worker_and_the_remedy(where):
+    with pytest.raises(
+        ValueError, match=r"worker_init raised ValueError: no licence in worker 0.*repair worker_init"
+    ) as info:
+        make_pool(where, [WordEnv] * 4, worker_init=_raise)
+    error = info.value
+    assert isinstance(error, stepmill.EnvError)
+    assert (error.env_id, error.phase, error.error_type) == (None, "worker_init", "ValueError")
+    assert "_raise" in error.remote_traceback
+    assert len(error.others) == (0 if where == "serial" else 1)
+
+
+def _exit() -> None:
+    os._exit(3)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("init", "text"), [(_exit, "exit code 3"), (_kill, "SIGKILL")])
+def test_a_worker_that_ends_in_it_is_named(init, text):
+    with pytest.raises(stepmill.WorkerDied, match=f"worker 0 .*{text}.*it was in worker_init; stderr may say why"):
+        make_pool("forkserver", [WordEnv] * 2, num_workers=1, worker_init=init)
+
+
+@pytest.mark.parametrize("where", ["forkserver", "fork", "thread"])
+def test_its_time_limit_is_that_of_the_start(where):
+    text = r"worker 0 was still in worker_init after 1 s; make worker_init faster, or raise start_timeout_s"
+    with Gate() as gate:
+        with pytest.raises(stepmill.EnvTimeout, match=text) as info:
+            make_pool(where, [WordEnv], worker_init=functools.partial(wait_at, gate.path), start_timeout_s=1.0)
+        gate.wait_arrivals()
+    for thread in threading.enumerate():
+        if thread.name.startswith("stepmill-worker"):
+            thread.join(HANG_GUARD_S)
+    assert info.value.env_id is None
+
+
+class _Unpicklable:
+    def __call__(self) -> None:
+        pass
+
+    def __reduce__(self) -> str:
+        raise TypeError("it has a socket")
+
+
+class _Unloadable:
+    def __call__(self) -> None:
+        pass
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.listdir, ("/no/such/folder",)
+
+
+def test_a_function_that_cannot_be_sent_is_refused():
+    with pytest.raises(stepmill.UsageError, match=r"worker_init cannot be pickled: TypeError: it has a socket; .*fork"):
+        make_pool("forkserver", [WordEnv], worker_init=_Unpicklable())
+    with make_pool("fork", [WordEnv], worker_init=_Unpicklable()) as pool:
+        pool.reset(seed=0)
+
+
+def test_a_function_that_cannot_be_loaded_is_named():
+    with pytest.raises(
+        stepmill.EnvError, match=r"worker 0 could not load worker_init: FileNotFoundError.*importable"
+    ) as info:
+        make_pool("forkserver", [WordEnv], worker_init=_Unloadable())
+    assert info.value.phase == "worker_init"
+
+
+@pytest.mark.parametrize("value", [3, "module:function"])
+def test_what_is_no_function_is_refused(value):
+    with pytest.raises(stepmill.UsageError, match=r"worker_init=.* must be a function without arguments"):
+        stepmill.PoolOptions(worker_init=value)
+
+
+def test_backends_without_python_envs_refuse_it():
+    for backend in ("envpool", "kernel"):
+        with pytest.raises(stepmill.UsageError, match="worker_init"):
+            stepmill.PoolOptions(backend=backend, worker_init=_raise)
+
+
+_PROGRAM = """\
+import {settings} as settings
+import stepmill
+import {env} as env
+
+settings.LIMIT = 99
+
+
+def init():
+    {line}
+
+
+options = stepmill.PoolOptions(worker_init=init)
+with stepmill.Pool([env.Env] * 2, backend="process", num_workers=1, options=options) as pool:
+    print(pool.reset(seed=0).obs[:, 0].tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "output", "warning"),
+    [
+        ("settings.LIMIT = 99", "[99, 99]", ""),
+        ("settings.LIMIT = 7", "[7, 7]", ""),
+        ("settings.OTHER", "[10, 10]", "LIMIT (99 in the program, 10 in the workers); pass values"),
+    ],
+)
+def test_modules_that_it_has_changed_cause_no_warning(tmp_path, line, output, warning):
+    (tmp_path / "init_settings.py").write_text("LIMIT = 10\nOTHER = 1\n")
+    (tmp_path / "init_env.py").write_text(
+        "import init_settings\nimport numpy as np\nfrom stepmill.testing.envs import CountingEnv\n"
+        "class Env(CountingEnv):\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        obs, info = super().reset(seed=seed)\n"
+        "        return np.full_like(obs, init_settings.LIMIT), info\n"
+    )
+    program = tmp_path / "program.py"
+    source = _PROGRAM.format(settings="init_settings", env="init_env", line=line)
+    program.write_text(
+        source.replace("import stepmill\n", "import stepmill, warnings\nwarnings.simplefilter('default')\n")
+    )
+    result = run_file(program)
+    assert result.stdout.strip() == output
+    assert warning in result.stderr
+    assert bool(warning) == bool(result.stderr)
+    if warning:
+        assert "worker_init=..." in result.stderr
+
+
+def test_only_what_had_another_content_before_is_left_out():
+    old, new = Entry(1, "1"), Entry(2, "2")
+    assert unchanged({"m": {"a": old, "b": new, "c": new}, "n": {"a": new}}, {"m": {"a": old, "b": old}}) == {
+        "m": {"a": old, "c": new},
+        "n": {"a": new},
+    }
