@@ -10,10 +10,11 @@ process dead ─────┬ quota left ────────────�
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from stepmill.frontends.living import send_living
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
@@ -87,7 +88,8 @@ class Supervisor:
     def step(self, actions: Mapping[int, Mapping[str, Any]]) -> None:
         """Send actions by worker id. If a worker is found to be dead, the others still get theirs."""
         updates = {each: (self._workers[each].parameters, self._workers[each].calls) for each in actions}
-        self._send(lambda ids: self._pool.send([(actions[each], *updates[each]) for each in ids], ids), list(actions))
+        commands = [(action, *updates[each]) for each, action in actions.items()]
+        self._unsent |= actions.keys() - send_living(self._pool, commands, list(actions))
         for worker in [self._workers[worker_id] for worker_id in actions]:
             if worker.worker_id not in self._unsent:
                 worker.take_pending_updates()
@@ -103,20 +105,10 @@ class Supervisor:
         worker.previous_all_action_info = {}
         worker.move(WorkerState.RESETTING)
         options = {"parameters": parameters, "calls": calls}
-        self._send(lambda ids: self._pool.reset_async(env_ids=ids, options=options), [worker.worker_id])
-
-    def _send(self, command: Callable[[list[int]], object], worker_ids: list[int]) -> None:
-        """Command these workers. Those that are found to be dead get no command: the pool's `receive` returns their faults."""
-        while worker_ids:
-            try:
-                command(worker_ids)
-                return
-            except UsageError:
-                raise
-            except StepmillError:
-                states = self._pool.states
-                self._unsent |= {each for each in worker_ids if states[each] is EnvState.FAULTED}
-                worker_ids = [each for each in worker_ids if each not in self._unsent]
+        try:
+            self._pool.reset_async(env_ids=[worker.worker_id], options=options)
+        except WorkerDied:  # receive() returns it
+            self._unsent.add(worker.worker_id)
 
     def rebuild_env(self, worker: EngineWorker) -> None:
         """Rebuild a broken worker's env without using its quota: the user has called reset()."""
