@@ -112,6 +112,20 @@ def test_what_the_policy_handles_stands_in_infos_only(pool_of):
     assert "raised" in received.batch.info["fault"]["kind"].tolist()
 
 
+def test_without_a_number_it_waits_for_all_that_are_pending(pool_of):
+    pool = pool_of(chaos_envs())
+    pool.reset(seed=0)
+    with pytest.raises(stepmill.UsageError, match="0 are stepping"):
+        pool.receive(None)
+    pool.send([1, RAISE, 1], [0, 1, 2])
+
+    received = pool.receive(None)
+
+    assert (ids_of(received), kinds_of(received)) == ([0, 2], {1: "raised"})
+    assert received.errors([0, 1]) == [received.faults[1].error]
+    assert received.errors([0]) == []
+
+
 def test_max_envs_limits_results_and_the_rest_comes_next(pool_of):
     pool = pool_of(chaos_envs())
     pool.reset(seed=0)
@@ -203,6 +217,19 @@ def test_idle_envs_of_a_dead_worker_have_the_fault_too() -> None:
         pool.reset(seed=0)
         pool.send([KILL], [3])
         assert pool.receive().faults.keys() == {2, 3}
+
+
+def test_faults_of_idle_envs_end_no_wait_for_all() -> None:
+    with Gate() as gate, make_pool("fork", [partial(GateEnv, gate.path, i) for i in range(NUM_ENVS)]) as pool:
+        pool.reset(seed=0)
+        pool.send([GATED_ACTION, GATED_ACTION], [0, 2])
+        gate.wait_arrivals(2)
+        kill_worker(pool)
+        gate.open()
+
+        received = pool.receive(None)
+
+        assert (ids_of(received), received.faults.keys()) == ([2], {0, 1})
 
 
 def test_a_result_from_before_the_death_comes_with_the_fault_of_its_env() -> None:

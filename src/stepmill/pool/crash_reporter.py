@@ -25,7 +25,7 @@ from stepmill.pool.events import FaultKind
 from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.capsule import MAX_ARRAY_BYTES, Capsule, write_capsule
 from stepmill.spec.env import EnvSpec
-from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import BadOutput, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied, add_clause
 from stepmill.spec.json_values import NotPlain, to_plain
 from stepmill.spec.options import BackendName, PoolOptions
 from stepmill.spec.tree import Node, leaves, opaques
@@ -281,7 +281,7 @@ def versions() -> dict[str, str]:
 def _add_capsule(error: StepmillError, path: str | None, why_not: str = "") -> StepmillError:
     text = f"no crash capsule could be written: {why_not}" if path is None else f"crash capsule: {path}"
     error.capsule = path
-    return error.extend(text)
+    return add_clause(error, text)
 
 
 def _describe_call(call: PositionedCall, notes: list[str], *, is_current: bool) -> dict[str, object]:

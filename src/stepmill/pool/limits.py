@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from stepmill.pool.events import EnvFailed, FaultKind, ServerView
-from stepmill.spec.errors import EnvError, StepmillError, WorkerDied
+from stepmill.spec.errors import EnvError, StepmillError, WorkerDied, add_clause
 from stepmill.spec.options import PoolOptions, RetryIn
 
 MAX_SAME_FAILURES = 2  # of one kind in one step: another replay would fail, too
@@ -47,9 +47,10 @@ class EnvErrorLimits:
         max_errors, window_s = self._options.max_env_errors, self._options.restart_window_s
         number = self._limits.setdefault(env_id, FailureLimit(max_errors, window_s)).count()
         if number is None:
-            error.extend(
+            add_clause(
+                error,
                 f"env {env_id} has failed more than {max_errors} times in {window_s:g} s "
-                "(max_env_errors), so it is no longer reset automatically; call reset()"
+                "(max_env_errors), so it is no longer reset automatically; call reset()",
             )
         return number is not None
 
@@ -89,7 +90,7 @@ class ResetAttempts:
 
     def add_count(self, error: StepmillError) -> StepmillError:
         """Add to the error of the last attempt how many there were, and return it."""
-        return error.extend(f"this was the last of {self.max_attempts} attempts to reset it")
+        return add_clause(error, f"this was the last of {self.max_attempts} attempts to reset it")
 
 
 class RepeatedFailures:

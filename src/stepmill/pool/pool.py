@@ -238,11 +238,13 @@ class Pool:
         """
         return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, out)
 
-    def receive(self, min_envs: int = 1, max_envs: int | None = None, *, timeout_s: float | None = None) -> Received:
+    def receive(
+        self, min_envs: int | None = 1, max_envs: int | None = None, timeout_s: float | None = None
+    ) -> Received:
         """Return the results of envs that finished, and the faults of those that failed, without raising them.
 
         Args:
-            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait.
+            min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None is all that are pending.
             max_envs: return at most this many results; None is all that are ready.
             timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
         """
@@ -325,8 +327,7 @@ class Pool:
     def get_attr(self, name: str | Callable[[Any], Any], *, env_ids: EnvIds | None = None) -> tuple[Any, ...]:
         """Return an attribute of envs, through wrappers, one per env.
 
-        Instead of a name, a function that is called in the worker with the env, and only reads: unlike a `call`, it is not
-        repeated when an episode is replayed.
+        A function in place of a name is called in the worker with the env, and only reads: replays do not repeat it.
         """
         return self._requests.send(RequestKind.GET_ATTR, env_ids, name).result()
 
@@ -336,9 +337,8 @@ class Pool:
         Args:
             name: of the attribute; or a function for settings that are no attributes, which is called in the worker with the
                 env (the outermost wrapper) and its value. Pass the same function object each time.
-            values: a list or tuple has one value per env; anything else is for all, also for spares.
-            env_ids: which envs; None is all. The value of one env belongs to its env object, also when that serves another
-                env later. A list for all envs may have one more value for each spare.
+            values: a list or tuple has one value per env, and for all envs maybe one more per spare; anything else is for all.
+            env_ids: which envs; None is all, and spares. A value belongs to its env object, also when that serves another env.
         """
         self._requests.set(RequestKind.SET_ATTR, name, values, env_ids)
 

@@ -203,18 +203,20 @@ class Receiver:
             self._waits.linger(most)
         return self.collect(least, most, out, None, timeout_s)
 
-    def receive(self, min_envs: int, max_envs: int | None, timeout_s: float | None) -> Received:
+    def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None) -> Received:
         """Implement `Pool.receive`."""
         check_timeout(timeout_s)
         most = self._num_envs if max_envs is None else max_envs
         num_there = self._state.num_pending() + len(self._waits.known_faults())
-        if not 0 <= min_envs <= min(most, num_there):
+        least = min(most, num_there) or 1 if min_envs is None else min_envs
+        if not 0 <= least <= min(most, num_there):
             over = "; all envs are exhausted" if self._are_exhausted() else ""
             raise UsageError(
-                f"receive() cannot wait for {min_envs} to {most} envs: {num_there} are stepping or have a fault{over}; "
+                f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault{over}; "
                 "call send() or reset_async() first"
             )
-        self._waits.wait_for_news(min_envs, most, timeout_s)
+        # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
+        self._waits.wait_for_news(2 * self._num_envs if min_envs is None else least, most, timeout_s)
         return self._collect_with_faults(most)
 
     def _collect_with_faults(self, most: int) -> Received:
@@ -291,7 +293,7 @@ class Receiver:
         try:
             while (
                 fields := self._state.collect(most, out, env_ids)
-            ) is None:  # a result cannot be read, which is a fault
+            ) is None:  # a result is unreadable, which is a fault
                 if env_ids is not None:
                     self._waits.wait_for(env_ids, timeout_s)
                 else:

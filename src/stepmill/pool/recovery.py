@@ -31,7 +31,7 @@ from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
 from stepmill.pool.policies import Death, Failure, FaultPolicy, RaisePolicy, ReplayPolicy, TruncatePolicy
 from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
-from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, join_errors
+from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
@@ -307,9 +307,10 @@ class Recovery:
 
     def _over_limit(self, error: StepmillError, worker: int) -> StepmillError:
         error.message = error.message.replace(f"; {self.policy.death_hint}", "")
-        return error.extend(
+        return add_clause(
+            error,
             f"the limit of restarts of worker {worker} is reached (max_restarts, max_restarts_total), so it is "
-            "not restarted automatically; call reset() or revive()"
+            "not restarted automatically; call reset() or revive()",
         )
 
     def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:

@@ -61,12 +61,6 @@ class StepmillError(Exception):
         self.message = message
         self.others = tuple(others)
 
-    def extend(self, text: str) -> Self:
-        """Add a clause to the message, and return the error."""
-        self.message = f"{self.message}; {text}"
-        self.args = (self.message,)
-        return self
-
     def details(self) -> str:
         """Return the text that follows the message when the error is printed, or an empty string."""
         return ""
@@ -322,6 +316,13 @@ def _ranges(numbers: Sequence[int]) -> str:
             parts.append([number, number])
     shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts[:_MAX_RANGES])
     return shown if len(parts) <= _MAX_RANGES else f"{shown} and others, {len(numbers)} in total"
+
+
+def add_clause(error: StepmillError, text: str) -> StepmillError:
+    """Add a clause to the message of an error, and return the error."""
+    error.message = f"{error.message}; {text}"
+    error.args = (error.message,)
+    return error
 
 
 def join_errors(errors: Sequence[StepmillError]) -> StepmillError:

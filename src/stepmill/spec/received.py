@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from stepmill.spec.batch import Batch
@@ -46,6 +46,11 @@ class Received:
 
     batch: Batch | None
     faults: Mapping[int, EnvFault]
+
+    def errors(self, env_ids: Container[int]) -> list[StepmillError]:
+        """Return the errors of those of these envs that have a fault, each error once."""
+        errors = [fault.error for env_id, fault in self.faults.items() if env_id in env_ids]
+        return list({id(error): error for error in errors}.values())
 
 
 def faults_by_env(known: Mapping[int, EnvFault], faults: Iterable[EnvFault]) -> dict[int, EnvFault]:

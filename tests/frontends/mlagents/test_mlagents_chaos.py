@@ -154,7 +154,7 @@ def test_a_policy_that_raises_leaves_the_envs_as_they_were(manager_of, script):
 
 
 @pytest.mark.covers("U-12", "G-2")
-@pytest.mark.parametrize("after", ["send", "recv"])
+@pytest.mark.parametrize("after", ["send", "receive"])
 def test_ctrl_c_between_a_command_and_its_note_loses_no_env(manager_of, script, monkeypatch, after):
     manager = manager_of(lambda worker_id, channels: script({"walk": [[1], [1], [1]]}), 2, is_deterministic=True)
     manager.set_policy("walk", Policy(1.0))

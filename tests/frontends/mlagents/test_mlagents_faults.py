@@ -24,6 +24,7 @@ from stepmill.frontends.mlagents.failures import UnityStuckError
 from stepmill.testing.faulty import OddSignatureError, UnpicklableError
 from tests.frontends.mlagents.parts import AgentManager, Policy, deciding, die, ended, once, raise_, wait
 from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.pools import kill_worker
 from tests.harness.unity_envs import ScriptedBehaviors
 
 WALK = {"walk": [[1, 2], [2], [2, 3]]}
@@ -223,6 +224,17 @@ def test_a_worker_that_died_in_between_is_noticed_by_the_next_command(manager_of
     os.kill(manager._pool.stats().workers[0].pid, signal.SIGKILL)
     with pytest.raises(UnityCommunicationException, match=r"UnityEnvironment worker: (send|recv) failed\."):
         step_until(manager, lambda _steps: False)  # raises
+
+
+def test_two_workers_that_died_in_between_are_both_restarted(manager_of, script):
+    manager = manager_of(with_hooks(script, 0, {}), 3, is_deterministic=True)
+    manager.set_policy("walk", Policy())
+    manager.reset()
+    for worker in (0, 1):
+        kill_worker(manager._pool, worker)
+    steps = step_until(manager, lambda steps: firsts_of(steps, 0) and firsts_of(steps, 1))
+    assert manager.restart_counts == [1, 1, 0]
+    assert {step.worker_id for step in steps} == {0, 1, 2}
 
 
 @pytest.mark.covers("U-14")

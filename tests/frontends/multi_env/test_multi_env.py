@@ -200,7 +200,7 @@ def test_spaces_are_read_while_the_env_is_busy():
         gate.wait_arrivals()
         assert env.observation_space == "space of OldEnv 0"  # the env stands at the gate
         gate.open()
-        assert shared.recv()[0][index][1][1] == "wait"
+        assert shared.recv([index])[0][index][1][1] == "wait"
         env.close()
 
 

@@ -18,6 +18,7 @@ import cloudpickle
 from stepmill.envs.di_engine_managed import ManagedEnvMaker, ManagedSettings
 from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
+from stepmill.frontends.living import send_living
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import BadOutput, EngineBug, EnvError, StepmillError, UsageError
@@ -115,18 +116,10 @@ class PoolClient:
     def send_steps(self, actions: Mapping[int, Any]) -> None:
         """Send each env its action. Envs whose worker has died get none: `receive` returns their faults."""
         wanted = {env_id: action for env_id, action in actions.items() if env_id not in self._lost_envs}
-        while wanted:
-            try:
-                if len(wanted) == self.pool.num_envs:  # without a list of ids, the pool uses its fastest path
-                    self.pool.send([wanted[env_id] for env_id in range(len(wanted))])
-                else:
-                    self.pool.send(list(wanted.values()), list(wanted))
-                break
-            except UsageError:
-                raise
-            except StepmillError:  # found dead before anything was sent
-                states = self.pool.states
-                wanted = {env_id: wanted[env_id] for env_id in wanted if states[env_id] is not EnvState.FAULTED}
+        if len(wanted) == self.pool.num_envs:  # without a list of ids, the pool uses its fastest path
+            send_living(self.pool, [wanted[env_id] for env_id in range(len(wanted))])
+        elif wanted:
+            send_living(self.pool, list(wanted.values()), list(wanted))
         self.pending.update(dict.fromkeys(actions, ReplyKind.STEP))
 
     def send_reset(self, env_id: int, request: dict[str, Any], *, is_renewal: bool = False) -> None:

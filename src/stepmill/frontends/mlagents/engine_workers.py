@@ -22,7 +22,6 @@ from stepmill.frontends.mlagents.timing import publish_timers
 from stepmill.frontends.mlagents.unity_worker import WorkerMaker, end_players
 from stepmill.frontends.mlagents.workers import EngineWorker, WorkerState
 from stepmill.pool.pool import Pool
-from stepmill.spec.errors import RecvTimeout, StepmillError
 from stepmill.spec.options import AutoresetMode, PoolOptions
 
 
@@ -94,18 +93,20 @@ class EngineWorkers:
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
-    def _receive(self, num_wanted: int, timeout_s: float | None) -> None:
-        """Wait for `num_wanted` workers, and process all results that are available. Raise failures without a remedy."""
-        try:
-            batch = self.pool.recv(min_envs=num_wanted, max_envs=len(self._workers), timeout_s=timeout_s)
-        except RecvTimeout:
-            raise
-        except StepmillError as error:
-            self.supervisor.on_error(error)
-        else:
+    def _receive(self, num_wanted: int, timeout_s: float | None) -> bool:
+        """Wait for `num_wanted` workers, and process all results that are available. Raise failures without a remedy.
+
+        Return whether there were any.
+        """
+        received = self.pool.receive(num_wanted, timeout_s=timeout_s)
+        batch, faults = received.batch, received.faults
+        if batch is not None:
             for worker_id, answer in zip(batch.env_id, batch.obs, strict=True):
                 self._process(self._workers[worker_id], answer)
+        for worker_id, fault in faults.items():
+            self.supervisor.on_fault(self._workers[worker_id], fault)
         self.supervisor.raise_failure()
+        return batch is not None or bool(faults)
 
     def _process(self, worker: EngineWorker, answer: tuple[Any, ...]) -> None:
         if answer[0] == "failed":
@@ -144,13 +145,11 @@ class EngineWorkers:
         while any(worker.waiting for worker in self._workers):
             is_stepping = bool(self._in(WorkerState.STEPPING))
             left_s = None if deadline is None or not is_stepping else max(deadline - time.monotonic(), 0.0)
-            try:
-                self._receive(1, left_s)
-            except RecvTimeout as exc:
+            if not self._receive(1, left_s):
                 stuck = {worker.worker_id for worker in self._in(WorkerState.STEPPING)}
                 raise UnityStuckError(
                     f"Workers {stuck} stuck in waiting state for {drain_timeout_s:g} s; give a step_timeout_s, which ends them"
-                ) from exc
+                )
         self.supervisor.take_results()
 
     def set_parameters(self, config: Any) -> None:

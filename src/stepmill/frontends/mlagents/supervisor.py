@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from stepmill.frontends.living import send_living
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
@@ -24,6 +25,7 @@ from stepmill.frontends.mlagents.workers import EngineWorker, RestartQuota, Work
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import EnvState
+from stepmill.spec.received import EnvFault
 
 
 class Supervisor:
@@ -48,6 +50,7 @@ class Supervisor:
         self._failures: list[Exception] = []
         self._stop: Exception | None = None
         self._was_interrupted = False
+        self._unsent: set[int] = set()  # workers that could not be sent a command, until they are restarted
 
     # ---- after Ctrl-C -----------------------------------------------------------------------------------------------
 
@@ -68,7 +71,7 @@ class Supervisor:
         """Ctrl-C may come between a command, or the receipt of a result, and the change of the worker's state."""
         is_pending = state in (EnvState.BUSY, EnvState.READY)
         if worker.waiting and state is EnvState.FAULTED:
-            worker.is_gone = True  # its fault was raised by recv(), and not processed
+            worker.is_gone = True  # its fault was received, and not processed
             self._crash(worker, failures.UnityCommunicationException("UnityEnvironment worker: recv failed."))
         elif worker.waiting and not is_pending:
             self._end_episodes(worker)  # its result was received, and not processed
@@ -84,23 +87,14 @@ class Supervisor:
 
     def step(self, actions: Mapping[int, Mapping[str, Any]]) -> None:
         """Send actions by worker id. If a worker is found to be dead, the others still get theirs."""
-        todo = dict(actions)
-        while todo:
-            try:
-                updates = [(self._workers[each].parameters, self._workers[each].calls) for each in todo]
-                commands = [(action, *pending) for action, pending in zip(todo.values(), updates, strict=True)]
-                self._pool.send(commands, list(todo))
-            except WorkerDied as error:
-                for worker_id in error.env_ids:
-                    todo.pop(worker_id)
-                self._on_death(error, "send")
-                continue
-            for worker_id in todo:
-                self._workers[worker_id].take_pending_updates()
-                self._workers[worker_id].is_fresh = False
-                self._workers[worker_id].move(WorkerState.STEPPING)
-            todo.clear()
-        self.raise_failure()
+        updates = {each: (self._workers[each].parameters, self._workers[each].calls) for each in actions}
+        commands = [(action, *updates[each]) for each, action in actions.items()]
+        self._unsent |= actions.keys() - send_living(self._pool, commands, list(actions))
+        for worker in [self._workers[worker_id] for worker_id in actions]:
+            if worker.worker_id not in self._unsent:
+                worker.take_pending_updates()
+                worker.is_fresh = False
+            worker.move(WorkerState.STEPPING)
 
     def reset(self, worker: EngineWorker) -> None:
         """Command a reset. An env that was rebuilt and reset, and has not stepped since, needs none."""
@@ -110,11 +104,11 @@ class Supervisor:
         worker.live_agents.clear()
         worker.previous_all_action_info = {}
         worker.move(WorkerState.RESETTING)
+        options = {"parameters": parameters, "calls": calls}
         try:
-            self._pool.reset_async(env_ids=[worker.worker_id], options={"parameters": parameters, "calls": calls})
-        except WorkerDied as error:
-            self._on_death(error, "send")
-            self.raise_failure()
+            self._pool.reset_async(env_ids=[worker.worker_id], options=options)
+        except WorkerDied:  # receive() returns it
+            self._unsent.add(worker.worker_id)
 
     def rebuild_env(self, worker: EngineWorker) -> None:
         """Rebuild a broken worker's env without using its quota: the user has called reset()."""
@@ -133,6 +127,7 @@ class Supervisor:
         worker.move(WorkerState.RESETTING)
         worker.is_gone = False
         worker.is_fresh = True
+        self._unsent.discard(worker.worker_id)
         worker.parameters = dict(self.parameters)
         _, calls = worker.take_pending_updates()
         worker.previous_all_action_info = {}
@@ -177,43 +172,18 @@ class Supervisor:
             worker.move(WorkerState.BROKEN)
             self._failures.append(exception)
 
-    def on_error(self, error: StepmillError) -> None:
-        """Handle an error of the engine: deaths, timeouts, malformed results."""
-        for each in (error, *error.others):
-            if isinstance(each, WorkerDied):
-                self._on_death(each, "recv")
-            else:
-                self._on_timeout_or_malformed(each)
-
-    def _on_timeout_or_malformed(self, error: StepmillError) -> None:
-        worker = self._find(error)
-        if worker is None:
-            self._failures.append(error)
-            return
-        is_timeout = isinstance(error, EnvTimeout)
-        worker.is_gone = is_timeout
-        if worker.state is WorkerState.LEAVING and is_timeout:
+    def on_fault(self, worker: EngineWorker, fault: EnvFault) -> None:
+        """Handle a death, a deadline that is over, or a malformed result."""
+        error: Exception = fault.error
+        verb = "send" if worker.worker_id in self._unsent else "recv"
+        worker.is_gone = fault.is_loss
+        if worker.state is WorkerState.LEAVING and worker.is_gone:
             self._end_players(worker)
             self._restart(worker)
+        elif isinstance(error, WorkerDied):
+            self._crash(worker, failures.died(error, verb))
         else:
             self._crash(worker, failures.timed_out(error) if isinstance(error, EnvTimeout) else error)
-
-    def _find(self, error: StepmillError) -> EngineWorker | None:
-        env_id = getattr(error, "env_id", None)
-        if isinstance(env_id, int):
-            return self._workers[env_id]
-        states = self._pool.states  # an error of a worker as a whole
-        return next((w for w in self._workers if w.waiting and states[w.worker_id] is EnvState.FAULTED), None)
-
-    def _on_death(self, error: WorkerDied, verb: str) -> None:
-        for worker_id in error.env_ids:
-            worker = self._workers[worker_id]
-            worker.is_gone = True
-            if worker.state is WorkerState.LEAVING:
-                self._end_players(worker)
-                self._restart(worker)
-            else:
-                self._crash(worker, failures.died(error, verb))
 
     def _crash(self, worker: EngineWorker, exception: Exception) -> None:
         """Handle a worker whose process has ended, or whose result is malformed."""

@@ -128,7 +128,9 @@ class MultiEnv:
             shared.send_reset(index, own_seed, own or {})
         chosen = set(positions)
         shares = [share for share in self._shares if chosen & set(share.positions.values())]
-        rows = self._collect(shares)
+        rows = self._collect(
+            [(share, [each for each in share.ids if share.positions[each] in chosen]) for share in shares]
+        )
         observations = [rows[position][0] for position in positions]
         return (
             observations if self._api is StepApi.GYM else (observations, [rows[position][3] for position in positions])
@@ -153,15 +155,15 @@ class MultiEnv:
         shares = self._shares
         if len(shares) == 1 and shares[0].is_whole and not skips:
             shares[0].shared.send(actions, None, is_driven=True)
-            return self._columns(self._collect(shares))
-        sent: list[_PoolShare] = []
+            return self._columns(self._collect([(shares[0], shares[0].ids)]))
+        sent: list[tuple[_PoolShare, Sequence[int]]] = []
         refusals: list[StepmillError] = []
         for share in shares:
             ids = [env_id for env_id in share.ids if actions[share.positions[env_id]] is not None]
             try:
                 if ids:
                     share.shared.send([actions[share.positions[env_id]] for env_id in ids], ids, is_driven=True)
-                    sent.append(share)
+                    sent.append((share, ids))
             except StepmillError as refusal:  # what the other pools were sent must be received
                 refusals.append(_with_position(refusal, share))
         return self._columns(self._collect(sent, refusals))
@@ -185,12 +187,14 @@ class MultiEnv:
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _collect(self, shares: Sequence[_PoolShare], refusals: Sequence[StepmillError] = ()) -> list[Row]:
-        """Wait for all results of these shares, and return a row per env; then raise `refusals` and the errors of envs."""
+    def _collect(
+        self, sent: Sequence[tuple[_PoolShare, Sequence[int]]], refusals: Sequence[StepmillError] = ()
+    ) -> list[Row]:
+        """Wait for all results of envs of shares, and return a row per env; then raise `refusals` and the errors of the envs."""
         rows = [_SKIPPED] * len(self._envs)
         errors = list(refusals)
-        for share in shares:
-            results, faults, failures = share.shared.recv()
+        for share, ids in sent:
+            results, faults, failures = share.shared.recv(ids)
             positions, last_obs = share.positions, self._last_obs
             for env_id, (is_step, value) in results.items():
                 position = positions[env_id]

@@ -209,7 +209,7 @@ class SubprocessEnv(gymnasium.Env[Any, Any], _OldEnv):
     # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _recv(self) -> EnvResult:
-        results, faults, errors = self._shared.recv()
+        results, faults, errors = self._shared.recv([self._index])
         if errors:
             raise join_errors(errors)
         return EnvResult(*results[self._index], faults.get(self._index))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stepmill.envs.opaque import OpaqueEnvMaker
+from stepmill.frontends.living import send_living
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
 from stepmill.pool.requests import PoolFuture
@@ -16,9 +17,7 @@ from stepmill.pool.start import CLOSE_TIMEOUT_S
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.notices import warn
-from stepmill.spec.options import BackendName, EnvState, OnFault, PoolOptions
-
-_AT_WORK = (EnvState.BUSY, EnvState.READY)
+from stepmill.spec.options import BackendName, OnFault, PoolOptions
 
 
 class EnvResult(NamedTuple):
@@ -82,32 +81,29 @@ class SharedPool:
         return bool(self.pool.env_specs[index].metadata["is_gymnasium"])
 
     def send(self, actions: Sequence[Any], env_ids: Sequence[int] | None, *, is_driven: bool) -> None:
-        """Send envs their actions; with `is_driven`, envs whose episode has ended are reset instead."""
-        self.pool.send([(is_driven, action) for action in actions], env_ids)
+        """Send envs their actions; with `is_driven`, envs whose episode has ended are reset instead. `recv` returns deaths."""
+        send_living(self.pool, [(is_driven, action) for action in actions], env_ids)
 
     def send_reset(self, index: int, seed: int | None, kwargs: Mapping[str, Any]) -> None:
         """Begin to reset an env with these keyword arguments."""
         self.pool.reset_async(seed={index: seed}, options=dict(kwargs) or None, env_ids=[index])
 
-    def recv(self) -> tuple[dict[int, tuple[bool, Any]], dict[int, Mapping[str, str]], list[StepmillError]]:
+    def recv(
+        self, wanted: Container[int]
+    ) -> tuple[dict[int, tuple[bool, Any]], dict[int, Mapping[str, str]], list[StepmillError]]:
         """Wait for all pending results. Hot path: the results are pairs, not EnvResults.
 
         Returns:
             By env, whether it was stepped, and what it returned; by env whose episode a fault ended, the fault; and the errors
-            of envs without a result.
+            of `wanted` envs without a result.
         """
-        errors: list[StepmillError] = []
-        pool = self.pool
-        while not errors or any(state in _AT_WORK for state in pool.states):
-            try:
-                batch = pool.recv()
-            except StepmillError as error:
-                errors.append(error)
-                continue
-            env_ids = batch.env_id.tolist()
-            faults = _faults_of(batch, env_ids) if batch.truncated.any() else {}
-            return dict(zip(env_ids, batch.obs, strict=True)), faults, errors
-        return {}, {}, errors
+        received = self.pool.receive(None)
+        errors, batch = received.errors(wanted), received.batch
+        if batch is None:
+            return {}, {}, errors
+        env_ids = batch.env_id.tolist()
+        faults = _faults_of(batch, env_ids) if batch.truncated.any() else {}
+        return dict(zip(env_ids, batch.obs, strict=True)), faults, errors
 
     def close_envs(self, indices: Sequence[int]) -> None:
         """Close some envs; closing the last ones closes the pool. Idempotent. It takes about two seconds at most.
