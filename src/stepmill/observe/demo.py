@@ -28,8 +28,8 @@ class DemoEnv:
     seconds: float
 
 
-ROUNDS = Rounds()
-DEMO_ENVS = (DemoEnv("CartPole-v1", 64, 4.0), DemoEnv("ALE/Pong-v5", 8, 6.0))
+ROUNDS = Rounds(num_rounds=3, round_s=0.4)
+DEMO_ENVS = (DemoEnv("CartPole-v1", 64, 3.0), DemoEnv("ALE/Pong-v5", 8, 4.0))
 
 
 def run_demo(demo_envs: Sequence[DemoEnv] = DEMO_ENVS, rounds: Rounds = ROUNDS) -> int:
