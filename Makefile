@@ -20,17 +20,26 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 16
 
-$(VENV)/.ready: constraints.txt
+$(VENV)/.tools: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "stepmill needs Python 3.10 or newer; choose one: make PYTHON=python3.12")'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
 	    { rm -rf $(VENV); echo "cannot make a venv: install your system's python3-venv package and run make again" >&2; exit 1; }
+	$(PY) -m pip install -q cmake nanobind ninja numpy scikit-build-core
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.tools
 	$(PY) -m pip install -q -r constraints.txt
 	@touch $@
 
 venv: $(VENV)/.ready  ## the environment in .venv
+	@:
 
-build: venv  ## build the extension in place; fast if little has changed
-	@$(PY) scripts/build_editable.py
+build:  ## build the extension in place; fast if little has changed. Packages are installed meanwhile, if they are missing
+	@$(MAKE) --no-print-directory --jobs 2 venv extension
+
+.PHONY: extension
+extension: $(VENV)/.tools
+	@MAKEFLAGS= $(PY) scripts/build_editable.py  # the jobs of Ninja are its own
 
 run: build  ## `stepmill run` on CartPole and Atari Pong, then a comparison with Gymnasium's vector envs
 	$(BIN)/stepmill run CartPole-v1 --num-envs 64 --seconds 4 --seed 0
