@@ -120,12 +120,6 @@ env.reset(seed=0)
 assert env.step({"a": 0, "b": 1})[1] == {"a": 1.0, "b": 1.0}
 env.close()
 """,
-    "plot": """
-import pathlib, subprocess, sys
-command = [sys.executable, "-m", "stepmill", "bench", "CartPole-v1", "--against", "gymnasium", "--round-seconds", "0.1", "--chart", "bars.png"]
-subprocess.run(command, check=True)
-assert pathlib.Path("bars.png").read_bytes().startswith(b"\\x89PNG")
-""",
     "video": """
 import pathlib, subprocess, sys
 pathlib.Path("drawn.py").write_text('''

@@ -182,22 +182,10 @@ def test_the_command_records_an_env(tmp_path):
     assert names == ["learner", "worker 0", "worker 1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "begin"), [("t.html", b"<!doctype html>"), ("t.png", b"\x89PNG")])
-def test_a_timeline_is_one_self_contained_page_or_a_picture(name, begin, tmp_path):
-    options = ["--num-envs", "4", "--num-workers", "2", "--seconds", "0.05", "--quiet", "--html", name]
-    done = run_trace("CartPole-v1", *options, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    content = (tmp_path / name).read_bytes()
-    assert content.startswith(begin)
-    assert b"src=" not in content or name == "t.png"  # nothing is loaded
-    assert b"<svg" in content or name == "t.png"
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["CartPole-v1", "--seconds", "0.01", "--html", "t.what"], "cannot write 't.what'"),
+        (["CartPole-v1", "--seconds", "0.01", "-o", "no/t.json"], "cannot write the trace to 'no/t.json'"),
         (["NoSuchEnv-v0"], "unknown env id"),
         (["CartPole-v1", "--batch-size", "9"], "--batch-size 9 is larger"),
     ],

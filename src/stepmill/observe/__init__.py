@@ -26,5 +26,4 @@ tune_measure    measures one env alone, and pools by turns
 tune_result     the result; tune_code: the program that it prints; tune_command: `stepmill tune`
 compare         measures engines in turn, for `bench`
 video           grids of frames, and videos (ffmpeg)
-plots           timelines and bar charts (matplotlib)
 """

@@ -1,15 +1,15 @@
-"""`stepmill bench`: the speed of stepmill and of other libraries on the user's own env, as text and as a chart."""
+"""`stepmill bench`: the speed of stepmill and of other libraries on the user's own env, as text."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepmill.observe.catalog import find_env
 from stepmill.observe.compare import Rounds, compare_engines, engines_against
 from stepmill.observe.exit_status import complain, first_line
-from stepmill.observe.plots import draw_bars, require_matplotlib, save_figure, text_bars
 from stepmill.observe.policy import search_current_directory
 
 UNIT = "env-steps per second, automatic resets included"
@@ -24,7 +24,6 @@ class BenchRequest:
     num_envs: int = 8
     rounds: int = 4
     round_seconds: float = 0.5
-    chart: str | None = None
     env_kwargs: dict[str, object] | None = None
     is_json: bool = False
     quiet: bool = False
@@ -35,16 +34,14 @@ def _leave_out(engine: str, error: Exception) -> None:
 
 
 def run_bench(request: BenchRequest) -> dict[str, float]:
-    """Measure, print the rates, and draw the chart. Returns the rates, in env-steps per second, by engine.
+    """Measure, and print the rates. Returns the rates, in env-steps per second, by engine.
 
     Raises:
-        UsageError: the env or a library is unknown, or the chart cannot be written.
+        UsageError: the env or a library is unknown.
         MissingExtraError: a library is not installed.
     """
     from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
 
-    if request.chart is not None:
-        require_matplotlib()
     search_current_directory()
     choice = find_env(request.env_id, env_kwargs=request.env_kwargs)
     names = [name.strip() for name in request.against.split(",") if name.strip()]
@@ -55,8 +52,6 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
         rounds = Rounds(request.rounds, request.round_seconds)
         rates = compare_engines(engines, rounds, lambda number: progress.update(task, completed=number), _leave_out)
     title = f"{request.num_envs} x {choice.env_id}"
-    if request.chart is not None:
-        save_figure(draw_bars(title, UNIT, rates), request.chart)
     if request.is_json:
         about = {"env": choice.env_id, "num_envs": request.num_envs, "steps_per_s": rates}
         sys.stdout.write(f"{json.dumps(about, indent=2)}\n")
@@ -64,3 +59,13 @@ def run_bench(request: BenchRequest) -> dict[str, float]:
         sys.stdout.write("\n".join([f"{title}, {UNIT}", *text_bars(rates)]) + "\n")
     sys.stdout.flush()
     return rates
+
+
+def text_bars(values: Mapping[str, float], width: int = 40) -> Sequence[str]:
+    """Return a chart with one horizontal bar per name, the largest value first, as lines of text."""
+    largest = max(values.values(), default=0.0) or 1.0
+    longest = max((len(name) for name in values), default=0)
+    return [
+        f"{name:<{longest}}  {'█' * round(value / largest * width):<{width}}  {value:,.0f}"
+        for name, value in sorted(values.items(), key=lambda item: -item[1])
+    ]

@@ -58,7 +58,6 @@ def top(pid: int | None, interval: float, count: int | None, prometheus: bool) -
 @click.option(
     "-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="The trace, for ui.perfetto.dev."
 )
-@click.option("--html", "page", metavar="FILE", help="Also a timeline, as one self-contained page, or .png or .svg.")
 @click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
 @click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
 @click.option(
@@ -75,7 +74,7 @@ def trace(**arguments: object) -> None:
     waits, and arrows from the send of a command to the env's step and to the recv of its result. Nothing is uploaded: open
     https://ui.perfetto.dev and drop the file on it.
 
-    The first 0.2 s, in which processes warm up, are not recorded. --html needs matplotlib: pip install 'stepmill[plot]'.
+    The first 0.2 s, in which processes warm up, are not recorded.
     """
     from stepmill.observe.trace_command import TraceRequest, trace_env
 
@@ -120,7 +119,6 @@ def doctor(
 @click.option("--num-envs", type=COUNT, metavar="N", default=8, show_default=True, help="How many envs.")
 @click.option("--rounds", type=COUNT, metavar="N", default=4, show_default=True, help="Rounds for each engine.")
 @click.option("--round-seconds", type=SECONDS, metavar="S", default=0.5, show_default=True, help="Length of a round.")
-@click.option("--chart", metavar="FILE", help="Also a bar chart: .png, .svg or .pdf.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("rates")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -129,7 +127,7 @@ def bench(**arguments: object) -> None:
 
     All engines are open at the same time and take turns in short rounds, so that a busy machine affects all alike. The rates
     are medians over the rounds, with random actions that are drawn before, and with stepmill's and the libraries' defaults.
-    --chart needs matplotlib: pip install 'stepmill[plot]'. sb3 needs pip install 'stepmill[sb3]'.
+    sb3 needs pip install 'stepmill[sb3]'.
     """
     from stepmill.observe.bench import BenchRequest, run_bench
 

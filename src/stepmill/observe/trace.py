@@ -1,6 +1,6 @@
 """Records what the threads of a pool do, as a trace that Perfetto (ui.perfetto.dev) loads: `pool.trace()`.
 
-    rings in the slab ──► Recorder (a thread that empties them every 20 ms) ──► Events ──► write_trace (JSON), timeline.py
+    rings in the slab ──► Recorder (a thread that empties them every 20 ms) ──► Events ──► write_trace (JSON)
 
 A trace has a track for the learner and one per worker, and arrows from a command's `send` to the env's step, and from there to
 the `recv` that returned its result.

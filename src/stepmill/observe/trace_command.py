@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepmill.observe.catalog import EnvChoice, batch_actions, find_env
-from stepmill.observe.plots import require_matplotlib, save_timeline
 from stepmill.observe.policy import act_randomly, search_current_directory
 from stepmill.observe.run import Run, RunPlan
 from stepmill.observe.trace import Events, write_trace
@@ -27,7 +26,6 @@ class TraceRequest:
 
     env_id: str
     output: str = "trace.json"
-    page: str | None = None
     num_envs: int = 8
     num_workers: int | None = None
     backend: str = "auto"
@@ -41,25 +39,19 @@ def trace_env(request: TraceRequest) -> None:
     """Record a trace, write it, and print where it is.
 
     Raises:
-        UsageError: there is no such env, or a file cannot be written.
-        MissingExtraError: a timeline is wanted, and matplotlib is not installed.
+        UsageError: there is no such env, or the file cannot be written.
     """
     batch_size = request.num_envs if request.batch_size is None else request.batch_size
     if batch_size > request.num_envs:
         raise UsageError(f"--batch-size {batch_size} is larger than --num-envs {request.num_envs}; give less")
-    if request.page is not None:
-        require_matplotlib()
     search_current_directory()
     events = _record(request, batch_size, find_env(request.env_id, env_kwargs=request.env_kwargs))
     write_trace(events, request.output)
-    if request.page is not None:
-        save_timeline(events, request.page)
     if request.quiet:
         return
-    files = request.output if request.page is None else f"{request.output} and {request.page}"
     lost = f"; {events.num_lost} more were lost, record fewer envs or workers" if events.num_lost else ""
     sys.stdout.write(
-        f"{events.num_events:,} events in {files}{lost}\nopen https://ui.perfetto.dev and drop {request.output} on it\n"
+        f"{events.num_events:,} events in {request.output}{lost}\nopen https://ui.perfetto.dev and drop {request.output} on it\n"
     )
 
 
