@@ -119,7 +119,8 @@ def test_the_keywords_of_a_configuration_are_options_without_defaults():
         ({PROCESSES: 1.0, replace(THREADS, batch_size=4): 1.15}, PROCESSES),
         ({PROCESSES: 1.0, replace(THREADS, batch_size=4): 1.3}, replace(THREADS, batch_size=4)),
         ({replace(MORE, batch_size=2): 1.2, replace(THREADS, batch_size=4): 1.0}, replace(MORE, batch_size=2)),
-        ({PROCESSES: 1.0, replace(PROCESSES, spin_us=0.0): 1.03}, PROCESSES),
+        ({PROCESSES: 1.0, replace(PROCESSES, spin_us=0.0): 1.1}, PROCESSES),
+        ({PROCESSES: 1.0, replace(PROCESSES, spin_us=0.0): 1.3}, replace(PROCESSES, spin_us=0.0)),
     ],
 )
 def test_ties_go_to_the_simpler_configuration(scores, chosen):

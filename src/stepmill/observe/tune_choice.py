@@ -16,6 +16,7 @@ from stepmill.spec.stats_text import duration_text
 
 TIE = 0.05  # rates that differ by less are equal, and the simpler configuration is chosen
 WORTH_BATCHES = 0.15  # batches of some envs are chosen if they are faster by this: a program has to be written for them
+WORTH_SETTING = 0.1  # so must be another spin_us or copy: what gains less is noise of a busy machine
 DROP = 0.1  # configurations that are this much worse than the better half are dropped
 MIN_ROUNDS = 6
 ERROR_OF_MEDIAN = 1.25  # the standard error of a median divided by that of a mean
@@ -106,6 +107,11 @@ class Configuration:
         return found
 
     @property
+    def is_set(self) -> bool:
+        """Whether spin_us or copy differ from their defaults."""
+        return self.spin_us is not None or self.copy
+
+    @property
     def complexity(self) -> tuple[int, ...]:
         """A key that sorts simpler configurations first."""
         extras = (self.spare_envs > 0) + self.overlap_resets + (self.spin_us is not None) + self.copy
@@ -182,7 +188,7 @@ def starts(profile: EnvProfile, limits: Limits) -> list[Configuration]:
 
 def neighbours(one: Configuration, profile: EnvProfile, limits: Limits) -> list[Configuration]:
     """Return the configurations that differ from `one` in one option."""
-    if one.backend in (BackendName.SERIAL, BackendName.KERNEL) or one.spin_us is not None or one.copy:
+    if one.backend in (BackendName.SERIAL, BackendName.KERNEL) or one.is_set:
         return []
     found = [replace(one, spin_us=0.0)]
     if one.batch_size is None and limits.num_envs * profile.obs_bytes >= LEASE_BYTES:
@@ -251,7 +257,10 @@ def is_settled(rounds: Sequence[Mapping[Configuration, float]], one: Configurati
 
 def choose(scores: Mapping[Configuration, float]) -> Configuration:
     """Return the configuration to use: the simplest of those that are as fast as the fastest, within TIE."""
-    merits = {each: score * (1 - WORTH_BATCHES if each.batch_size else 1.0) for each, score in scores.items()}
+    merits = {
+        each: score * (1 - WORTH_BATCHES * (each.batch_size is not None)) * (1 - WORTH_SETTING * each.is_set)
+        for each, score in scores.items()
+    }
     best = max(merits.values())
     return min((each for each in merits if merits[each] >= best * (1 - TIE)), key=lambda each: each.complexity)
 
