@@ -120,7 +120,7 @@ test-originals: build  ## the originals' own tests with our classes in place of 
 test-jupyter: build  ## the tests of pools in notebooks, in a separate environment
 	scripts/test_jupyter.sh $(PY)
 
-test-versions: venv  ## build and test on the oldest and the newest CPython found
+test-versions: venv  ## build and test on the oldest and the newest CPython found, and on newer ones in a chroot (root, debootstrap)
 	$(PY) scripts/test_versions.py
 
 bench-setup: build  ## the peers' environments
