@@ -11,7 +11,6 @@ sb3            Stable-Baselines3's `VecEnv`
 tianshou       Tianshou's vector env
 torchrl        TorchRL's envs
 rollout        T steps of all envs in arrays, for any learner
-rows           rows of batches, for the other modules
-living         actions for envs some of whose workers may be dead, for the other modules
+rows           rows of batches and actions, for the other modules
 overrides      refuses overridden methods that are never called, for the other modules
 """

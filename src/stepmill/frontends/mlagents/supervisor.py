@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from stepmill.frontends.living import send_living
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger
@@ -22,6 +21,7 @@ from stepmill.frontends.mlagents.settings import ManagerOptions, RestartLimits
 from stepmill.frontends.mlagents.steps import AllStepResult, EnvironmentStep
 from stepmill.frontends.mlagents.unity_worker import end_players
 from stepmill.frontends.mlagents.workers import EngineWorker, RestartQuota, WorkerState
+from stepmill.frontends.rows import send_living
 from stepmill.pool.pool import Pool
 from stepmill.spec.errors import EnvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import EnvState

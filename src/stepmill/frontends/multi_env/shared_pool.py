@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stepmill.backends.process import ProcessBackend
 from stepmill.envs.opaque import OpaqueEnvMaker
-from stepmill.frontends.living import send_living
+from stepmill.frontends.rows import send_living
 from stepmill.pool.pool import Pool
 from stepmill.pool.requests import PoolFuture
 from stepmill.pool.start import CLOSE_TIMEOUT_S, plan_workers, worker_settings
