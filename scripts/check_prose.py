@@ -16,7 +16,7 @@ RULES = ROOT / "scripts" / "prose.ini"
 GENERATED = ("constraints.txt", "src/stepmill/_native.pyi", "tests/unit/public_api.txt")
 
 FRONT_ENDS = "src/stepmill/frontends/"
-PARTS_OF_FRONT_ENDS = {"__init__", "batch_rows", "living", "overrides", "rollout", "starting_pool"}
+PARTS_OF_FRONT_ENDS = {"__init__", "batch_rows", "overrides", "rollout", "starting_pool"}
 # Gymnasium is always installed; ray_rollout has the extra of the backend; the others are used with the versions that a project has.
 WITHOUT_EXTRA = {"gymnasium", "ray_rollout", "alf", "di_engine", "mlagents", "multi_env"}
 

@@ -11,8 +11,7 @@ sb3            Stable-Baselines3's `VecEnv`
 tianshou       Tianshou's vector env
 torchrl        TorchRL's envs
 rollout        T steps of all envs in arrays, for any learner
-batch_rows     rows of batches, for the other modules
+batch_rows     rows of batches and actions, for the other modules
 starting_pool  a pool whose processes start before it is made, for the other modules
-living         actions for envs some of whose workers may be dead, for the other modules
 overrides      refuses overridden methods that are never called, for the other modules
 """

@@ -1,4 +1,4 @@
-"""Rows of batches, by the tree of their structure."""
+"""Rows of batches and actions, for the front-ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from stepmill.spec.errors import UsageError
+from stepmill.pool.pool import Pool
+from stepmill.spec.errors import StepmillError, UsageError
+from stepmill.spec.options import EnvState
 from stepmill.spec.tree import Leaf, Node, flatten, iter_tree, map_tree, unflatten
 
 
@@ -56,3 +58,23 @@ def stack_rows(node: Node, values: Sequence[Any]) -> Any:
     columns = list(zip(parts, zip(*rows, strict=True), strict=True))
     arrays = [np.asarray(column) for part, column in columns if isinstance(part, Leaf)]
     return unflatten(node, arrays, [column for part, column in columns if not isinstance(part, Leaf)])
+
+
+def send_living(pool: Pool, actions: Sequence[Any], env_ids: Sequence[int] | None = None) -> Sequence[int]:
+    """Send a list of actions to envs; those that are found to be dead get none. Return the envs that were sent theirs.
+
+    The next `receive` of the pool returns the faults of the others.
+    """
+    while True:
+        try:
+            pool.send(actions, env_ids)
+            return range(pool.num_envs) if env_ids is None else env_ids
+        except UsageError:
+            raise
+        except StepmillError:  # nothing was sent
+            states = pool.states
+            pairs = zip(range(pool.num_envs) if env_ids is None else env_ids, actions, strict=True)
+            living = {env_id: action for env_id, action in pairs if states[env_id] is not EnvState.FAULTED}
+            if not living:
+                return ()
+            actions, env_ids = list(living.values()), list(living)

@@ -210,10 +210,8 @@ class Receiver:
         num_there = self._state.num_pending() + len(self._waits.known_faults())
         least = min(most, num_there) or 1 if min_envs is None else min_envs
         if not 0 <= least <= min(most, num_there):
-            over = "; all envs are exhausted" if self._are_exhausted() else ""
             raise UsageError(
-                f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault{over}; "
-                "call send() or reset_async() first"
+                f"receive() cannot wait for {least} to {most} envs: {num_there} are stepping or have a fault; send() to more envs first"
             )
         # For all, a number that faults of idle envs do not reduce to fewer than those that are pending.
         self._waits.wait_for_news(2 * self._num_envs if min_envs is None else least, most, timeout_s)

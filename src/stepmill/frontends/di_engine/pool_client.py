@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from stepmill.envs.di_engine_managed import ManagedEnvMaker, ManagedSettings
+from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.di_engine.errors import TornError
 from stepmill.frontends.di_engine.timestep_codec import TimestepDecoder
-from stepmill.frontends.living import send_living
 from stepmill.pool.pool import Pool
 from stepmill.spec.batch import Batch
 from stepmill.spec.errors import BadOutput, EngineBug, EnvError, StepmillError, UsageError

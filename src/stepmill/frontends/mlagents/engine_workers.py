@@ -99,14 +99,13 @@ class EngineWorkers:
         Return whether there were any.
         """
         received = self.pool.receive(num_wanted, timeout_s=timeout_s)
-        batch, faults = received.batch, received.faults
-        if batch is not None:
-            for worker_id, answer in zip(batch.env_id, batch.obs, strict=True):
+        if received.batch is not None:
+            for worker_id, answer in zip(received.batch.env_id, received.batch.obs, strict=True):
                 self._process(self._workers[worker_id], answer)
-        for worker_id, fault in faults.items():
+        for worker_id, fault in received.faults.items():
             self.supervisor.on_fault(self._workers[worker_id], fault)
         self.supervisor.raise_failure()
-        return batch is not None or bool(faults)
+        return received.batch is not None or bool(received.faults)
 
     def _process(self, worker: EngineWorker, answer: tuple[Any, ...]) -> None:
         if answer[0] == "failed":

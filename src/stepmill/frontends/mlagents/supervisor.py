@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from stepmill.frontends.living import send_living
+from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.mlagents import failures
 from stepmill.frontends.mlagents.channels import with_methods
 from stepmill.frontends.mlagents.manager import logger

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stepmill.envs.opaque import OpaqueEnvMaker
-from stepmill.frontends.living import send_living
+from stepmill.frontends.batch_rows import send_living
 from stepmill.frontends.starting_pool import StartingPool
 from stepmill.pool.pool import Pool
 from stepmill.pool.requests import PoolFuture

@@ -21,8 +21,7 @@ from stepmill.frontends.torchrl.engine import Engine
 from stepmill.frontends.torchrl.env import StepmillEnv, replace_class
 from stepmill.frontends.torchrl.errors import NotSteppedError, StillBusyError, translated
 from stepmill.spec.batch import Batch
-from stepmill.spec.errors import StepmillError, UsageError
-from stepmill.spec.options import EnvState
+from stepmill.spec.errors import RecvTimeout, StepmillError, UsageError, join_errors
 
 Ids = NDArray[np.int64]
 EnvIndex = int | Sequence[int] | None
@@ -198,7 +197,7 @@ class AsyncStepmillEnv(StepmillEnv):
         if max_get is not None and max_get < least:
             raise UsageError(f"max_get={max_get} is below min_get={least}")
         self._wait_for(task, lambda: self._num_done(task) >= least, least, deadline)
-        self._handle_batch(self._engine.pool.recv(min_envs=0))
+        self._receive(0, 0.0)
         return self._pop_results(task, self._num_done(task) if max_get is None else max_get)
 
     def _wait_for(
@@ -211,23 +210,25 @@ class AsyncStepmillEnv(StepmillEnv):
             )
         while not is_there():
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            try:
-                self._handle_batch(self._engine.pool.recv(min_envs=1, timeout_s=left_s))
-            except StepmillError as exc:
-                self._drop_faulted()
-                raise translated(exc) from exc
+            if not self._receive(1, left_s):
+                raise RecvTimeout(f"no {task.value} has ended in time; nothing is lost: call again", env_ids=at_work)
 
-    def _drop_faulted(self) -> None:
-        states = self._engine.pool.states
-        for env_id in [env_id for env_id in self._tasks if states[env_id] is EnvState.FAULTED]:
-            self._tasks.pop(env_id)
-            self._roots.pop(env_id, None)
-            self._ended.pop(env_id, None)
+    def _receive(self, least: int, timeout_s: float | None) -> bool:
+        """Store what the pool has received, raise the errors of tasks that failed, and return whether there was anything."""
+        received = self._engine.pool.receive(least, timeout_s=timeout_s)
+        if received.batch is not None:
+            self._store_batch(received.batch)
+        errors = received.errors(self._tasks)
+        for env_id in received.faults:
+            for entries in (self._tasks, self._roots, self._ended):
+                entries.pop(env_id, None)
+        if errors:
+            error = join_errors(errors)
+            raise translated(error) from error
+        return received.batch is not None
 
-    def _handle_batch(self, batch: Batch) -> None:
+    def _store_batch(self, batch: Batch) -> None:
         """Store the rows of a batch by the kind of task."""
-        if not batch.num_rows:
-            return
         self._engine.store_infos(batch.info, batch.env_id)
         packed = self._step_tensors((batch.obs, batch.reward, batch.terminated, batch.truncated), batch.env_id)
         rows = self._to_rows(packed, batch.num_rows)
@@ -296,7 +297,7 @@ class AsyncStepmillEnv(StepmillEnv):
             if num:
                 taken.append(rows if num == len(ids) else rows[:num])
                 for env_id in ids[:num].tolist():
-                    self._tasks.pop(env_id)
+                    self._tasks.pop(env_id, None)  # None: its worker has died since
             if num < len(ids):
                 left.append((ids[num:], rows[num:]))
         self._done[task] = left
@@ -309,7 +310,7 @@ class AsyncStepmillEnv(StepmillEnv):
                 continue
             rest = np.flatnonzero(ids != env_id)
             self._done[task][chunk : chunk + 1] = [(ids[rest], rows[rest.tolist()])] if rest.size else []
-            self._tasks.pop(env_id)
+            self._tasks.pop(env_id, None)
             return rows[int(place[0])]
         raise NotSteppedError(f"env {env_id} has no finished {task.value}")  # the caller has checked it
 
