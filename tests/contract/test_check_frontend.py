@@ -257,10 +257,12 @@ def test_a_planted_fault_is_found(planted):
         check_frontend(planted)
 
 
+@pytest.mark.slow
 def test_a_sound_vector_env_passes():
     check_frontend(Sound)
 
 
+@pytest.mark.slow
 def test_gymnasiums_own_is_refused_for_changing_its_callers_options():
     with pytest.raises(CheckFailed, match="changed its arguments"):
         check_frontend(SyncVectorEnv)

@@ -39,32 +39,32 @@ ACTS = (
 
 
 @pytest.mark.covers("X-15")
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(30))
 @given(ANY)
 def test_serial_equals_gymnasium_for_any_space(story):
     compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(15))
 @given(LARGE)
 def test_serial_equals_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "serial"))
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(20))
 @given(ANY)
 def test_threads_equal_gymnasium_for_any_space(story):
     compare_with_gymnasium(story, partial(make_vector_env, "thread"))
 
 
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(10))
 @given(LARGE)
 def test_threads_equal_gymnasium_for_observations_that_are_lent(story):
     compare_with_gymnasium(story, partial(make_vector_env, "thread"))
 
 
 @pytest.mark.covers("X-15")
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(15))
 @given(ANY)
 def test_forked_processes_equal_gymnasium_for_any_space(story):
     compare_with_gymnasium(story, partial(make_vector_env, "fork"))

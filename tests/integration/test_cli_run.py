@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import stepmill
+from stepmill.observe.cli import main
 from tests.harness.scripts import run_source
 from tests.harness.terminals import read_terminal
 
@@ -184,13 +186,37 @@ def test_help_documents_policies_and_the_atari_preprocessing():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["run", "CartPol-v1"], "did you mean CartPole-v1"),
-        (["run", "no_such_module:X-v0"], "cannot import module 'no_such_module'"),
         (["run", "my_envs:Nothing-v0"], "unknown env id 'Nothing-v0'"),
         (["run", "my_envs.py:Counting-v0"], "drop the .py: my_envs:Counting-v0"),
         (["run", "my_envs:CountingEnv"], "gymnasium.register('CountingEnv-v0', CountingEnv)"),
         (["run", "my_envs:Needy-v0"], 'pip install "gymnasium[box9d]"'),
         (["run", "my_envs:Needy-v0", "--backend", "serial"], 'pip install "gymnasium[box9d]"'),
+        (["run", "CartPole-v1", "--policy", "my_policies.py:ones"], "drop the .py: my_policies:ones"),
+        (["run", "CartPole-v1", "--policy", "my_policies"], "module:function"),
+        (["run", "CartPole-v1", "--policy", "my_policies:none"], "has no 'none'"),
+        (["run", "CartPole-v1", "--policy", "my_policies:too_few", "--num-envs", "2"], "action"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
+    done = run_cli(*arguments, cwd=here)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("stepmill: ")
+    assert expected in done.stderr
+
+
+@pytest.fixture
+def main_in_process(monkeypatch):
+    """`main`, which adds a handler to the logger of its process."""
+    monkeypatch.setattr(logging.getLogger("stepmill"), "handlers", [])
+    return main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "CartPol-v1"], "did you mean CartPole-v1"),
+        (["run", "no_such_module:X-v0"], "cannot import module 'no_such_module'"),
         (["run", "CartPole-v1", "--atari"], "not an Atari env"),
         (["run", "CartPole-v1", "--num-envs", "0"], "--num-envs"),
         (["run", "CartPole-v1", "--num-workers", "0"], "--num-workers"),
@@ -204,25 +230,20 @@ def test_help_documents_policies_and_the_atari_preprocessing():
         (["run", "CartPole-v1", "--on-fault", "ignore"], "--on-fault"),
         (["run", "CartPole-v1", "--env-kwargs", "gravity=3"], "is not JSON"),
         (["run", "CartPole-v1", "--env-kwargs", "[3]"], "is a JSON list; give an object"),
-        (["run", "CartPole-v1", "--policy", "my_policies.py:ones"], "drop the .py: my_policies:ones"),
         (["run", "CartPole-v1", "--seed", "-1"], "--seed"),
         (["run", "CartPole-v1", "--num-envs", "4", "--batch-size", "5"], "--batch-size 5 is larger than --num-envs 4"),
         (["run", "CartPole-v1", "--num-envs", "many"], "--num-envs"),
         (["run", "CartPole-v1", "--backend", "magic"], "--backend"),
-        (["run", "CartPole-v1", "--policy", "my_policies"], "module:function"),
-        (["run", "CartPole-v1", "--policy", "my_policies:none"], "has no 'none'"),
-        (["run", "CartPole-v1", "--policy", "my_policies:too_few", "--num-envs", "2"], "action"),
         (["run", "CartPole-v1", "--no-such-option"], "--no-such-option"),
         (["run"], "ENV"),
         (["walk"], "walk"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(here, arguments, expected):
-    done = run_cli(*arguments, cwd=here)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("stepmill: ")
-    assert expected in done.stderr
+def test_arguments_that_are_refused_are_named_in_one_line(main_in_process, capsys, arguments, expected):
+    assert main_in_process(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stepmill: ")
+    assert expected in line
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run", "X-v0", "--num-envs", "0"], ["tune"]])

@@ -22,7 +22,7 @@ pytest.importorskip("numba")
 mujoco = pytest.importorskip("mujoco")
 
 NUM_STEPS = 150
-QUICK = ("HalfCheetah-v5", "Reacher-v5")  # the compilation of a task takes seconds
+QUICK = ("HalfCheetah-v5",)  # the compilation of a task takes seconds
 IDS = [
     pytest.param(env_id, marks=() if env_id in QUICK else pytest.mark.slow)
     for env_id in stepmill.kernels.names()

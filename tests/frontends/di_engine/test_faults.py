@@ -228,7 +228,7 @@ def test_a_step_that_hangs_is_ended_at_its_timeout(cls: Any, make_manager: MakeM
     took_s = time.monotonic() - began
     assert isinstance(caught.value, EnvTimeout)
     assert caught.value.timeout_s == 0.25
-    assert 0.25 <= took_s < 5.0  # the env sleeps for 1000 s
+    assert 0.25 <= took_s < HANG_GUARD_S  # the env sleeps for 1000 s
     assert manager.closed
 
 
