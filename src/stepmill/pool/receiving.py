@@ -98,7 +98,8 @@ class PoolWait:
         Raises:
             RecvTimeout: the deadline is over.
         """
-        self._faults.raise_errors(is_receiving=True)
+        if self._faults.faults or self._faults.notices:
+            self._raise_errors()
         if not self._wait(lambda slice_s: self._state.wait_for(env_ids, slice_s), timeout_s, self._raise_errors):
             self._raise_timeout(timeout_s)
 
@@ -108,7 +109,8 @@ class PoolWait:
         Raises:
             RecvTimeout: the deadline is over.
         """
-        self._faults.raise_errors(is_receiving=True)
+        if self._faults.faults or self._faults.notices:
+            self._raise_errors()
         if not self._wait(lambda slice_s: self._state.wait(num_envs, slice_s), timeout_s, self._raise_errors):
             self._raise_timeout(timeout_s)
 
@@ -230,10 +232,10 @@ class Receiver:
         self._set_eager(least < self._num_envs)
         if least:
             self._waits.wait_any(least, timeout_s)
+            if most > least:
+                self._waits.linger(most)
         else:
             self._waits.poll()
-        if most > least > 0:
-            self._waits.linger(most)
         return self.collect(least, most, out, None, timeout_s)
 
     def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None) -> Received:
