@@ -72,7 +72,8 @@ class PoolWait:
         Raises:
             RecvTimeout: the deadline is over.
         """
-        self._recovery.raise_errors(is_receiving=True)
+        if self._recovery.faults or self._recovery.notices:
+            self._raise_errors()
         if not self._pump.run(
             lambda slice_s: self._state.wait(slice_s, env_ids=env_ids), timeout_s, self._raise_errors
         ):
@@ -84,7 +85,8 @@ class PoolWait:
         Raises:
             RecvTimeout: the deadline is over.
         """
-        self._recovery.raise_errors(is_receiving=True)
+        if self._recovery.faults or self._recovery.notices:
+            self._raise_errors()
         if not self._pump.run(
             lambda slice_s: self._state.wait(slice_s, num_envs=num_envs), timeout_s, self._raise_errors
         ):
@@ -197,10 +199,10 @@ class Receiver:
         least, most = self._bounds(batch_size, min_envs, max_envs)
         if least:
             self._waits.wait_any(least, timeout_s)
+            if most > least:
+                self._waits.linger(most)
         else:
             self._waits.poll()
-        if most > least > 0:
-            self._waits.linger(most)
         return self.collect(least, most, out, None, timeout_s)
 
     def receive(self, min_envs: int | None, max_envs: int | None, timeout_s: float | None) -> Received:
