@@ -53,7 +53,7 @@ def test_a_fault_that_nothing_comes_of_does_not_outlast_the_timeout(monkeypatch:
     with make(backend="thread") as pool:
         pool.reset(seed=0)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._recovery, "handle", lambda: None)
+            patch.setattr(pool._recovery, "handle", lambda **_: None)
             pool.send([1, RAISE, 1, 1])
             with pytest.raises(stepmill.RecvTimeout, match="nothing is lost"):
                 pool.recv(4, timeout_s=0.2)

@@ -188,7 +188,6 @@ def test_help_documents_policies_and_the_atari_preprocessing():
     [
         (["run", "my_envs:Nothing-v0"], "unknown env id 'Nothing-v0'"),
         (["run", "my_envs.py:Counting-v0"], "drop the .py: my_envs:Counting-v0"),
-        (["run", "my_envs:CountingEnv"], "gymnasium.register('CountingEnv-v0', CountingEnv)"),
         (["run", "my_envs:Needy-v0"], 'pip install "gymnasium[box9d]"'),
         (["run", "my_envs:Needy-v0", "--backend", "serial"], 'pip install "gymnasium[box9d]"'),
         (["run", "CartPole-v1", "--policy", "my_policies.py:ones"], "drop the .py: my_policies:ones"),

@@ -39,7 +39,7 @@ def test_unchecked_paths_are_whole_folders(check_prose, name, is_unchecked):
 
 def test_a_front_end_without_page_extra_or_changelog_entry_is_reported(check_prose):
     files = {
-        "src/stepmill/frontends/rows.py": "",
+        "src/stepmill/frontends/batch_rows.py": "",
         "src/stepmill/frontends/new_lib/env.py": "",
         "pyproject.toml": '[project.optional-dependencies]\nold = ["old"]\n[project.scripts]\n',
         "CHANGELOG.md": "- Something else.\n",
