@@ -87,9 +87,7 @@ def why_no_chroot() -> str | None:
         shutil.rmtree(CHROOT, ignore_errors=True)
         CHROOT.parent.mkdir(exist_ok=True)
         include = "--include=ca-certificates,g++,make,libc6-dev"
-        made = subprocess.run(
-            ["debootstrap", "--variant=minbase", include, "unstable", str(CHROOT)], check=False
-        )
+        made = subprocess.run(["debootstrap", "--variant=minbase", include, "unstable", str(CHROOT)], check=False)
         if made.returncode != 0:
             return f"debootstrap ended with status {made.returncode}"
         ready.touch()

@@ -201,7 +201,7 @@ class Replays:
         """Verify repeated calls of envs without a replay, if their replies have arrived since the last look."""
         waiting, self._unverified = self._unverified, []
         for repeated in waiting:
-            worker = self._locations[repeated.server][0]
+            worker = self._worker_of(repeated)
             if self._workers.state_of(worker) is not WorkerState.SERVING:
                 continue
             try:
@@ -262,13 +262,23 @@ class Replays:
         return None
 
     def advance(self, events: Iterable[Event]) -> list[Decision]:
-        """Decide about replays that have reached a place or their end, or have failed."""
+        """Decide about replays that have reached a place or their end, or have failed.
+
+        A restart of a worker begins all its replays again, so that nothing else is decided about them.
+        """
         decisions: list[Decision] = []
+        restarted: set[int] = set()
         for event in events:
             replay = self._replays.get(event.env_id) if isinstance(event, ReplayPaused) else None
-            if replay is not None and isinstance(event, ReplayPaused):
-                decisions += self._advance(replay, event)
+            if replay is None or not isinstance(event, ReplayPaused) or self._worker_of(replay) in restarted:
+                continue
+            own = self._advance(replay, event)
+            restarted.update(decision.worker for decision in own if isinstance(decision, BeginRestart))
+            decisions += own
         return decisions
+
+    def _worker_of(self, repeated: RepeatedCalls) -> int:
+        return self._locations[repeated.server][0]
 
     def _advance(self, replay: EpisodeReplay, event: ReplayPaused) -> list[Decision]:
         if isinstance(event, ReplayAt):
