@@ -15,7 +15,7 @@ namespace stepmill {
 
 namespace nb = nanobind;
 
-// The states that the user sees. The numbers are those of EnvState in spec/options.py.
+// The states that the user sees. The numbers are those of EnvState in spec/choices.py.
 enum class EnvState : int { IDLE = 0, BUSY = 1, READY = 2, FAULTED = 3, EXHAUSTED = 4, NEEDS_RESET = 5 };
 
 #if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(STEPMILL_CHECK_MOVES)

@@ -30,6 +30,7 @@ from stepmill.pool.events import (
 )
 from stepmill.pool.faults import fault_info
 from stepmill.spec.errors import StepmillError
+from stepmill.spec.options import OnFault
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,13 @@ class ReplayPolicy:
 
     def restart(self, death: Death) -> list[Decision]:
         return [BeginRestart(death.worker, death.generation, True, None, death.is_dead)]
+
+
+POLICIES: dict[OnFault, FaultPolicy] = {
+    OnFault.RAISE: RaisePolicy(),
+    OnFault.TRUNCATE: TruncatePolicy(),
+    OnFault.REPLAY: ReplayPolicy(),
+}
 
 
 def _mark_faulted(faults: Sequence[EnvFailed]) -> list[Decision]:

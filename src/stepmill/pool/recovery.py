@@ -28,7 +28,7 @@ from stepmill.pool.events import (
 )
 from stepmill.pool.faults import fault_error, fault_info, kind_name, late_error
 from stepmill.pool.limits import RETRYABLE, EnvErrorLimits, ResetAttempts
-from stepmill.pool.policies import Death, Failure, FaultPolicy, RaisePolicy, ReplayPolicy, TruncatePolicy
+from stepmill.pool.policies import POLICIES, Death, Failure, ReplayPolicy
 from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
@@ -41,11 +41,6 @@ logger = logging.getLogger("stepmill")
 
 # The worker does not serve its envs any more. NEIGHBOUR: it was lost through another of its envs.
 WORKER_LOST = (FaultKind.DIED, FaultKind.TIMED_OUT, FaultKind.NEIGHBOUR)
-POLICIES: dict[OnFault, FaultPolicy] = {
-    OnFault.RAISE: RaisePolicy(),
-    OnFault.TRUNCATE: TruncatePolicy(),
-    OnFault.REPLAY: ReplayPolicy(),
-}
 
 
 class Recovery:
