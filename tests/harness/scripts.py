@@ -20,7 +20,7 @@ def start_script(
     )
 
 
-def run_file(path: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_file(path: Path, *arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a script file to its end."""
     return subprocess.run(
         [sys.executable, "-W", "error", str(path), *arguments],
@@ -32,7 +32,7 @@ def run_file(path: Path, *arguments: str, timeout_s: float = 60) -> subprocess.C
     )
 
 
-def run_source(source: str, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_source(source: str, *arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a script by `python -c` to its end."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(source), *arguments],
