@@ -333,16 +333,16 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """A copy of every env's generator."""
         return self.get_attr("np_random")
 
-    if not TYPE_CHECKING:  # type checkers are to know the attributes that exist
-
-        def __getattr__(self, name: str) -> Never:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_"):
-                text += (
-                    "; the envs are objects in workers: get_attr(name) and set_attr(name, values) access their attributes, "
-                    "call(name, ...) their methods"
-                )
-            raise AttributeError(text, name=name, obj=self)
+    @property
+    def envs(self) -> Never:
+        """An AttributeError that names `get_attr`, `set_attr` and `call`: the envs are objects in workers."""
+        # Gymnasium's SyncVectorEnv has the list. A __getattr__ for all names would slow down each attribute of this class.
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute 'envs'; the envs are objects in workers: get_attr(name) and "
+            "set_attr(name, values) access their attributes, call(name, ...) their methods",
+            name="envs",
+            obj=self,
+        )
 
     def stats(self) -> PoolStats:
         """Return how each worker has spent its time since the start."""
