@@ -83,9 +83,7 @@ def _as_rst(lines: list[str]) -> list[str]:
     for line in lines:
         text = re.sub(r"(?<![`\w*\\])\*\*(?=[a-z_])", r"\\*\\*", line)  # `**keywords` is not bold
         text = re.sub(r"(`\w+`)s\b", r"\1\\ s", text)
-        text = re.sub(
-            r"^ +\w+(, \w+)+(?=: )", lambda names: names[0].replace(", ", ","), text
-        )  # several names, one text
+        text = re.sub(r"^ +\w+(, \w+)+(?=: )", lambda names: names[0].replace(", ", ","), text)  # several names, one text
         is_code = text.startswith("    ") and not changed[-1] and not last.startswith(" ") and not last.endswith(":")
         changed += ["::", "", text] if is_code else [text]
         last = text or last
