@@ -77,9 +77,9 @@ class Pump:
         return [env_id for env_id, state in enumerate(self._state.states()) if state == EnvState.BUSY]
 
     def _warn_slow(self) -> None:
-        self._slow_s = None
         busy = self.busy_envs()
-        if busy:
+        if busy:  # else a restart is slow, which is not what the one warning is for
+            self._slow_s = None
             warn(
                 f"envs {busy} have not answered for {SLOW_S:g} s, and the pool still waits for them; set step_timeout_s and "
                 "reset_timeout_s to end envs that hang"

@@ -180,15 +180,12 @@ class Revival:
     def _is_rebuilt(self, worker: int) -> bool:
         """Whether calls can be sent to a worker, or there is an error to raise. A death that is found is handled."""
         recovery, workers = self.recovery, self.workers
-        has_died = (
-            isinstance(recovery.policy, ReplayPolicy)
-            and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED
-        )
-        if has_died:
+        is_replayed = isinstance(recovery.policy, ReplayPolicy)
+        if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 recovery.handle()
                 if workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
                     recovery.handle_death(worker)
-        is_restarting = isinstance(recovery.policy, ReplayPolicy) and workers.state_of(worker) is WorkerState.RESTARTING
+        is_restarting = is_replayed and workers.state_of(worker) is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))
         return bool(recovery.faults) or not (is_restarting or is_suspended)
