@@ -266,26 +266,16 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
     what = f"{record['type']}: {record['message']}"
     if record["phase"] == "launch":
         return too_many_workers_error(1, what)
-    if record["phase"] == "worker_init":
+    importable = "importable in a fresh process, or use context='fork'"
+    of_the_user = {
+        "worker_init": f"worker_init raised {what} in worker {worker}, which has built no env; repair worker_init, or leave it out",
+        "load_init": f"worker {worker} could not load worker_init: {what}; make it and everything that it uses {importable}",
+        "unpickle": f"worker {worker} could not load its env_fns: {what}; make everything that they use {importable}",
+    }
+    if record["phase"] in of_the_user:
         return EnvError(
-            f"worker_init raised {what} in worker {worker}, which has built no env; repair worker_init, or leave it out",
-            phase="worker_init",
-            error_type=record["type"],
-            remote_traceback=record["traceback"],
-        )
-    if record["phase"] == "load_init":
-        return EnvError(
-            f"worker {worker} could not load worker_init: {what}; "
-            "make it and everything that it uses importable in a fresh process, or use context='fork'",
-            phase="worker_init",
-            error_type=record["type"],
-            remote_traceback=record["traceback"],
-        )
-    if record["phase"] == "unpickle":
-        return EnvError(
-            f"worker {worker} could not load its env_fns: {what}; "
-            "make everything that they use importable in a fresh process, or use context='fork'",
-            phase="construct",
+            of_the_user[record["phase"]],
+            phase="construct" if record["phase"] == "unpickle" else "worker_init",
             error_type=record["type"],
             remote_traceback=record["traceback"],
         )
