@@ -133,9 +133,9 @@ class RayRollout:
                 "a RayRollout runs a local pool on each node; give backend='process', or leave it out. "
                 "RayRollout.from_pool takes the envs and options of a pool with backend='ray'"
             )
-        if self.options.spare_envs:
+        if self.options.resets.spare_envs:
             raise UsageError(
-                f"spare_envs={self.options.spare_envs}: a RayRollout gives each of its envs a column; leave it out"
+                f"resets.spare_envs={self.options.resets.spare_envs}: a RayRollout gives each of its envs a column; leave it out"
             )
         self.nodes = nodes or RayOptions()
         self.num_envs, self.version = len(env_fns), 0
@@ -180,7 +180,7 @@ class RayRollout:
                 "the envs of this pool run on this machine; use stepmill.Rollout(pool, ...), or give the pool backend='ray'"
             )
         num_nodes = len(pool.stats().nodes)
-        nodes = options.ray or RayOptions()
+        nodes = options.ray
         num_workers = options.num_workers if nodes.host == "kernel" else pool.num_workers
         keywords: dict[str, Any] = {
             name: getattr(options, name)
@@ -318,10 +318,9 @@ class RayRollout:
         """
         self._orders = {ref: owner for ref, owner in self._orders.items() if owner != node}
         now, options = time.monotonic(), self.options
-        times = self._times[node] = [at for at in self._times[node] if now - at < options.restart_window_s]
-        is_over = options.max_restarts_total is not None and self.num_restarts >= options.max_restarts_total
+        times = self._times[node] = [at for at in self._times[node] if now - at < options.restarts.restart_window_s]
         times.append(now)
-        if options.on_fault is OnFault.RAISE or len(times) > options.max_restarts or is_over:
+        if options.on_fault is OnFault.RAISE or len(times) > options.restarts.max_restarts:
             raise self._lost_error(node, str(cause).strip().splitlines()[0]) from cause
         self._start(node, is_replacement=True)
 
