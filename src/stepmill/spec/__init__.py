@@ -6,6 +6,7 @@ batch    Batch: the results of several envs
 choices  the enums of the options, and the states of an env
 options  PoolOptions
 errors   all exceptions
+closing  objects that a `with` block closes
 notices  warnings that point to the user's line
 capsule  the file format of crash capsules
 json_values  values and constructors as JSON
