@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from stepmill.frontends.rollout import Policy, Rollout, RolloutBatch
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, RecvTimeout, StepmillError, UsageError, WorkerDied
 from stepmill.spec.options import OPTION_NAMES, BackendName, OnFault, OptionKeywords, merge_options
 from stepmill.spec.ray_options import RayOptions
@@ -96,7 +96,7 @@ class RolloutHost:
         return self._version, is_first, batch
 
 
-class RayRollout:
+class RayRollout(CloseAtEnd):
     """Collects T steps at a time of envs on the nodes of a Ray cluster. `from_pool` makes one of a Pool with backend="ray".
 
     Args:
@@ -341,14 +341,6 @@ class RayRollout:
         for actor in self._actors:
             cluster.kill(self._module, actor)  # the workers end with their actor
         self._orders.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _dumped(what: str, values: Sequence[object]) -> list[bytes]:

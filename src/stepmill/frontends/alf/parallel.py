@@ -15,13 +15,14 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import Context, PoolOptions
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import Leaf, TupleNode, leaves
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from stepmill.frontends.alf.nests import Convert
 
@@ -30,7 +31,7 @@ _LOG_EVERY = 100  # closed processes
 _LAST = ("torch_num_threads_per_env", "start_method")  # arguments of `*threads_and_start`
 
 
-class FastParallelEnvironment(HasSpecs):
+class FastParallelEnvironment(CloseAtEnd, HasSpecs):
     """Steps N ALF environments together, each in a process of its own, and returns TimeSteps of tensors [N, ...].
 
     An env whose step was LAST is reset at once, in the background; the next `step` ignores its action and returns its
@@ -298,12 +299,6 @@ class FastParallelEnvironment(HasSpecs):
             self._pool.close()
             for num_closed in range(_LOG_EVERY, len(self._all_specs) + 1, _LOG_EVERY):
                 logger.info("Closed %d processes", num_closed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
 
 FastParallelEnvironment.__signature__ = signature_of(FastParallelEnvironment, _LAST)  # type: ignore[attr-defined]
