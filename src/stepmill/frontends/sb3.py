@@ -20,6 +20,7 @@ from stepmill.frontends.batch_rows import stack_rows
 from stepmill.frontends.gymnasium.spaces import check_spaces, read_spaces
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import EnvError, MissingExtraError, UsageError
 from stepmill.spec.options import AutoresetMode, OptionKeywords, PoolOptions, merge_options
 from stepmill.spec.stats import PoolStats
@@ -67,16 +68,13 @@ class SB3VecEnv(VecEnv):
         chosen = replace(_options(options, keywords, start_method), episode_stats=False)
         self._is_stepping = False
         self._pool = Pool(env_fns, options=chosen)
-        try:
+        with close_on_error(self._pool.close):
             pairs = read_spaces(self._pool.env_specs)
             if self._pool.spec.is_batched:
                 raise UsageError("env_fns make vector envs; give SB3VecEnv functions that make single envs")
             check_spaces(pairs, pairs[0][0], is_same=True)
             super().__init__(self._pool.num_envs, *pairs[0])
             self._has_plain_actions = isinstance(self._pool.spec.action, Leaf)
-        except BaseException:
-            self._pool.close()
-            raise
 
     # ---- stepping and resetting ------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from stepmill.observe.catalog import batch_actions
 from stepmill.observe.process_usage import scheduled_seconds
 from stepmill.observe.tune_choice import Configuration, EnvProfile
 from stepmill.pool.pool import Pool, StepTuple
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
 from stepmill.spec.options import BackendName, PoolOptions, Start
@@ -58,7 +59,7 @@ class PoolRunner:
         self._learner_s = subject.learner_s
         self._batch_size = configuration.batch_size
         self.pool = Pool([make] * (num_envs + configuration.spare_envs), options=_options(configuration, subject))
-        try:
+        with close_on_error(self.pool.close):
             num_rows = (self._batch_size or num_envs) * self.pool.spec.batch_size
             space = batch_actions(self.pool.single_action_space, num_rows, 0)
             self._actions = [space.sample() for _ in range(NUM_DRAWS)]
@@ -67,9 +68,6 @@ class PoolRunner:
             self.pool.reset_async(seed=0)
             if self._batch_size is None:
                 self.pool.recv()
-        except BaseException:
-            self.pool.close()
-            raise
 
     def run(self, seconds: float) -> float:
         """Step for about `seconds`, and return the rows per second."""

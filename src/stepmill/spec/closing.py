@@ -1,7 +1,9 @@
-"""`CloseAtEnd`: objects that a `with` block closes."""
+"""Objects that are closed at the end of a `with` block, or if one raises."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,3 +22,13 @@ class CloseAtEnd:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def close_on_error(close: Callable[[], object]) -> Iterator[None]:
+    """Call `close` if the block raises: a constructor that fails leaves no worker behind."""
+    try:
+        yield
+    except BaseException:
+        close()
+        raise

@@ -15,7 +15,7 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
-from stepmill.spec.closing import CloseAtEnd
+from stepmill.spec.closing import CloseAtEnd, close_on_error
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import Context, PoolOptions
 from stepmill.spec.stats import PoolStats
@@ -317,12 +317,9 @@ def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int)
         raise
     except StepmillError as error:
         raise errors.as_runtime_error(error) from error
-    try:
+    with close_on_error(pool.close):
         all_specs = [AlfSpecs.of(spec) for spec in (*pool.env_specs, *pool.spare_specs)]
         _check_batches(all_specs, num_reload)
-    except BaseException:
-        pool.close()
-        raise
     logger.info("All processes started.")
     return pool, all_specs
 

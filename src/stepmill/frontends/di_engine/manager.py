@@ -15,6 +15,7 @@ from stepmill.frontends.di_engine.env_lifecycle import EnvLifecycle, EnvState
 from stepmill.frontends.di_engine.errors import ManagerClosedError, ManagerUsageError
 from stepmill.frontends.di_engine.pool_client import PoolClient, PoolClientSettings, ReplyKind
 from stepmill.frontends.overrides import refuse_overrides
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import UsageError
 from stepmill.spec.options import BackendName, OptionKeywords
 
@@ -115,12 +116,9 @@ class Manager(EnvLifecycle, EnvCalls):
                 f"reset_param has {len(reset_param)} entries for {self._env_num} envs; give one for each"
             )
         self._check_reset_param(reset_param)
-        try:
+        with close_on_error(self.close):
             self._create_state()
             self.reset(reset_param)
-        except BaseException:
-            self.close()
-            raise
 
     def _create_state(self) -> None:
         """Start the envs, and clear what is kept for one launch. A subclass may extend it, as in DI-engine."""

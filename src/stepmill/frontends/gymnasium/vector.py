@@ -30,6 +30,7 @@ from stepmill.frontends.gymnasium.errors import (
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
@@ -94,11 +95,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         # [N] bool, while the rest of a failed step is pending: rows whose results of that step are kept.
         self._kept: NDArray[np.bool_] | None = None
         self._pool = self._open(env_fns, chosen)
-        try:
+        with close_on_error(self._pool.close):
             self._describe(self._pool.spec, self._pool.env_specs)
-        except BaseException:
-            self._pool.close()
-            raise
         self._step_fast = self._pool.step_fast
         self._waiting = _Waiting.NOTHING
 

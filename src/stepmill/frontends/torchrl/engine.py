@@ -21,6 +21,7 @@ from stepmill.frontends.torchrl.states import States
 from stepmill.pool.pool import Pool
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.pool.start import choose_backend
+from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import AutoresetMode, BackendName, PoolOptions, merge_options
 
@@ -118,11 +119,8 @@ class Engine:
             self._fresh = np.ones(pool.num_envs, np.bool_)  # envs that have not been reset yet
             self.terminated = np.zeros(pool.num_envs, np.bool_)
             self.truncated = np.zeros(pool.num_envs, np.bool_)
-            try:
+            with close_on_error(self.close):
                 self.states.load_again(pool)
-            except BaseException:
-                self.close()
-                raise
         return self._pool
 
     def start(self) -> None:
