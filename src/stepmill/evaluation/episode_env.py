@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import MissingExtraError, UsageError
-from stepmill.evaluation.plan import Plan
+from stepmill import UsageError
+from stepmill.evaluation.settings import Success
 
 ORDER = "stepmill.evaluate"  # the key of the reset option that says which episode begins
 SUCCESS_NAMES = ("is_success", "success")
 _FPS = 30
-_UNSAFE = re.compile(r"[^\w.=-]+")
-
-Success: TypeAlias = "str | Callable[[dict[str, Any]], object] | None"
 
 
 @dataclass(frozen=True)
@@ -39,43 +33,6 @@ class EpisodeOrder:
     maker: int
     video: str | None
     is_failure_wanted: bool
-
-
-class Films:
-    """Decides which episodes are recorded, and where.
-
-    Args:
-        folder: of the videos; None records none.
-        record: "all", "failures", or the number of the first episodes.
-        plan: all episodes.
-
-    Raises:
-        UsageError: `record` is something else, or there is no such folder.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str] | None, record: str | int, plan: Plan) -> None:
-        if record not in ("all", "failures") and (isinstance(record, (str, bool)) or record < 0):
-            raise UsageError(f"record={record!r} is not 'all', 'failures', or a number of episodes")
-        self._folder = None if folder is None else Path(folder).absolute()
-        self._num_recorded = len(plan) if isinstance(record, str) else record
-        self._is_failure_wanted = record == "failures"
-        self._has_orders = folder is not None or len(plan.makers) > 1
-        self._plan = plan
-        if self._folder is not None:
-            if find_spec("imageio_ffmpeg") is None:
-                raise MissingExtraError(module="imageio_ffmpeg", extra="video")
-            self._folder.mkdir(parents=True, exist_ok=True)
-
-    def order(self, episode_id: int) -> EpisodeOrder | None:
-        """Return what the reset of an episode says to `EpisodeEnv`; None if the env is none."""
-        if not self._has_orders:
-            return None
-        task, seed = self._plan.task_of(episode_id), self._plan.seed_of(episode_id)
-        video = None
-        if self._folder is not None and episode_id < self._num_recorded:
-            name = f"{seed}" if task.name is None else f"{_UNSAFE.sub('_', task.name)}-{seed}"
-            video = str(self._folder / f"{name}.mp4")
-        return EpisodeOrder(task.maker, video, self._is_failure_wanted)
 
 
 def find_success(info: Mapping[str, Any], success: Success) -> bool | None:
@@ -173,6 +130,7 @@ class _Video:
                 return
         from stepmill.observe.video import VideoFile
 
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self._path.with_name(f".{self._path.name}")
         with VideoFile(scratch, fps=fps) as video:
             for shape, data in self._frames:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from stepmill import OnFault, Pool, UsageError
-from stepmill.evaluation.episode_env import EpisodeEnv, Films, Success, find_success
+from stepmill.evaluation.episode_env import EpisodeEnv
 from stepmill.evaluation.journal import Journal
-from stepmill.evaluation.plan import EnvFn, Tasks, make_plan
+from stepmill.evaluation.plan import EnvFn, Plan, Tasks, make_plan
 from stepmill.evaluation.player import Player
-from stepmill.evaluation.policies import FIXED_ROWS, Actor
-from stepmill.evaluation.result import Evaluation
+from stepmill.evaluation.policies import Actor
+from stepmill.evaluation.result import Episode, Evaluation
+from stepmill.evaluation.settings import EvaluateOptions
 from stepmill.observe.progress import BarColumn, TextColumn, TimeRemainingColumn, show_progress
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from stepmill.spec.options import OptionKeywords
+    from stepmill.evaluation.settings import EvaluateKeywords
 
-_OWN_OPTIONS = ("autoreset_mode", "num_episodes")
+_OWN_OPTIONS = {"autoreset_mode", "num_episodes"}
 
 
 def evaluate(
@@ -32,28 +33,19 @@ def evaluate(
     tasks: Tasks = None,
     seeds: Iterable[int] = range(100),
     num_envs: int = 16,
-    success: Success = None,
-    infos: Sequence[str] = (),
-    retries: int = 2,
-    batch_size: int | Literal["fixed"] | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    videos: str | os.PathLike[str] | None = None,
-    record: Literal["all", "failures"] | int = "all",
-    progress: bool = True,
-    **options: Unpack[OptionKeywords],
+    **options: Unpack[EvaluateKeywords],
 ) -> Evaluation:
     """Play each seed in each task exactly once, and return what came of it.
 
-    Whichever env is free plays the next episode, and the policy acts for those that are ready. What an episode returns depends on
-    its task, its seed and the policy alone, if the policy computes each row by itself: then it is the same, to the bit, with any
-    number of envs and workers and on every backend.
+    Whichever env is free plays the next episode, and the policy acts for those that are ready. If the policy computes each row by
+    itself, an episode is the same, to the bit, with any number of envs and workers and on every backend.
 
     Args:
         policy: one of
 
             - `policy(obs) -> actions`: observations [B, ...], actions [B, ...]; B changes from call to call.
-            - `policy(obs, episode_ids, is_first) -> actions`, for policies with memory: episode_ids [B] int64 counts the
-              episodes by task and then by seed, is_first [B] bool marks the observation of a reset.
+            - `policy(obs, episode_ids, is_first) -> actions`, for policies with memory: the number of each row's episode, by
+              task and then by seed, [B] int64; whether the row is the observation of a reset, [B] bool.
             - a `torch.nn.Module`, called with tensors on its device. Its output is the actions; for discrete actions also
               logits [B, n], of which the largest is taken.
             - a model of Stable-Baselines3 or sb3-contrib, recurrent or not, whose `predict` is called with deterministic=True.
@@ -62,57 +54,41 @@ def evaluate(
             with the same spaces.
         seeds: what `reset` gets, one after the other in each task.
         num_envs: how many episodes are under way at once.
-        success: the name of the info, or a function of the last step's info, that says whether an episode was successful.
-            None is "is_success" or "success", if the env has it.
-        infos: names of infos of the last step that `Episode.infos` keeps.
-        retries: how often an episode that ended in a fault of its env is begun again. Then it is listed with the fault.
-        batch_size: how many rows the policy gets. None is as many envs as are ready. A number, or "fixed" for 32, fills the
-            rows up (with episode_id -1), because networks round differently for other numbers of rows.
-        resume: a file to which each finished episode is appended at once. If it exists, episodes that are in it are not
-            played again. It does not know the policy: use one file for each.
-        videos: a folder for a video of each episode, `TASK-SEED.mp4`; it is made if missing. Frames are rendered in the workers.
-        record: which videos: "all", "failures" (episodes that are not successful), or only the first k episodes of the plan.
-        progress: show a bar on stderr, if it is a terminal.
-        **options: fields of PoolOptions, such as `num_workers`, `step_timeout_s` and `on_fault="replay"`.
+        **options: fields of EvaluateOptions, and of PoolOptions, such as `num_workers`, `step_timeout_s` and
+            `on_fault="replay"`.
 
     Raises:
         UsageError: an argument is invalid, or the policy's actions are.
         EnvError, WorkerDied: the envs could not be built.
     """
-    for name in _OWN_OPTIONS:
-        if name in options:
-            raise UsageError(f"evaluate() decides when an env is reset; leave {name} out")
-    if OnFault(options.get("on_fault", OnFault.RAISE)) is OnFault.TRUNCATE:
-        raise UsageError("on_fault='truncate' would end episodes early; leave it out, or use 'replay'")
     began_s = perf_counter()
-    plan = make_plan(env, tasks, seeds, must_render=videos is not None)
-    films = Films(videos, record, plan)
-    has_orders = len(plan.makers) > 1 or videos is not None
-    make_env: EnvFn = partial(EpisodeEnv, plan.makers, success) if has_orders else plan.makers[0]
-    with Journal(resume, plan, success) as journal:
-        known = journal.known
-        todo = [episode_id for episode_id in range(len(plan)) if plan.key_of(episode_id) not in known]
+    own = {field.name for field in fields(EvaluateOptions)} & options.keys()
+    settings = EvaluateOptions(**{name: options.pop(name) for name in own})  # type: ignore[misc]  # a name that varies
+    plan = make_plan(env, tasks, seeds, must_render=settings.videos is not None)
+    with Journal(settings.resume, plan, settings.success) as journal:
+        todo = [episode_id for episode_id in range(len(plan)) if plan.key_of(episode_id) not in journal.known]
         columns = (BarColumn(), TextColumn("{task.completed}/{task.total} episodes"), TimeRemainingColumn())
-        with show_progress(*columns, is_quiet=not progress) as bar:
+        with show_progress(*columns, is_quiet=not settings.progress) as bar:
             shown = bar.add_task("", total=len(plan), completed=len(plan) - len(todo))
-            if todo:
-                keywords: Any = {"episode_stats": False, **options, "autoreset_mode": "Disabled"}
-                with Pool([make_env] * min(num_envs, len(todo)), **keywords) as pool:
-                    actor = _make_actor(policy, pool, batch_size)
-                    judge = partial(find_success, success=success)
-                    player = Player(pool, actor, plan, todo, films, judge=judge, infos=infos, retries=retries)
-                    for episode in player.episodes():
-                        journal.add(episode)
-                        known[episode.task, episode.seed] = episode
-                        bar.advance(shown)
-    played = tuple(known[plan.key_of(episode_id)] for episode_id in range(len(plan)))
+            for episode in _play(policy, plan, todo, min(num_envs, len(todo)), settings, options):
+                journal.add(episode)
+                bar.advance(shown)
+        played = tuple(journal.known[plan.key_of(episode_id)] for episode_id in range(len(plan)))
     return Evaluation(plan.env, played, perf_counter() - began_s)
 
 
-def _make_actor(policy: Any, pool: Pool, batch_size: int | Literal["fixed"] | None) -> Actor:
-    if pool.num_rows != pool.num_envs or pool.spec.agents or pool.spec.reward.shape:
-        raise UsageError("evaluate() needs envs of one agent, with one row and one reward each; wrap the env")
-    num_rows = FIXED_ROWS if batch_size == "fixed" else batch_size
-    if num_rows is not None and num_rows < 1:
-        raise UsageError(f"batch_size={num_rows} must be 1 or more")
-    return Actor(policy, pool.single_observation_space, pool.single_action_space, pool.num_envs, num_rows)
+def _play(
+    policy: Any, plan: Plan, todo: Sequence[int], num_envs: int, settings: EvaluateOptions, options: Mapping[str, Any]
+) -> Iterator[Episode]:
+    if not todo:
+        return
+    make_env: EnvFn = partial(EpisodeEnv, plan.makers, settings.success) if plan.has_orders else plan.makers[0]
+    for name in _OWN_OPTIONS & options.keys():
+        raise UsageError(f"evaluate() decides when an env is reset; leave {name} out")
+    if OnFault(options.get("on_fault", OnFault.RAISE)) is OnFault.TRUNCATE:
+        raise UsageError("on_fault='truncate' would end episodes early; leave it out, or use 'replay'")
+    with Pool([make_env] * num_envs, **{"episode_stats": False, **options, "autoreset_mode": "Disabled"}) as pool:
+        if pool.num_rows != pool.num_envs or pool.spec.agents or pool.spec.reward.shape:
+            raise UsageError("evaluate() needs envs of one agent, with one row and one reward each; wrap the env")
+        actor = Actor(policy, pool.single_observation_space, pool.single_action_space, num_envs, settings.num_rows)
+        yield from Player(pool, actor, plan, todo, settings).episodes()

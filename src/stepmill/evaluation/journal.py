@@ -73,7 +73,8 @@ class Journal:
         self.known = {(episode.task, episode.seed): episode for episode in episodes if episode.fault is None}
 
     def add(self, episode: Episode) -> None:
-        """Append an episode. It survives the end of this program, but not a failure of the machine."""
+        """Append an episode, and know it. It survives the end of this program, but not a failure of the machine."""
+        self.known[episode.task, episode.seed] = episode
         if self._file is not None:
             self._file.write(f"{dump_json(asdict(episode))}\n")
             self._file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from stepmill import UsageError
 EnvFn: TypeAlias = "Callable[[], object]"
 Task: TypeAlias = "Mapping[str, Any] | EnvFn"
 Tasks: TypeAlias = "Mapping[str, Task] | Sequence[Task] | None"
+_UNSAFE = re.compile(r"[^\w.=-]+")  # in names of files
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Plan:
         makers: the env functions.
         tasks: one without a name if there are no tasks.
         seeds: what `reset` gets.
+        has_orders: whether the envs are `EpisodeEnv`s, whose resets say which episode begins.
     """
 
     env: str
     makers: tuple[EnvFn, ...]
     tasks: tuple[NamedTask, ...]
     seeds: tuple[int, ...]
+    has_orders: bool
 
     def __len__(self) -> int:
         """Return the number of episodes."""
@@ -54,6 +58,11 @@ class Plan:
     def key_of(self, episode_id: int) -> tuple[str | None, int]:
         """Return the name of the task and the seed, which no other episode has."""
         return self.task_of(episode_id).name, self.seed_of(episode_id)
+
+    def file_name_of(self, episode_id: int) -> str:
+        """Return a name of files of an episode, without the ending."""
+        name, seed = self.key_of(episode_id)
+        return f"{seed}" if name is None else f"{_UNSAFE.sub('_', name)}-{seed}"
 
 
 def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, must_render: bool) -> Plan:
@@ -81,12 +90,12 @@ def make_plan(env: str | EnvFn | None, tasks: Tasks, seeds: Iterable[int], *, mu
         raise UsageError("there is nothing to evaluate; give `env`, or env functions as `tasks`")
     if tasks is not None and not found:
         raise UsageError("`tasks` is empty; leave it out, or give at least one task")
-    played = _seeds(seeds)
+    name = env if isinstance(env, str) else _function_name(makers[0])
     plain = (NamedTask(None, {}, 0),)
-    return Plan(_name_of(env, makers), tuple(makers), tuple(found) or plain, played)
+    return Plan(name, tuple(makers), tuple(found) or plain, _checked(seeds), must_render or len(makers) > 1)
 
 
-def _seeds(seeds: Iterable[int]) -> tuple[int, ...]:
+def _checked(seeds: Iterable[int]) -> tuple[int, ...]:
     found = tuple(map(int, seeds))
     if not found or min(found) < 0:
         raise UsageError(f"seeds={found!r} must be whole numbers, 0 or more, and at least one")
@@ -122,11 +131,10 @@ def _task_name(task: Task) -> str:
     return _function_name(task)
 
 
-def _name_of(env: str | EnvFn | None, makers: Sequence[EnvFn]) -> str:
-    return env if isinstance(env, str) else _function_name(makers[0])
-
-
 def _function_name(maker: EnvFn) -> str:
     while isinstance(maker, partial):
+        env_id = getattr(maker.args[0], "id", None) if maker.args else None  # Gymnasium's spec
+        if env_id is not None:
+            return str(env_id)
         maker = maker.func
     return getattr(maker, "__name__", type(maker).__name__)

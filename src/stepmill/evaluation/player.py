@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -11,25 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepmill import (
-    BadOutput,
-    Batch,
-    EnvError,
-    EnvFault,
-    EnvState,
-    EnvTimeout,
-    LauncherDied,
-    Pool,
-    WorkerDied,
-)
-from stepmill.evaluation.episode_env import ORDER, Films
+from stepmill import Batch, EnvFault, EnvState, Pool, StepmillError, UsageError
+from stepmill.evaluation.episode_env import ORDER, EpisodeOrder, find_success
 from stepmill.evaluation.plan import Plan
 from stepmill.evaluation.policies import NO_EPISODE, Actor, Rows, take_rows
 from stepmill.evaluation.result import Episode
+from stepmill.evaluation.settings import EvaluateOptions
 
-_FAULTS = (EnvError, BadOutput, EnvTimeout, WorkerDied, LauncherDied)
 _MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused for ever
-_ENDED_BY_FAULT = "fault"  # the pool's info of an episode that was cut short
 
 
 class Player:
@@ -40,34 +29,17 @@ class Player:
         actor: the policy.
         plan: all episodes.
         todo: the ids of those that are to be played.
-        films: which of them are recorded.
-        judge: whether the last info of an episode says that it was successful.
-        infos: names of infos that are kept.
-        retries: how often an episode is begun again after a fault.
+        settings: of the evaluation.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        actor: Actor,
-        plan: Plan,
-        todo: Sequence[int],
-        films: Films,
-        *,
-        judge: Callable[[Mapping[str, Any]], bool | None],
-        infos: Sequence[str],
-        retries: int,
-    ) -> None:
+    def __init__(self, pool: Pool, actor: Actor, plan: Plan, todo: Sequence[int], settings: EvaluateOptions) -> None:
         num_envs = pool.num_envs
         self._pool = pool
         self._actor = actor
         self._observations = pool.single_observation_space
         self._plan = plan
         self._todo = deque(todo)
-        self._films = films
-        self._judge = judge
-        self._infos = infos
-        self._retries = retries
+        self._settings = settings
         self._attempts: dict[int, int] = {}
         self._waiting: list[int] = []  # envs whose episode begins with a reset that has not been sent yet
         self._num_refusals = 0  # how often a command was refused since the last fault
@@ -118,16 +90,26 @@ class Player:
         for env_id in self._waiting:
             episode_id = int(self._episode_of[env_id])
             seeds[env_id] = self._plan.seed_of(episode_id)
-            given, order = self._plan.task_of(episode_id).options, self._films.order(episode_id)
-            options[env_id] = given if order is None else {**given, ORDER: order}
+            options[env_id] = self._options(episode_id)
         try:
             self._pool.reset_async(env_ids=self._waiting, seed=seeds, options=options)
-        except _FAULTS:
-            self._num_refusals += 1
-            if self._num_refusals > _MAX_REFUSALS:
-                raise
-        else:
             self._waiting = []
+        except StepmillError as error:
+            self._note_refusal(error)
+
+    def _note_refusal(self, error: StepmillError) -> None:
+        """Go on after a command of which nothing was sent: `receive` returns the faults of the envs that are lost."""
+        self._num_refusals += 1
+        if isinstance(error, UsageError) or self._num_refusals > _MAX_REFUSALS:
+            raise error
+
+    def _options(self, episode_id: int) -> dict[str, Any]:
+        """Return the options of the reset that begins an episode, with an order for `EpisodeEnv`."""
+        task = self._plan.task_of(episode_id)
+        if not self._plan.has_orders:
+            return task.options
+        video = self._settings.video_of(episode_id, self._plan.file_name_of(episode_id))
+        return {**task.options, ORDER: EpisodeOrder(task.maker, video, self._settings.record == "failures")}
 
     def _take_results(self, batch: Batch, faults: Mapping[int, EnvFault]) -> list[Episode]:
         """Count the rows of a batch, begin episodes, and send actions."""
@@ -158,30 +140,24 @@ class Player:
             try:
                 self._pool.send(actions, ids)
                 return
-            except _FAULTS:  # nothing was sent; `receive` returns the faults of the envs that are lost
-                self._num_refusals += 1
-                if self._num_refusals > _MAX_REFUSALS:
-                    raise
+            except StepmillError as error:
+                self._note_refusal(error)
             states = self._pool.states
             living = np.flatnonzero([states[env_id] is not EnvState.FAULTED for env_id in ids.tolist()])
             actions, ids = take_rows(self._pool.single_action_space, actions, living), ids[living]
 
     def _end(self, env_id: int, info: dict[str, Any]) -> list[Episode]:
         """Return the episode that an env has played to its end; none if a fault has ended it, and it is played again."""
-        fault = info.get(_ENDED_BY_FAULT)
-        if isinstance(fault, dict) and fault.keys() >= {
-            "kind",
-            "error",
-            "message",
-        }:  # of on_fault="replay", which gave up
+        fault = info.get("fault")
+        if isinstance(fault, dict) and "not_replayable" in fault:  # of on_fault="replay", which has given up
             return self._fail(env_id, fault["message"])
         return [
             self._finish(
                 env_id,
                 episode_return=float(self._return[env_id]),
                 length=int(self._length[env_id]),
-                success=self._judge(info),
-                infos={name: info[name] for name in self._infos if name in info},
+                success=find_success(info, self._settings.success),
+                infos={name: info[name] for name in self._settings.infos if name in info},
             )
         ]
 
@@ -197,7 +173,7 @@ class Player:
         episode_id = int(self._episode_of[env_id])
         if not is_counted:
             self._attempts[episode_id] -= 1
-        elif self._attempts[episode_id] > self._retries:
+        elif self._attempts[episode_id] > self._settings.retries:
             return [self._finish(env_id, episode_return=None, length=None, success=None, fault=message)]
         self._todo.appendleft(episode_id)
         self._episode_of[env_id] = NO_EPISODE
@@ -215,7 +191,7 @@ class Player:
         self._num_refusals = 0
         self._waiting = [env_id for env_id in self._waiting if env_id not in faults]
         lost = list(faults)
-        with suppress(*_FAULTS):  # of neighbours; a reset revives, too, but waits for the worker to start
+        with suppress(StepmillError):  # of neighbours; a reset revives, too, but waits for the worker to start
             self._pool.revive(lost, wait=False)
         self._begin(lost)
         return episodes

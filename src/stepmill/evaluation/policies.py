@@ -18,7 +18,6 @@ from stepmill import UsageError
 if TYPE_CHECKING:
     import torch
 
-FIXED_ROWS = 32  # of batch_size="fixed"
 NO_EPISODE = -1
 
 
@@ -60,6 +59,10 @@ class Actor:
         num_envs: int,
         batch_size: int | None,
     ) -> None:
+        if batch_size is not None and batch_size < num_envs:
+            raise UsageError(
+                f"batch_size={batch_size} is less than num_envs={num_envs}; the policy acts for all envs that are ready"
+            )
         self._act = adapt_policy(policy, actions, num_envs)
         self._observations = observations
         self._actions = actions
@@ -67,19 +70,14 @@ class Actor:
 
     def act(self, rows: Rows) -> Any:
         """Return the actions [B, ...] of these rows."""
-        size, num_rows = self._batch_size, len(rows.env_ids)
-        if size is None:
-            return take_rows(self._actions, self._act(rows), slice(None))
-        parts = [
-            take_rows(self._actions, self._act(self._padded(rows, start, size)), slice(min(size, num_rows - start)))
-            for start in range(0, num_rows, size)
-        ]
-        return parts[0] if len(parts) == 1 else _join(self._actions, parts)
+        num_rows = len(rows.env_ids)
+        given = rows if self._batch_size is None else self._padded(rows, np.arange(self._batch_size))
+        return take_rows(self._actions, self._act(given), slice(num_rows))
 
-    def _padded(self, rows: Rows, start: int, size: int) -> Rows:
-        """Return `size` rows from `start` on; the last row is repeated where there are fewer."""
-        index = np.minimum(np.arange(start, start + size), len(rows.env_ids) - 1)
-        is_padding = np.arange(start, start + size) >= len(rows.env_ids)
+    def _padded(self, rows: Rows, numbers: NDArray[np.int64]) -> Rows:
+        """Return rows of these numbers; the last row is repeated where there are fewer."""
+        num_rows = len(rows.env_ids)
+        index, is_padding = np.minimum(numbers, num_rows - 1), numbers >= num_rows
         return Rows(
             take_rows(self._observations, rows.obs, index),
             np.where(is_padding, NO_EPISODE, rows.env_ids[index]),
@@ -101,16 +99,6 @@ def take_rows(space: gymnasium.Space[Any], value: Any, rows: NDArray[np.integer[
     return np.asarray(value)[rows]
 
 
-def _join(space: gymnasium.Space[Any], parts: list[Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _join(child, [part[key] for part in parts]) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_join(child, [part[k] for part in parts]) for k, child in enumerate(space.spaces))
-    if isinstance(parts[0], tuple):
-        return tuple(value for part in parts for value in part)
-    return np.concatenate(parts)
-
-
 def adapt_policy(policy: Any, actions: gymnasium.Space[Any], num_envs: int) -> Act:
     """Return a function that calls a policy for some rows.
 
@@ -127,27 +115,26 @@ def adapt_policy(policy: Any, actions: gymnasium.Space[Any], num_envs: int) -> A
             f"the policy is a {type(policy).__name__}; give a function policy(obs) -> actions, a torch module, or a model of "
             "Stable-Baselines3"
         )
-    count = _count_arguments(policy)
-    if count == 1:
-        return lambda rows: policy(rows.obs)
-    if count == 3:
+    if _takes_episodes(policy):
         return lambda rows: policy(rows.obs, rows.episode_ids, rows.is_first)
-    raise UsageError(
-        f"the policy takes {count} arguments; it must be policy(obs) or policy(obs, episode_ids, is_first)"
-    )
+    return lambda rows: policy(rows.obs)
 
 
-def _count_arguments(policy: Callable[..., Any]) -> int:
-    """Return how many arguments a function needs, or 1 if that is not known."""
+def _takes_episodes(policy: Callable[..., Any]) -> bool:
+    """Return whether a function is policy(obs, episode_ids, is_first), and not policy(obs)."""
     try:
-        parameters = inspect.signature(policy).parameters.values()
-    except (TypeError, ValueError):
-        return 1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    places = [parameter for parameter in parameters if parameter.kind in kinds]
-    needed = [parameter for parameter in places if parameter.default is inspect.Parameter.empty]
-    is_stateful = [parameter.name for parameter in places[1:3]] == ["episode_ids", "is_first"]
-    return 3 if is_stateful else max(1, len(needed))
+        signature = inspect.signature(policy)
+    except (TypeError, ValueError):  # a function in C may have none
+        return False
+    for count in (3, 1) if "is_first" in signature.parameters else (1, 3):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count == 3
+    raise UsageError(
+        f"the policy is called as {signature}; it must be policy(obs) or policy(obs, episode_ids, is_first)"
+    )
 
 
 class _TorchPolicy:
