@@ -65,7 +65,7 @@ def time_parent(
         env_fns("noop", num_envs),
         backend="process",
         num_workers=num_workers,
-        options=stepmill.PoolOptions(spin_us=spin_us),
+        options=stepmill.PoolOptions(tuning={"spin_us": spin_us}),
     )
     sending, receiving = [], []
     try:

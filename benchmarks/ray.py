@@ -226,7 +226,7 @@ def measure_memory(num_envs: int, num_nodes: int) -> None:
     nodes = stepmill.RayOptions(num_nodes=num_nodes, num_cpus=0, host="thread", node_timeout_s=120.0)
     began = time.perf_counter()
     with stepmill.Pool(
-        [NoOpEnv] * num_envs, backend="ray", ray=nodes, num_workers=num_nodes, start_timeout_s=600.0
+        [NoOpEnv] * num_envs, backend="ray", ray=nodes, num_workers=num_nodes, start={"timeout_s": 600.0}
     ) as pool:
         pool.reset(seed=0)
         started_s = time.perf_counter() - began

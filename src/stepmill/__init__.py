@@ -3,7 +3,8 @@
     make_vec("CartPole-v1", num_envs=64)       a gymnasium.vector.VectorEnv of envs that Gymnasium knows
     VectorEnv([make_env] * 64)                 the same, of your own envs
     Pool([make_env] * 64, batch_size=16)       envs in the order in which they are ready
-    PoolOptions                                all options, which are keywords of the three above
+    PoolOptions                                all options, which are keywords of the three above; six are records:
+                                               Restarts, Resets, Start, Workers, Tuning, RayOptions
     tune("CartPole-v1", num_envs=64)           finds how to run an env on this machine
     testing.check_env(make_env)                checks that an env is deterministic and fits its spaces
 
@@ -60,8 +61,13 @@ if TYPE_CHECKING:
     from stepmill.spec.options import EnvState as EnvState
     from stepmill.spec.options import OnFault as OnFault
     from stepmill.spec.options import PoolOptions as PoolOptions
+    from stepmill.spec.options import Resets as Resets
+    from stepmill.spec.options import Restarts as Restarts
     from stepmill.spec.options import RetryIn as RetryIn
     from stepmill.spec.options import Seeding as Seeding
+    from stepmill.spec.options import Start as Start
+    from stepmill.spec.options import Tuning as Tuning
+    from stepmill.spec.options import Workers as Workers
     from stepmill.spec.ray_options import RayOptions as RayOptions
     from stepmill.spec.received import EnvFault as EnvFault
     from stepmill.spec.received import Received as Received

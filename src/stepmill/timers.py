@@ -11,7 +11,7 @@
     timers.gauge("objects", len(world))  # a number to record
 
 Timers nest: a timer that is entered while another runs becomes its child. Each thread has its own tree. Timers are off, and
-then cost only the test of a flag, until `enable` turns them on for a thread. The option `timers_every` turns them on in a
+then cost only the test of a flag, until `enable` turns them on for a thread. The option `tuning.timers_every` turns them on in a
 pool's workers. `every=100` measures one in a hundred of the outermost timers, with all timers inside, and counts it a
 hundred times.
 

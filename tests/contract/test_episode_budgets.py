@@ -170,9 +170,9 @@ class FailingEnv(CountingEnv):
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("overlap_resets", [False, True])
 def test_no_episode_is_begun_after_a_last_one_that_raised(pool_of, mode, overlap_resets):
-    options = {"num_episodes": 2, "autoreset_mode": mode, "on_fault": "truncate", "overlap_resets": overlap_resets}
+    options = {"num_episodes": 2, "autoreset_mode": mode, "on_fault": "truncate", "resets": {"overlap": overlap_resets}}
     if overlap_resets and mode != "NextStep":
-        options.pop("overlap_resets")
+        options.pop("resets")
     pool = pool_of([partial(FailingEnv, i, 3) for i in range(2)], seeding="per_episode", **options)
     pool.reset(seed=0)
     pool.step([9, 1])

@@ -104,7 +104,7 @@ RESETS: dict[str, Operation] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "log": {"on_fault": "replay", "seeding": "per_episode"},
-    "spares": {"spare_envs": 1},
+    "spares": {"resets": {"spare_envs": 1}},
 }
 
 
@@ -144,7 +144,7 @@ def where(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("name", [*STEPS, *RESETS])
 def test_no_transition_is_lost_or_doubled_wherever_ctrl_c_arrives(pool_of, name, options):
     chosen = OPTIONS[options]
-    envs = [partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS + chosen.get("spare_envs", 0))]
+    envs = [partial(CountingEnv, i, LENGTH) for i in range(NUM_ENVS + chosen.get("resets", {}).get("spare_envs", 0))]
     with pool_of(envs, **chosen) as pool:
         assert _interrupt_everywhere(pool, name, _recv_all) > 10
 

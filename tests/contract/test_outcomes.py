@@ -151,7 +151,7 @@ def test_an_open_env_goes_on_when_no_agent_is_present(pool_of):
 
 
 def test_overlapped_resets_and_budgets_know_agents(pool_of):
-    pool = pool_of([Agents] * 2, overlap_resets=True, num_episodes=2)
+    pool = pool_of([Agents] * 2, resets={"overlap": True}, num_episodes=2)
     pool.reset(seed=0)
     act = np.ones((2, 3), int)
     for _ in range(7):

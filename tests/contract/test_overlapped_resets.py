@@ -41,7 +41,7 @@ class SlowResetEnv(gymnasium.Env):
 
 def make_pool(overlap: bool, *fns, backend="process", **options):
     context = {"context": "fork"} if backend == "process" else {}
-    options = stepmill.PoolOptions(overlap_resets=overlap, **context, **options)
+    options = stepmill.PoolOptions(resets={"overlap": overlap}, **context, **options)
     return stepmill.Pool(fns, backend=backend, num_workers=2, options=options)
 
 

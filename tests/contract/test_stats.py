@@ -167,7 +167,7 @@ def test_infos_that_do_not_fit_in_the_slab_are_counted():
 
 
 def test_copies_because_no_slot_was_free_are_counted():
-    with make_pool("serial", [ImageEnv] * 4, slots=2) as pool:
+    with make_pool("serial", [ImageEnv] * 4, tuning={"slots": 2}) as pool:
         pool.reset(seed=0)
         assert pool.stats().lease_copies == 0
         held = [pool.step([0] * 4).obs for _ in range(5)]
@@ -178,7 +178,7 @@ def test_copies_because_no_slot_was_free_are_counted():
 
 
 def test_used_spares_are_counted_by_env():
-    with make_pool("serial", counting_envs(3, length=1), spare_envs=1) as pool:
+    with make_pool("serial", counting_envs(3, length=1), resets={"spare_envs": 1}) as pool:
         pool.reset(seed=0)
         pool.step([0, 0])
         pool.step([0, 0])

@@ -160,7 +160,7 @@ def test_a_timer_wants_a_name_and_a_rate_is_a_whole_number():
 
 @pytest.mark.covers("U-10/tree", "U-B5", "G-17")
 def test_the_trees_of_all_workers_are_added_up_under_one_node(pool_of, where):
-    pool = pool_of(timed_envs(4), timers_every=1, num_workers=2)
+    pool = pool_of(timed_envs(4), tuning={"timers_every": 1}, num_workers=2)
     pool.reset(seed=0)
     for _ in range(5):
         pool.step([0] * 4)
@@ -204,5 +204,5 @@ def test_workers_whose_timers_are_off_have_the_engines_counters_alone(pool_of):
 
 
 def test_the_rate_is_checked():
-    with pytest.raises(stepmill.UsageError, match="timers_every=-1 must be a whole number"):
-        stepmill.PoolOptions(timers_every=-1)
+    with pytest.raises(stepmill.UsageError, match=r"tuning.timers_every=-1 must be a whole number"):
+        stepmill.PoolOptions(tuning={"timers_every": -1})

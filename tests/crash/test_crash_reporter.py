@@ -45,7 +45,7 @@ def the_capsule(folder: Path) -> Capsule:
 @pytest.mark.parametrize("where", ["serial", "thread", "fork"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_fault_leaves_one_capsule_with_the_episode_under_every_policy(where: str, policy: str, tmp_path: Path):
-    with pool_in(tmp_path, where, on_fault=policy, max_restarts=2) as pool:
+    with pool_in(tmp_path, where, on_fault=policy, restarts={"max_restarts": 2}) as pool:
         first = pool.reset(seed=7)
         if policy == "raise":
             with pytest.raises(stepmill.EnvError) as caught:
@@ -219,7 +219,7 @@ def test_what_sets_something_without_a_name_of_its_own_keeps_no_capsule_from_bei
 
 
 def test_a_log_that_is_too_long_is_left_out_and_noted(tmp_path: Path):
-    with pool_in(tmp_path, replay_log_bytes=100) as pool:
+    with pool_in(tmp_path, restarts={"replay_log_bytes": 100}) as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError):
             run(pool, [1, 1, 1, crashing.RAISE])

@@ -59,7 +59,9 @@ def make_failing(flag: Path, gate: Path, env_id: int) -> ChaosEnv:
 @contextmanager
 def stepped_pool(folder: Path, on_fault: str, gate: Gate, make: Any = make_gated) -> Iterator[stepmill.Pool]:
     """A pool whose constructors are made to wait, or to fail, after its second step."""
-    options = stepmill.PoolOptions(on_fault=on_fault, seeding="per_episode", max_restarts=10_000, context="fork")
+    options = stepmill.PoolOptions(
+        on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 10_000}, context="fork"
+    )
     env_fns = [partial(make, folder / "flag", gate.path, env_id) for env_id in range(NUM_ENVS)]
     with stepmill.Pool(env_fns, backend="process", num_workers=2, options=options) as pool:
         pool.reset(seed=0)

@@ -54,12 +54,11 @@ def make(on_fault: str, **options: Any) -> stepmill.Pool:
         on_fault=on_fault,
         seeding="per_episode",
         context="fork",
-        max_restarts=1000,
-        restart_window_s=0.02,
+        restarts={"max_restarts": 1000, "restart_window_s": 0.02},
         num_episodes=3,
         **options,
     )
-    num_objects = NUM_ENVS + chosen.spare_envs
+    num_objects = NUM_ENVS + chosen.resets.spare_envs
     return stepmill.Pool(
         [partial(HoardingEnv, i, 5 + i % 3) for i in range(num_objects)],
         backend="process",
@@ -105,9 +104,9 @@ def _turn(pool: stepmill.Pool, rng: random.Random, over: list[bool]) -> list[ste
         ("NextStep", {}),
         ("SameStep", {}),
         ("Disabled", {}),
-        ("NextStep", {"overlap_resets": True}),
-        ("NextStep", {"spare_envs": 1}),
-        ("Disabled", {"spare_envs": 1}),
+        ("NextStep", {"resets": {"overlap": True}}),
+        ("NextStep", {"resets": {"spare_envs": 1}}),
+        ("Disabled", {"resets": {"spare_envs": 1}}),
     ],
 )
 def test_killed_workers_change_no_bit_in_whatever_order_envs_are_used(mode: str, options: dict[str, Any]) -> None:

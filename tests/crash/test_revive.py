@@ -278,7 +278,7 @@ def test_a_death_found_by_a_repair_is_raised_if_another_env_has_lost_its_episode
 
 
 def test_a_death_found_by_a_reset_under_truncate_cuts_the_other_episode_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make(on_fault="truncate", max_env_errors=0) as pool:
+    with make(on_fault="truncate", restarts={"max_env_errors": 0}) as pool:
         pool.reset(seed=0)
         with pytest.raises(stepmill.EnvError):
             pool.step([RAISE, 1, 1, 1])

@@ -62,7 +62,7 @@ class StrayImageEnv(StrayEnv):
 
 def make(memory: Path, on_fault: str = "raise", env: type[StrayEnv] = StrayEnv, **options: Any) -> stepmill.Pool:
     chosen = stepmill.PoolOptions(
-        context="fork", on_fault=on_fault, seeding="per_episode", max_restarts=1000, **options
+        context="fork", on_fault=on_fault, seeding="per_episode", restarts={"max_restarts": 1000}, **options
     )
     env_fns: list[Callable[[], Any]] = [partial(env, env_id, memory) for env_id in range(NUM_ENVS)]
     return stepmill.Pool(env_fns, backend="process", num_workers=2, options=chosen)

@@ -12,7 +12,7 @@ import stepmill
 from tests.harness.kills import kill_process
 from tests.harness.spare_envs import KILL, RAISE, Named, leave_mark, named_pool
 
-FAST = {"max_restarts": 1000}
+FAST = {"restarts": {"max_restarts": 1000}}
 
 
 class Repeatable(Named):

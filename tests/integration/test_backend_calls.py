@@ -306,7 +306,7 @@ def test_a_constructor_that_hangs_in_a_thread_is_named_at_the_timeout() -> None:
     with Gate() as gate:
         env_fns = [CountingEnv, CountingEnv, partial(_wait_and_make, gate), CountingEnv]
         with pytest.raises(stepmill.EnvTimeout, match="worker 1 was still constructing env 2") as caught:
-            make_pool("thread", env_fns, num_workers=2, start_timeout_s=0.3)
+            make_pool("thread", env_fns, num_workers=2, start={"timeout_s": 0.3})
         assert (caught.value.env_id, caught.value.env_ids) == (2, (2, 3))
         gate.open()
 

@@ -237,7 +237,7 @@ def test_environment_directory_and_path_are_the_learners_at_pool(
     monkeypatch.setenv("STEPMILL_TEST", "from the learner")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "more"))
-    pool = pool_in(context, [ProbeEnv], worker_env={"STEPMILL_MORE": "from the options"})
+    pool = pool_in(context, [ProbeEnv], workers={"env": {"STEPMILL_MORE": "from the options"}})
     environ, directory, path = pool.call("look_around")[0]
     assert environ["STEPMILL_TEST"] == "from the learner"
     assert environ["STEPMILL_MORE"] == "from the options"

@@ -161,7 +161,9 @@ def test_reset_options_are_refused() -> None:
         assert pool.step(np.ones(2, np.int64)).obs[:, 2].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("options", [{"spare_envs": 1}, {"envs_per_worker": 1}, {"overlap_resets": True}])
+@pytest.mark.parametrize(
+    "options", [{"resets": {"spare_envs": 1}}, {"envs_per_worker": 1}, {"resets": {"overlap": True}}]
+)
 def test_options_without_meaning_are_refused(options: Any) -> None:
     with pytest.raises(stepmill.UsageError, match=next(iter(options))):
         stepmill.Pool([walk] * 2, backend="kernel", **options)

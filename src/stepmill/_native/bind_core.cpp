@@ -73,30 +73,6 @@ SlabPlan parse_plan(nb::dict fields) {
     return plan;
 }
 
-// nanobind classes take part in garbage collection only with these slots. Envs and callbacks refer back to pools.
-template <typename Type>
-int traverse_class(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (!nb::inst_ready(self)) return 0;
-    return nb::inst_ptr<Type>(self)->traverse(visit, arg);
-}
-
-template <typename Type>
-int clear_class(PyObject* self) {
-    nb::inst_ptr<Type>(self)->release();
-    return 0;
-}
-
-template <typename Type>
-PyType_Slot* collector_slots() {
-    static PyType_Slot slots[] = {
-        {Py_tp_traverse, reinterpret_cast<void*>(traverse_class<Type>)},
-        {Py_tp_clear, reinterpret_cast<void*>(clear_class<Type>)},
-        {0, nullptr},
-    };
-    return slots;
-}
-
 std::vector<OwnedFd> moved(const std::vector<OwnedFd*>& fds) {
     std::vector<OwnedFd> moved_fds;
     moved_fds.reserve(fds.size());

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "codec.hpp"
-#include "modes.hpp"
 #include "objects.hpp"
 #include "payload_writer.hpp"
 #include "tree.hpp"

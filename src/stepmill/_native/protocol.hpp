@@ -27,6 +27,10 @@ constexpr std::size_t CACHE_LINE = 64;
 constexpr std::uint64_t LAYOUT_MAGIC = 0x6c6c696d70657473;  // "stepmill"
 constexpr std::uint32_t LAYOUT_VERSION = 3;
 
+// How episodes follow each other; mirrors PoolOptions.
+enum class Autoreset : int { NEXT_STEP = 0, SAME_STEP = 1, DISABLED = 2 };
+enum class Seeding : int { CONTINUE = 0, PER_EPISODE = 1, FIXED = 2 };
+
 enum class Command : std::uint8_t { NONE = 0, STEP = 1, RESET = 2 };
 // What a worker is doing. An early reset runs before any command asks for it.
 enum class Activity : std::uint32_t { NONE = 0, STEP = 1, RESET = 2, EARLY_RESET = 3 };

@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "columns.hpp"
 #include "relay.hpp"
+#include "tree.hpp"
 
 namespace stepmill {
 

@@ -61,8 +61,7 @@ nb::object PoolState::plain_actions(const Leaf& leaf, PyObject* value, npy_intp 
     }
     const bool is_wider = PyArray_ISINTEGER(source) && !PyArray_CanCastArrayTo(source, leaf.dtype(), NPY_SAFE_CASTING);
     Py_INCREF(leaf.descr.ptr());
-    nb::object cast = nb::steal(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
-    if (!cast) throw nb::python_error();
+    nb::object cast = checked(PyArray_FromArray(source, leaf.dtype(), NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     if (is_wider && !nb::cast<bool>(nb::bool_(nb::steal(PyObject_RichCompare(cast.ptr(), array.ptr(), Py_EQ)).attr("all")()))) {
         raise(errors().usage, "actions" + of_leaf(leaf) + " have numbers that " + text_of(leaf.descr) + " cannot hold; give actions of the space");
     }

@@ -36,7 +36,7 @@ class Backend(Protocol):
 
         Raises:
             EnvError: a constructor raised. `others` has the errors of other envs.
-            EnvTimeout: building took longer than `start_timeout_s`.
+            EnvTimeout: building took longer than `start.timeout_s`.
             WorkerDied: a worker ended before it had built its envs.
             UsageError: an env_fn cannot be sent to its worker.
         """
@@ -192,7 +192,7 @@ class Future:
         """Wait for the reply; return one outcome per env of the request.
 
         Args:
-            timeout_s: seconds from now; None is `call_timeout_s` after the request was sent.
+            timeout_s: seconds from now; None is `workers.call_timeout_s` after the request was sent.
         Raises:
             EnvTimeout: the reply has not arrived in time. Nothing is lost: call `result` again.
             WorkerDied: the worker died before it replied.
@@ -268,8 +268,8 @@ def worker_fault_error(fault: Fault, worker: int) -> StepmillError:
         return too_many_workers_error(1, what)
     importable = "importable in a fresh process, or use context='fork'"
     of_the_user = {
-        "worker_init": f"worker_init raised {what} in worker {worker}, which has built no env; repair worker_init, or leave it out",
-        "load_init": f"worker {worker} could not load worker_init: {what}; make it and everything that it uses {importable}",
+        "worker_init": f"workers.init raised {what} in worker {worker}, which has built no env; repair it, or leave it out",
+        "load_init": f"worker {worker} could not load workers.init: {what}; make it and everything that it uses {importable}",
         "unpickle": f"worker {worker} could not load its env_fns: {what}; make everything that they use {importable}",
     }
     if record["phase"] in of_the_user:
@@ -310,9 +310,9 @@ def start_timeout_error(plan: WorkerPlan, building: int | None, timeout_s: float
         if building is not None
         else f"constructing the first of envs {list(plan.env_ids)}"
     )
-    hint = "make the constructor faster, or raise start_timeout_s"
+    hint = "make the constructor faster, or raise start.timeout_s"
     if building == IN_WORKER_INIT:
-        building, at, hint = None, "in worker_init", "make worker_init faster, or raise start_timeout_s"
+        building, at, hint = None, "in workers.init", "make workers.init faster, or raise start.timeout_s"
     if is_stopped(pid):
         hint = f"process {pid} is stopped, by SIGSTOP or a debugger; continue it with kill -CONT {pid}"
     return EnvTimeout(

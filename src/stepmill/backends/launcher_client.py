@@ -310,7 +310,7 @@ def _setup_errors(link: WorkerLink, launcher: LauncherClient) -> list[StepmillEr
     if link.setup_result is not None:
         return []
     where = "it had built no env" if link.building is None else f"it was constructing env {link.building}"
-    where = "it was in worker_init" if link.building == IN_WORKER_INIT else where
+    where = "it was in workers.init" if link.building == IN_WORKER_INIT else where
     code = launcher.wait_exit(link, _EXIT_CODE_S)
     return [worker_died_error(link.plan.worker, link.plan.env_ids, code, hint=f"{where}; stderr may say why")]
 
@@ -360,5 +360,5 @@ def warn_of_changed_modules(links: Sequence[WorkerLink]) -> None:
             warn(
                 f"what this program has changed in modules does not reach the workers, which import them themselves: {shown}{more}; "
                 "pass values to the function that makes an env, make the changes in a function that workers call first "
-                "(worker_init=...), or use context='fork'"
+                "(workers={'init': ...}), or use context='fork'"
             )

@@ -396,14 +396,14 @@ def dump_plan(plan: WorkerPlan) -> bytes:
     """Return the plan of a worker as the bytes of a PackedPlan.
 
     Raises:
-        UsageError: `worker_init` or an env_fn cannot be pickled.
+        UsageError: `workers.init` or an env_fn cannot be pickled.
     """
     env_fns = _dump_env_fns(plan)
     try:
         return dump(PackedPlan(dataclasses.replace(plan, env_fns=()), env_fns))
     except Exception as exc:
         raise UsageError(
-            f"worker_init cannot be pickled: {type(exc).__name__}: {exc}; create what it needs inside of it, or use "
+            f"workers.init cannot be pickled: {type(exc).__name__}: {exc}; create what it needs inside of it, or use "
             "context='fork'"
         ) from exc
 

@@ -51,7 +51,7 @@ def engines_for(choice: EnvChoice, num_envs: int) -> list[Engine]:
     import stepmill
 
     env_fns = env_fns_of(choice, num_envs)
-    open_stepmill = partial(stepmill.VectorEnv, env_fns, show_progress=False)
+    open_stepmill = partial(stepmill.VectorEnv, env_fns, start={"show_progress": False})
     return [
         Engine(BASELINE, partial(_open_async, env_fns), _terminate),
         Engine("gymnasium SyncVectorEnv", partial(SyncVectorEnv, env_fns, copy=False), _close),

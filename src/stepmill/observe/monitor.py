@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console, Group
@@ -32,12 +32,10 @@ from stepmill.observe.report import clock, describe, describe_silence, number, p
 from stepmill.observe.run import RunPlan
 from stepmill.observe.snapshot import Setup, Snapshot
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, UsageError
 from stepmill.spec.stats import FAULT_KINDS, LearnerStats, PoolStats, WorkerStats
 from stepmill.spec.stats_text import duration_text
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 STUCK_S = 1.5  # a worker that has been in one step or reset for longer is named
 MAX_STRAGGLERS = 5
@@ -296,7 +294,7 @@ class _NotebookLive:
         """Do nothing: the last picture stays."""
 
 
-class Monitor:
+class Monitor(CloseAtEnd):
     """Draws a pool in a thread of its own until `close`. Use it as a context manager. Writes nothing to the pool."""
 
     def __init__(self, title: str, read: Callable[[], PoolStats], interval_s: float, console: Console) -> None:
@@ -325,12 +323,6 @@ class Monitor:
         with contextlib.suppress(ClosedPoolError):
             self._draw()
         self._live.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def monitor(slab: SharedSlab, interval_s: float, file: TextIO | None) -> Monitor:

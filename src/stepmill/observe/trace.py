@@ -15,18 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.slab.counters import TraceReader
 from stepmill.slab.memory import SharedSlab
+from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, UsageError
 from stepmill.spec.stats import FAULT_KINDS, PoolStats
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 TAKE_S = 0.02
 MAX_EVENTS = 500_000  # 12 MB while they are recorded
@@ -70,7 +68,7 @@ class Events:
         return sum(len(events) for events in self.threads)
 
 
-class Recorder:
+class Recorder(CloseAtEnd):
     """Records a pool of this program from its construction to `close`. Use it as a context manager.
 
     The pool's threads write what they do to shared memory, and a thread of this program collects it. The memory that this
@@ -151,12 +149,6 @@ class Recorder:
         """Wait until the recording has ended by itself; then as `close`."""
         self._thread.join()
         return self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def record(

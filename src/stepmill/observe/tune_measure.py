@@ -15,7 +15,7 @@ from stepmill.observe.tune_choice import Configuration, EnvProfile
 from stepmill.pool.pool import Pool, StepTuple
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
-from stepmill.spec.options import BackendName, PoolOptions
+from stepmill.spec.options import BackendName, PoolOptions, Start
 from stepmill.spec.stats import PoolStats
 from stepmill.spec.tree import leaves
 
@@ -118,7 +118,7 @@ def _options(configuration: Configuration, subject: Subject) -> PoolOptions:
     limit_s = subject.time_limit_s if configuration.backend in (BackendName.THREAD, BackendName.PROCESS) else None
     limits: dict[str, Any] = {"step_timeout_s": limit_s, "reset_timeout_s": limit_s}
     keywords: dict[str, Any] = configuration.keywords()
-    return PoolOptions(**keywords, **limits, episode_stats=False, show_progress=False)
+    return PoolOptions(**keywords, **limits, episode_stats=False, start=Start(show_progress=False))
 
 
 class Arena:

@@ -58,8 +58,8 @@ def checked_num_envs(num_fns: int, num_spares: int) -> int:
     if num_spares < num_fns:
         return num_fns - num_spares
     raise UsageError(
-        f"spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; "
-        "the last spare_envs of env_fns are the spares: give more functions, or fewer spares"
+        f"resets.spare_envs={num_spares} of {num_fns} env_fns leaves no env to step; "
+        "the last resets.spare_envs of env_fns are the spares: give more functions, or fewer spares"
     )
 
 

@@ -41,7 +41,7 @@ class Failure:
         fault: the event.
         generation: of its worker.
         info: the `info["fault"]` of a result that ends the episode.
-        is_allowed: whether `max_env_errors` is not reached.
+        is_allowed: whether `restarts.max_env_errors` is not reached.
         needs_new_object: whether calls have changed the env object, so that a reset does not restore it, and its worker can be
             restarted.
     """
@@ -63,7 +63,7 @@ class Death:
         error: describes the death.
         is_new: False if the death was handled before, and these are further commands of it.
         is_dead: whether no successor serves or is being started.
-        is_allowed: whether `max_restarts` is not reached.
+        is_allowed: whether `restarts.max_restarts` is not reached.
     """
 
     worker: int

@@ -70,7 +70,7 @@ class Pool:
     ) -> None:
         self.env_fns = env_fns = checked_fns(env_fns)
         self.options = merge_options(options, keywords)
-        self._num_spares = self.options.spare_envs
+        self._num_spares = self.options.resets.spare_envs
         self.num_envs = checked_num_envs(len(env_fns), self._num_spares)
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
         # The owner of the workers, and the finalizer that ends them, exist before the first worker.
@@ -107,7 +107,7 @@ class Pool:
         seed: Seed = None,
         options: Options = None,
         env_ids: EnvIds | None = None,
-        persist_options: bool | None = None,
+        persist_options: bool = False,
     ) -> Batch:
         """Reset all envs, or some, and wait for them. Pending results of these envs are waited for and dropped.
 
@@ -118,7 +118,6 @@ class Pool:
             env_ids: which envs; None is all.
             persist_options: True stores the options: every later reset of the env without options gets them, also automatic
                 resets and those after a restart, until other options are stored; options=None clears them.
-                None is the `persist_options` of the pool.
         Returns:
             B rows: obs [B, ...], reward 0, terminated and truncated False.
         Raises:
@@ -173,7 +172,7 @@ class Pool:
         options: Options = None,
         env_ids: EnvIds | None = None,
         mask: NDArray[np.bool_] | None = None,
-        persist_options: bool | None = None,
+        persist_options: bool = False,
     ) -> list[int]:
         """Send resets, and return the ids of their envs. `recv` returns the observations.
 
@@ -183,13 +182,12 @@ class Pool:
                 mask as the option "reset_mask".
         """
         plan = self._resets.plan(env_ids, mask, seed, options)
-        is_wanted = self.options.persist_options and options is not None if persist_options is None else persist_options
-        if is_wanted and self.spec.is_batched:
+        if persist_options and self.spec.is_batched:
             raise UsageError(
                 "persist_options does not work with batched envs, because they reset themselves; pass the options with each reset"
             )
         self._waits.prepare_reset(plan)
-        if is_wanted and plan.options:
+        if persist_options and plan.options:
             options_of = plan.options_with_spares(self._num_spares)
             self._requests.set(RequestKind.SET_RESET_OPTIONS, "options", list(options_of.values()), list(options_of))
         spare_seeds = plan.spare_seeds if self._num_spares and plan.is_whole else None

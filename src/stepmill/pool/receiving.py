@@ -38,8 +38,8 @@ class PoolWait:
         self._recovery = revival.recovery
         self._revival = revival
         self._pump = revival.pump
-        self._linger_s = options.linger_s
-        self._has_spares = options.spare_envs > 0
+        self._linger_s = options.tuning.linger_s
+        self._has_spares = options.resets.spare_envs > 0
 
     def send(self, command: Callable[[], object]) -> None:
         """Call a command of the pool state; if it finds dead workers, handle their deaths and repeat it.

@@ -62,7 +62,7 @@ class Recovery:
         self._env_error_limits = EnvErrorLimits(options)
         self._attempts = ResetAttempts(options)
         self._num_absorbed: Counter[int] = Counter()
-        self._env_policy = POLICIES[options.on_fault if options.on_raise is None else options.on_raise]
+        self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
         self._after_apply: list[Effect] = []
         self.replays: Replays | None = None
@@ -304,8 +304,8 @@ class Recovery:
         error.message = error.message.replace(f"; {self.policy.death_hint}", "")
         return add_clause(
             error,
-            f"the limit of restarts of worker {worker} is reached (max_restarts, max_restarts_total), so it is "
-            "not restarted automatically; call reset() or revive()",
+            f"the limit of restarts of worker {worker} is reached (restarts.max_restarts), so it is not "
+            "restarted automatically; call reset() or revive()",
         )
 
     def _death_error(self, worker: int, faults: Sequence[EnvFailed]) -> StepmillError:

@@ -41,7 +41,7 @@ from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, lo
 
 TICKETS = 1 << 32  # they wrap around
 MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
-INCOMPLETE_LOG = "its calls are more than half of replay_log_bytes holds, or cannot be pickled"
+INCOMPLETE_LOG = "its calls are more than half of restarts.replay_log_bytes holds, or cannot be pickled"
 
 Effect = Callable[[], object]
 
@@ -113,7 +113,7 @@ class Replays:
         self._workers = workers
         self._plans = plans
         self._backend = backend
-        self._limit_bytes = options.replay_log_bytes
+        self._limit_bytes = options.restarts.replay_log_bytes
         self._rebuilds_workers = options.on_fault is OnFault.REPLAY
         self._after_apply = after_apply
         self._on_reset_repeated = on_reset_repeated
@@ -123,7 +123,7 @@ class Replays:
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
         self._unverified: list[RepeatedCalls] = []  # of envs that are not suspended
-        self.log = CallLog(len(self._locations), options.replay_log_bytes // 2)
+        self.log = CallLog(len(self._locations), options.restarts.replay_log_bytes // 2)
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 

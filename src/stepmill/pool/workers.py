@@ -193,14 +193,13 @@ class WorkerSupervisor:
         self._backend = backend
         self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
-        self._num_restarts_left = options.max_restarts_total
         self._state: _native.PoolState | None = None
         self._reaper: _native.Reaper | None = None
         self._records = [
             WorkerRecord(
                 plan,
                 pid=0,
-                limit=FailureLimit(options.max_restarts, options.restart_window_s),
+                limit=FailureLimit(options.restarts.max_restarts, options.restarts.restart_window_s),
                 settings=AppliedSettings({server: index for index, server in enumerate(plan.env_ids)}),
             )
             for plan in plans
@@ -343,13 +342,9 @@ class WorkerSupervisor:
     def count_restart(self, worker: int) -> float | None:
         """Count a restart of a worker; return the delay before it in seconds, or None if none is allowed, or would succeed."""
         error = self._records[worker].error
-        if self._num_restarts_left == 0 or (error is not None and error.is_final):
-            return None
-        number = self._records[worker].limit.count()
+        number = None if error is not None and error.is_final else self._records[worker].limit.count()
         if number is None:
             return None
-        if self._num_restarts_left is not None:
-            self._num_restarts_left -= 1
         return 0.0 if number == 1 else min(FIRST_BACKOFF_S * 2 ** (number - 2), MAX_BACKOFF_S)
 
     def check_restartable(self, worker: int) -> None:

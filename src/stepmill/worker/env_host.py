@@ -106,7 +106,7 @@ def build_envs(
 def call_worker_init(
     plan: WorkerPlan, on_begin: Callable[[int], None], should_raise: RaisePredicate = raise_none
 ) -> tuple[Fault, ...]:
-    """Call the function of the option `worker_init`, if there is one; return its fault if it raised. See `build_envs`."""
+    """Call the function of the option `workers.init`, if there is one; return its fault if it raised. See `build_envs`."""
     if plan.init is None:
         return ()
     try:

@@ -86,7 +86,7 @@ class WorkerPlan:
     """The envs of one worker, in the order of its servers. A spare has an env_id of num_envs or more.
 
     Attributes:
-        init: the option `worker_init`; None if there is none, or if it has been called.
+        init: the option `workers.init`; None if there is none, or if it has been called.
         affinity: cores that the worker may use; None does not limit them.
         environ: environment variables that are the worker's own. Only a process sets them.
     """

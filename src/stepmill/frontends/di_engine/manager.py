@@ -232,11 +232,6 @@ class Manager(EnvLifecycle, EnvCalls):
     # ---- questions about the envs ------------------------------------------------------------------------------------
 
     @property
-    def env_num(self) -> int:
-        """The number of envs."""
-        return self._env_num
-
-    @property
     def env_ref(self) -> Any:
         """An env of the first env_fn. It is built in this process on first use."""
         if self.__dict__.get("_reference") is None:
@@ -244,21 +239,6 @@ class Manager(EnvLifecycle, EnvCalls):
         return self._reference
 
     _env_ref = env_ref
-
-    @property
-    def observation_space(self) -> Any:
-        """That of env 0."""
-        return self._start().spaces[0]
-
-    @property
-    def action_space(self) -> Any:
-        """That of env 0."""
-        return self._start().spaces[1]
-
-    @property
-    def reward_space(self) -> Any:
-        """That of env 0; None if it has none."""
-        return self._start().spaces[2]
 
     @property
     def ready_env(self) -> list[int]:
@@ -312,10 +292,6 @@ class Manager(EnvLifecycle, EnvCalls):
     def done(self) -> bool:
         """Whether all envs are DONE."""
         return all(state is EnvState.DONE for state in self._env_states.values())
-
-    def env_state_done(self, env_id: int) -> bool:
-        """Whether an env is DONE."""
-        return self._env_states[env_id] is EnvState.DONE
 
     @property
     def closed(self) -> bool:

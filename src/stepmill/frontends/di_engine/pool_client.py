@@ -75,7 +75,7 @@ class PoolClientSettings:
             autoreset_mode=AutoresetMode.SAME_STEP if self.is_inplace else AutoresetMode.DISABLED,
             copy=self.copy,
             episode_stats=False,
-            linger_s=self.linger_s,
+            tuning=replace(self.options.tuning, linger_s=self.linger_s),
             step_timeout_s=self.step_timeout_s,
             reset_timeout_s=self.reset_timeout_s,
             **own,  # type: ignore[arg-type]  # checked by its __post_init__

@@ -214,13 +214,16 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         result: StepResult = self._wait(_Waiting.STEP, self._read_step, timeout)
         return result
 
-    def reset(self, *, seed: Seed = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Seed = None, options: Mapping[str, Any] | None = None, persist_options: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of a mask.
 
         Args:
             seed: an int s seeds env i with s + i; a list has one seed, or None, per env; None does not seed.
             options: passed to every env's reset, except for "reset_mask": a bool array [N], True for the envs to reset. The
                 other envs keep their last observation.
+            persist_options: later resets without options get these, too, also automatic ones; see `Pool.reset`.
 
         Returns:
             observations [N, ...] and infos.
@@ -229,8 +232,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         self._kept = None
         mask, rest = read_options(options, self.num_envs)
         if mask is not None:
-            return self._pool.reset_rows(mask, seed, rest)
-        batch = self._pool.reset(seed=seed, options=rest)
+            self._pool.reset_async(seed=seed, options=rest, mask=mask, persist_options=persist_options)
+            return self._pool.reset_wait()
+        batch = self._pool.reset(seed=seed, options=rest, persist_options=persist_options)
         return batch.obs, batch.info
 
     def reset_async(self, seed: Seed = None, options: Mapping[str, Any] | None = None) -> None:
@@ -277,7 +281,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """Return the results of `call_async`, one per env.
 
         Args:
-            timeout: seconds; None waits as long as `call_timeout_s` allows.
+            timeout: seconds; None waits as long as `workers.call_timeout_s` allows.
 
         Raises:
             WaitTimeout: the envs did not answer in time. No result is lost; call call_wait() again.

@@ -49,7 +49,7 @@ class SharedPool:
         self.num_envs = len(env_fns)
         chosen = _with_defaults(options)
         makers = [OpaqueEnvMaker(env_fn) for env_fn in env_fns]
-        self._starting = StartingPool(makers, chosen, num_retries=chosen.max_restarts)
+        self._starting = StartingPool(makers, chosen, num_retries=chosen.restarts.max_restarts)
         self._open_ids = set(range(len(env_fns)))
 
     def launch(self) -> None:
@@ -140,14 +140,13 @@ def _describe(env: Any) -> dict[str, Any]:
 
 
 def _with_defaults(options: PoolOptions) -> PoolOptions:
-    default = PoolOptions()
     chosen: dict[str, Any] = {"episode_stats": False}
     if options.backend is BackendName.AUTO:
         chosen["backend"] = BackendName.PROCESS
     if options.num_workers is None and options.envs_per_worker is None:
         chosen["envs_per_worker"] = 1
-    if options.on_fault is default.on_fault and options.on_raise is None:
-        chosen["on_fault"], chosen["on_raise"] = OnFault.TRUNCATE, OnFault.RAISE
+    if options.on_fault is OnFault.RAISE and options.restarts.on_raise is None:
+        chosen["on_fault"], chosen["restarts"] = OnFault.TRUNCATE, replace(options.restarts, on_raise=OnFault.RAISE)
     return replace(options, **chosen)
 
 

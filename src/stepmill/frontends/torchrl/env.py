@@ -119,7 +119,7 @@ class StepmillEnv(EnvBase):
         pop_parallel_arguments(base, 0 if isinstance(env_fns, Pool) else len(checked_fns(env_fns)))
         pool_options = pop_options(base)
         known = EnvKeywords.__annotations__.keys() | signature(EnvBase.__init__).parameters.keys()
-        check_option_names(sorted(base.keys() - known))
+        check_option_names({name: base[name] for name in sorted(base.keys() - known)})
         kwargs = base.pop("create_env_kwargs", None)
         if isinstance(env_fns, Pool):
             if pool_options:
