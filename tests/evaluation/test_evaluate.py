@@ -137,7 +137,7 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path):
     with pytest.raises(stepmill.UsageError, match="name another file"):
         stepmill.evaluate(forward, Walk, tasks={"far": {"further": 9}}, seeds=[0], resume=path)
     path.write_text("something else\n")
-    with pytest.raises(stepmill.UsageError, match="is not the file of an evaluation"):
+    with pytest.raises(stepmill.UsageError, match="is the file of something else, and not of"):
         stepmill.evaluate(forward, Walk, seeds=[0], resume=path)
 
 
@@ -151,6 +151,23 @@ def test_a_policy_with_memory_knows_whose_rows_it_gets():
 
     found = stepmill.evaluate(policy, Walk, tasks=[{"limit": 5}, {"limit": 9}], seeds=range(7), num_envs=5)
     assert [counts[episode_id] for episode_id in range(14)] == [each.length for each in found.episodes]
+
+
+class Recurrent:
+    """Has the form of sb3-contrib's recurrent models: two states [layers, B, ...], which it starts itself."""
+
+    def predict(self, obs, state=None, episode_start=None, deterministic=False):
+        assert deterministic
+        state = (np.zeros((1, len(obs), 3)), np.zeros((2, len(obs), 1))) if state is None else state
+        counts = tuple(np.where(episode_start[None, :, None], 0.0, part) + 1 for part in state)
+        for part in counts:
+            assert (part == obs[:, 2][None, :, None] + 1).all()  # as many as the env has made steps, and one
+        return forward(obs), counts
+
+
+def test_the_state_of_a_recurrent_model_stays_with_its_episode():
+    found = stepmill.evaluate(Recurrent(), Walk, seeds=range(20), num_envs=4)
+    assert facts(found) == [played_by_hand(seed) for seed in range(20)]
 
 
 @pytest.mark.parametrize(("batch_size", "num_rows"), [("fixed", 32), (5, 5)])

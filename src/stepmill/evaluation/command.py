@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,16 +19,11 @@ class Seeds(click.ParamType[range]):
     name = "seeds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        if isinstance(value, range):
-            return value
-        start, colon, stop = value.partition(":")
-        try:
-            found = range(int(start), int(stop)) if colon else range(int(start))
-        except ValueError:
-            found = range(0)
-        if not found or found.start < 0:
+        found = re.fullmatch(r"(?:(\d+):)?(\d+)", f"{value}")
+        seeds = range(int(found[1] or 0), int(found[2])) if found else range(0)
+        if not seeds:
             self.fail(f"{value!r} is neither START:STOP nor a number of seeds, such as 0:100 or 100.", param, ctx)
-        return found
+        return seeds
 
 
 @click.command(short_help="Evaluate a policy: each task and seed once, in parallel.")
@@ -37,31 +31,24 @@ class Seeds(click.ParamType[range]):
 @click.option("--policy", required=True, metavar="MODULE:FUNCTION", help="The policy; see above.")
 @click.option("--seeds", type=Seeds(), metavar="RANGE", default="0:100", show_default=True, help="START:STOP.")
 @click.option(
-    "--tasks",
-    type=click.Path(dir_okay=False, exists=True),
-    metavar="FILE",
-    help="A JSON object: for each task's name the options of its resets.",
+    "--tasks", type=Arguments(), metavar="JSON", help="By each task's name, an object of options of its resets."
 )
 @click.option("--num-envs", type=COUNT, metavar="N", default=16, show_default=True, help="Episodes under way at once.")
-@click.option(
-    "--num-workers", type=COUNT, metavar="N", help="How many workers share them.  [default: one per usable core]"
-)
+@click.option("--num-workers", type=COUNT, metavar="N", help="How many workers.  [default: one per usable core]")
 @choice_option("--backend", _BACKENDS, "auto", "Where envs run")
 @click.option("--success", metavar="NAME", help="The info that says whether an episode was successful.")
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Play again after a fault.")
-@click.option(
-    "--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Write episodes here, and go on from it."
-)
+@click.option("--resume", type=click.Path(dir_okay=False), metavar="FILE", help="Write episodes here; go on from it.")
 @click.option("--videos", type=click.Path(file_okay=False), metavar="DIR", help="Write a video of each episode.")
-@click.option(
-    "--record", metavar="WHICH", default="all", show_default=True, help="Which videos: all, failures, or a number."
-)
+@click.option("--record", metavar="WHICH", default="all", show_default=True, help="Videos: all, failures, or a number.")
 @click.option("--step-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose step takes longer.")
 @click.option("--reset-timeout", type=SECONDS, metavar="S", help="Kill the worker of an env whose reset takes longer.")
 @click.option("--env-kwargs", type=Arguments(), metavar="JSON", help="Arguments of the env's constructor.")
 @json_option("result")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def evaluate(**arguments: Any) -> None:
+def evaluate(
+    *, env_id: str, is_json: bool, quiet: bool, record: str, env_kwargs: dict[str, object] | None, **given: Any
+) -> None:
     """Play each seed of each task exactly once in ENV with a policy, and print returns and success rates with intervals.
 
     ENV is as for `stepmill run`. The policy is a function(obs) that returns the actions of one batch, or a function(obs,
@@ -69,17 +56,6 @@ def evaluate(**arguments: Any) -> None:
     directory.
 
     Exit status: 0 all episodes were played, 1 some could not be, 2 the command cannot work as given, 130 Ctrl-C.
-    """
-    run_evaluation(**arguments)
-
-
-def run_evaluation(
-    *, env_id: str, is_json: bool, quiet: bool, record: str, env_kwargs: dict[str, object] | None, **given: Any
-) -> None:
-    """Evaluate, and print the result.
-
-    Raises:
-        click.exceptions.Exit: some episodes could not be played.
     """
     from stepmill.evaluation.evaluate import evaluate as play
     from stepmill.observe.catalog import find_env
@@ -92,7 +68,6 @@ def run_evaluation(
     found = play(
         policy,
         choice.make,
-        tasks=_read_tasks(given.pop("tasks")),
         record=int(record) if record.isdigit() else record,  # type: ignore[arg-type]  # evaluate checks it
         progress=not quiet,
         step_timeout_s=given.pop("step_timeout"),
@@ -103,15 +78,3 @@ def run_evaluation(
     sys.stdout.flush()
     if found.summary.num_failed:
         raise click.exceptions.Exit(1)
-
-
-def _read_tasks(path: str | None) -> dict[str, dict[str, Any]] | None:
-    if path is None:
-        return None
-    try:
-        tasks = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise click.UsageError(f"--tasks {path!r} is not JSON: {exc}.") from exc
-    if not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
-        raise click.UsageError(f'--tasks {path!r} must be an object of objects, such as {{"near": {{"distance": 1}}}}.')
-    return tasks

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from stepmill import UsageError
 from stepmill.evaluation.plan import Plan
@@ -34,43 +33,24 @@ class Journal:
         self._file: TextIO | None = None
         if path is None:
             return
-        header = json.loads(
-            dump_json(
-                {
-                    "stepmill_evaluation": _VERSION,
-                    "env": plan.env,
-                    "success": success
-                    if success is None or isinstance(success, str)
-                    else getattr(success, "__name__", "function"),
-                    "tasks": {f"{task.name}": task.options for task in plan.tasks},
-                }
-            )
-        )
+        judge = success if isinstance(success, str | None) else getattr(success, "__name__", "function")
+        tasks = {f"{task.name}": task.options for task in plan.tasks}
+        header = dump_json({"stepmill_evaluation": _VERSION, "env": plan.env, "success": judge, "tasks": tasks})
         place = Path(path)
-        lines = _whole_lines(place)
-        if lines:
-            self._read(place, lines, header)
-        text = "".join(f"{line}\n" for line in lines) or f"{dump_json(header)}\n"
-        scratch = place.with_name(f"{place.name}.new")
-        scratch.write_text(text, encoding="utf-8")  # a whole file replaces the one with the cut line
-        scratch.replace(place)
-        self._file = place.open("a", encoding="utf-8")
-
-    def _read(self, path: Path, lines: list[str], header: Mapping[str, Any]) -> None:
-        try:
-            first, *rows = map(json.loads, lines)
-            episodes = [Episode(**row) for row in rows]
-            found = {key: first[key] for key in header}
-        except (ValueError, TypeError, KeyError) as exc:
+        first, *rows = _whole_lines(place) or [header]
+        if first != header:
             raise UsageError(
-                f"resume={str(path)!r} is not the file of an evaluation ({exc}); name another file"
-            ) from exc
-        for key, value in found.items():
-            if value != header[key]:
-                raise UsageError(
-                    f"resume={str(path)!r} has {key}={value!r}, and this evaluation has {header[key]!r}; name another file"
-                )
+                f"resume={str(path)!r} is the file of {first[:400]}, and not of {header}; name another file"
+            )
+        try:
+            episodes = [Episode(**json.loads(row)) for row in rows]
+        except (ValueError, TypeError) as exc:
+            raise UsageError(f"resume={str(path)!r} has a damaged line ({exc}); name another file") from exc
         self.known = {(episode.task, episode.seed): episode for episode in episodes if episode.fault is None}
+        scratch = place.with_name(f"{place.name}.new")
+        scratch.write_text("".join(f"{line}\n" for line in (first, *rows)), encoding="utf-8")
+        scratch.replace(place)  # a whole file replaces the one with the line that was cut off
+        self._file = place.open("a", encoding="utf-8")
 
     def add(self, episode: Episode) -> None:
         """Append an episode, and know it. It survives the end of this program, but not a failure of the machine."""
