@@ -133,8 +133,9 @@ def _task_name(task: Task) -> str:
 
 def _function_name(maker: EnvFn) -> str:
     while isinstance(maker, partial):
-        env_id = getattr(maker.args[0], "id", None) if maker.args else None  # Gymnasium's spec
-        if env_id is not None:
-            return str(env_id)
+        first = maker.args[0] if maker.args else None
+        env_id = getattr(first, "id", first)  # of Gymnasium's spec, or of gymnasium.make
+        if isinstance(env_id, str):
+            return env_id
         maker = maker.func
     return getattr(maker, "__name__", type(maker).__name__)
