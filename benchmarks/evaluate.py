@@ -128,7 +128,8 @@ def sleeping_lerobot() -> Callable[[], None]:
         envs = gymnasium.vector.AsyncVectorEnv(
             [Sleeping] * NUM_SLOTS, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
         )
-        envs.envs = [Sleeping()]  # eval_policy of 0.4.4 looks at the attributes of the first, which AsyncVectorEnv does not have
+        # eval_policy of 0.4.4 looks at the attributes of the first env, which AsyncVectorEnv does not have
+        envs.envs = [Sleeping()]
         same = lambda value: value  # noqa: E731
         eval_policy(envs, Zeros(), same, same, same, same, n_episodes=NUM_TASKS * NUM_SEEDS, start_seed=0)
         envs.close()
