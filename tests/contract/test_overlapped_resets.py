@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
 RESET_S = 0.2
 
@@ -117,7 +117,7 @@ def test_a_fault_of_an_early_reset_belongs_to_the_step_that_asks_for_it():
 
 def test_an_early_reset_that_hangs_is_ended_at_its_deadline():
     fns = [partial(SlowResetEnv, 60.0), partial(SlowResetEnv)]
-    with make_pool(True, *fns, reset_timeout_s=0.2, step_timeout_s=20.0) as pool:
+    with make_pool(True, *fns, reset_timeout_s=DEADLINE_S, step_timeout_s=HANG_GUARD_S) as pool:
         pool.reset(seed=0)
         for _ in range(3):
             pool.step([0, 0])

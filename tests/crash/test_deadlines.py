@@ -14,10 +14,10 @@ import pytest
 
 import stepmill
 from tests.chaos import HANG, ChaosEnv
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 
 HANG_C, HANG_C_WITH_GIL = 3, 4
-TIMEOUT_S = 0.3
+TIMEOUT_S = DEADLINE_S
 
 
 class HangingEnv(ChaosEnv):

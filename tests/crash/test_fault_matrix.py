@@ -18,10 +18,10 @@ import pytest
 import stepmill
 from stepmill.testing.envs import CountingEnv
 from stepmill.testing.faulty import ERRORS, EXIT_CODE
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.pools import make_pool
 
-LIMIT_S = 0.4
+LIMIT_S = DEADLINE_S
 TIMEOUT_S = {"step": LIMIT_S, "reset": LIMIT_S + 0.1}
 PROCESSES = ["fork", "forkserver", "spawn"]
 PHASES = ["step", "reset", "call", "render"]

@@ -13,7 +13,7 @@ import stepmill
 from stepmill.frontends.multi_env import MultiEnv, SubprocessEnv, create_subprocess_envs
 from stepmill.testing.gates import Gate
 from tests.harness import leaks
-from tests.harness.hangs import HANG_GUARD_S
+from tests.harness.hangs import DEADLINE_S, HANG_GUARD_S
 from tests.harness.plain_envs import NeverMade, OldEnv, OldEnvDeafToClose
 from tests.harness.scripts import start_script
 
@@ -214,7 +214,7 @@ def test_an_error_names_the_env_by_its_place_wherever_it_lives():
 @pytest.mark.covers("M-B8")
 def test_a_step_that_takes_too_long_is_ended_and_reported(envs_of):
     with Gate() as gate:
-        multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=0.2))
+        multi_env = MultiEnv(envs_of(OldEnv, partial(OldEnv, 1, gate=gate.path), step_timeout_s=DEADLINE_S))
         multi_env.reset()
         start = time.monotonic()
         _, _, terminals, infos = multi_env.step([1, "wait"])

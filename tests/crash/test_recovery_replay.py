@@ -17,6 +17,7 @@ import stepmill
 from stepmill.testing.envs import BatchedCountingEnv
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
+from tests.harness.hangs import DEADLINE_S
 from tests.harness.kills import kill_process
 
 
@@ -298,7 +299,7 @@ def test_a_log_that_is_full_falls_back_to_truncate_with_the_reason() -> None:
 
 @pytest.mark.parametrize(("action", "reason"), [(5, "LookupError"), (6, "SIGSEGV"), (7, "EnvTimeout")])
 def test_what_fails_in_the_same_way_again_is_not_played_a_third_time(action: int, reason: str) -> None:
-    with make(StubbornEnv, step_timeout_s=0.3) as pool:
+    with make(StubbornEnv, step_timeout_s=DEADLINE_S) as pool:
         pool.reset(seed=0)
         before = [pool.step([1] * 4) for _ in range(2)][-1]
 

@@ -17,6 +17,7 @@ import pytest
 import stepmill
 from stepmill.slab.layout import PAGE_BYTES
 from stepmill.testing.envs import CountingEnv
+from tests.harness.hangs import HANG_GUARD_S
 from tests.harness.slab_memory import fill_slab, writable_ranges
 
 NUM_ENVS = 8  # on two workers: 0 to 3, and 4 to 7
@@ -105,7 +106,7 @@ def step_rounds(pool: stepmill.Pool, rounds: int) -> list[stepmill.WorkerDied]:
         pool.send([(10 * number + env_id) % 100 for env_id in ids], ids)
         while waiting := of_state(pool, "BUSY", "READY"):
             try:
-                check_batch(pool.recv(min_envs=1, max_envs=len(waiting), timeout_s=20.0), number)
+                check_batch(pool.recv(min_envs=1, max_envs=len(waiting), timeout_s=HANG_GUARD_S), number)
             except stepmill.WorkerDied as error:
                 deaths.append(error)
     return deaths

@@ -148,7 +148,7 @@ def test_large_arguments_reach_a_worker_that_is_at_work(where: str, pool_of: Poo
         gate.wait_arrivals()
         sent = pool.call_async("add", np.zeros(BIG, np.uint8))
         gate.open()
-        assert pool.recv(1, timeout_s=20).env_id.tolist() == [0]
+        assert pool.recv(1, timeout_s=HANG_GUARD_S).env_id.tolist() == [0]
         assert sent.result()[0].shape == (BIG,)
 
 

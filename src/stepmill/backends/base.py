@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import signal
 import threading
 import time
 from collections import deque
@@ -13,7 +12,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from stepmill import _native
 from stepmill.slab.memory import SharedSlab
-from stepmill.spec.errors import ClosedPoolError, EngineBug, EnvError, EnvTimeout, StepmillError, UsageError, WorkerDied
+from stepmill.spec.errors import (
+    ClosedPoolError,
+    EngineBug,
+    EnvError,
+    EnvTimeout,
+    StepmillError,
+    UsageError,
+    WorkerDied,
+    describe_exit,
+    signal_name,
+)
 from stepmill.spec.notices import warn
 from stepmill.spec.stats import NodeStats
 from stepmill.worker.build_progress import IN_WORKER_INIT
@@ -245,11 +254,6 @@ def serve_requests_here(loop: ServingLoop, envs: Sequence[object], requests: Map
     return futures
 
 
-def deadline_after(timeout_s: float | None) -> float:
-    """Return the time.monotonic at which a timeout that begins now ends; infinity for None."""
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
-
-
 # ---- errors that several backends raise ------------------------------------------------------------------------------
 
 
@@ -377,22 +381,6 @@ def name_envs(error: WorkerDied, env_ids: Sequence[int]) -> None:
 
 def _lost(env_ids: Sequence[int]) -> str:
     return f"its envs {list(env_ids)} are lost" if env_ids else "it served no env"
-
-
-def describe_exit(exit_code: int | None) -> str:
-    """Return how a process ended, for the text of an error."""
-    name = signal_name(exit_code)
-    return f"was ended by {name}" if name else "ended" if exit_code is None else f"ended with exit code {exit_code}"
-
-
-def signal_name(exit_code: int | None) -> str | None:
-    """Return the name of the signal that ended a process, or None if no signal did."""
-    if exit_code is None or exit_code >= 0:
-        return None
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"  # a real-time signal has no name
 
 
 def warn_of_close_faults(worker: int, faults: Sequence[Fault]) -> None:

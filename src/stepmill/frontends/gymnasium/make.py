@@ -15,7 +15,6 @@ from gymnasium import spec as find_spec
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id, registry
 
-from stepmill.envs.envpool import EnvPoolTask
 from stepmill.envs.gymnasium import GymnasiumEnvMaker, known_step_s
 from stepmill.envs.gymnasium_registry import portable_spec
 from stepmill.frontends.gymnasium.arguments import VECTOR_NAMES, VectorKeywords
@@ -177,6 +176,8 @@ def _with_backend(mode: object, arguments: dict[str, Any]) -> dict[str, Any]:
 def _make_envpool(
     task_id: object, num_envs: int, wrappers: Wrappers, arguments: dict[str, Any], kwargs: dict[str, Any]
 ) -> VectorEnv:
+    from stepmill.envs.envpool import EnvPoolTask
+
     name = _check_other(task_id, wrappers, wanted="the id of an EnvPool task", owner="EnvPool")
     arguments |= _pop_named(kwargs)
     return VectorEnv([EnvPoolTask(name, kwargs)] * num_envs, **arguments)

@@ -28,16 +28,18 @@ from stepmill.frontends.gymnasium.errors import (
     WaitTimeout,
 )
 from stepmill.frontends.gymnasium.spaces import SpacePair, batch_observations, check_spaces, read_spaces
-from stepmill.pool.pool import Pool
+from stepmill.pool.auto_backend import begin_start
 from stepmill.pool.resets import Seed
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import RecvTimeout, SpecMismatch, UsageError
 from stepmill.spec.options import EnvState, PoolOptions, merge_options
-from stepmill.spec.stats import PoolStats
 
 if TYPE_CHECKING:
     from typing_extensions import Never, Self, Unpack
+
+    from stepmill.pool.pool import Pool
+    from stepmill.spec.stats import PoolStats
 
 StepResult: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -102,6 +104,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     @staticmethod
     def _open(env_fns: Sequence[Callable[[], object]], options: PoolOptions) -> Pool:
+        begin_start(env_fns, options)
+        # Imported here, while the process that starts workers imports its own modules: the first pool of a program is ready sooner.
+        from stepmill.pool.pool import Pool
+
         try:
             return Pool(env_fns, options=options)
         except SpecMismatch as exc:
