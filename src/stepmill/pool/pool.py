@@ -99,8 +99,6 @@ class Pool:
             self.close()
             raise
 
-    # ---- synchronous --------------------------------------------------------------------------------------------
-
     def reset(
         self,
         *,
@@ -163,8 +161,6 @@ class Pool:
             self._recovery.raise_errors()  # an interrupt has kept them back, and they are why the step is refused
         raise error
 
-    # ---- asynchronous -------------------------------------------------------------------------------------------
-
     def reset_async(
         self,
         *,
@@ -218,6 +214,7 @@ class Pool:
         max_envs: int | None = None,
         env_ids: EnvIds | None = None,
         timeout_s: float | None = None,
+        linger_s: float = 0.0,
         out: Any = None,
     ) -> Batch:
         """Return envs that finished, longest-waiting first.
@@ -228,16 +225,21 @@ class Pool:
                 returns the envs that are ready now, which may be none (B = 0).
             env_ids: instead of a number: exactly these envs, by ascending id. All of them must have a command.
             timeout_s: seconds; 0 asks without waiting; None waits while something live is pending.
+            linger_s: with max_envs, wait this many seconds longer for more envs once min_envs are ready.
             out: arrays in the structure of the observation, [B, ...] each, that are written instead of new ones.
         Raises:
             EnvError, BadOutput, WorkerDied: an env has a fault. It is raised once; the others stay receivable.
             RecvTimeout, KeyboardInterrupt: nothing is lost; call recv() again.
             UsageError: more envs are requested than are pending.
         """
-        return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, out)
+        return self._receiver.recv(batch_size, min_envs, max_envs, env_ids, timeout_s, linger_s, out)
 
     def receive(
-        self, min_envs: int | None = 1, max_envs: int | None = None, timeout_s: float | None = None
+        self,
+        min_envs: int | None = 1,
+        max_envs: int | None = None,
+        timeout_s: float | None = None,
+        linger_s: float = 0.0,
     ) -> Received:
         """Return the results of envs that finished, and the faults of those that failed, without raising them.
 
@@ -245,8 +247,9 @@ class Pool:
             min_envs: wait for this many envs, each with a result or a fault; 0 does not wait; None is all that are pending.
             max_envs: return at most this many results; None is all that are ready.
             timeout_s: seconds, after which the call returns what there is, possibly nothing; None has no limit.
+            linger_s: wait this many seconds longer for max_envs once min_envs are there.
         """
-        return self._receiver.receive(min_envs, max_envs, timeout_s)
+        return self._receiver.receive(min_envs, max_envs, timeout_s, linger_s)
 
     # ---- for front-ends in Gymnasium's shape --------------------------------------------------------------------
 
@@ -478,8 +481,6 @@ class Pool:
             return obs if obs is not None else self.step_wait()[0]
         except BaseException as error:
             return self._finish_step(error, obs, actions)[0]
-
-    # ---- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the envs and end the workers, in at most 2 s. Idempotent; any thread may call it."""
