@@ -221,6 +221,19 @@ class Receiver:
         self._waits.wait_for_news(2 * self._num_envs if min_envs is None else least, most, timeout_s, linger_s)
         return self._collect_with_faults(most)
 
+    def wait_and_collect(self, wait: Callable[[], None], collect: Callable[[], Any]) -> Any:
+        """Return what `collect` returns, which is None as long as `wait` has to wait again. An interrupt loses no result."""
+        wait()
+        result = None
+        try:
+            while (result := collect()) is None:
+                wait()
+            self._unclaimed[0] = False
+            return result
+        except BaseException:
+            self.restore_unclaimed(result)
+            raise
+
     def _collect_with_faults(self, most: int) -> Received:
         """Do as `collect`; results and faults that do not reach the caller are returned by the next call."""
         fields = None
