@@ -31,6 +31,7 @@ import numpy as np
 import stepmill
 from benchmarks.ray_cost import NODE_COUNTS, print_fit
 from stepmill.frontends.ray_rollout import MAX_IN_FLIGHT, RayRollout
+from stepmill.pool.port import PoolPort
 
 Step = Callable[[], object]
 
@@ -63,7 +64,8 @@ def run_stepmill(num_envs: int, num_nodes: int) -> Iterator[Step]:
     with stepmill.Pool([NoOpEnv] * num_envs, backend="ray", ray=nodes) as pool:
         pool.reset(seed=0)
         actions = np.zeros(num_envs, np.int64)
-        yield lambda: pool.step_fast(actions)
+        step = PoolPort(pool).step_fast
+        yield lambda: step(actions)
         print(f"    stats of {num_envs} envs: {pool.stats().nodes}")
 
 

@@ -39,9 +39,12 @@ if TYPE_CHECKING:
     from stepmill.frontends.rollout import RolloutBatch as RolloutBatch
     from stepmill.kernels import get_include as get_include
     from stepmill.kernels import kernel as kernel
+    from stepmill.observe.monitor import monitor as monitor
+    from stepmill.observe.trace import trace as trace
     from stepmill.observe.tune import tune as tune
     from stepmill.observe.tune_result import TuneResult as TuneResult
     from stepmill.pool.pool import Pool as Pool
+    from stepmill.pool.stats import read_timers as read_timers
     from stepmill.spec.batch import Batch as Batch
     from stepmill.spec.env import EnvSpec as EnvSpec
     from stepmill.spec.errors import BadOutput as BadOutput

@@ -15,7 +15,7 @@ then cost only the test of a flag, until `enable` turns them on for a thread. Th
 pool's workers. `every=100` measures one in a hundred of the outermost timers, with all timers inside, and counts it a
 hundred times.
 
-`Pool.timers()` returns the merged tree of all workers and the learner's own. This module imports nothing from stepmill, so
+`stepmill.read_timers(pool)` returns the merged tree of all workers and the learner's own. This module imports nothing from stepmill, so
 that it is cheap for envs to import.
 """
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.receiving import EnvIds
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import CloseAtEnd
@@ -197,7 +198,7 @@ def _copier_for(pool: Pool, device: str | torch.device | DeviceCopier) -> Device
         return None
     if chosen.type != "cuda" or not torch.cuda.is_available():
         raise UsageError(f"device={device!r} is not available; use 'cpu', or 'cuda' on a machine with a GPU")
-    return CudaCopier(chosen, *pool.memory_place)
+    return CudaCopier(chosen, *PoolPort(pool).memory_place)
 
 
 def _as_arrays(actions: Any) -> Any:

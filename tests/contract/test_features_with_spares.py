@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from stepmill.pool.port import PoolPort
 from stepmill.testing.envs import CountingEnv, SeedRecorder
 from tests.harness.agents import Agents, FixedInfo
 
@@ -20,7 +21,7 @@ def test_a_budget_counts_the_episodes_of_the_env_and_not_of_the_object(pool_of):
             break
         ended += pool.step([1, 1]).terminated
     assert ended.tolist() == [3, 3]
-    assert pool.num_ended.tolist() == [3, 3]
+    assert PoolPort(pool).num_ended.tolist() == [3, 3]
     pool.reset(seed=0)
     assert not pool.exhausted.any()
     assert pool.step([1, 1]).obs.tolist() == [[0, 0, 1], [1, 0, 1]]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.spec.stats import FAULT_KINDS
 from stepmill.testing.envs import CountingEnv, ImageEnv
 from stepmill.testing.faulty import RaisingEnv
@@ -72,7 +73,7 @@ def test_the_time_of_workers_and_learner_is_divided_without_rest(where):
     with busy_pool(where) as pool:
         play(pool, 20)
         stats = pool.stats()
-        owner = stats.workers[pool.worker_of[1]]
+        owner = stats.workers[PoolPort(pool).worker_of[1]]
     assert owner.step_s >= 20 * BUSY_S
     assert owner.reset_s >= 2 * BUSY_S
     assert owner.step_s + owner.reset_s + owner.publish_s + owner.wait_s <= stats.elapsed_s

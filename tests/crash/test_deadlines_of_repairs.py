@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from stepmill.testing.gates import Gate, wait_at
 from tests.chaos import ChaosEnv
 from tests.chaos.envs import CLOCK
@@ -85,8 +86,8 @@ def assert_times_out(wait: Callable[[], object]) -> None:
 def send_and_recv(pool: stepmill.Pool, wait: str) -> Callable[[], Any]:
     """Send actions 3 to all envs; return what waits for their results."""
     if wait == "step_wait":
-        pool.step_async(np.full(NUM_ENVS, 3))
-        return partial(pool.step_wait, timeout_s=TIMEOUT_S)
+        PoolPort(pool).step_async(np.full(NUM_ENVS, 3))
+        return partial(PoolPort(pool).step_wait, timeout_s=TIMEOUT_S)
     pool.send(np.full(NUM_ENVS, 3))
     return partial(pool.recv, NUM_ENVS, timeout_s=TIMEOUT_S)
 

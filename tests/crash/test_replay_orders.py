@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 from tests.chaos import ChaosEnv
 from tests.harness.pools import kill_worker
 
@@ -144,11 +145,11 @@ def test_a_reset_of_an_exhausted_env_whose_worker_died_leaves_its_neighbour_to_t
         pool.reset(seed=0)
         while not pool.exhausted[0]:  # the shortest episodes; worker 0 has envs 0 and 1
             pool.step([1] * NUM_ENVS)
-        before = pool.num_ended.tolist()
+        before = PoolPort(pool).num_ended.tolist()
         kill_worker(pool)
 
         pool.reset(env_ids=[0])
         batch = pool.step([1] * NUM_ENVS)
 
         assert batch.truncated.tolist() == [False, on_fault == "truncate", False, False]
-        assert pool.num_ended.tolist() == [0, before[1] + (on_fault == "truncate"), *before[2:]]
+        assert PoolPort(pool).num_ended.tolist() == [0, before[1] + (on_fault == "truncate"), *before[2:]]

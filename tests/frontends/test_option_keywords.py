@@ -37,16 +37,11 @@ def test_a_manager_of_di_engine_gives_its_pool_the_options_that_it_has_no_settin
 
 @pytest.mark.parametrize("make", [AsyncSubprocessEnvManager, supervisor_of])
 def test_options_that_are_settings_by_another_name_are_those_settings(make):
-    manager = make(ding_envs(2), num_workers=1, tuning={"linger_s": 0.1}, step_timeout_s=33, copy=False)
+    manager = make(ding_envs(2), num_workers=1, step_timeout_s=33, copy=False)
     try:
         manager.launch()
         options = manager._client.pool.options
-        assert (options.num_workers, options.tuning.linger_s, options.step_timeout_s, options.copy) == (
-            1,
-            0.1,
-            33,
-            False,
-        )
+        assert (options.num_workers, options.step_timeout_s, options.copy) == (1, 33, False)
     finally:
         manager.close()
 

@@ -119,7 +119,7 @@ MONITOR = """
     from stepmill.testing import CountingEnv
     pool = stepmill.Pool([CountingEnv] * 2)
     pool.reset(seed=0)
-    with pool.monitor(interval_s=0.01):
+    with stepmill.monitor(pool, interval_s=0.01):
         for _ in range(5):
             pool.step([1, 1])
     pool.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stepmill
+from stepmill.pool.port import PoolPort
 
 pytest.importorskip("numba")
 
@@ -182,7 +183,7 @@ def test_a_pool_can_be_closed_while_another_thread_steps_it() -> None:
     def step() -> None:
         with contextlib.suppress(stepmill.ClosedPoolError):
             while True:
-                pool.step_fast(np.ones(20_000, np.int64))
+                PoolPort(pool).step_fast(np.ones(20_000, np.int64))
                 is_at_work.set()
 
     thread = threading.Thread(target=step)

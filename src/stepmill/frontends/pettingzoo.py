@@ -27,6 +27,7 @@ from stepmill.frontends.batch_rows import stack_rows, view_row
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import OMITTED, merge, rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.resets import Options, Seed
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
@@ -208,7 +209,7 @@ class AgentVectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
     def _describe(self, spec: EnvSpec) -> None:
         pairs = [
             (own[0][agent], own[1][agent])
-            for own in map(_spaces_by_agent, self._pool.env_specs)
+            for own in map(_spaces_by_agent, PoolPort(self._pool).env_specs)
             for agent in spec.agents
         ]
         if any(pair != pairs[0] for pair in pairs):

@@ -25,6 +25,7 @@ from stepmill.backends.ray.cluster import CHECK_S, PlaceSearch
 from stepmill.frontends.rollout import Policy, Rollout, RolloutBatch
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.pool.resets import Seed, spread_seed
 from stepmill.spec.closing import CloseAtEnd
 from stepmill.spec.errors import ClosedPoolError, RecvTimeout, StepmillError, UsageError, WorkerDied
@@ -188,7 +189,7 @@ class RayRollout(CloseAtEnd):
             if name not in ("backend", "num_workers", "envs_per_worker", "ray")
         }
         rollout = cls(
-            pool.env_fns,
+            PoolPort(pool).env_fns,
             num_steps,
             policy=policy,
             seed=seed,

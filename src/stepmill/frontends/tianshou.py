@@ -22,6 +22,7 @@ from stepmill.frontends.gymnasium.spaces import SpacePair, read_spaces
 from stepmill.pool.arguments import checked_fns
 from stepmill.pool.infos import rows_of
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.spec.batch import Batch
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.errors import MissingExtraError, RecvTimeout, UsageError
@@ -80,7 +81,7 @@ class StepmillVectorEnv(BaseVectorEnv):
         chosen = replace(merge_options(options, keywords), autoreset_mode=AutoresetMode.DISABLED, episode_stats=False)
         self._pool = Pool(env_fns, options=chosen)
         with close_on_error(self._pool.close):
-            self._spaces: list[SpacePair] = read_spaces(self._pool.env_specs, allows_vectors=True)
+            self._spaces: list[SpacePair] = read_spaces(PoolPort(self._pool).env_specs, allows_vectors=True)
             if isinstance(self._spaces[0][0], spaces.Tuple):
                 raise TypeError("Tuple observation space is not supported. Please change it to array or dict space")
             if self._pool.spec.is_batched:

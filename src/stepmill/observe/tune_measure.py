@@ -12,7 +12,8 @@ from typing import Any
 from stepmill.observe.catalog import batch_actions
 from stepmill.observe.process_usage import scheduled_seconds
 from stepmill.observe.tune_choice import Configuration, EnvProfile
-from stepmill.pool.pool import Pool, StepTuple
+from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort, StepTuple
 from stepmill.spec.closing import close_on_error
 from stepmill.spec.env import EnvSpec
 from stepmill.spec.errors import StepmillError
@@ -59,6 +60,7 @@ class PoolRunner:
         self._learner_s = subject.learner_s
         self._batch_size = configuration.batch_size
         self.pool = Pool([make] * (num_envs + configuration.spare_envs), options=_options(configuration, subject))
+        self._port = PoolPort(self.pool)
         with close_on_error(self.pool.close):
             num_rows = (self._batch_size or num_envs) * self.pool.spec.batch_size
             space = batch_actions(self.pool.single_action_space, num_rows, 0)
@@ -94,7 +96,7 @@ class PoolRunner:
 
     def step(self) -> StepTuple:
         """Step all envs."""
-        return self.pool.step_fast(self._draw())
+        return self._port.step_fast(self._draw())
 
     def _draw(self) -> object:
         self._next += 1

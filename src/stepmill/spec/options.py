@@ -136,7 +136,6 @@ class Tuning(Record):
     Attributes:
         slots: how many result slots there are for observations that are lent.
         spin_us: upper bound of spinning before parking; 0 never spins; None lets the engine choose.
-        linger_s: when enough envs are ready, wait this much longer for more.
         timers_every: measure one in this many of the outermost timers of `stepmill.timers` in the workers; 0 is none.
     """
 
@@ -144,7 +143,6 @@ class Tuning(Record):
 
     slots: int = count(4, 1)
     spin_us: float | None = amount(None, may_be_zero=True)
-    linger_s: float = amount(0.0, may_be_zero=True)
     timers_every: int = count(0)
 
 

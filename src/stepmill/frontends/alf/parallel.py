@@ -15,6 +15,7 @@ from stepmill.frontends.alf.handles import EnvHandle, Promise, call_one
 from stepmill.frontends.alf.nests import check_actions, converter, fields_converter, with_attributes, with_local_classes
 from stepmill.frontends.alf.specs import AlfSpecs, HasSpecs, check_specs
 from stepmill.pool.pool import Pool
+from stepmill.pool.port import PoolPort
 from stepmill.spec.closing import CloseAtEnd, close_on_error
 from stepmill.spec.errors import BusyEnvError, ClosedPoolError, SpecMismatch, StepmillError, UsageError
 from stepmill.spec.options import Context, PoolOptions
@@ -102,7 +103,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         handles = [EnvHandle(self._pool, env_id, specs) for env_id, specs in enumerate(self._all_specs)]
         self._envs, self._spare_envs = handles[: self._pool.num_envs], handles[self._pool.num_envs :]
         self._prepare(self._as_leaf, self._move_leaf)
-        self._step_obs = self._pool.step_obs
+        self._step_obs = PoolPort(self._pool).step_obs
 
     def _prepare(self, as_leaf: Convert | None, move: Convert | None) -> None:
         """Set how TimeSteps are built: `as_leaf` converts each array, and `move` copies a tensor to another device."""
@@ -115,7 +116,7 @@ class FastParallelEnvironment(CloseAtEnd, HasSpecs):
         assert isinstance(slot, Leaf)
         slots = np.arange(self._batch_size, dtype=slot.dtype)
         has_own = type(self)._to_tensor is not FastParallelEnvironment._to_tensor
-        self._pool.set_observation_format(
+        PoolPort(self._pool).set_observation_format(
             node,
             wrap=None if has_own else as_leaf,
             given={len(leaves(TupleNode(node.children[:place]))): slots},
@@ -318,7 +319,8 @@ def _start(makers: Sequence[AlfEnvMaker], options: PoolOptions, num_reload: int)
     except StepmillError as error:
         raise errors.as_runtime_error(error) from error
     with close_on_error(pool.close):
-        all_specs = [AlfSpecs.of(spec) for spec in (*pool.env_specs, *pool.spare_specs)]
+        port = PoolPort(pool)
+        all_specs = [AlfSpecs.of(spec) for spec in (*port.env_specs, *port.spare_specs)]
         _check_batches(all_specs, num_reload)
     logger.info("All processes started.")
     return pool, all_specs

@@ -108,7 +108,6 @@ def with_defaults(cfg: Mapping[str, Any] | None, config: Mapping[str, Any]) -> C
 _SETTING_OF_OPTION = {
     "context": "context",
     "copy": "copy_on_get",
-    "tuning.linger_s": "linger",
     "num_episodes": "episode_num",
     "num_workers": "num_workers",
     "reset_timeout_s": "reset_timeout",

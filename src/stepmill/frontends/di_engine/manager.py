@@ -36,7 +36,7 @@ class Manager(EnvLifecycle, EnvCalls):
     Args:
         env_fn: functions that make the envs, DI-engine's or Gymnasium's; each runs in the worker that owns the env.
         cfg: settings; those that are missing have the class's defaults.
-        **keywords: fields of PoolOptions by name; those that are also settings (`step_timeout_s`, `linger_s`, `copy`) take
+        **keywords: fields of PoolOptions by name; those that are also settings (`step_timeout_s`, `copy`) take
             precedence over `cfg`. Those that a manager sets itself are refused.
     """
 

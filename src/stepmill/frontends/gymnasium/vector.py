@@ -97,9 +97,12 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         # [N] bool, while the rest of a failed step is pending: rows whose results of that step are kept.
         self._kept: NDArray[np.bool_] | None = None
         self._pool = self._open(env_fns, chosen)
+        from stepmill.pool.port import PoolPort  # as late as the pool
+
+        self._port = PoolPort(self._pool)
         with close_on_error(self._pool.close):
-            self._describe(self._pool.spec, self._pool.env_specs)
-        self._step_fast = self._pool.step_fast
+            self._describe(self._pool.spec, self._port.env_specs)
+        self._step_fast = self._port.step_fast
         self._waiting = _Waiting.NOTHING
 
     @staticmethod
@@ -169,7 +172,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         """
         self._check_idle("step_async")
         try:
-            self._pool.step_async(actions)
+            self._port.step_async(actions)
         except UsageError as exc:
             self._step_rest(actions, exc)
         self._waiting = _Waiting.STEP
@@ -200,7 +203,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
 
     def _read_step(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the results of a step; mark those that are kept from a failed step."""
-        obs, reward, terminated, truncated, infos = self._pool.step_wait(timeout_s=timeout_s)
+        obs, reward, terminated, truncated, infos = self._port.step_wait(timeout_s=timeout_s)
         kept, self._kept = self._kept, None
         if kept is not None:
             infos = {**infos, "kept": kept, "_kept": kept.copy()}
@@ -237,7 +240,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         mask, rest = read_options(options, self.num_envs)
         if mask is not None:
             self._pool.reset_async(seed=seed, options=rest, mask=mask, persist_options=persist_options)
-            return self._pool.reset_wait()
+            return self._port.reset_wait()
         batch = self._pool.reset(seed=seed, options=rest, persist_options=persist_options)
         return batch.obs, batch.info
 
@@ -258,7 +261,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         Raises:
             WaitTimeout: the envs did not finish in time. No result is lost; call reset_wait() again.
         """
-        result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._pool.reset_wait, timeout)
+        result: tuple[Any, dict[str, Any]] = self._wait(_Waiting.RESET, self._port.reset_wait, timeout)
         return result
 
     # ---- everything slow -------------------------------------------------------------------------------------------
@@ -386,7 +389,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, NDArray[Any]]):
         if self._waiting is _Waiting.CLOSED:
             self._refuse(f"{kind.value}_wait")
         # An interrupted step() also has results to wait for.
-        was_interrupted = kind is _Waiting.STEP and self._waiting is _NOTHING and self._pool.has_results_of_all
+        was_interrupted = kind is _Waiting.STEP and self._waiting is _NOTHING and self._port.has_results_of_all
         if self._waiting is not kind and not was_interrupted:
             raise NothingPendingError(f"no {kind.value} is pending; begin one with {kind.value}_async()", kind.value)
         is_over = True
