@@ -63,6 +63,8 @@ _COUNTS: dict[str, tuple[int, bool]] = {
     "spare_envs": (0, False),
     "replay_log_bytes": (0, False),
     "worker_threads": (1, True),
+    "recycle_after_episodes": (1, True),
+    "recycle_above_mb": (1, True),
     "timers_every": (0, False),
 }
 # name: (whether 0 is allowed, whether None is allowed)
@@ -108,6 +110,8 @@ class EngineKeywords(TypedDict, total=False):
     restart_window_s: float
     max_env_errors: int
     max_restarts_total: int | None
+    recycle_after_episodes: int | None
+    recycle_above_mb: int | None
     reset_retries: int
     reset_retry_in: RetryIn | Literal["same", "new"]
     reset_retry_wait_s: float
@@ -161,6 +165,8 @@ class PoolOptions:
         max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
         max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
         max_restarts_total: how many restarts are made in the pool's life; None is no limit.
+        recycle_after_episodes, recycle_above_mb: restart a worker process, while none of its envs is in an episode, after this
+            many episodes of its envs together, and when its resident memory exceeded this many MiB at the end of one.
         reset_retries, reset_retry_in, reset_retry_wait_s: how often, where, and how long after a failed reset it is
             tried again.
         spare_envs: how many of the envs, counted from the last, are kept freshly reset to replace an env whose episode
@@ -206,6 +212,8 @@ class PoolOptions:
     restart_window_s: float = 60.0
     max_env_errors: int = 100
     max_restarts_total: int | None = None
+    recycle_after_episodes: int | None = None
+    recycle_above_mb: int | None = None
     reset_retries: int = 0
     reset_retry_in: RetryIn = RetryIn.SAME
     reset_retry_wait_s: float = 0.1
@@ -258,12 +266,18 @@ class PoolOptions:
         check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
         self._check_replay()
         self._check_spares()
+        self._check_recycling()
 
     @classmethod
     def default_of(cls, name: str) -> object:
         """Return the default of an option."""
         option = cls.__dataclass_fields__[name]
         return option.default if option.default_factory is MISSING else option.default_factory()
+
+    @property
+    def recycles(self) -> bool:
+        """Whether workers are restarted between episodes."""
+        return self.recycle_after_episodes is not None or self.recycle_above_mb is not None
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -315,6 +329,21 @@ class PoolOptions:
             raise UsageError(
                 "spare_envs does not work with autoreset_mode SAME_STEP: its results already hold the next episode's first "
                 "observation, and which spare env that comes from would depend on timing; use NEXT_STEP"
+            )
+
+    def _check_recycling(self) -> None:
+        if not self.recycles:
+            return
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
+            raise UsageError(
+                "recycle_after_episodes and recycle_above_mb need on_fault='replay' with autoreset_mode SAME_STEP: you have the "
+                "first observation of the next episode already, so the new process must repeat its reset; give on_fault='replay' "
+                "and seeding='per_episode', or use NEXT_STEP"
+            )
+        if self.spare_envs and self.seeding is Seeding.CONTINUE:
+            raise UsageError(
+                "recycle_after_episodes and recycle_above_mb need seeding='per_episode' or 'fixed' with spare_envs, so that a "
+                "rebuilt env begins the episode that its predecessor would have begun; give one of the two"
             )
 
 

@@ -98,6 +98,7 @@ class WorkerStats:
         steps, resets: calls of the envs.
         reset_retries: repeated attempts of resets.
         restarts, deaths: how often it was replaced, and how often it died or was given up.
+        recycles: how many restarts were those of `recycle_after_episodes` and `recycle_above_mb`.
         current: the env object whose command runs now; None if none does.
         is_dead: whether it is dead now.
     """
@@ -113,6 +114,7 @@ class WorkerStats:
     reset_retries: int
     restarts: int
     deaths: int
+    recycles: int
     current: int | None
     is_dead: bool
 
@@ -123,7 +125,9 @@ class WorkerStats:
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
         """Return the counts since an earlier state of the same worker."""
-        found = _since(self, earlier, "step_s reset_s publish_s wait_s steps resets reset_retries restarts deaths")
+        found = _since(
+            self, earlier, "step_s reset_s publish_s wait_s steps resets reset_retries restarts deaths recycles"
+        )
         return replace(found, publish_s=max(0.0, found.publish_s))
 
 
