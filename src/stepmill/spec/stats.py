@@ -98,9 +98,9 @@ class WorkerStats:
         steps, resets: calls of the envs.
         reset_retries: repeated attempts of resets.
         restarts, deaths: how often it was replaced, and how often it died or was given up.
-        recycles: how many restarts were those of `recycle_after_episodes` and `recycle_above_mb`.
         current: the env object whose command runs now; None if none does.
         is_dead: whether it is dead now.
+        recycles: how many restarts were those of `recycle_after_episodes` and `recycle_above_mb`.
     """
 
     worker: int
@@ -114,9 +114,9 @@ class WorkerStats:
     reset_retries: int
     restarts: int
     deaths: int
-    recycles: int
     current: int | None
     is_dead: bool
+    recycles: int = 0
 
     @property
     def busy_s(self) -> float:
