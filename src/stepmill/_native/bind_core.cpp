@@ -222,7 +222,7 @@ nb::dict counter_offsets() {
                                              {"num_spares_used", offsetof(LearnerCounters, num_spares_used)}, {"num_spares_waited", offsetof(LearnerCounters, num_spares_waited)}});
     add("env", sizeof(EnvCounters), {{"num_faults", offsetof(EnvCounters, num_faults)}, {"num_spares", offsetof(EnvCounters, num_spares)}});
     add("learner_words", sizeof(LearnerWords), {{"pid", offsetof(LearnerWords, pid)}, {"num_restarts", offsetof(LearnerWords, num_restarts)},
-                                                {"num_deaths", offsetof(LearnerWords, num_deaths)}, {"dead", offsetof(LearnerWords, dead)}});
+                                                {"num_deaths", offsetof(LearnerWords, num_deaths)}, {"num_recycles", offsetof(LearnerWords, num_recycles)}, {"dead", offsetof(LearnerWords, dead)}});
     add("worker", sizeof(WorkerWords), {{"current", offsetof(WorkerWords, current)}, {"running", offsetof(WorkerWords, running)}, {"busy_ns", offsetof(WorkerWords, busy_ns)},
                                         {"wait_ns", offsetof(WorkerWords, wait_ns)}, {"num_steps", offsetof(WorkerWords, num_steps)},
                                         {"num_resets", offsetof(WorkerWords, num_resets)}, {"num_retries", offsetof(WorkerWords, num_retries)}});

@@ -58,6 +58,7 @@ Decision PoolState::prepare(nb::handle object) {
         case Decision::Kind::BEGIN_RESTART:
             decision.is_death = nb::cast<bool>(object.attr("is_death"));
             decision.is_replayed = nb::cast<bool>(object.attr("is_replayed"));
+            decision.is_recycling = nb::cast<bool>(object.attr("is_recycling"));
             decision.info = object.attr("info");
             if (decision.info.is_none()) decision.info.reset();
             for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.is_replayed ? make_replay(id) : nullptr);

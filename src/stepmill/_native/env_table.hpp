@@ -60,6 +60,7 @@ struct alignas(CACHE_LINE) EnvRecord {
     std::uint8_t target = 0;     // slot that the outstanding command writes to
     PendingCommand command;
     bool has_seed = false;       // of the last explicit reset
+    bool is_recycled = false;    // its object is new, and its generator does not continue: the next reset has a seed if there ever was one
     std::uint32_t server = 0;
     const std::uint32_t* ticket = nullptr;  // of its server's newest command
     const Word* done = nullptr;

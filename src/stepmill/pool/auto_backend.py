@@ -35,5 +35,5 @@ def begin_start(env_fns: Sized, options: PoolOptions) -> None:
         if choice is BackendName.AUTO:
             choice = auto_backend(len(env_fns), num_workers=options.num_workers)
         if choice is BackendName.PROCESS:
-            environ = options.workers.env if isinstance(options.worker_env, Mapping) else {}
+            environ = options.workers.env if isinstance(options.workers.env, Mapping) else {}
             prepare_starter(options.context, environ, options.workers.threads)

@@ -168,11 +168,13 @@ class BeginRestart(WorkerDecision):
         is_replayed: the envs are suspended until their episodes were replayed.
         info: the `info["fault"]` of idle envs, whose next step is cut short; None: no idle env loses its episode.
         is_death: counts as a death of the worker.
+        is_recycling: none of its envs is in an episode, and none of their results is lost.
     """
 
     is_replayed: bool
     info: Mapping[str, str] | None
     is_death: bool = False
+    is_recycling: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from stepmill import _native
-from stepmill.backends.base import Backend
+from stepmill.backends.base import Backend, worker_died_error
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
     BeginRestart,
@@ -33,7 +33,7 @@ from stepmill.pool.replays import Effect, Replays
 from stepmill.pool.workers import DEAD, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvError, EnvTimeout, StepmillError, WorkerDied, add_clause, join_errors
 from stepmill.spec.notices import warn
-from stepmill.spec.options import OnFault, PoolOptions
+from stepmill.spec.options import AutoresetMode, OnFault, PoolOptions
 from stepmill.spec.received import EnvFault, faults_by_env
 from stepmill.worker.messages import WorkerPlan
 
@@ -64,6 +64,7 @@ class Recovery:
         self._num_absorbed: Counter[int] = Counter()
         self._env_policy = POLICIES[OnFault(options.restarts.on_raise or options.on_fault)]
         self.policy = self.workers.policy = POLICIES[options.on_fault]  # for deaths
+        self._repeats_resets = options.autoreset_mode is AutoresetMode.SAME_STEP
         self._after_apply: list[Effect] = []
         self.replays: Replays | None = None
         if any(isinstance(policy, ReplayPolicy) for policy in (self.policy, self._env_policy)):
@@ -345,10 +346,33 @@ class Recovery:
     # ---- called by other methods ----------------------------------------------------------------------------------------
 
     def handle_dead_workers(self, workers: Iterable[int]) -> None:
-        """Handle workers that `send` found dead. Nothing was sent."""
+        """Handle workers that `send` found dead or due to be recycled. Nothing was sent."""
         self.workers.record_deaths()
         for worker in workers:
-            self.handle_death(worker)
+            if self.workers.state_of(worker) is WorkerState.SERVING:
+                self._recycle(worker)
+            else:
+                self.handle_death(worker)
+
+    def _recycle(self, worker: int) -> None:
+        """Restart a worker none of whose envs is in an episode. Under SAME_STEP the resets that began episodes are replayed."""
+        workers = self.workers
+        restart = BeginRestart(
+            worker,
+            workers.record_of(worker).generation,
+            self._repeats_resets,
+            None if self._repeats_resets else {},
+            is_recycling=True,
+        )
+        if self.replays is not None:
+            self.replays.drop(workers.views_of(worker))
+            if not restart.is_replayed:
+                self.replays.restart_log(worker)
+        workers.record_cause(
+            worker, worker_died_error(worker, workers.envs_of(worker), None, hint="", cause="was recycled")
+        )
+        workers.plan_restart(restart, before=workers.end_gently(worker))
+        self.carry_out([restart])
 
     def handle_death(self, worker: int) -> None:
         """Handle the death of a worker that no command has met."""

@@ -23,6 +23,7 @@ class Revival:
         self.recovery = recovery
         self.workers = recovery.workers
         self.pump = Pump(recovery, options)
+        self._recycles = options.restarts.recycles
 
     @property
     def _state(self) -> _native.PoolState:
@@ -159,12 +160,12 @@ class Revival:
     # ---- before a call ------------------------------------------------------------------------------------------------
 
     def wait_until_rebuilt(self, workers: Iterable[int], timeout_s: float | None) -> None:
-        """Wait until replays have rebuilt the envs of these workers.
+        """Wait until replays have rebuilt the envs of these workers, and until those that are recycled serve again.
 
         Raises:
             EnvTimeout: the envs were not rebuilt within `timeout_s`.
         """
-        if self.recovery.replays is None:
+        if self.recovery.replays is None and not self._recycles:
             return
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in sorted(set(workers)):
@@ -186,6 +187,7 @@ class Revival:
                 recovery.handle()
                 if workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
                     recovery.handle_death(worker)
-        is_restarting = is_replayed and workers.state_of(worker) is WorkerState.RESTARTING
+        is_awaited = is_replayed or workers.record_of(worker).is_recycling
+        is_restarting = is_awaited and workers.state_of(worker) is WorkerState.RESTARTING
         is_suspended = any(view.is_suspended for view in workers.views_of(worker))
         return bool(recovery.faults) or not (is_restarting or is_suspended)

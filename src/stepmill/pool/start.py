@@ -43,6 +43,7 @@ from stepmill.worker.signals import defer_signals
 
 EnvFn = Callable[[], object]
 
+NO_LIMIT = (1 << 64) - 1
 CLOSE_TIMEOUT_S = 1.5  # how long workers may take to close their envs before they are killed
 INTERRUPTED_CLOSE_TIMEOUT_S = 0.4  # the same after Ctrl-C, when close() must take less than a second
 
@@ -157,6 +158,7 @@ def start_pool(env_fns: Sequence[EnvFn], options: PoolOptions, resources: PoolRe
         backend = KernelBackend(worker_settings(options), count_threads(len(env_fns), options), options.step_timeout_s)
     else:
         backend = make_backend(choice, options)
+    _check_recycling(backend, choice, options)
     if choice is BackendName.ENVPOOL and traits_of(backend).is_inline:
         _warn_unused(choice, options, _WITHOUT_EFFECT[BackendName.SERIAL])
     try:
@@ -298,6 +300,14 @@ def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
         )
 
 
+def _check_recycling(backend: Backend, choice: BackendName | Backend, options: PoolOptions) -> None:
+    if options.restarts.recycles and not traits_of(backend).can_restart_living:
+        raise UsageError(
+            f"restarts.recycle_after_episodes and restarts.recycle_above_mb restart worker processes, and the backend {_name(choice)} has none; "
+            "use backend='process', or leave them out"
+        )
+
+
 def _name(choice: BackendName | Backend) -> str:
     return repr(choice.value) if isinstance(choice, BackendName) else type(choice).__name__
 
@@ -417,6 +427,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         start_timeout_s=options.start.timeout_s,
         call_timeout_s=options.workers.call_timeout_s,
         show_progress=options.start.show_progress,
+        measures_memory=options.restarts.recycle_above_mb is not None,
         has_trace=options.crash_dir is not None,
     )
 
@@ -488,5 +499,7 @@ def _state_settings(
         "describe_unreadable": describe_unreadable,
         "event_types": events,
         "num_episodes": options.num_episodes or 0,
+        "recycle_episodes": options.restarts.recycle_after_episodes or NO_LIMIT,
+        "recycle_bytes": (options.restarts.recycle_above_mb or 0) << 20 or NO_LIMIT,
         "log_limit_bytes": options.restarts.replay_log_bytes if has_log(options) else 0,
     }

@@ -39,11 +39,13 @@ from stepmill.pool.settings import AppliedSettings
 from stepmill.spec.errors import ClosedPoolError, EngineBug, StepmillError, WorkerDied
 from stepmill.spec.options import PoolOptions
 from stepmill.worker.channel import wait_ready
-from stepmill.worker.messages import Request, WorkerPlan, WorkerReport
+from stepmill.worker.messages import Request, RequestKind, WorkerPlan, WorkerReport
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 JOIN_S = 1.0  # how long close() waits for a restart that it has just interrupted
+END_S = 1.5  # how long a worker that is recycled may take to close its envs
+END_ID = -(1 << 60)  # of the request that ends a worker
 
 
 class WorkerState(enum.Enum):
@@ -167,6 +169,7 @@ class WorkerRecord:
         task: its current or last restart.
         settings: to re-apply to its envs.
         is_replayed: whether the episodes of its envs are replayed after the restart.
+        is_recycling: whether the restart is one between episodes.
         is_retried: whether another restart follows one that fails.
     """
 
@@ -179,6 +182,7 @@ class WorkerRecord:
     error: StepmillError | None = None
     task: RestartTask | None = None
     is_replayed: bool = False
+    is_recycling: bool = False
     is_retried: bool = False
 
 
@@ -375,7 +379,21 @@ class WorkerSupervisor:
         record = self._records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
         record.is_replayed, record.is_retried = decision.is_replayed, is_retried
+        record.is_recycling = decision.is_recycling
         record.task = self._make_task(record, delay_s, before)
+
+    def end_gently(self, worker: int) -> Callable[[], object]:
+        """Return a function that lets a living worker reply to its requests, close its envs and end, within limits of time."""
+
+        def end() -> None:
+            with contextlib.suppress(StepmillError):  # it has died, hangs, or the pool was closed
+                self._backend.call({worker: Request(END_ID, RequestKind.END, (0,), (0,), None)})[0].result()
+            deadline, monitor = time.monotonic() + END_S, self._traits.monitor
+            while monitor is not None and time.monotonic() < deadline:
+                if wait_ready({monitor.pidfds[worker]: select.POLLIN}, deadline):
+                    return
+
+        return end
 
     def start_restart(self, worker: int) -> None:
         """Start the thread of a planned restart."""

@@ -54,6 +54,8 @@ class Restarts(Record):
         on_raise: what happens to an env that raised or returned a bad value while its worker is alive; None is on_fault.
         max_restarts, restart_window_s: how many restarts per worker and time window are made before a fault is raised.
         max_env_errors: how many errors of one env in restart_window_s are handled before the next is raised.
+        recycle_after_episodes, recycle_above_mb: restart a worker process, while none of its envs is in an episode, after this
+            many episodes of its envs together, and when its resident memory exceeded this many MiB at the end of one.
         replay_log_bytes: memory for the log that `on_fault="replay"` needs, for the whole pool.
     """
 
@@ -63,7 +65,14 @@ class Restarts(Record):
     max_restarts: int = count(10)
     restart_window_s: float = amount(60.0)
     max_env_errors: int = count(100)
+    recycle_after_episodes: int | None = count(None, 1)
+    recycle_above_mb: int | None = count(None, 1)
     replay_log_bytes: int = count(64 * _MIB)
+
+    @property
+    def recycles(self) -> bool:
+        """Whether workers are restarted between episodes."""
+        return self.recycle_after_episodes is not None or self.recycle_above_mb is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +250,7 @@ class PoolOptions(Record):
         check_ray(self.ray, is_chosen=self.backend is BackendName.RAY, is_forked=self.context is Context.FORK)
         self._check_replay()
         self._check_spares()
+        self._check_recycling()
 
     def _check_workers(self) -> None:
         if self.num_workers is not None and self.envs_per_worker is not None:
@@ -283,6 +293,21 @@ class PoolOptions(Record):
             raise UsageError(
                 "resets.spare_envs does not work with autoreset_mode SAME_STEP: its results already hold the next episode's first "
                 "observation, and which spare env that comes from would depend on timing; use NEXT_STEP"
+            )
+
+    def _check_recycling(self) -> None:
+        if not self.restarts.recycles:
+            return
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and self.on_fault is not OnFault.REPLAY:
+            raise UsageError(
+                "restarts.recycle_after_episodes and restarts.recycle_above_mb need on_fault='replay' with autoreset_mode SAME_STEP: you have the "
+                "first observation of the next episode already, so the new process must repeat its reset; give on_fault='replay' "
+                "and seeding='per_episode', or use NEXT_STEP"
+            )
+        if self.resets.spare_envs and self.seeding is Seeding.CONTINUE:
+            raise UsageError(
+                "restarts.recycle_after_episodes and restarts.recycle_above_mb need seeding='per_episode' or 'fixed' with resets.spare_envs, so that a "
+                "rebuilt env begins the episode that its predecessor would have begun; give one of the two"
             )
 
 

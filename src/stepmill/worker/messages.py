@@ -60,6 +60,7 @@ class WorkerSettings:
         reset_retries, reset_retry_wait_s: how often a worker repeats a reset that raised, and the time between attempts.
         start_timeout_s, call_timeout_s: None is no limit.
         show_progress: the learner shows on a terminal how many envs are built.
+        measures_memory: read the size of the process at the end of each episode.
         has_trace: Build comes with a further descriptor, to which a worker that crashes or hangs writes its traceback.
     """
 
@@ -78,6 +79,7 @@ class WorkerSettings:
     start_timeout_s: float | None = 120.0
     call_timeout_s: float | None = 120.0
     show_progress: bool = False
+    measures_memory: bool = False
     has_trace: bool = False
 
 
@@ -148,6 +150,7 @@ class RequestKind(IntEnum):
     SET_PROPERTY = 6  # payload (name, values)
     GET_PROPERTIES = 7  # payload None
     TIMERS = 8  # payload None: the outcome is the timers of the worker, for any of its envs
+    END = 9  # payload None: close the envs and end, after the reply
 
 
 @dataclass(frozen=True)
