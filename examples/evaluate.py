@@ -1,4 +1,4 @@
-"""Evaluates three kinds of policies: one that is told the task, one with memory, and a model of Stable-Baselines3.
+"""Evaluates three kinds of policies: one that does not know the task, one with memory, and a model of Stable-Baselines3.
 
     python examples/evaluate.py
 

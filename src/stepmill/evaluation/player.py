@@ -18,14 +18,14 @@ from stepmill.evaluation.policies import NO_EPISODE, Actor, Rows, take_rows
 from stepmill.evaluation.result import Episode
 from stepmill.evaluation.settings import EvaluateOptions
 
-_MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused for ever
+_MAX_REFUSALS = 100  # a command that is refused more often, without a fault, would be refused without end
 
 
 class Player:
     """Gives the next episode to each env that is free, and the policy's actions to each env that is ready.
 
     Args:
-        pool: envs with one row each, which reset only when they are told.
+        pool: envs with one row each, which do not reset by themselves.
         actor: the policy.
         plan: all episodes.
         todo: the ids of those that are to be played.

@@ -103,7 +103,7 @@ def adapt_policy(policy: Any, actions: gymnasium.Space[Any], num_envs: int) -> A
     """Return a function that calls a policy for some rows.
 
     Raises:
-        UsageError: it is no policy.
+        UsageError: it is not a policy.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(policy, torch.nn.Module) and not hasattr(policy, "predict"):

@@ -294,18 +294,14 @@ _BACKENDS: dict[BackendName, Callable[[WorkerSettings], Backend]] = {
 
 def _check_retries(choice: BackendName | Backend, options: PoolOptions) -> None:
     if options.resets.retries and options.resets.retry_in is RetryIn.NEW and choice in _WITHOUT_EFFECT:
-        raise UsageError(
-            f"resets.retry_in='new' needs processes, and the backend is {_name(choice)}; "
-            "use backend='process', or resets.retry_in='same'"
-        )
+        text = f"resets.retry_in='new' needs processes, and the backend is {_name(choice)}"
+        raise UsageError(f"{text}; use backend='process', or resets.retry_in='same'")
 
 
 def _check_recycling(backend: Backend, choice: BackendName | Backend, options: PoolOptions) -> None:
     if options.restarts.recycles and not traits_of(backend).can_restart_living:
-        raise UsageError(
-            f"restarts.recycle_after_episodes and restarts.recycle_above_mb restart worker processes, and the backend {_name(choice)} has none; "
-            "use backend='process', or leave them out"
-        )
+        text = "restarts.recycle_after_episodes and restarts.recycle_above_mb restart worker processes, and the backend"
+        raise UsageError(f"{text} {_name(choice)} has none; use backend='process', or leave them out")
 
 
 def _name(choice: BackendName | Backend) -> str:
@@ -419,8 +415,7 @@ def worker_settings(options: PoolOptions) -> WorkerSettings:
         worker_threads=options.workers.threads,
         affinity=common_cores(options.workers.affinity),
         timers_every=options.tuning.timers_every,
-        overlap_resets=options.resets.overlap
-        and not options.resets.spare_envs,  # with spares every reset is overlapped
+        overlap_resets=options.resets.overlap and not options.resets.spare_envs,  # with spares every reset is
         start_serially=options.start.serially,
         reset_retries=options.resets.retries if options.resets.retry_in is RetryIn.SAME else 0,
         reset_retry_wait_s=options.resets.retry_wait_s,
