@@ -24,7 +24,7 @@ _ERRORS = (
     "WorkerDied", "LauncherDied", "EnvTimeout", "RecvTimeout", "EngineBug",
 )  # fmt: skip
 PAGES = (
-    Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool",)),
+    Page("pool", "Pool", ":doc:`/POOL` describes it in full.", ("Pool", "monitor", "trace", "read_timers")),
     Page("vector_env", "VectorEnv and make_vec", "The differences to Gymnasium's classes are in :doc:`/switching/gymnasium`.", ("make_vec", "VectorEnv")),
     Page("options", "Options and states", "Each field of ``PoolOptions`` is also a keyword of ``Pool``, ``VectorEnv``, ``make_vec`` and the front-ends.", ("PoolOptions", "Restarts", "Resets", "Start", "Workers", "Tuning", "RayOptions", "AutoresetMode", "Context", "OnFault", "RetryIn", "Seeding", "EnvState")),
     Page("results", "Batch, Rollout and EnvSpec", "What a pool returns, and what it knows about an env.", ("Batch", "Received", "EnvFault", "Rollout", "RolloutBatch", "EnvSpec")),
