@@ -32,7 +32,7 @@ def test_mistakes_are_answered_in_words():
 def test_a_pool_cannot_have_options_any_more():
     with (
         stepmill.Pool([make], backend="serial", autoreset_mode="Disabled") as pool,
-        pytest.raises(UsageError, match="slots: this pool exists already"),
+        pytest.raises(UsageError, match="tuning: this pool exists already"),
     ):
         StepmillEnv(pool, tuning={"slots": 2})
 
