@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from stepmill.pool.events import BeginRestart, Decision, Replay, ReplayFailed, ServerView
+from stepmill.pool.events import BeginRestart, Decision, Remedy, Replay, ReplayFailed, ServerView
 from stepmill.pool.replays import Replays
 from stepmill.pool.workers import WorkerState
 from stepmill.spec.options import PoolOptions
@@ -50,7 +50,7 @@ def test_two_replays_that_fail_together_and_need_new_objects_restart_their_worke
 
     decisions: list[Decision] = replays.advance(failures())
 
-    assert decisions == [BeginRestart(0, 4, True, None)]
+    assert decisions == [BeginRestart(0, 4, Remedy.KEEP, {})]
 
 
 def test_replays_that_fail_and_need_no_new_objects_are_played_again_each(monkeypatch: Any) -> None:

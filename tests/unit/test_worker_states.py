@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from stepmill.pool.events import BeginRestart, Decision, ServeWorker, WorkerDied
-from stepmill.pool.policies import RaisePolicy
+from stepmill.pool.events import BeginRestart, Decision, Remedy, ServeWorker, WorkerDied
+from stepmill.pool.policies import RAISE
 from stepmill.pool.workers import TRANSITIONS, RestartTask, WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EngineBug, EnvError, UsageError
 from stepmill.spec.options import PoolOptions
@@ -78,7 +78,7 @@ class OneWorker:
     def __init__(self) -> None:
         self.state, self.backend = FakeState(), FakeBackend()
         self.supervisor = WorkerSupervisor([WorkerPlan(0, (0,), ())], cast("Any", self.backend), PoolOptions())
-        self.supervisor.policy = RaisePolicy()
+        self.supervisor.policy = RAISE
         self.supervisor.attach(cast("Any", self.state), [WorkerReport(0, 1, ())])
 
     def die(self) -> None:
@@ -89,7 +89,7 @@ class OneWorker:
         self.supervisor.mark_reported(0)
 
     def begin_restart(self, *, is_retried: bool = False) -> None:
-        restart = BeginRestart(0, self.state.num_restarts, False, None)
+        restart = BeginRestart(0, self.state.num_restarts, Remedy.CUT, {})
         self.supervisor.plan_restart(restart, is_retried=is_retried)
         self.state.apply([restart])
         self.supervisor.start_restart(0)
@@ -227,8 +227,7 @@ def test_a_restart_for_which_the_system_has_no_thread_names_the_limits(monkeypat
         1, 0.0, threading.Semaphore(), lambda: pytest.fail("it was started"), lambda: notified.append(True)
     )
     task.start()
-    assert task.is_done
     assert notified == [True]
-    assert isinstance(task.error, UsageError)
-    assert "can't start new thread" in str(task.error)
-    assert "ulimit -u" in str(task.error)
+    assert isinstance(task.result, UsageError)
+    assert "can't start new thread" in str(task.result)
+    assert "ulimit -u" in str(task.result)

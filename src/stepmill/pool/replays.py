@@ -1,7 +1,7 @@
 """Replays under way: the calls that they repeat, and the decisions that carry them on.
 
-    begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► FinishReplay
-                                            └─► ReplayDiffers, ReplayFailed: play again, or FailReplay
+    begin ─► calls before the episode ─► Replay ─► ReplayAt: calls after this step ─► ... ─► ReplayPlayed ─► ContinueReplay
+                                            └─► ReplayDiffers, ReplayFailed: play again, or Settle(CUT)
 
 The core plays the log of an episode by itself, and finishes a replay without calls. No method waits, and none calls `apply`. A worker handles
 requests in the order in which they were posted, between the commands of the core: calls that precede a command are posted before
@@ -23,14 +23,14 @@ from stepmill.pool.events import (
     ContinueReplay,
     Decision,
     Event,
-    FailReplay,
-    FinishReplay,
+    Remedy,
     Replay,
     ReplayAt,
     ReplayDiffers,
     ReplayPaused,
     ReplayPlayed,
     ServerView,
+    Settle,
 )
 from stepmill.pool.limits import RepeatedFailures
 from stepmill.pool.workers import WorkerState, WorkerSupervisor
@@ -89,7 +89,10 @@ class EpisodeReplay(RepeatedCalls):
 
 
 class Replays:
-    """The replays of a pool's envs, and the log of the calls that they repeat. Used by the pool's thread."""
+    """The replays of a pool's envs, and the log of the calls that they repeat. Used by the pool's thread.
+
+    `is_on`: whether the options ask for replays. If not, no call is logged.
+    """
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class Replays:
         self._backend = backend
         self._limit_bytes = options.replay_log_bytes
         self._rebuilds_workers = options.on_fault is OnFault.REPLAY
+        self.is_on = OnFault.REPLAY in (options.on_fault, options.on_raise)
         self._after_apply = after_apply
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
@@ -130,7 +134,7 @@ class Replays:
     def add_request(self, servers: Sequence[int], future: Future) -> None:
         """Log a request that was posted for these env objects, if it may change them."""
         request = future.request
-        if request.kind not in MODIFYING_KINDS:
+        if not self.is_on or request.kind not in MODIFYING_KINDS:
             return
         for position, view in enumerate(self._workers.state.view(servers)):
             self.log.add(view.server, request, future, position, (view.episode, view.next_place))
@@ -141,7 +145,7 @@ class Replays:
         servers = self._plans[worker].env_ids
         for server in servers:
             self.log.clear(server)
-        for request in self._workers.settings_of(servers[0]).requests(servers):
+        for request in self._workers.record_of(worker).settings.requests(servers):
             for position, place in enumerate(request.servers):
                 self.log.add(servers[place], request, None, position, (-1, 0))
         self._share_memory()
@@ -297,7 +301,7 @@ class Replays:
         if replay.num_plays >= MAX_PLAYS:
             return self._cut_short(replay, view, "it raised in between")  # at steps that had not failed before
         if self.needs_new_object(view):
-            return [BeginRestart(view.worker, record.generation, True, None)]
+            return [BeginRestart(view.worker, record.generation, Remedy.KEEP, replay.info)]
         replay.is_new = False  # the calls from before the episode have been repeated
         return self._play(replay, view)
 
@@ -310,7 +314,7 @@ class Replays:
         del self._replays[replay.env_id]
         # Calls after the pending command, which is sent again.
         self._post_later(view.server, [call for place, call in replay.placed if place > view.length])
-        return [FinishReplay(replay.env_id, view.ticket)]
+        return [ContinueReplay(replay.env_id, view.ticket)]
 
     def _cut_short(self, replay: EpisodeReplay, view: ServerView, reason: str) -> list[Decision]:
         """Cut short an episode that cannot be replayed. The object gets the calls that it misses, so that its next one can be."""
@@ -322,7 +326,7 @@ class Replays:
         del self._replays[replay.env_id]
         if view.is_logged:
             self._warn(f"env {replay.env_id} is not replayable: {reason}; its episode is cut short")
-        return [FailReplay(replay.env_id, view.ticket, {**replay.info, "not_replayable": reason})]
+        return [Settle(replay.env_id, view.ticket, Remedy.CUT, {**replay.info, "not_replayable": reason})]
 
     def drop(self, views: Iterable[ServerView]) -> None:
         """Drop the replays of a worker that is about to be restarted, or stays dead."""

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from stepmill import _native
-from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkFaulted, MarkNew
-from stepmill.pool.policies import ReplayPolicy
+from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkNew, Remedy, Settle
 from stepmill.pool.pump import Pump
 from stepmill.pool.recovery import Recovery
 from stepmill.pool.workers import DEAD, WorkerState
@@ -65,7 +64,7 @@ class Revival:
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
         exhausted = []
         # Other policies handle all envs of a worker that the reset itself finds dead.
-        if recovery.policy.reports_deaths:
+        if recovery.policy.raises:
             exhausted = [
                 env_id
                 for env_id in env_ids
@@ -143,12 +142,14 @@ class Revival:
         generation = workers.record_of(worker).generation
         faults = [event for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
         marks = [
-            MarkFaulted(each.env_id, each.ticket) for each in faults if each.worker == worker and each.env_id in env_ids
+            Settle(each.env_id, each.ticket, Remedy.RAISE, {})
+            for each in faults
+            if each.worker == worker and each.env_id in env_ids
         ]
-        if replays is not None:
-            replays.drop(workers.views_of(worker))
+        replays.drop(workers.views_of(worker))
+        if replays.is_on:
             replays.restart_log(worker)
-        restart = BeginRestart(worker, generation, False, None)
+        restart = BeginRestart(worker, generation, Remedy.CUT, {})  # after FailWorker there is no episode to cut
         workers.plan_restart(restart, is_retried=False)
         self.recovery.carry_out([*marks, FailWorker(worker, generation), restart])
 
@@ -164,7 +165,7 @@ class Revival:
         Raises:
             EnvTimeout: the envs were not rebuilt within `timeout_s`.
         """
-        if self.recovery.replays is None:
+        if not self.recovery.replays.is_on:
             return
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in sorted(set(workers)):
@@ -180,7 +181,7 @@ class Revival:
     def _is_rebuilt(self, worker: int) -> bool:
         """Whether calls can be sent to a worker, or there is an error to raise. A death that is found is handled."""
         recovery, workers = self.recovery, self.workers
-        is_replayed = isinstance(recovery.policy, ReplayPolicy)
+        is_replayed = recovery.policy.replays
         if is_replayed and workers.check_process(worker).state is WorkerState.DEAD_UNREPORTED:
             with defer_signals():
                 recovery.handle()

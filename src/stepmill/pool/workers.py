@@ -32,7 +32,7 @@ from stepmill.backends.base import (
     worker_died_error,
 )
 from stepmill.pool import events as core_events
-from stepmill.pool.events import BeginRestart, CancelRestart, Decision, ServerView, ServeWorker
+from stepmill.pool.events import BeginRestart, CancelRestart, Decision, Remedy, ServerView, ServeWorker
 from stepmill.pool.limits import FailureLimit
 from stepmill.pool.policies import FaultPolicy
 from stepmill.pool.settings import AppliedSettings
@@ -74,7 +74,7 @@ DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAIL
 
 
 class RestartTask:
-    """Restarts one worker once, in a thread of its own. The outcome is in `report` or `error` when `is_done`."""
+    """Restarts one worker once, in a thread of its own. `result`: the report of the successor, or the error; None until then."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RestartTask:
         turns: threading.Semaphore,
         start_successor: Callable[[], WorkerReport],
         notify: Callable[[], None],
-        before: Callable[[], object] = lambda: None,
+        before: Callable[[], object] | None = None,
     ) -> None:
         """Plan a restart.
 
@@ -96,52 +96,40 @@ class RestartTask:
             before: called before it waits for its turn.
         """
         self.due_s = time.monotonic() + delay_s
-        self.report: WorkerReport | None = None
-        self.error: StepmillError | None = None
+        self.result: WorkerReport | StepmillError | None = None
         self._worker = worker
         self._turns = turns
         self._start_successor = start_successor
         self._notify = notify
         self._before = before
         self._stop = threading.Event()
-        self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stepmill-restart-{worker}", daemon=True)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._done.is_set()
-
     def start(self) -> None:
-        """Start the thread. If that fails, the failure is the outcome."""
+        """Start the thread. If that fails, the failure is the result."""
         try:
             self._thread.start()
         except RuntimeError as exc:
-            self._end(too_many_workers_error(1, exc))
+            self.result = too_many_workers_error(1, exc)
+            self._notify()
 
     def _run(self) -> None:
         try:
-            self.report = self._wait_and_restart()
+            self.result = self._wait_and_restart()
         except StepmillError as error:
-            self._end(error)
+            self.result = error
         except Exception as exc:  # for example, no descriptors or no memory
-            self._end(EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}"))
-        else:
-            self._end(None)
+            self.result = EngineBug(f"worker {self._worker} could not be restarted: {type(exc).__name__}: {exc}")
+        self._notify()
 
     def _wait_and_restart(self) -> WorkerReport:
         self._stop.wait(max(0.0, self.due_s - time.monotonic()))
-        if not self._stop.is_set():
+        if self._before is not None and not self._stop.is_set():
             self._before()
         with self._turns:
             if self._stop.is_set():
                 raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
             return self._start_successor()
-
-    def _end(self, error: StepmillError | None) -> None:
-        self.error = error
-        self._done.set()
-        self._notify()
 
     def stop(self) -> None:
         """Cancel the restart if it has not begun."""
@@ -306,10 +294,6 @@ class WorkerSupervisor:
         node, cause = nodes.describe_node(worker), nodes.cause_of_death(worker)
         return worker_died_error(worker, env_ids, exit_code, hint=hint, node=node, cause=cause)
 
-    def record_cause(self, worker: int, error: StepmillError) -> None:
-        """Record why a worker died."""
-        self._records[worker].error = error
-
     def mark_reported(self, worker: int) -> None:
         """Record that the error of a dead worker is about to be raised."""
         record = self.record_of(worker)
@@ -323,7 +307,7 @@ class WorkerSupervisor:
         in `generation`.
         """
         with contextlib.suppress(ClosedPoolError):
-            if self.policy.reports_deaths and self._records[error.worker].generation == generation:
+            if self.policy.raises and self._records[error.worker].generation == generation:
                 record = self.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED:
                     self._move(record, WorkerState.DEAD_REPORTED)
@@ -367,7 +351,7 @@ class WorkerSupervisor:
         delay_s: float = 0.0,
         *,
         is_retried: bool = True,
-        before: Callable[[], object] = lambda: None,
+        before: Callable[[], object] | None = None,
     ) -> None:
         """Plan to restart a worker, dead or alive. `start_restart` must follow, once the decision is applied.
 
@@ -379,7 +363,7 @@ class WorkerSupervisor:
         """
         record = self._records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
-        record.is_replayed, record.is_retried = decision.is_replayed, is_retried
+        record.is_replayed, record.is_retried = decision.remedy is Remedy.KEEP, is_retried
         record.task = self._make_task(record, delay_s, before)
 
     def start_restart(self, worker: int) -> None:
@@ -389,7 +373,7 @@ class WorkerSupervisor:
             task.start()
 
     def _make_task(
-        self, record: WorkerRecord, delay_s: float, before: Callable[[], object] = lambda: None
+        self, record: WorkerRecord, delay_s: float, before: Callable[[], object] | None = None
     ) -> RestartTask:
         worker, state, backend, monitor = record.plan.worker, self.state, self._backend, self._traits.monitor
 
@@ -414,14 +398,15 @@ class WorkerSupervisor:
         """
         built, decisions = [], list[Decision]()
         for record in self._records:
-            task = record.task
-            if record.state is not WorkerState.RESTARTING or task is None or not task.is_done:
+            result = None if record.task is None else record.task.result
+            if record.state is not WorkerState.RESTARTING or result is None:
                 continue
-            if task.report is None:
-                decisions += self._retry(record, task)
-                continue
-            record.pid, record.task = task.report.pid, None
-            built.append(record)
+            record.task = None
+            if isinstance(result, StepmillError):
+                decisions += self._retry(record, result)
+            else:
+                record.pid = result.pid
+                built.append(record)
         return built, decisions
 
     def serve(self, record: WorkerRecord) -> Decision:
@@ -432,9 +417,8 @@ class WorkerSupervisor:
         record.generation += 1
         return ServeWorker(worker, record.generation - 1, pidfd, record.pid)
 
-    def _retry(self, record: WorkerRecord, task: RestartTask) -> list[Decision]:
-        worker = record.plan.worker
-        record.error, record.task = task.error, None
+    def _retry(self, record: WorkerRecord, error: StepmillError) -> list[Decision]:
+        worker, record.error = record.plan.worker, error
         delay_s = self.count_restart(worker) if record.is_retried else None
         if delay_s is not None:
             record.task = self._make_task(record, delay_s)

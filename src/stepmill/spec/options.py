@@ -16,6 +16,7 @@ from stepmill.spec.choices import BackendName as BackendName
 from stepmill.spec.choices import Context as Context
 from stepmill.spec.choices import EnvState as EnvState
 from stepmill.spec.choices import OnFault as OnFault
+from stepmill.spec.choices import OnFaultName as OnFaultName
 from stepmill.spec.choices import RetryIn as RetryIn
 from stepmill.spec.choices import Seeding as Seeding
 from stepmill.spec.errors import UsageError
@@ -102,8 +103,8 @@ class EngineKeywords(TypedDict, total=False):
     spin_us: float | None
     seeding: Seeding | Literal["continue", "per_episode", "fixed"]
     num_episodes: int | None
-    on_fault: OnFault | Literal["raise", "truncate", "replay"]
-    on_raise: OnFault | Literal["raise", "truncate", "replay"] | None
+    on_fault: OnFault | OnFaultName
+    on_raise: OnFault | OnFaultName | None
     max_restarts: int
     restart_window_s: float
     max_env_errors: int
