@@ -261,7 +261,7 @@ def test_a_large_info_that_was_published_outlives_its_worker() -> None:
         while len(pool.ready_ids) < 2:
             os.sched_yield()
         kill_worker(pool)
-        restart = BeginRestart(0, 0, Remedy.CUT, {})
+        restart = BeginRestart(0, 0, Remedy.RAISE, {})
         pool._recovery.workers.plan_restart(restart)
         pool._recovery.carry_out([restart])
         await_restart(pool, 0)

@@ -17,6 +17,11 @@ class FakeWorkers:
     can_restart_living = True
     state = WorkerState.SERVING
     generation = 4
+    plan = WorkerPlan(0, (0, 1), ())
+
+    @property
+    def records(self) -> list[FakeWorkers]:
+        return [self]
 
     def view_of(self, env_id: int) -> ServerView:
         return ServerView(env_id, 0, env_id, 7, "PAUSED", True, 1, 3, 0, True, False, False)
@@ -28,7 +33,6 @@ class FakeWorkers:
 def begin_two() -> Replays:
     replays = Replays(
         cast("Any", FakeWorkers()),
-        [WorkerPlan(0, (0, 1), ())],
         cast("Any", None),
         PoolOptions(on_fault="replay", seeding="per_episode"),
         after_apply=[],

@@ -300,7 +300,7 @@ void PoolState::mark_lost_late(const Ids& ids) {
 void PoolState::begin_restart(Decision& decision) {
     slab_->workers[decision.id]->num_deaths += decision.is_death;
     const bool is_replayed = decision.cut.remedy == Remedy::KEEP;
-    if (!is_replayed) mark_lost(decision.ids, decision.cut);
+    if (!is_replayed && decision.cut.remedy != Remedy::RAISE) mark_lost(decision.ids, decision.cut);
     commands_.begin_restart(decision.id);
     for (const std::uint32_t server : slab_->plan.servers[decision.id]) {
         const std::uint32_t id = spares_.env_of(server);

@@ -163,7 +163,8 @@ class BeginRestart(WorkerDecision):
     """Commands for the worker's envs wait for its successor.
 
     Attributes:
-        remedy: of the episodes of its envs: those of idle envs are cut by their next step, or all are replayed after the restart.
+        remedy: of the episodes of its envs. CUT, MASK: those of idle envs, by their next step. KEEP: all are replayed after the restart.
+            RAISE: none is lost, because FailWorker came before.
         info: as of Settle, of idle envs.
         is_death: counts as a death of the worker.
     """

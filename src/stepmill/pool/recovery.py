@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from stepmill import _native
@@ -67,7 +67,6 @@ class Recovery:
         self._after_apply: list[Effect] = []
         self.replays = Replays(
             self.workers,
-            plans,
             backend,
             options,
             after_apply=self._after_apply,
@@ -116,18 +115,15 @@ class Recovery:
             info = fault_info("died", record.error or self.workers.worker_died_error(worker))
             for view in views:
                 if view.is_suspended:
-                    decisions += self.replays.begin(view, info, is_new=True)
+                    decisions += self.replays.begin(view, info or {}, is_new=True)
         return decisions
 
     def _advance_replays(self, events: Sequence[Event]) -> list[Decision]:
-        decisions = self.replays.advance(events)
-        for decision in decisions:
-            if isinstance(decision, BeginRestart):
-                self._plan_restart(decision, self.workers.worker_died_error(decision.worker))
+        decisions = self._follow(self.replays.advance(events))
         self.replays.check_calls()
         lost = {self.workers.worker_of(event.env_id) for event in events if isinstance(event, ReplayFailed)}
         for worker in sorted(lost):
-            if self.workers.state_of(worker) is WorkerState.DEAD_UNREPORTED:
+            if self.workers.records[worker].state is WorkerState.DEAD_UNREPORTED:
                 decisions += self.decide_death(worker)
         return decisions
 
@@ -158,22 +154,22 @@ class Recovery:
             view = self.workers.view_of(fault.env_id)
             self.replays.record_failure(view, error)
             needs_new_object = self.replays.needs_new_object(view)
-        generation, info = self.workers.record_of(fault.worker).generation, fault_info("raised", error)
+        generation, info = self.workers.records[fault.worker].generation, fault_info("raised", error)
         decisions = policy.env_failed(fault, generation, info, needs_new_object=needs_new_object)
         self._add_fault(policy, fault.kind, [error], fault.worker, [fault.env_id])
         return self._follow(decisions, error, info, settled=settled)
 
     def decide_death(self, worker: int, faults: Sequence[EnvFailed] = ()) -> list[Decision]:
         """Decide about the death of a worker, or about commands that were lost in an earlier death."""
-        record, policy, delay_s = self.workers.record_of(worker), self.policy, 0.0
+        record, policy, delay_s = self.workers.records[worker], self.policy, 0.0
         is_new = record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED)
         is_dead = record.state in DEAD  # also if a call has reported it, which does not change the envs
         known = None if record.state is WorkerState.DEAD_UNREPORTED else record.error
         error = known or self._death_error(worker, faults)
         if is_new:
-            error = record.error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
+            error = self.crash_reporter.report_death(error, worker, [fault.env_id for fault in faults])
             if not policy.raises:
-                delay = self.workers.count_restart(worker)
+                delay = self.workers.count_restart(worker, error)
                 if delay is None:
                     error, policy = self._over_limit(error, worker), RAISE
                 elif policy.replays:
@@ -187,7 +183,7 @@ class Recovery:
         kind = FaultKind.TIMED_OUT if isinstance(error, EnvTimeout) else FaultKind.DIED
         self._add_fault(policy, kind, errors, worker, lost, is_logged=is_new)
         if policy.raises:
-            self.workers.mark_reported(worker)
+            self.workers.mark_reported(worker, error)
         return self._follow(decisions, error, fault_info("died", error), delay_s, is_new_object=True)
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
@@ -200,7 +196,7 @@ class Recovery:
 
     def _retry_resets(self, worker: int, faults: Sequence[EnvFailed], settled: set[int]) -> list[Decision]:
         """Restart a worker in which resets failed, and repeat them. Its other envs are treated as if the worker had died."""
-        record = self.workers.record_of(worker)
+        record = self.workers.records[worker]
         if record.state is WorkerState.RESTARTING:
             return []
         retried, decisions = [], list[Decision]()
@@ -228,34 +224,38 @@ class Recovery:
     def _follow(
         self,
         decisions: list[Decision],
-        error: StepmillError,
-        info: dict[str, str],
+        error: StepmillError | None = None,
+        info: Mapping[str, str] | None = None,
         delay_s: float = 0.0,
         *,
         settled: set[int] | None = None,
         is_new_object: bool = False,
     ) -> list[Decision]:
-        """Plan the restarts among decisions about `error`; return them, and those that begin the replays of suspended envs."""
+        """Plan the restarts among decisions, and begin the replays of envs that are kept.
+
+        Args:
+            decisions: about `error`; None: about workers that live.
+            info: the `info["fault"]` of a replay that fails.
+            delay_s: how long restarts wait.
+            settled: gets the envs whose episodes are replayed after a restart.
+            is_new_object: whether the objects of envs that are kept were rebuilt.
+        Returns:
+            The decisions, and those that begin replays.
+        """
         for decision in tuple(decisions):
             if isinstance(decision, BeginRestart):
-                self._plan_restart(decision, error, delay_s, settled)
+                worker, before = decision.worker, None
+                self.replays.drop(self.workers.views_of(worker))
+                if decision.remedy is Remedy.KEEP:
+                    before = self.replays.wait_for_calls(worker)
+                    (set() if settled is None else settled).update(self.workers.envs_of(worker))
+                cause = error or self.workers.worker_died_error(worker)
+                self.workers.plan_restart(decision, cause, delay_s, before=before)
             elif isinstance(decision, Settle) and decision.remedy is Remedy.KEEP:
                 view = self.workers.view_of(decision.env_id)
-                if self.workers.state_of(view.worker) is not WorkerState.RESTARTING:  # else it follows the restart
-                    decisions += self.replays.begin(view, info, is_new=is_new_object)
+                if self.workers.records[view.worker].state is not WorkerState.RESTARTING:  # else it follows the restart
+                    decisions += self.replays.begin(view, info or {}, is_new=is_new_object)
         return decisions
-
-    def _plan_restart(
-        self, decision: BeginRestart, error: StepmillError, delay_s: float = 0.0, settled: set[int] | None = None
-    ) -> None:
-        """Plan a restart of a worker because of `error`. If its envs are replayed, their faults are settled."""
-        worker = decision.worker
-        self.workers.record_of(worker).error = error
-        self.replays.drop(self.workers.views_of(worker))
-        is_kept = decision.remedy is Remedy.KEEP
-        self.workers.plan_restart(decision, delay_s, before=self.replays.wait_for_calls(worker) if is_kept else None)
-        if is_kept and settled is not None:
-            settled.update(self.workers.envs_of(worker))
 
     # ---- errors -------------------------------------------------------------------------------------------------------
 
@@ -333,11 +333,11 @@ class Recovery:
 
     def report_failed_restart(self, worker: int) -> None:
         """Raise the error of a worker that could not be restarted."""
-        record = self.workers.record_of(worker)
+        record = self.workers.records[worker]
         if record.state is not WorkerState.FAILED or record.error is None:
             return
         error = self.crash_reporter.report_start_failure(record.error).with_traceback(None)
         self._add_fault(RAISE, FaultKind.DIED, [error], worker, self.workers.envs_of(worker))
-        self.workers.mark_reported(worker)
+        self.workers.mark_reported(worker, error)
         self.carry_out([FailWorker(worker, record.generation)])
         self.raise_errors()

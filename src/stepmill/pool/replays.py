@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepmill.backends.base import Backend, Future
@@ -37,7 +37,7 @@ from stepmill.pool.workers import WorkerState, WorkerSupervisor
 from stepmill.spec.errors import EnvTimeout, StepmillError, WorkerDied
 from stepmill.spec.options import OnFault, PoolOptions
 from stepmill.worker.calls import MODIFYING_KINDS, SETTING_KINDS
-from stepmill.worker.messages import Request, RequestKind, Value, WorkerPlan, load
+from stepmill.worker.messages import Request, RequestKind, Value, load
 
 TICKETS = 1 << 32  # they wrap around
 MAX_PLAYS = 3  # of one episode, if each replay fails in a new way
@@ -81,7 +81,7 @@ class EpisodeReplay(RepeatedCalls):
     """
 
     env_id: int = 0
-    info: dict[str, str] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
     is_new: bool = False
     placed: list[tuple[int, LoggedCall]] = field(default_factory=list)
     num_plays: int = 0
@@ -97,7 +97,6 @@ class Replays:
     def __init__(
         self,
         workers: WorkerSupervisor,
-        plans: Sequence[WorkerPlan],
         backend: Backend,
         options: PoolOptions,
         *,
@@ -108,13 +107,12 @@ class Replays:
         """Make the log.
 
         Args:
-            workers, plans, backend, options: of the pool.
+            workers, backend, options: of the pool.
             after_apply: a list of functions to be called once the decisions that a method returned are applied.
             on_reset_repeated: called after a reset was repeated in place of a replay, with what is known of its env object.
             warn: stores a warning for the user.
         """
         self._workers = workers
-        self._plans = plans
         self._backend = backend
         self._limit_bytes = options.replay_log_bytes
         self._rebuilds_workers = options.on_fault is OnFault.REPLAY
@@ -122,7 +120,11 @@ class Replays:
         self._after_apply = after_apply
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
-        self._locations = {env: (plan.worker, place) for plan in plans for place, env in enumerate(plan.env_ids)}
+        self._locations = {
+            env: (plan.worker, place)
+            for plan in (record.plan for record in workers.records)
+            for place, env in enumerate(plan.env_ids)
+        }
         self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
@@ -142,10 +144,10 @@ class Replays:
 
     def restart_log(self, worker: int) -> None:
         """Clear the log of a worker whose envs will be rebuilt without a replay, which get only their settings."""
-        servers = self._plans[worker].env_ids
+        servers = self._workers.records[worker].plan.env_ids
         for server in servers:
             self.log.clear(server)
-        for request in self._workers.record_of(worker).settings.requests(servers):
+        for request in self._workers.records[worker].settings.requests(servers):
             for position, place in enumerate(request.servers):
                 self.log.add(servers[place], request, None, position, (-1, 0))
         self._share_memory()
@@ -162,7 +164,7 @@ class Replays:
 
     def wait_for_calls(self, worker: int) -> Effect:
         """Return a function that waits for the replies of calls that a worker, if it lives, can still send."""
-        calls = [call for server in self._plans[worker].env_ids for call in self.log.calls_of(server)]
+        calls = [call for server in self._workers.records[worker].plan.env_ids for call in self.log.calls_of(server)]
         open_calls = [call.future for call in calls if call.future is not None]
 
         def wait() -> None:
@@ -206,7 +208,7 @@ class Replays:
         waiting, self._unverified = self._unverified, []
         for repeated in waiting:
             worker = self._worker_of(repeated)
-            if self._workers.state_of(worker) is not WorkerState.SERVING:
+            if self._workers.records[worker].state is not WorkerState.SERVING:
                 continue
             try:
                 if not self._verify(repeated):
@@ -217,7 +219,7 @@ class Replays:
 
     # ---- replays ----------------------------------------------------------------------------------------------------
 
-    def begin(self, view: ServerView, info: dict[str, str], *, is_new: bool) -> list[Decision]:
+    def begin(self, view: ServerView, info: Mapping[str, str], *, is_new: bool) -> list[Decision]:
         """Begin the replay of an env that is suspended, or will be by the decision before."""
         env_id = view.env_id
         if env_id is None:

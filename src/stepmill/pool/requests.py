@@ -222,7 +222,7 @@ class EnvRequests:
         parts = []
         for future in self._backend.call(requests):
             worker, own = future.worker, places_of[future.worker]
-            parts.append(SentPart(future, own, workers.record_of(worker).generation, workers.num_requests(worker)))
+            parts.append(SentPart(future, own, workers.records[worker].generation, workers.num_requests(worker)))
             replays.add_request([servers[place] for place in own], future)
         return parts
 

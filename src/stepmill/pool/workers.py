@@ -73,8 +73,8 @@ TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
 DEAD = (WorkerState.DEAD_UNREPORTED, WorkerState.DEAD_REPORTED, WorkerState.FAILED)
 
 
-class RestartTask:
-    """Restarts one worker once, in a thread of its own. `result`: the report of the successor, or the error; None until then."""
+class RestartTask(threading.Thread):
+    """Restarts one worker once. `result`: the report of the successor, or the error; None until then."""
 
     def __init__(
         self,
@@ -95,25 +95,26 @@ class RestartTask:
             notify: called at the end.
             before: called before it waits for its turn.
         """
-        self.due_s = time.monotonic() + delay_s
+        super().__init__(name=f"stepmill-restart-{worker}", daemon=True)
         self.result: WorkerReport | StepmillError | None = None
         self._worker = worker
+        self._due_s = time.monotonic() + delay_s
         self._turns = turns
         self._start_successor = start_successor
         self._notify = notify
         self._before = before
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"stepmill-restart-{worker}", daemon=True)
+        self._cancelled = threading.Event()
 
     def start(self) -> None:
         """Start the thread. If that fails, the failure is the result."""
         try:
-            self._thread.start()
+            super().start()
         except RuntimeError as exc:
             self.result = too_many_workers_error(1, exc)
             self._notify()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Store the result, and notify the pool."""
         try:
             self.result = self._wait_and_restart()
         except StepmillError as error:
@@ -123,22 +124,17 @@ class RestartTask:
         self._notify()
 
     def _wait_and_restart(self) -> WorkerReport:
-        self._stop.wait(max(0.0, self.due_s - time.monotonic()))
-        if self._before is not None and not self._stop.is_set():
+        self._cancelled.wait(max(0.0, self._due_s - time.monotonic()))
+        if self._before is not None and not self._cancelled.is_set():
             self._before()
         with self._turns:
-            if self._stop.is_set():
+            if self._cancelled.is_set():
                 raise ClosedPoolError("the pool was closed before its worker was restarted; make a new one")
             return self._start_successor()
 
     def stop(self) -> None:
         """Cancel the restart if it has not begun."""
-        self._stop.set()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._cancelled.set()
 
 
 @dataclass
@@ -147,7 +143,7 @@ class WorkerRecord:
 
     Attributes:
         plan: its envs; the same for all generations.
-        pid: of its newest process; of the learner if it is a thread.
+        pid: of its newest successor; of the learner if it is a thread.
         limit: of its restarts.
         state: see WorkerState.
         generation: how often it was restarted.
@@ -159,9 +155,9 @@ class WorkerRecord:
     """
 
     plan: WorkerPlan
-    pid: int
     limit: FailureLimit
     settings: AppliedSettings
+    pid: int = 0
     state: WorkerState = WorkerState.SERVING
     generation: int = 0
     error: StepmillError | None = None
@@ -171,23 +167,20 @@ class WorkerRecord:
 
 
 class WorkerSupervisor:
-    """Owns the records of a pool's workers. Used by the pool's thread."""
+    """Owns the records of a pool's workers, which others only read. Used by the pool's thread."""
 
     def __init__(self, plans: Sequence[WorkerPlan], backend: Backend, options: PoolOptions) -> None:
         self.policy: FaultPolicy  # for deaths; set by `Recovery`
-        self.repeats_settings: Callable[[int], bool] = lambda server: (
-            False
-        )  # whether a replay sets them on an env object
+        self.repeats_settings: Callable[[int], bool]  # whether a replay sets them on an env object; set by `Recovery`
         self._backend = backend
         self._traits = traits_of(backend)
         self._turns = threading.Semaphore(_native.usable_cores())
         self._num_restarts_left = options.max_restarts_total
         self._state: _native.PoolState | None = None
         self._reaper: _native.Reaper | None = None
-        self._records = [
+        self.records = [
             WorkerRecord(
                 plan,
-                pid=0,
                 limit=FailureLimit(options.max_restarts, options.restart_window_s),
                 settings=AppliedSettings({server: index for index, server in enumerate(plan.env_ids)}),
             )
@@ -195,14 +188,9 @@ class WorkerSupervisor:
         ]
         self._worker_of_server = {server: plan.worker for plan in plans for server in plan.env_ids}
 
-    def attach(
-        self, state: _native.PoolState, reports: Sequence[WorkerReport], reaper: _native.Reaper | None = None
-    ) -> None:
-        """Store the pool state, the pids of the workers, and the reaper, if the workers can die on their own."""
-        self._state = state
-        self._reaper = reaper
-        for report in reports:
-            self._records[report.worker].pid = report.pid
+    def attach(self, state: _native.PoolState, reaper: _native.Reaper | None = None) -> None:
+        """Store the pool state, and the reaper, if the workers can die on their own."""
+        self._state, self._reaper = state, reaper
 
     @property
     def state(self) -> _native.PoolState:
@@ -212,16 +200,6 @@ class WorkerSupervisor:
         return self._state
 
     # ---- queries --------------------------------------------------------------------------------------------------
-
-    @property
-    def pids(self) -> list[int]:
-        """The pids of the workers, by worker."""
-        return [record.pid for record in self._records]
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return len(self._records)
 
     @property
     def can_restart_living(self) -> bool:
@@ -235,7 +213,7 @@ class WorkerSupervisor:
 
     def views_of(self, worker: int) -> list[ServerView]:
         """Return what the core knows of a worker's env objects."""
-        return self.state.view(self._records[worker].plan.env_ids)
+        return self.state.view(self.records[worker].plan.env_ids)
 
     def envs_of(self, worker: int) -> list[int]:
         """Return the envs that a worker serves. With spares these are other envs than those of its plan."""
@@ -245,31 +223,23 @@ class WorkerSupervisor:
         """Return the worker that serves an env."""
         return self._worker_of_server[self.state.server_of(env_id)]
 
-    def record_of(self, worker: int) -> WorkerRecord:
-        """Return the record of a worker."""
-        return self._records[worker]
-
-    def state_of(self, worker: int) -> WorkerState:
-        """Return the state of a worker, as of the last `record_deaths`."""
-        return self._records[worker].state
-
     def record_deaths(self, events: Iterable[core_events.Event] | None = None) -> None:
         """Record the deaths among these events, or among those that the pool state has now."""
         for event in self.state.drain(acknowledge=False) if events is None else events:
             if isinstance(event, core_events.WorkerDied):
-                record = self._records[event.worker]
+                record = self.records[event.worker]
                 if record.state is WorkerState.SERVING and record.generation == event.generation:
                     self._move(record, WorkerState.DEAD_UNREPORTED)
 
     def check_process(self, worker: int) -> WorkerRecord:
         """Return the record of a worker, after checking its process: the reaper may not have noticed its death yet."""
         monitor = self._traits.monitor
-        if self.state_of(worker) is WorkerState.SERVING and monitor is not None:
+        if self.records[worker].state is WorkerState.SERVING and monitor is not None:
             pidfd = monitor.pidfds.get(worker)
             if self._reaper is not None and pidfd is not None and wait_ready({pidfd: select.POLLIN}, 0.0):
                 self._reaper.declare_dead(worker)
             self.record_deaths()
-        return self._records[worker]
+        return self.records[worker]
 
     def _move(self, record: WorkerRecord, state: WorkerState) -> None:
         if state not in TRANSITIONS[record.state]:
@@ -282,22 +252,16 @@ class WorkerSupervisor:
 
     def worker_died_error(self, worker: int) -> WorkerDied:
         """Return an error that describes the death of a worker."""
-        env_ids, hint, monitor, nodes = (
-            self.envs_of(worker),
-            self.policy.death_hint,
-            self._traits.monitor,
-            self._traits.nodes,
-        )
-        exit_code = None if monitor is None else monitor.exit_code(worker)
-        if nodes is None:
-            return worker_died_error(worker, env_ids, exit_code, hint=hint)
-        node, cause = nodes.describe_node(worker), nodes.cause_of_death(worker)
-        return worker_died_error(worker, env_ids, exit_code, hint=hint, node=node, cause=cause)
+        monitor, nodes, env_ids = self._traits.monitor, self._traits.nodes, self.envs_of(worker)
+        code = None if monitor is None else monitor.exit_code(worker)
+        node, cause = (None, None) if nodes is None else (nodes.describe_node(worker), nodes.cause_of_death(worker))
+        return worker_died_error(worker, env_ids, code, hint=self.policy.death_hint, node=node, cause=cause)
 
-    def mark_reported(self, worker: int) -> None:
-        """Record that the error of a dead worker is about to be raised."""
-        record = self.record_of(worker)
+    def mark_reported(self, worker: int, error: StepmillError) -> None:
+        """Record that the error of a dead worker is about to be raised, unless one was raised before."""
+        record = self.records[worker]
         if record.state in (WorkerState.DEAD_UNREPORTED, WorkerState.FAILED):
+            record.error = error
             self._move(record, WorkerState.DEAD_REPORTED)
 
     def report_death_in_call(self, error: WorkerDied, generation: int) -> None:
@@ -307,7 +271,7 @@ class WorkerSupervisor:
         in `generation`.
         """
         with contextlib.suppress(ClosedPoolError):
-            if self.policy.raises and self._records[error.worker].generation == generation:
+            if self.policy.raises and self.records[error.worker].generation == generation:
                 record = self.check_process(error.worker)
                 if record.state is WorkerState.DEAD_UNREPORTED:
                     self._move(record, WorkerState.DEAD_REPORTED)
@@ -324,12 +288,11 @@ class WorkerSupervisor:
 
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
-    def count_restart(self, worker: int) -> float | None:
-        """Count a restart of a worker; return the delay before it in seconds, or None if none is allowed, or would succeed."""
-        error = self._records[worker].error
-        if self._num_restarts_left == 0 or (error is not None and error.is_final):
+    def count_restart(self, worker: int, error: StepmillError) -> float | None:
+        """Count a restart of a worker because of `error`; return the delay before it in seconds, or None if none is allowed, or would succeed."""
+        if self._num_restarts_left == 0 or error.is_final:
             return None
-        number = self._records[worker].limit.count()
+        number = self.records[worker].limit.count()
         if number is None:
             return None
         if self._num_restarts_left is not None:
@@ -348,6 +311,7 @@ class WorkerSupervisor:
     def plan_restart(
         self,
         decision: BeginRestart,
+        error: StepmillError | None = None,
         delay_s: float = 0.0,
         *,
         is_retried: bool = True,
@@ -357,18 +321,20 @@ class WorkerSupervisor:
 
         Args:
             decision: which worker, and whether its envs are replayed.
+            error: why; None: as known.
             delay_s: how long to wait before its envs are built.
             is_retried: another restart follows one that fails, while `count_restart` allows it.
             before: called first, in the thread of the restart.
         """
-        record = self._records[decision.worker]
+        record = self.records[decision.worker]
         self._move(record, WorkerState.RESTARTING)
+        record.error = error or record.error
         record.is_replayed, record.is_retried = decision.remedy is Remedy.KEEP, is_retried
         record.task = self._make_task(record, delay_s, before)
 
     def start_restart(self, worker: int) -> None:
         """Start the thread of a planned restart."""
-        task = self._records[worker].task
+        task = self.records[worker].task
         if task is not None:
             task.start()
 
@@ -397,7 +363,7 @@ class WorkerSupervisor:
         Return the records of workers whose envs are built, which `serve` must follow, and decisions about those that stay dead.
         """
         built, decisions = [], list[Decision]()
-        for record in self._records:
+        for record in self.records:
             result = None if record.task is None else record.task.result
             if record.state is not WorkerState.RESTARTING or result is None:
                 continue
@@ -419,7 +385,7 @@ class WorkerSupervisor:
 
     def _retry(self, record: WorkerRecord, error: StepmillError) -> list[Decision]:
         worker, record.error = record.plan.worker, error
-        delay_s = self.count_restart(worker) if record.is_retried else None
+        delay_s = self.count_restart(worker, error) if record.is_retried else None
         if delay_s is not None:
             record.task = self._make_task(record, delay_s)
             record.task.start()
@@ -429,31 +395,31 @@ class WorkerSupervisor:
 
     def reapply_settings(self, worker: int, servers: Sequence[int]) -> None:
         """Re-apply settings to env objects of a worker that serves. Does not wait for it."""
-        for request in self._records[worker].settings.requests(servers):
+        for request in self.records[worker].settings.requests(servers):
             self._backend.call({worker: request})
 
     @property
     def num_restarts(self) -> int:
         """How many restarts have succeeded since the pool was made."""
-        return sum(record.generation for record in self._records)
+        return sum(record.generation for record in self.records)
 
     # ---- settings ---------------------------------------------------------------------------------------------------
 
     def settings_of(self, server: int) -> AppliedSettings:
         """Return the settings to re-apply to the worker that owns an env object."""
-        return self._records[self._worker_of_server[server]].settings
+        return self.records[self._worker_of_server[server]].settings
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Cancel restarts that have not begun."""
-        for record in self._records:
+        for record in self.records:
             if record.task is not None:
                 record.task.stop()
 
     def join(self) -> None:
         """Wait for the threads of restarts, and release the pool state and the reaper."""
-        for record in self._records:
-            if record.task is not None:
+        for record in self.records:
+            if record.task is not None and record.task.ident is not None:
                 record.task.join(JOIN_S)
         self._state = self._reaper = None
