@@ -40,8 +40,9 @@ Decision PoolState::prepare(nb::handle object) {
     if (decision.kind != Decision::Kind::MARK_NEW) decision.key = number(decision.is_of_env() ? "ticket" : "generation");
     decision.ids = decision.is_of_env() ? Ids{decision.id} : spares_.envs_of(decision.id);
     if (decision.kind == Decision::Kind::SETTLE || decision.kind == Decision::Kind::BEGIN_RESTART) {
-        decision.cut = {object.attr("info"), static_cast<Remedy>(nb::cast<int>(object.attr("remedy")))};
-        for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.cut.remedy == Remedy::KEEP ? make_replay(id) : nullptr);
+        decision.info = object.attr("info");
+        decision.remedy = static_cast<Remedy>(nb::cast<int>(object.attr("remedy")));
+        for (const std::uint32_t id : decision.ids) decision.replays.push_back(decision.remedy == Remedy::KEEP ? make_replay(id) : nullptr);
     }
     switch (decision.kind) {
         case Decision::Kind::SETTLE: {
@@ -78,7 +79,7 @@ bool PoolState::is_stale(const Decision& decision) const {
     if (*env.ticket != decision.key) return true;
     if (decision.kind == Decision::Kind::REPLAY) return !env.is_suspended();
     if (decision.kind == Decision::Kind::CONTINUE_REPLAY) return env.object() != ObjectPhase::PAUSED;
-    switch (decision.cut.remedy) {
+    switch (decision.remedy) {
         case Remedy::RAISE: return !has_result || !has_fault(decision.id);
         case Remedy::KEEP: return env.is_suspended();
         default: return !has_result && !env.is_suspended();

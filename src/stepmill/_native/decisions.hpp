@@ -25,7 +25,8 @@ struct Decision {
     Kind kind = Kind::SETTLE;
     std::uint32_t id = 0;                          // of the env, or the worker
     std::uint32_t key = 0;                         // the env's ticket, or how often the worker was restarted. Another one: the decision is stale
-    Cut cut;                                       // its remedy is that of the decision, which may cut no episode short
+    Remedy remedy = Remedy::CUT;
+    nb::object info;                               // info["fault"] of the episodes that are cut short
     nb::object final_obs;                          // SAME_STEP: the last observation of the episode that ends
     std::vector<std::uint32_t> ids;                // the worker's envs, or this env
     std::vector<std::unique_ptr<Replay>> replays;  // for `ids`

@@ -40,12 +40,6 @@ enum class Source : std::uint8_t {
 // What becomes of the episode of an env that has a fault, or whose object is lost; the numbers are those of pool/events.py.
 enum class Remedy : std::uint8_t { RAISE, CUT, MASK, KEEP };
 
-// An episode that is cut short.
-struct Cut {
-    nb::object info;                 // info["fault"] of its last result; null: the episode is not cut short
-    Remedy remedy = Remedy::CUT;  // MASK: after that result the env is EXHAUSTED
-};
-
 // The command of a PENDING env.
 struct PendingCommand {
     Command kind = Command::STEP;  // NONE: the env is EXHAUSTED, and in a step of all envs it gets no command and an empty row
@@ -69,13 +63,14 @@ struct alignas(CACHE_LINE) EnvRecord {
     std::uint8_t target = 0;     // slot that the outstanding command writes to
     PendingCommand command;
     bool has_seed = false;       // of the last explicit reset
+    Remedy cut_remedy = Remedy::CUT, lost_remedy = Remedy::CUT;  // of cut_info and lost_info; MASK: after that result the env is EXHAUSTED
     std::uint32_t server = 0;
     const std::uint32_t* ticket = nullptr;  // of its server's newest command
     const Word* done = nullptr;
     const Word* fault = nullptr;
-    Cut cut;                     // the pending command is cut short: its result is marked truncated
+    nb::object cut_info;         // the pending command is cut short: its result is marked truncated, and its info has this
     nb::object final_obs;        // SAME_STEP: the last observation of the episode that was cut short
-    Cut lost;                    // of an object that is LOST or DOOMED: the later cut
+    nb::object lost_info;        // of an object that is LOST or DOOMED: the later cut_info
     nb::object opaques;          // the newest opaque parts of the observation, a list
     nb::object fault_record;     // of a fault that the pool found when it read the result of command `recorded_ticket`
     std::unique_ptr<Replay> replay;  // null: not suspended
@@ -91,11 +86,14 @@ struct alignas(CACHE_LINE) EnvRecord {
     bool is_masked() const noexcept { return phase_ == EnvPhase::PENDING && command.kind == Command::NONE; }
     bool uses_staged() const noexcept { return command.source == Source::STAGING_ROW; }
     bool begins_episode() const noexcept { return command.begins == Begins::EPISODE; }
-    bool is_cut() const noexcept { return static_cast<bool>(cut.info); }
+    bool is_cut() const noexcept { return static_cast<bool>(cut_info); }
+    void drop_cut() { cut_info.reset(), final_obs.reset(), cut_remedy = Remedy::CUT; }
     bool is_from_pool() const noexcept { return is_cut() || is_masked(); }  // its result is not what its worker has written
     bool is_suspended() const noexcept { return stepmill::is_suspended(object_); }
     bool begins_episode_next() const noexcept { return object_ == ObjectPhase::RENEWED || object_ == ObjectPhase::LOST; }
 };
+
+static_assert(sizeof(EnvRecord) == 2 * CACHE_LINE, "an index of the table is a shift");
 
 // Owns the records. Used by the pool's thread. Debug and sanitizer builds end the program at a move that phases.def does not list.
 class EnvTable {

@@ -145,12 +145,9 @@ void PoolState::mark_received(const Ids& ids, Ids rest, bool is_seen) {
         } else if (tracks_episodes_) {
             record_result(id, is_in_batch);
         }
-        bool is_last_result = budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_;
-        if (env.is_cut()) {
-            is_last_result |= env.cut.remedy == Remedy::MASK;
-            env.cut = {}, env.final_obs.reset();
-        }
-        envs_.move(id, is_last_result ? EnvPhase::EXHAUSTED : EnvPhase::IDLE);
+        const bool is_last_result = budget_ != 0 && is_ended(id) && ++env.num_ended >= budget_;
+        envs_.move(id, is_last_result || env.cut_remedy == Remedy::MASK ? EnvPhase::EXHAUSTED : EnvPhase::IDLE);
+        if (env.is_cut()) [[unlikely]] env.drop_cut();
         if (is_seen && is_over(id)) swap_in_spare(id);
         else if (is_gone && env.phase() == EnvPhase::IDLE) envs_.fail(id);
     }

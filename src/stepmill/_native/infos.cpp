@@ -103,7 +103,7 @@ bool PoolState::gather_payloads(const Ids& ids, bool is_by_env, Payloads& payloa
             }
         }
         if (payload.info || is_cut) {
-            append(payloads.infos, nb::make_tuple(row, payload.info ? payload.info : nb::none(), is_cut ? env.cut.info : nb::none(), objects_of(id)));
+            append(payloads.infos, nb::make_tuple(row, payload.info ? payload.info : nb::none(), is_cut ? env.cut_info : nb::none(), objects_of(id)));
         }
         if (is_cut && env.final_obs) append(payloads.finals, nb::make_tuple(row, env.final_obs));
         if (is_final) append(payloads.finals, nb::make_tuple(row, env_obs(id, payload.final_opaques, true)));

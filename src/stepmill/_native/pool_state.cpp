@@ -191,7 +191,7 @@ void PoolState::assign_server(std::uint32_t id, std::uint32_t server) {
     env.fault = &slab_->words[location.worker].fault[location.local];
     log_.set_server(id, location);
     envs_.move(id, ObjectPhase::CURRENT);
-    env.lost = {};
+    env.lost_info.reset();
 }
 
 // Every env is served by the server of its number again.

@@ -287,19 +287,20 @@ void PoolState::dispatch(const Ids& ids, Command command) {
     for (const std::uint32_t id : ids) {
         EnvRecord& env = envs_[id];
         const bool is_exhausted = env.phase() == EnvPhase::EXHAUSTED;
+        pending_.push_back(id);
         envs_.move(id, EnvPhase::PENDING);
         env.command.kind = command;
-        pending_.push_back(id);
         if (is_exhausted && command == Command::STEP) {
             mask(id);
-        } else if (env.is_suspended()) {
+            continue;
+        }
+        if (is_exhausted) env.num_ended = 0;
+        if (env.is_suspended()) {
             dispatch_suspended(id);
             continue;
-        } else if (command == Command::STEP && env.object() == ObjectPhase::LOST) {
-            cut_short(id);
         }
+        if (command == Command::STEP && env.object() == ObjectPhase::LOST) cut_short(id);
         if (is_done_early(env, command)) continue;
-        if (is_exhausted) env.num_ended = 0;
         if (command == Command::STEP ? spares_.has_spares() && spares_.is_staged(env.server) : env.uses_staged()) {
             use_staged(id);
             continue;

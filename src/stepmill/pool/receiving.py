@@ -223,7 +223,7 @@ class Receiver:
             raise UsageError("recv() takes batch_size, or min_envs and max_envs, not both")
         pending = self._state.num_pending()
         if pending == 0 and min_envs != 0:
-            over = "; all envs are exhausted" if self._are_exhausted() else ""
+            over = "; all envs are exhausted" if {*self._state.states()} == {EnvState.EXHAUSTED} else ""
             raise UsageError(
                 f"recv() with nothing pending would wait forever; call send() or reset_async() first{over}"
             )
@@ -252,9 +252,6 @@ class Receiver:
                 f"recv() cannot wait for envs {idle}, because they have no command; call send() or reset_async() first"
             )
         return ids
-
-    def _are_exhausted(self) -> bool:
-        return all(state == EnvState.EXHAUSTED for state in self._state.states())
 
     def collect(
         self,

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from stepmill import _native
 from stepmill.backends.base import Backend
 from stepmill.pool.crash_reporter import CrashReporter
 from stepmill.pool.events import (
@@ -75,10 +74,6 @@ class Recovery:
         )
         self.workers.repeats_settings = self.replays.log.is_whole
 
-    @property
-    def _state(self) -> _native.PoolState:
-        return self.workers.state
-
     # ---- events to decisions ------------------------------------------------------------------------------------------
 
     def handle(self, *, has_faults: bool = True) -> None:
@@ -86,7 +81,7 @@ class Recovery:
 
         `has_faults`: False leaves faults of pending commands to a later call.
         """
-        events = self._state.drain(acknowledge=True)  # what occurs from here on is found by the next wait
+        events = self.workers.state.drain(acknowledge=True)  # what occurs from here on is found by the next wait
         self.workers.record_deaths(events)
         decisions = [*self._finish_restarts(), *self._advance_replays(events)]
         if has_faults:
@@ -96,7 +91,7 @@ class Recovery:
     def carry_out(self, decisions: Sequence[Decision]) -> None:
         """Apply decisions, and do what follows them."""
         if decisions:
-            self._state.apply(decisions)
+            self.workers.state.apply(decisions)
         for decision in decisions:
             if isinstance(decision, BeginRestart):
                 self.workers.start_restart(decision.worker)
@@ -188,7 +183,7 @@ class Recovery:
 
     def _record_failure_of_running_env(self, worker: int, error: StepmillError) -> None:
         """Count the failure of the env that a worker was running when it died, if it ran one and could be started."""
-        env_id = self._state.view_worker(worker).running_env
+        env_id = self.workers.state.view_worker(worker).running_env
         # A worker that was stopped took no command: the env that it ran is not known.
         is_known = error.env_id == env_id if isinstance(error, EnvTimeout) else isinstance(error, WorkerDied)
         if is_known and env_id is not None:

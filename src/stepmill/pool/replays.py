@@ -15,6 +15,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from stepmill.backends.base import Backend, Future
 from stepmill.pool.call_log import CallLog, LoggedCall
@@ -120,11 +121,8 @@ class Replays:
         self._after_apply = after_apply
         self._on_reset_repeated = on_reset_repeated
         self._warn = warn
-        self._locations = {
-            env: (plan.worker, place)
-            for plan in (record.plan for record in workers.records)
-            for place, env in enumerate(plan.env_ids)
-        }
+        plans = [record.plan for record in workers.records]
+        self._locations = {env: (plan.worker, place) for plan in plans for place, env in enumerate(plan.env_ids)}
         self._ids = itertools.count(-1, -1)  # of repeated requests; those of the user count upwards
         self._failures = RepeatedFailures()
         self._replays: dict[int, EpisodeReplay] = {}  # by env; the core may have finished some
@@ -165,14 +163,7 @@ class Replays:
     def wait_for_calls(self, worker: int) -> Effect:
         """Return a function that waits for the replies of calls that a worker, if it lives, can still send."""
         calls = [call for server in self._workers.records[worker].plan.env_ids for call in self.log.calls_of(server)]
-        open_calls = [call.future for call in calls if call.future is not None]
-
-        def wait() -> None:
-            for future in open_calls:
-                with contextlib.suppress(StepmillError):
-                    future.result()
-
-        return wait
+        return partial(_await_replies, [call.future for call in calls if call.future is not None])
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
@@ -374,9 +365,7 @@ class Replays:
         notify = self._workers.state.notify
 
         def wait() -> None:
-            for future in futures:
-                with contextlib.suppress(StepmillError):
-                    future.result()
+            _await_replies(futures)
             repeated.is_awaited = False
             notify()
 
@@ -400,3 +389,9 @@ class Replays:
         worker, place = self._locations[server]
         request = Request(next(self._ids), call.kind, (place,), (ticket,), load(call.payload))
         return self._backend.call({worker: request})[0]
+
+
+def _await_replies(futures: Iterable[Future]) -> None:
+    for future in futures:
+        with contextlib.suppress(StepmillError):
+            future.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepmill import _native
 from stepmill.pool.events import BeginRestart, EnvFailed, FailWorker, MarkNew, Remedy, Settle
 from stepmill.pool.pump import Pump
 from stepmill.pool.recovery import Recovery
@@ -21,10 +20,6 @@ class Revival:
         self.recovery = recovery
         self.workers = recovery.workers
         self.pump = Pump(recovery, options)
-
-    @property
-    def _state(self) -> _native.PoolState:
-        return self.workers.state
 
     def restart_all(self) -> bool:
         """Restart every dead worker, those of spares included, and wait. Return whether any was restarted.
@@ -57,7 +52,7 @@ class Revival:
         """
         workers, recovery = self.workers, self.recovery
         workers.record_deaths()
-        states = self._state.states()
+        states = self.workers.state.states()
         state_of = {env_id: workers.records[workers.worker_of(env_id)].state for env_id in env_ids}
         reported = {env_id for env_id in env_ids if state_of[env_id] is WorkerState.DEAD_REPORTED}
         lost = [env_id for env_id in env_ids if states[env_id] == EnvState.FAULTED or env_id in reported]
@@ -90,7 +85,7 @@ class Revival:
         Raises:
             EnvError, EnvTimeout, WorkerDied: the worker could not be started. Never raised if `wait` is False.
         """
-        state = self._state
+        state = self.workers.state
         owners = sorted({self.workers.worker_of(env_id) for env_id in env_ids})
         # Each process is checked once: a worker that dies later is found by the next command for its envs.
         dead = [worker for worker in owners if self.workers.check_process(worker).state in DEAD]
@@ -118,7 +113,7 @@ class Revival:
         """
         num_faults = len(self.recovery.faults)
         for worker in dead:
-            states = self._state.states()
+            states = self.workers.state.states()
             others = [env_id for env_id in self.workers.envs_of(worker) if env_id not in env_ids]
             is_new = self.workers.records[worker].state is not WorkerState.DEAD_REPORTED
             if is_new and any(states[env_id] in (EnvState.IDLE, EnvState.READY) for env_id in others):
@@ -134,7 +129,7 @@ class Revival:
         workers, replays = self.workers, self.recovery.replays
         workers.check_restartable(worker)
         generation = workers.records[worker].generation
-        faults = [event for event in self._state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
+        faults = [event for event in self.workers.state.drain(acknowledge=False) if isinstance(event, EnvFailed)]
         marks = [
             Settle(each.env_id, each.ticket, Remedy.RAISE, {})
             for each in faults
